@@ -1,0 +1,42 @@
+# A fresh clone needs only python3 (3.11 or later) and make: each target makes its own .venv.
+PYTHON ?= python3
+VENV := .venv
+ifeq ($(OS),Windows_NT)
+  BIN := $(VENV)/Scripts
+else
+  BIN := $(VENV)/bin
+endif
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/.demo  ## stream a story from the bundled model
+	$(BIN)/gpt-cli generate --model tiny --stats "Once upon a time"
+
+test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev  ## formatting, lint, types, and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev  ## speed and memory on a model of 124M parameters with random weights
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or later is needed"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@

@@ -1,0 +1,59 @@
+"""GPT-2 in a terminal and in Python, without PyTorch.
+
+    import gpt_cli
+
+    engine = gpt_cli.load("tiny")
+    for piece in engine.stream("Once upon a time", seed=1):
+        print(piece, end="", flush=True)
+
+The names below are imported on first use, so that `gpt-cli --help` need not wait for NumPy.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gpt_cli.engine import Engine, load
+    from gpt_cli.errors import (
+        CheckpointError,
+        GPTCLIError,
+        InputError,
+        ModelNotFoundError,
+        ResourceError,
+    )
+    from gpt_cli.generate import Completion, Step
+    from gpt_cli.score import Score
+
+_HOME = {
+    "Engine": "engine",
+    "load": "engine",
+    "CheckpointError": "errors",
+    "GPTCLIError": "errors",
+    "InputError": "errors",
+    "ModelNotFoundError": "errors",
+    "ResourceError": "errors",
+    "Completion": "generate",
+    "Step": "generate",
+    "Score": "score",
+}
+
+__all__ = [
+    "CheckpointError",
+    "Completion",
+    "Engine",
+    "GPTCLIError",
+    "InputError",
+    "ModelNotFoundError",
+    "ResourceError",
+    "Score",
+    "Step",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,260 @@
+"""safetensors -> GPT2. Every quirk of the published checkpoints lives here and nowhere else.
+
+Each tensor is read once, straight into an aligned array of its own. The library's reader is not
+used for the data, only to check the file: mapped pages would count as memory beside the copies,
+the published `gpt2` file starts its data at an odd byte, which makes every view of a mapping
+misaligned and every product with it slow, and NumPy has no bfloat16.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from gpt_cli.config import GPT2Config
+from gpt_cli.errors import CheckpointError
+from gpt_cli.model import GPT2, MLP, Attention, Block
+from gpt_cli.ops import Array, LayerNorm, Linear, Ops
+
+Float32 = NDArray[np.float32]
+
+# Causal masks that old versions of transformers stored as if they were weights.
+_MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+_PREFIX = "transformer."  # of the names in files written by save_pretrained
+_READERS = 4  # threads: the time goes into copying out of the page cache and faulting pages in
+_CACHE_LINE = 64  # bytes
+
+# What a file that is no safetensors file begins with.
+_IMPOSTORS = {
+    b"version https://git-lfs": "a Git LFS pointer, not the weights; run `git lfs pull`",
+    b"<": "a web page, not the weights; download it again",
+    b"\x80": "a pickle file, which is never opened; only safetensors is",
+    b"PK": "a PyTorch archive, which is never opened; only safetensors is",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor lies on disk."""
+
+    path: Path
+    offset: int  # from the start of the file, in bytes
+    dtype: str  # as safetensors writes it: F32, F16, BF16, ...
+    shape: tuple[int, ...]
+
+    def read(self) -> Float32:
+        """Read the tensor into a new array, widened to float32."""
+        if self.dtype == "F32":
+            return self._fill(aligned_empty(self.shape, np.dtype("<f4")))
+        raw = self._fill(np.empty(self.shape, np.dtype("<f2" if self.dtype == "F16" else "<u2")))
+        array = aligned_empty(self.shape, np.dtype("<f4"))
+        if self.dtype == "F16":
+            array[...] = raw
+        else:  # bfloat16 is the upper half of a float32
+            np.left_shift(raw, 16, out=array.view("<u4"), dtype="<u4")
+        return array
+
+    def _fill(self, array: NDArray[Any]) -> NDArray[Any]:
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            rest = array.data.cast("B")
+            while rest:
+                count = file.readinto(rest)
+                if not count:
+                    raise CheckpointError(f"{self.path} ended early: it changed while it was read")
+                rest = rest[count:]
+        return array
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an uninitialized array that starts on a cache line, as vector instructions like it."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _CACHE_LINE, np.uint8)
+    start = -buffer.ctypes.data % _CACHE_LINE
+    return buffer[start : start + size].view(dtype).reshape(shape)
+
+
+def load(folder: Path, ops: Ops) -> GPT2:
+    """Load the checkpoint in a folder onto the device of `ops`.
+
+    Raises:
+        CheckpointError: a file, a tensor or a field is missing, damaged, or not what GPT-2 has.
+    """
+    config = GPT2Config.from_folder(folder)
+    tensors = find_tensors(folder)
+    check_tensors(tensors, config, folder)
+    with ThreadPoolExecutor(_READERS) as pool:
+        arrays = pool.map(lambda tensor: ops.place(tensor.read()), tensors.values())
+        return assemble(config, ops, dict(zip(tensors, arrays, strict=True)))
+
+
+def find_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder by GPT-2's own names, without reading their data.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        for name, tensor in read_header(path):
+            name = name.removeprefix(_PREFIX)
+            if _MASK_BUFFER.fullmatch(name):
+                continue
+            if name in tensors:
+                raise CheckpointError(f"{path}: the tensor {name} is there twice")
+            tensors[name] = tensor
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the one file `model.safetensors`, or the shards that its index names."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise CheckpointError(f"{folder} has no model.safetensors; other formats are not opened")
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        shards = [folder / name for name in names]
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index} is damaged: {error!r:.80}") from None
+    for shard in shards:
+        if shard.parent != folder or shard.suffix != ".safetensors":
+            raise CheckpointError(f"{index} names {str(shard)!r:.80}, which is no file beside it")
+        if not shard.is_file():
+            raise CheckpointError(f"{shard} is missing, and the index names it")
+    return shards
+
+
+def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and place of each tensor in a safetensors file.
+
+    Raises:
+        CheckpointError: the file is not a whole and well-formed safetensors file.
+    """
+    try:
+        with safe_open(path, framework="np"):
+            pass  # this has checked the lengths, the offsets and the shapes
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            pairs = json.loads(file.read(length), object_pairs_hook=list)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not safetensors: {_what_it_is(path, error)}") from None
+    for name, fields in pairs:
+        if name != "__metadata__":
+            entry = dict(fields)
+            offset = 8 + length + entry["data_offsets"][0]
+            yield name, Tensor(path, offset, entry["dtype"], tuple(entry["shape"]))
+
+
+def _what_it_is(path: Path, error: Exception) -> str:
+    try:
+        with path.open("rb") as file:
+            start = file.read(64).lstrip()
+    except OSError:
+        return str(error)
+    return next((what for magic, what in _IMPOSTORS.items() if start.startswith(magic)), str(error))
+
+
+def expected_shapes(config: GPT2Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name and shape of every tensor that a GPT-2 of this configuration has."""
+    C, inner = config.n_embd, config.inner_size
+    yield "wte.weight", (config.vocab_size, C)
+    yield "wpe.weight", (config.n_positions, C)
+    for layer in range(config.n_layer):
+        h = f"h.{layer}."
+        for name, n_in, n_out in (
+            ("attn.c_attn", C, 3 * C),
+            ("attn.c_proj", C, C),
+            ("mlp.c_fc", C, inner),
+            ("mlp.c_proj", inner, C),
+        ):
+            yield f"{h}{name}.weight", (n_in, n_out)
+            yield f"{h}{name}.bias", (n_out,)
+        for name in ("ln_1", "ln_2"):
+            yield f"{h}{name}.weight", (C,)
+            yield f"{h}{name}.bias", (C,)
+    yield "ln_f.weight", (C,)
+    yield "ln_f.bias", (C,)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (config.vocab_size, C)
+
+
+def describe(config: GPT2Config) -> dict[str, int]:
+    """Count what a model has and takes, in float32: parameters, and bytes of memory."""
+    parameters = sum(math.prod(shape) for _, shape in expected_shapes(config))
+    return {
+        "parameters": parameters,
+        "weights_bytes": 4 * parameters,
+        "kv_cache_bytes_per_token": 2 * 4 * config.n_layer * config.n_embd,
+    }
+
+
+def check_tensors(tensors: dict[str, Tensor], config: GPT2Config, folder: Path) -> None:
+    """Compare what is there with what must be there.
+
+    Raises:
+        CheckpointError: names the first tensor that is missing, unknown, or of a wrong shape.
+    """
+    known = {"lm_head.weight"}  # may be stored although it is tied
+    for name, shape in expected_shapes(config):
+        known.add(name)
+        if name not in tensors:
+            raise CheckpointError(f"{folder}: the tensor {name} is missing")
+        if tensors[name].shape != shape:
+            raise CheckpointError(
+                f"{folder}: the tensor {name} has the shape {list(tensors[name].shape)}, "
+                f"but config.json asks for {list(shape)}"
+            )
+    if unknown := sorted(tensors.keys() - known):
+        raise CheckpointError(
+            f"{folder}: {len(unknown)} tensors that GPT-2 does not have: {', '.join(unknown[:3])}"
+        )
+    for name, tensor in tensors.items():
+        if tensor.dtype not in ("F32", "F16", "BF16"):
+            raise CheckpointError(
+                f"{folder}: the tensor {name} is {tensor.dtype}; F32, F16 and BF16 can be read"
+            )
+
+
+def assemble(config: GPT2Config, ops: Ops, arrays: dict[str, Array]) -> GPT2:
+    """Put the arrays in their places in the model; the names are the same."""
+
+    def linear(name: str) -> Linear:
+        return Linear(arrays[f"{name}.weight"], arrays[f"{name}.bias"])
+
+    def layer_norm(name: str) -> LayerNorm:
+        weight, bias = arrays[f"{name}.weight"], arrays[f"{name}.bias"]
+        return LayerNorm(weight, bias, config.layer_norm_epsilon)
+
+    def block(layer: int) -> Block:
+        h = f"h.{layer}"
+        scale = 1 / math.sqrt(config.head_size) if config.scale_attn_weights else 1.0
+        if config.scale_attn_by_inverse_layer_idx:
+            scale /= layer + 1
+        return Block(
+            layer_norm(f"{h}.ln_1"),
+            Attention(linear(f"{h}.attn.c_attn"), linear(f"{h}.attn.c_proj"), config.n_head, scale),
+            layer_norm(f"{h}.ln_2"),
+            MLP(linear(f"{h}.mlp.c_fc"), linear(f"{h}.mlp.c_proj"), config.activation_function),
+        )
+
+    wte = arrays["wte.weight"]
+    head = wte if config.tie_word_embeddings else arrays["lm_head.weight"]
+    return GPT2(
+        config=config,
+        ops=ops,
+        wte=wte,
+        wpe=arrays["wpe.weight"],
+        h=tuple(block(layer) for layer in range(config.n_layer)),
+        ln_f=layer_norm("ln_f"),
+        lm_head=Linear(head.T),
+    )

@@ -1,0 +1,87 @@
+"""The application: joins the commands, and turns every way to fail into a line and an exit code."""
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from gpt_cli import __version__
+from gpt_cli.cli.download import download
+from gpt_cli.cli.generate import generate
+from gpt_cli.cli.info import info
+from gpt_cli.cli.models import models
+from gpt_cli.cli.options import VERBOSE
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+
+app = typer.Typer(
+    help="GPT-2 in a terminal, without PyTorch.",
+    epilog="Begin with: gpt-cli generate --model tiny 'Once upon a time'",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help needs no import of Rich, and reads well in a pipe
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (generate, download, models, info):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gpt-cli {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """GPT-2 in a terminal, without PyTorch."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    if "_GPT_CLI_COMPLETE" in os.environ:  # the shell asks for completions
+        app()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; return its exit code."""
+    verbose = False
+    try:
+        command = get_command(app)
+        with command.make_context("gpt-cli", arguments) as context:
+            try:
+                command.invoke(context)
+            finally:
+                verbose = VERBOSE in context.meta
+        sys.stdout.flush()
+    except typer.Exit as finished:
+        return finished.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:  # the reader of the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except typer.TyperException as error:
+        return _fail(InputError(f"{error.format_message()} (see `gpt-cli --help`)"), verbose)
+    except GPTCLIError as error:
+        return _fail(error, verbose)
+    except MemoryError as error:
+        return _fail(ResourceError(f"out of memory: {error}"), verbose)
+    except OSError as error:
+        return _fail(ResourceError(str(error)), verbose)
+    return 0
+
+
+def _fail(error: GPTCLIError, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exc()
+    message = " ".join(str(error).split())  # one line, whatever a path or a server put into it
+    print(f"gpt-cli: error: {message}", file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,157 @@
+"""GPT2Config: the hyperparameters of a checkpoint, read from its `config.json`."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt_cli.errors import CheckpointError
+
+ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "tanh")
+
+# Other names under which the same field is found in configurations in the wild.
+_ALIASES = {
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+}
+
+_LARGEST_SIZE = 2**24  # far above any GPT-2; a size beyond it is a damaged file
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """The fields of `config.json` that change the arithmetic.
+
+    A field that is absent from the file has GPT-2's own value, as in transformers.
+    """
+
+    vocab_size: int = 50257  # V, the rows of wte
+    n_positions: int = 1024  # the rows of wpe: the longest text the model can see, in tokens
+    n_embd: int = 768  # C
+    n_layer: int = 12
+    n_head: int = 12  # H
+    n_inner: int | None = None  # the width of the MLP; None means 4 C
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_weights: bool = True  # divide the attention scores by sqrt(D)
+    scale_attn_by_inverse_layer_idx: bool = False  # and by the number of the layer, from 1
+    tie_word_embeddings: bool = True  # the head is wte
+    bos_token_id: int | None = 50256
+    eos_token_id: tuple[int, ...] = (50256,)
+
+    @property
+    def head_size(self) -> int:
+        """D = C / H, the width of one attention head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def inner_size(self) -> int:
+        """The width of the MLP's hidden layer."""
+        return self.n_inner or 4 * self.n_embd
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "GPT2Config":
+        """Read `config.json`, and the end token from `generation_config.json` where there is one.
+
+        Raises:
+            CheckpointError: a file is missing, is not a JSON object, or describes no GPT-2.
+        """
+        path = folder / "config.json"
+        raw = _read_object(path)
+        generation = folder / "generation_config.json"
+        if generation.is_file():
+            eos = _read_object(generation).get("eos_token_id")
+            raw |= {} if eos is None else {"eos_token_id": eos}
+        return cls.from_dict(raw, source=str(path))
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], source: str = "config") -> "GPT2Config":
+        """Check a parsed `config.json`; `source` is named in errors.
+
+        Raises:
+            CheckpointError: a field has a value that no GPT-2 can have.
+        """
+        raw = {_ALIASES.get(name, name): value for name, value in raw.items()}
+        try:
+            if (model_type := raw.get("model_type", "gpt2")) != "gpt2":
+                raise ValueError(f"model_type is {model_type!r}, and only 'gpt2' can be run")
+            if raw.get("add_cross_attention"):
+                raise ValueError("add_cross_attention is set, and GPT-2 has none")
+            config = cls(**{name: read(name, raw[name]) for name, read in _FIELDS if name in raw})
+            if config.n_embd % config.n_head:
+                raise ValueError(f"n_embd {config.n_embd} is no multiple of n_head {config.n_head}")
+        except ValueError as error:
+            raise CheckpointError(f"{source}: {error}") from None
+        return config
+
+
+def _size(name: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= _LARGEST_SIZE:
+        raise ValueError(f"{name} is {value!r:.40}, not a whole number from 1 to {_LARGEST_SIZE}")
+    return value
+
+
+def _optional_size(name: str, value: Any) -> int | None:
+    return None if value is None else _size(name, value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r:.40}, not true or false")
+    return value
+
+
+def _activation(name: str, value: Any) -> str:
+    if value not in ACTIVATIONS:
+        raise ValueError(f"{name} is {value!r:.40}, not one of {', '.join(ACTIVATIONS)}")
+    return str(value)
+
+
+def _epsilon(name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not (0 < value < 1 and math.isfinite(value)):
+        raise ValueError(f"{name} is {value!r:.40}, not a number between 0 and 1")
+    return float(value)
+
+
+def _token(name: str, value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 0 <= value <= _LARGEST_SIZE):
+        raise ValueError(f"{name} is {value!r:.40}, not a token id")
+    return value
+
+
+def _tokens(name: str, value: Any) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else [value]
+    return tuple(id for id in (_token(name, item) for item in ids) if id is not None)
+
+
+_FIELDS: list[tuple[str, Callable[[str, Any], Any]]] = [
+    ("vocab_size", _size),
+    ("n_positions", _size),
+    ("n_embd", _size),
+    ("n_layer", _size),
+    ("n_head", _size),
+    ("n_inner", _optional_size),
+    ("activation_function", _activation),
+    ("layer_norm_epsilon", _epsilon),
+    ("scale_attn_weights", _flag),
+    ("scale_attn_by_inverse_layer_idx", _flag),
+    ("tie_word_embeddings", _flag),
+    ("bos_token_id", _token),
+    ("eos_token_id", _tokens),
+]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: this is not a whole model folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return value

@@ -1,0 +1,35 @@
+"""The errors that a user can meet, each with the exit code of the command that meets it.
+
+A message is one line that says what is wrong and what to do about it. Anything else that
+escapes is a bug, and leaves with exit code 1.
+"""
+
+
+class GPTCLIError(Exception):
+    """Base of every error raised on purpose; never raised itself."""
+
+    exit_code = 1
+
+
+class InputError(GPTCLIError):
+    """The prompt, a flag or an argument cannot be used."""
+
+    exit_code = 2
+
+
+class ModelNotFoundError(GPTCLIError):
+    """No model of that name is here, and the Hub cannot or will not give it."""
+
+    exit_code = 3
+
+
+class CheckpointError(GPTCLIError):
+    """The model's files are here but are damaged, incomplete or not GPT-2's."""
+
+    exit_code = 4
+
+
+class ResourceError(GPTCLIError):
+    """Memory, disk, a device or a package is missing."""
+
+    exit_code = 5

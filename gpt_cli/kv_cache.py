@@ -1,0 +1,41 @@
+"""KVCache: the keys and values of the text so far, so that a new token computes only its own."""
+
+from gpt_cli.config import GPT2Config
+from gpt_cli.ops import Array, Ops
+
+
+class KVCache:
+    """Room for `capacity` tokens of `batch` texts, preallocated and written in place.
+
+    All layers share one length, which grows once per forward pass. Memory:
+    2 * n_layer * batch * capacity * n_embd * 4 bytes, taken from the system only as it is written.
+
+    Attributes:
+        k, v: (n_layer, B, H, capacity, D), of which the first `length` columns are valid.
+        length: tokens stored, counting the padding of shorter rows.
+    """
+
+    def __init__(self, config: GPT2Config, ops: Ops, batch: int, capacity: int):
+        shape = (config.n_layer, batch, config.n_head, capacity, config.head_size)
+        self.k: Array = ops.xp.empty(shape, ops.xp.float32)
+        self.v: Array = ops.xp.empty(shape, ops.xp.float32)
+        self.length = 0
+
+    def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
+        """Store one layer's k, v (B, H, T, D) of the new tokens.
+
+        Returns:
+            Views (B, H, S, D) of all keys and values of the layer, the new ones last.
+        """
+        end = self.length + k.shape[2]
+        self.k[layer, :, :, self.length : end] = k
+        self.v[layer, :, :, self.length : end] = v
+        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+
+    def advance(self, tokens: int) -> None:
+        """Count the tokens that every layer has stored in this forward pass."""
+        self.length += tokens
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep only these rows of the batch, in this order."""
+        self.k, self.v = self.k[:, rows], self.v[:, rows]

@@ -1,0 +1,126 @@
+"""The reference implementation: each operation as the algebra has it, in float32.
+
+Only arrays that an operation has made itself are changed in place.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from gpt_cli.ops import Array, LayerNorm, Linear
+
+MASKED = np.finfo(np.float32).min  # finite: a row of padding, which sees nothing, gives no NaN
+
+
+def softmax(x: Array) -> Array:
+    """Softmax over the last axis, in place."""
+    x -= x.max(axis=-1, keepdims=True)
+    np.exp(x, out=x)
+    x /= x.sum(axis=-1, keepdims=True)
+    return x
+
+
+def gelu_new(x: Array) -> Array:
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation GPT-2 was trained with."""
+    y = x * x
+    y *= 0.044715
+    y += 1
+    y *= x
+    y *= math.sqrt(2 / math.pi)
+    np.tanh(y, out=y)
+    y += 1
+    y *= x
+    y *= 0.5
+    return y
+
+
+# erfc by Chebyshev fitting, relative error below 1.2e-7 everywhere: W. H. Press et al., Numerical
+# Recipes, section 6.2 ("erfcc"). NumPy has no erf.
+_ERFC = (
+    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807,
+    -0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223,
+)  # fmt: skip
+
+
+def erfc(x: Array) -> Array:
+    """1 - erf(x)."""
+    z = np.abs(x)
+    t = 1 / (1 + 0.5 * z)
+    series = np.zeros_like(x)
+    for coefficient in _ERFC:
+        series = series * t + coefficient
+    y = t * np.exp(series - z * z)
+    return np.where(x >= 0, y, 2 - y)
+
+
+def gelu(x: Array) -> Array:
+    """x times the normal distribution function of x."""
+    return 0.5 * x * erfc(x * -math.sqrt(0.5))
+
+
+def silu(x: Array) -> Array:
+    """x times the logistic function of x, by the tanh that cannot overflow."""
+    return 0.5 * x * (1 + np.tanh(0.5 * x))
+
+
+def relu(x: Array) -> Array:
+    """max(x, 0)."""
+    return np.maximum(x, 0)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu_new": gelu_new,
+    "gelu": gelu,
+    "relu": relu,
+    "silu": silu,
+    "tanh": np.tanh,
+}
+
+
+class NumPyOps:
+    """The operations of `gpt_cli.ops.Ops` on the CPU."""
+
+    xp = np
+
+    def place(self, array: Array) -> Array:
+        """Return the array itself: it is where it belongs."""
+        return array
+
+    def to_host(self, array: Array) -> Array:
+        """Return the array itself."""
+        return array
+
+    def embed(self, wte: Array, wpe: Array, ids: Array, positions: Array) -> Array:
+        """Rows of wte and wpe, added: (B, T, C)."""
+        x: Array = wte[ids]
+        x += wpe[positions]
+        return x
+
+    def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
+        """(x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
+        y: Array = x - x.mean(axis=-1, keepdims=True)
+        y /= np.sqrt(np.square(y).mean(axis=-1, keepdims=True) + ln.epsilon)
+        y *= ln.weight
+        y += ln.bias
+        return y
+
+    def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
+        """activation(x @ weight + bias), as one product with all the rows of x."""
+        y: Array = x.reshape(-1, x.shape[-1]) @ w.weight
+        if w.bias is not None:
+            y += w.bias
+        if activation is not None:
+            y = ACTIVATIONS[activation](y)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def attend(
+        self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
+    ) -> Array:
+        """softmax(scale * q keysT) values, with nothing taken from keys that are not visible."""
+        scores: Array = q @ keys.swapaxes(-1, -2)  # (B, H, T, S)
+        scores *= scale
+        if visible is not None:
+            np.copyto(scores, MASKED, where=~visible)
+        attended: Array = softmax(scores) @ values
+        return attended
