@@ -19,7 +19,6 @@ from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 app = typer.Typer(
     help="GPT-2 in a terminal, without PyTorch.",
     epilog="Begin with: gpt-cli generate --model tiny 'Once upon a time'",
-    no_args_is_help=True,
     rich_markup_mode=None,  # plain help needs no import of Rich, and reads well in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -47,7 +46,7 @@ def main() -> None:
     """Run the command line and exit."""
     if "_GPT_CLI_COMPLETE" in os.environ:  # the shell asks for completions
         app()
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:] or ["--help"]))
 
 
 def run(arguments: list[str]) -> int:
@@ -69,17 +68,20 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except typer.TyperException as error:
-        return _fail(InputError(f"{error.format_message()} (see `gpt-cli --help`)"), verbose)
+        path = getattr(getattr(error, "ctx", None), "command_path", "gpt-cli")
+        return _fail(InputError(f"{error.format_message()} (see `{path} --help`)"), verbose)
     except GPTCLIError as error:
         return _fail(error, verbose)
     except MemoryError as error:
         return _fail(ResourceError(f"out of memory: {error}"), verbose)
     except OSError as error:
-        return _fail(ResourceError(str(error)), verbose)
+        return _fail(ResourceError(f"{error.filename or 'system'}: {error.strerror}"), verbose)
     return 0
 
 
 def _fail(error: GPTCLIError, verbose: bool) -> int:
+    if sys.stderr is None:
+        return error.exit_code
     if verbose:
         traceback.print_exc()
     message = " ".join(str(error).split())  # one line, whatever a path or a server put into it

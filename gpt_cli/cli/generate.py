@@ -28,22 +28,31 @@ def generate(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=1, help="How many new tokens at most.")
     ] = 128,
-    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Choose among the k most likely tokens; 0: all.")] = 40,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Higher is more surprising; 0: always the likeliest token.")
+    ] = 0.8,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Choose among the k likeliest tokens; 0: among all.")
+    ] = 40,
     top_p: Annotated[
-        float, typer.Option(help="Choose among the likeliest with this probability in all; 1: all.")
+        float,
+        typer.Option(min=0, max=1, help="Choose among the likeliest of this probability together."),
     ] = 0.95,
     min_p: Annotated[
-        float, typer.Option(help="Choose among tokens this much as likely as the first; 0: all.")
+        float,
+        typer.Option(min=0, max=1, help="Choose among those this likely beside the likeliest."),
     ] = 0.0,
     repeat_penalty: Annotated[
-        float, typer.Option(help="Above 1, what the text already has gets less likely.")
+        float, typer.Option(min=0, help="Above 1: what the text already has gets less likely.")
     ] = 1.0,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this string; may be given repeatedly.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", "-s", help="The same seed gives the same text.")
+        int | None,
+        typer.Option(
+            "--seed", "-s", min=0, max=2**64 - 1, help="The same seed gives the same text."
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many continuations.")] = 1,
     cache: Annotated[
@@ -110,7 +119,8 @@ def generate(
     if not as_json and sys.stdout.isatty():
         write("\n")
     if not quiet:
-        notes = report.remarks(text, run.completions)
+        drawn = seed is None and temperature > 0
+        notes = report.remarks(text, run.completions, report_seed=drawn and sys.stderr.isatty())
         notes += report.statistics(engine, run.completions) if stats else []
         print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)
     if interrupted:

@@ -48,8 +48,18 @@ def _read(file: Path) -> str:
 
 
 def write(text: str) -> None:
-    """Write to standard output at once: as UTF-8, and with line ends as they are."""
+    """Write to standard output at once: as UTF-8, and with line ends as they are.
+
+    Raises:
+        BrokenPipeError: the reader has closed the pipe.
+        ResourceError: the output cannot be written.
+    """
     if sys.stdout is None:
         raise ResourceError("standard output is closed")
-    sys.stdout.buffer.write(text.encode())
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ResourceError(f"cannot write to standard output: {error.strerror}") from None

@@ -1,0 +1,28 @@
+"""`gpt-cli models`: what `--model` can take without a network."""
+
+import json
+import sys
+
+from gpt_cli.cli.options import Json, Verbose
+from gpt_cli.cli.text import write
+
+
+def models(as_json: Json = False, verbose: Verbose = False) -> None:
+    """List the models on this machine: the bundled one, and each GPT-2 in the Hub's cache."""
+    from gpt_cli import hub
+
+    found = hub.list_models()
+    if as_json or not sys.stdout.isatty():
+        for model in found:
+            row = {"name": model.name, "origin": model.origin, "size": model.size}
+            row |= {"folder": str(model.folder)}
+            write((json.dumps(row) if as_json else "\t".join(map(str, row.values()))) + "\n")
+        return
+
+    from rich import box, console, table
+
+    listing = table.Table("name", "origin", "size", "folder", box=box.SIMPLE_HEAD)
+    for model in found:
+        size = hub.format_size(model.size)
+        listing.add_row(model.name, model.origin, size, str(model.folder))
+    console.Console().print(listing)

@@ -1,0 +1,329 @@
+"""The command line as a user meets it: real processes, real pipes, a pseudo-terminal."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gpt_cli
+from gpt_cli.cli import app
+
+COMMAND = [sys.executable, "-m", "gpt_cli"]
+TINY = [*COMMAND, "generate", "--model", "tiny"]
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and devices")
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        [*TINY, *arguments], capture_output=True, timeout=60, **{"input": b"", **options}
+    )
+
+
+def text_of(*arguments, **options):
+    finished = run(*arguments, **options)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.decode()
+
+
+def assert_one_line_error(finished, code):
+    assert finished.returncode == code, finished.stderr
+    lines = finished.stderr.decode().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("gpt-cli: error: ")
+
+
+@pytest.fixture(scope="module")
+def story():
+    """What seed 1 continues "Once upon a time" with, by the Python API."""
+    engine = gpt_cli.load("tiny")
+    return engine.generate(["Once upon a time"], max_tokens=60, seed=1)[0].text
+
+
+STORY = ("Once upon a time", "-n", "60", "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--no-stream"], ["--no-cache"], ["--threads", "1"], ["--device", "cpu", "-q"]],
+)
+def test_a_pipe_gets_the_text_byte_for_byte_and_nothing_else(story, flags):
+    finished = run(*STORY, *flags)
+    assert finished.stdout.decode() == story
+    assert finished.stderr == b""
+
+
+def test_json_has_the_same_text_and_says_how_it_came_about(story):
+    line = json.loads(text_of(*STORY, "--json"))
+    assert line["text"] == story
+    assert line["index"] == 0
+    assert line["prompt"] == "Once upon a time"
+    assert line["finish_reason"] == "length"
+    assert line["seed"] == 1
+    assert line["model"] == "tiny"
+    assert line["usage"]["completion_tokens"] == 60
+    assert set(line["timing"]) == {"load_s", "ttft_s", "decode_tok_s"}
+
+
+def test_a_drawn_seed_is_reported_and_gives_the_text_again():
+    first = json.loads(text_of("Once", "-n", "20", "--json"))
+    again = json.loads(text_of("Once", "-n", "20", "--json", "--seed", str(first["seed"])))
+    assert again["text"] == first["text"]
+
+
+def test_samples_come_one_after_the_other_and_the_first_is_that_of_a_single_run(story):
+    samples = text_of(*STORY, "--samples", "3").split("\n---\n")
+    assert len(samples) == 3
+    assert samples[0] == story
+    assert samples[1] != story
+
+
+def test_echo_puts_the_prompt_first(story):
+    assert text_of(*STORY, "--echo") == "Once upon a time" + story
+    assert text_of(*STORY, "--echo", "--no-stream") == "Once upon a time" + story
+
+
+def test_a_stop_string_ends_the_text_and_is_not_part_of_it(story):
+    stop = story[20:30]
+    assert text_of(*STORY, "--stop", "never written", "--stop", stop) == story[: story.find(stop)]
+
+
+def test_statistics_go_to_standard_error(story):
+    finished = run(*STORY, "--stats")
+    assert finished.stdout.decode() == story
+    assert "60 tokens at" in finished.stderr.decode()
+    assert "seed 1" in finished.stderr.decode()
+
+
+def test_the_prompt_may_come_from_a_pipe_a_file_or_both(story, tmp_path):
+    whole, beginning = tmp_path / "whole.txt", tmp_path / "beginning.txt"
+    whole.write_bytes(b"Once upon a time\r\n")
+    beginning.write_bytes(b"Once upon")
+    flags = STORY[1:]
+    assert text_of(*flags, input=b"Once upon a time\n") == story
+    assert text_of(*flags, input=b"Once upon a time") == story
+    assert text_of("--file", "-", *flags, input=b"Once upon a time\n") == story
+    assert text_of("--file", str(whole), *flags) == story
+    assert text_of("--file", str(beginning), " a time", *flags) == story
+    assert text_of("Once upon a time", *flags, input=b"not read") == story
+
+
+def test_an_empty_prompt_begins_a_text():
+    assert text_of("", "-n", "5", "--seed", "1")[0].isupper()
+
+
+def test_the_context_ends_the_text_unless_it_is_shifted():
+    long = "once " * 300
+    assert json.loads(text_of(long, "-n", "500", "--json"))["finish_reason"] == "context"
+    assert "--overflow shift" in run(long, "-n", "500").stderr.decode()
+    shifted = text_of(long, "-n", "500", "--ignore-eos", "--json", "--overflow", "shift")
+    assert json.loads(shifted)["usage"]["completion_tokens"] == 500
+    cut = json.loads(text_of("once " * 900, "-n", "9", "--json", "--overflow", "truncate"))
+    assert cut["usage"]["prompt_tokens"] == 512 - 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["x", "--temperature", "-1"], "--temperature"),
+        (["x", "--temperature", "nan"], "--temperature"),
+        (["x", "--temperature", "inf"], "temperature"),
+        (["x", "--top-p", "0"], "top-p"),
+        (["x", "--top-p", "1.5"], "--top-p"),
+        (["x", "--top-k", "-1"], "--top-k"),
+        (["x", "--min-p", "2"], "--min-p"),
+        (["x", "--repeat-penalty", "0"], "repeat-penalty"),
+        (["x", "--seed", "-1"], "--seed"),
+        (["x", "--seed", str(2**64)], "--seed"),
+        (["x", "-n", "0"], "--max-tokens"),
+        (["x", "-n", "many"], "--max-tokens"),
+        (["x", "--samples", "0"], "--samples"),
+        (["x", "--threads", "0"], "--threads"),
+        (["x", "--stop", ""], "stop string"),
+        (["x", "--overflow", "ignore"], "--overflow"),
+        (["x", "--device", "abacus"], "abacus"),
+        (["x", "--dtype", "float8"], "float8"),
+        (["x", "--no-such-flag"], "--no-such-flag"),
+        (["x", "y"], "y"),
+        (["x", "--revision", "main"], "revision"),
+        (["once " * 2000], "--overflow"),
+        (["--file", "/no/such/file"], "/no/such/file"),
+        (["\udcff"], "Unicode"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, capsys):
+    assert app.run(["generate", "--model", "tiny", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("gpt-cli: error: ")
+    assert what in printed.err
+
+
+@pytest.mark.parametrize("data", [b"", b"abc\xff"])
+def test_an_empty_pipe_and_one_that_is_not_utf8_are_refused(data):
+    finished = run(input=data)
+    assert_one_line_error(finished, 2)
+    assert finished.stdout == b""
+
+
+@posix
+def test_a_closed_standard_input_is_not_waited_for():
+    line = " ".join([*TINY, "<&-"])
+    assert_one_line_error(subprocess.run(line, shell=True, capture_output=True, timeout=60), 2)
+
+
+def test_a_name_that_is_no_model_is_exit_code_3(tmp_path):
+    assert_one_line_error(run("x", "--model", str(tmp_path / "nothing")), 3)
+
+
+def test_a_damaged_model_is_exit_code_4_and_verbose_shows_where(tmp_path):
+    tiny = Path(__file__).parent.parent / "weights" / "tiny"
+    for file in tiny.iterdir():
+        data = file.read_bytes()
+        (tmp_path / file.name).write_bytes(data[:-1] if file.suffix == ".safetensors" else data)
+    finished = run("x", "--model", str(tmp_path))
+    assert_one_line_error(finished, 4)
+    assert "model.safetensors" in finished.stderr.decode()
+    verbose = run("x", "--model", str(tmp_path), "--verbose").stderr.decode()
+    assert "Traceback" in verbose
+    assert verbose.endswith(finished.stderr.decode())
+
+
+@posix
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
+def test_an_output_that_cannot_be_written_is_exit_code_5(redirection):
+    if redirection == ">/dev/full" and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    line = " ".join([*TINY, "Once", "-n", "3", redirection])
+    assert_one_line_error(subprocess.run(line, shell=True, capture_output=True, timeout=60), 5)
+
+
+@posix
+def test_text_streams_and_a_reader_that_leaves_ends_it_quietly():
+    process = subprocess.Popen(
+        [*TINY, "Once upon a time", "-n", "400", "--ignore-eos", "--no-cache"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        assert len(process.stdout.read(10)) == 10
+        assert process.poll() is None  # long before the end
+        process.stdout.close()
+        assert process.wait(timeout=60) == 141
+        assert process.stderr.read() == b""
+
+
+@posix
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_an_interrupt_keeps_what_there_is_and_is_exit_code_130(flags):
+    arguments = ["Once upon a time", "-n", "400", "--ignore-eos", "--seed", "1"]
+    process = subprocess.Popen(
+        [*TINY, *arguments, "--no-cache", "--stats", *flags],  # slow enough to be interrupted
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        if flags:
+            time.sleep(1.5)  # nothing shows that generation has begun
+            beginning = b""
+        else:
+            beginning = process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        rest, notes = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in notes
+    assert b"finish reason interrupted" in notes
+    text = (beginning + rest).decode()
+    if flags:
+        line = json.loads(text)
+        assert line["finish_reason"] == "interrupted"
+        text = line["text"]
+    assert len(text) > 0
+    assert text_of(*arguments).startswith(text)
+
+
+def in_terminal(arguments, environment=()):
+    """Run a command in a pseudo-terminal; return its exit code and what the terminal got."""
+    import pty
+
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ.update(environment)
+        os.execv(arguments[0], arguments)
+    output = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            output += piece
+    except OSError:  # Linux says so when the other side has closed
+        pass
+    finally:
+        os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output.decode()
+
+
+@posix
+def test_a_terminal_gets_a_line_end_after_the_text_and_no_escape_codes(story):
+    code, output = in_terminal([*TINY, *STORY])
+    assert code == 0
+    assert output == (story + "\n").replace("\n", "\r\n")
+
+
+@posix
+def test_a_terminal_is_told_the_seed_that_was_drawn():
+    _, output = in_terminal([*TINY, "Once", "-n", "3"])
+    assert "gives this text again" in output
+    assert "gives this text again" not in in_terminal([*TINY, "Once", "-n", "3", "-q"])[1]
+
+
+@posix
+def test_a_terminal_without_a_prompt_is_told_to_give_one():
+    code, output = in_terminal(TINY)
+    assert code == 2
+    assert output.startswith("gpt-cli: error: no prompt")
+
+
+@posix
+def test_the_locale_does_not_change_the_bytes():
+    text = "Zoë asked: “où?” 🦊"
+    plain = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
+    expected = text_of(text, "-n", "5", "--seed", "1", "--echo")
+    assert text_of("-n", "5", "--seed", "1", "--echo", input=text.encode(), env=plain) == expected
+
+
+@pytest.mark.parametrize("command", ["generate", "download", "models", "info"])
+def test_every_command_has_help_that_needs_no_numpy(command):
+    code = (
+        "import sys; from gpt_cli.cli import app; code = app.run(sys.argv[1:]);"
+        "assert 'numpy' not in sys.modules and 'rich' not in sys.modules; sys.exit(code)"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code, command, "--help"], capture_output=True, timeout=60
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert f"gpt-cli {command}".encode() in finished.stdout
+    assert finished.stderr == b""
+
+
+def test_without_arguments_it_shows_the_commands():
+    finished = subprocess.run(COMMAND, capture_output=True, timeout=60)
+    assert finished.returncode == 0
+    assert b"generate" in finished.stdout
+
+
+def test_the_version_is_the_packages():
+    finished = subprocess.run([*COMMAND, "--version"], capture_output=True, timeout=60)
+    assert finished.stdout.decode().split() == ["gpt-cli", gpt_cli.__version__]
+
+
+def test_info_counts_what_is_in_the_file(capfd):
+    assert app.run(["info", "tiny", "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    model = gpt_cli.load("tiny").model
+    assert facts["n_layer"] == len(model.h)
+    assert facts["parameters"] > model.wte.size
+    assert facts["weights_bytes"] == 4 * facts["parameters"]
