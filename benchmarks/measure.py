@@ -1,0 +1,106 @@
+"""Measure one engine on one checkpoint, in this process, and print one JSON line.
+
+    python benchmarks/measure.py gpt-cli FOLDER
+    python benchmarks/measure.py transformers FOLDER     # needs torch and transformers
+
+All prompts are random ids, all decoding is greedy and never ends early. Rates are tokens a second:
+    decode      128 new tokens after a prompt of 32, prefill not counted
+    decode_896  64 new tokens after a prompt of 896, prefill not counted
+    prefill     a prompt of 896, up to its first new token
+    batch_8     8 prompts of 32 with 64 new tokens each, everything counted
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+# Seconds to continue `batch` random prompts of `prompt` tokens by `new` tokens.
+Generate = Callable[[int, int, int], float]
+
+
+def gpt_cli_engine(folder: Path, threads: int) -> Generate:
+    """The engine of this repository, without its tokenizer: random ids have no text."""
+    from gpt_cli.cli.options import limit_threads
+
+    limit_threads(threads)
+    import numpy as np
+
+    from gpt_cli import checkpoint
+    from gpt_cli.generate import generate as steps
+    from gpt_cli.ops import get_ops
+    from gpt_cli.sampling import SamplingParams
+    from gpt_cli.tokenizer import Tokenizer
+
+    model = checkpoint.load(folder, get_ops("auto", "float32"))
+    tokenizer = Tokenizer.from_folder(folder)
+    greedy = SamplingParams(temperature=0)
+    rng = np.random.default_rng(0)
+
+    def generate(batch: int, prompt: int, new: int) -> float:
+        ids = rng.integers(model.config.vocab_size, size=(batch, prompt)).tolist()
+        start = time.perf_counter()
+        for _ in steps(model, tokenizer, ids, greedy, seed=0, max_tokens=new, ignore_eos=True):
+            pass
+        return time.perf_counter() - start
+
+    return generate
+
+
+def transformers_engine(folder: Path, threads: int) -> Generate:
+    """The reference, on PyTorch."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    from transformers import GPT2LMHeadModel
+
+    torch.set_num_threads(threads)
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def generate(batch: int, prompt: int, new: int) -> float:
+        ids = torch.randint(0, model.config.vocab_size, (batch, prompt))
+        start = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=None,
+            )
+        return time.perf_counter() - start
+
+    return generate
+
+
+ENGINES = {"gpt-cli": gpt_cli_engine, "transformers": transformers_engine}
+
+
+def figures(generate: Generate) -> dict[str, float]:
+    """Measure each figure once."""
+    generate(1, 32, 8)  # warm-up
+    return {
+        "decode": 128 / (generate(1, 32, 129) - generate(1, 32, 1)),
+        "decode_896": 64 / (generate(1, 896, 65) - generate(1, 896, 1)),
+        "prefill": 896 / generate(1, 896, 1),
+        "batch_8": 8 * 64 / generate(8, 32, 64),
+    }
+
+
+def main() -> None:
+    """Print the figures of one engine."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    print(json.dumps(figures(ENGINES[arguments.engine](arguments.folder, arguments.threads))))
+
+
+if __name__ == "__main__":
+    main()
