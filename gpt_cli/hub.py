@@ -123,7 +123,7 @@ def download(
             return _fetch_model(repo, revision, None, quiet)
         return _fetch_folder(repo, revision, to.resolve(), quiet)
     except OSError as error:
-        path = error.filename or to or cache_folder()
+        path = to or error.filename or cache_folder()
         hint = "HF_HOME sets another place for the cache" if to is None else "name another folder"
         raise ResourceError(f"cannot use {path}: {error.strerror or error}; {hint}") from error
 
@@ -165,7 +165,7 @@ def cache_folder() -> Path:
 
 
 def _expand(path: str) -> str:
-    return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (fails not without a home)
+    return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (never raises)
 
 
 def _bundled_places(name: str) -> list[Path]:
@@ -344,7 +344,7 @@ def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say:
         for file in files
         if to or not (blobs / str(file.lfs.sha256 if file.lfs else file.blob_id)).exists()
     )
-    place = to or blobs
+    place = to.parents[1] if to else blobs  # `to` lies in a scratch folder, which no one knows
     free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
     if missing > free:
         raise ResourceError(
@@ -442,7 +442,7 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
         error = error.__cause__  # the client adds only that the cache has no such file either
     endpoint = _endpoint()
-    reason = next(iter(str(error).strip().splitlines()), "")
+    reason = next(iter(str(error).strip().splitlines()), "")[:150]
     match error:
         case errors.GatedRepoError():
             return (
@@ -466,7 +466,10 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
             return f"{endpoint} does not answer as a Hub does: check HF_ENDPOINT and the proxy"
     kind = type(error).__name__  # httpx's, or httpx2's from version 2 of the client
     if "Timeout" in kind:
-        return f"{endpoint} does not answer: check the network and the proxy, {_WAY_OUT}"
+        return (
+            f"{endpoint} does not answer: check the network and the proxy "
+            f"(HF_HUB_ETAG_TIMEOUT=30 waits longer for a slow one), {_WAY_OUT}"
+        )
     if kind in ("ConnectError", "ProxyError"):
         return f"cannot reach {endpoint} ({reason}): check the network and the proxy, {_WAY_OUT}"
     return f"the download of {repo} failed ({kind}: {reason}): run the command again"

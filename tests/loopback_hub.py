@@ -1,0 +1,303 @@
+"""A small Hub on 127.0.0.1 for the real client, with a dial for faults.
+
+It serves a folder of repositories (`root/owner/name/file`), each with one commit, and keeps a
+list of what it was asked. Large files are LFS files as on the Hub: their answer is a redirect to
+another origin (`localhost` instead of `127.0.0.1`).
+
+    hub.add("owner/name", model_files())
+    hub.fail("503", on="GET /api/", times=2)     # the first two such requests only
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+LFS = (".safetensors", ".bin")
+
+# The name of each fault that is an answer: its status and the Hub's X-Error-Code.
+STATUS_FAULTS = {
+    "401": (401, None),
+    "401-token": (401, None),  # with the message that the Hub has for a bad token
+    "403": (403, None),
+    "403-gated": (403, "GatedRepo"),
+    "404-bare": (404, None),
+    "404-entry": (404, "EntryNotFound"),
+    "404-repo": (404, "RepoNotFound"),
+    "404-revision": (404, "RevisionNotFound"),
+    "418": (418, None),
+    "429": (429, None),
+    "500": (500, None),
+    "503": (503, None),
+}
+# And those that are not:
+#   stall       accept the request and say nothing
+#   drop        close the connection without an answer
+#   html        a page instead of an answer, as from a hotel's network
+#   no-headers  an answer without the Hub's own headers
+#   drop-half   close it after half of the body
+#   stall-half  say nothing more after half of the body
+#   wrong-bytes a body of the right length with one bit flipped
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    headers: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+class LoopbackHub:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.revisions = {"main", "v1"}  # names of each repository's only commit
+        self.requests: list[Request] = []
+        self.delay = ("", 0.0)  # requests that contain this wait so many seconds
+        self.half_sent = threading.Event()  # set once a `stall-half` has sent its half
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._fault: tuple[str, str] | None = None
+        self._times = 0
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self._server.hub = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+
+    def __enter__(self) -> "LoopbackHub":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def port(self) -> int:
+        return self._server.server_address[1]
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def add(self, repo: str, files: dict[str, bytes]) -> str:
+        """Make a repository of just these files, and give its commit."""
+        for name, content in files.items():
+            path = self.root / repo / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return self.commit(repo)
+
+    def commit(self, repo: str) -> str:
+        digest = hashlib.sha1()
+        for path in self.files(repo):
+            digest.update(path.name.encode() + path.read_bytes())
+        return digest.hexdigest()
+
+    def files(self, repo: str) -> list[Path]:
+        return sorted(path for path in (self.root / repo).rglob("*") if path.is_file())
+
+    def fail(self, fault: str, *, on: str = "", times: int = 1_000_000) -> None:
+        """Answer the next `times` requests whose `METHOD /path` contains `on` with a fault."""
+        self._fault, self._times = (fault, on), times
+
+    def heal(self) -> None:
+        self._fault = None
+
+    def fetched(self) -> list[str]:
+        """The names of the files whose content was sent."""
+        paths = [request.path for request in self.requests if request.method == "GET"]
+        return [path.rsplit("/", 1)[1] for path in paths if path.startswith("/cdn/")] + [
+            path.rsplit("/", 1)[1]
+            for path in paths
+            if "/resolve/" in path and not path.endswith(LFS)
+        ]
+
+    def _take(self, request: Request) -> str:
+        """Note the request, and give the fault that it must meet ("" for none)."""
+        with self._lock:
+            self.requests.append(request)
+            if self._fault is None or self._times < 1 or self._fault[1] not in str(request):
+                return ""
+            self._times -= 1
+            return self._fault[0]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # headers and body in one packet, or each answer waits 40 ms for the next ACK
+
+    def do_GET(self) -> None:
+        hub: LoopbackHub = self.server.hub
+        url = urlsplit(self.path)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, unquote(url.path), headers)
+        self.fault = hub._take(request)
+        if hub.delay[0] in str(request):
+            time.sleep(hub.delay[1])
+        if self.fault == "stall":
+            hub._closing.wait()
+        if self.fault in ("stall", "drop"):
+            self.close_connection = True
+        elif self.fault in STATUS_FAULTS:
+            message = "Invalid credentials in Authorization header"
+            self.error(*STATUS_FAULTS[self.fault], message if self.fault == "401-token" else None)
+        elif self.fault == "html":
+            self.answer(200, b"<html>Please log in</html>", {"Content-Type": "text/html"})
+        elif url.path.startswith("/api/models/"):
+            self.model_info(url.path.removeprefix("/api/models/"), parse_qs(url.query))
+        elif url.path.startswith("/cdn/"):
+            self.content((hub.root / unquote(url.path.removeprefix("/cdn/"))).read_bytes(), {})
+        else:
+            repo, _, rest = url.path.strip("/").partition("/resolve/")
+            revision, _, name = rest.partition("/")
+            self.resolve(repo, unquote(revision), unquote(name))
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def model_info(self, path: str, query: dict[str, list[str]]) -> None:
+        hub: LoopbackHub = self.server.hub
+        repo, _, revision = path.partition("/revision/")
+        if not self.known(repo, unquote(revision) or "main"):
+            return
+        siblings = []
+        for file in hub.files(repo):
+            content = file.read_bytes()
+            entry = {"rfilename": file.relative_to(hub.root / repo).as_posix()}
+            if "blobs" in query:
+                entry |= {"size": len(content), "blobId": _git_hash(content)}
+                if file.suffix in LFS:
+                    sha256 = hashlib.sha256(content).hexdigest()
+                    entry["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 134}
+            siblings.append(entry)
+        info = {"id": repo, "sha": hub.commit(repo), "siblings": siblings}
+        # The Hub's warnings are for its own tools; the second header is what a client would log.
+        headers = {"Content-Type": "application/json", "X-HF-Warning": "unauthenticated; Log in!"}
+        self.answer(200, json.dumps(info).encode(), headers)
+
+    def resolve(self, repo: str, revision: str, name: str) -> None:
+        hub: LoopbackHub = self.server.hub
+        if not self.known(repo, revision):
+            return
+        file = hub.root / repo / name
+        if not file.is_file():
+            self.error(404, "EntryNotFound")
+            return
+        content = file.read_bytes()
+        headers = {"X-Repo-Commit": hub.commit(repo), "ETag": f'"{_git_hash(content)}"'}
+        if self.fault == "no-headers":
+            headers = {}
+        if file.suffix not in LFS:
+            self.content(content, headers)
+            return
+        headers |= {
+            "Location": f"http://localhost:{hub.port}/cdn/{repo}/{name}",
+            "X-Linked-Size": str(len(content)),
+            "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"',
+        }
+        self.answer(302, b"", headers)
+
+    def known(self, repo: str, revision: str) -> bool:
+        hub: LoopbackHub = self.server.hub
+        if not (hub.root / repo).is_dir():
+            self.error(404, "RepoNotFound")
+        elif revision not in hub.revisions and not hub.commit(repo).startswith(revision):
+            self.error(404, "RevisionNotFound")
+        else:
+            return True
+        return False
+
+    def content(self, body: bytes, headers: dict[str, str]) -> None:
+        hub: LoopbackHub = self.server.hub
+        start, status = 0, 200
+        if range_ := self.headers.get("Range"):
+            start, status = int(range_.removeprefix("bytes=").rstrip("-")), 206
+            headers = headers | {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"}
+        if self.fault == "wrong-bytes":
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        body = body[start:]
+        half = len(body) // 2
+        if self.fault not in ("drop-half", "stall-half") or self.command == "HEAD":
+            self.answer(status, body, headers)
+            return
+        self.answer(status, body, headers, send=half)
+        if self.fault == "stall-half":
+            self.wfile.flush()
+            hub.half_sent.set()
+            hub._closing.wait()
+        self.close_connection = True
+
+    def error(self, status: int, code: str | None, message: str | None = None) -> None:
+        headers = {"X-Error-Code": code, "X-Error-Message": message}
+        body = b'{"error": "two\\nlines"}'
+        self.answer(status, body, {name: value for name, value in headers.items() if value})
+
+    def answer(
+        self, status: int, body: bytes, headers: dict[str, str], send: int | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[:send])
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def _git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def model_files(size: int = 4000, **changes: bytes | None) -> dict[str, bytes]:
+    """The files of a model as published, pickles and all; `changes` by name, None to leave out."""
+    files = {
+        "README.md": b"# a model\n",
+        "config.json": b'{"model_type": "gpt2"}\n',
+        "generation_config.json": b"{}\n",
+        "merges.txt": b"#version: 0.2\n",
+        "model.safetensors": bytes(range(250)) * (size // 250),
+        "onnx/model.safetensors": b"another one",
+        "pytorch_model.bin": b"a pickle",
+        "tokenizer.json": b'{"model": {}}\n',
+        "vocab.json": b'{"a": 0}\n',
+    }
+    return {name: data for name, data in {**files, **changes}.items() if data is not None}
+
+
+def use_hub(endpoint: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point this process, and those it starts, to a Hub and to a cache of its own."""
+    for name in ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+
+
+@pytest.fixture(name="cache")
+def cache_fixture(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture(name="hub")
+def hub_fixture(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LoopbackHub]:
+    """A Hub that has `acme/gpt`, and a cache that is empty."""
+    with LoopbackHub(tmp_path / "hub") as server:
+        server.add("acme/gpt", model_files())
+        use_hub(server.endpoint, cache, monkeypatch)
+        yield server

@@ -1,0 +1,185 @@
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from loopback_hub import cache_fixture, hub_fixture, model_files  # noqa: F401 (fixtures)
+
+COMMAND = [sys.executable, "-m", "gpt_cli"]
+REPO = "acme/gpt"
+
+
+def run(*arguments: object, **env: str) -> "subprocess.CompletedProcess[str]":
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env})
+
+
+def run_on_terminal(*arguments: str, **env: str) -> str:
+    """What a wide terminal shows of standard output and standard error."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 300))
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", **env},
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 65536):
+            shown += piece
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    return shown.decode()
+
+
+def failed(result: "subprocess.CompletedProcess[str]", exit_code: int) -> str:
+    """The one line of a failed command."""
+    assert result.returncode == exit_code, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("gpt-cli: error: ")
+    return lines[0]
+
+
+# --- download ---
+
+
+def test_download_prints_the_folder_and_one_line_of_progress(hub, cache):
+    result = run("download", REPO)
+    assert result.stderr == "downloading acme/gpt (4 kB)\n"
+    folder = Path(result.stdout.removesuffix("\n"))
+    assert folder == cache / "models--acme--gpt" / "snapshots" / hub.commit(REPO)
+    assert (folder / "config.json").is_file()
+    assert str(hub.requests[0]) == "GET /api/models/acme/gpt/revision/main"  # no telemetry before
+
+
+def test_quiet_shows_no_progress(hub):
+    result = run("download", REPO, "--quiet", "--revision", "v1")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_terminal_sees_bars_and_a_quiet_one_does_not(hub):
+    shown = run_on_terminal("download", REPO, "-q")
+    assert len(shown.splitlines()) == 1
+    hub.add(REPO, model_files(size=8000))
+    shown = run_on_terminal("download", REPO)
+    assert "100%|" in shown
+    assert "downloading acme/gpt" not in shown
+    assert "Log in!" not in shown
+    hub.add(REPO, model_files(size=12000))
+    shown = run_on_terminal("download", REPO, HF_HUB_DISABLE_PROGRESS_BARS="1")
+    assert "%" not in shown
+
+
+def test_download_to_a_folder_gives_a_model_for_every_command(hub, tmp_path):
+    result = run("download", REPO, "--to", tmp_path / "model")
+    assert result.stdout == f"{tmp_path / 'model'}\n"
+    assert not any(path.is_symlink() for path in (tmp_path / "model").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault", "exit_code", "says"),
+    [
+        (["acme/none"], "", 3, "the Hub has no model acme/none: check the name"),
+        ([REPO, "--revision", "v9"], "", 3, "acme/gpt has no revision v9"),
+        ([REPO], "403-gated", 3, "acme/gpt is gated: accept its terms"),
+        ([REPO], "401", 3, "set HF_TOKEN"),
+        ([REPO], "drop", 3, "run the command again"),
+        (["acme/pickle"], "", 4, "only safetensors are opened"),
+        (["a/b/c"], "", 3, "neither a folder nor a name on the Hub"),
+        (["tiny"], "", 2, "tiny is bundled"),
+        ([REPO, "--to", "."], "", 2, "is not an empty folder"),
+        ([REPO, "--revision", ".."], "", 2, "cannot be a revision"),
+    ],
+)
+def test_each_failure_is_one_line_and_an_exit_code(hub, arguments, fault, exit_code, says):
+    hub.add("acme/pickle", model_files(**{"model.safetensors": None}))
+    if fault:
+        hub.fail(fault)
+    assert says in failed(run("download", *arguments), exit_code)
+
+
+def test_a_cache_that_cannot_be_written_is_a_resource(hub, tmp_path):
+    (tmp_path / "file").touch()
+    line = failed(run("download", REPO, "-q", HF_HUB_CACHE=str(tmp_path / "file" / "x")), 5)
+    assert str(tmp_path / "file") in line
+
+
+def test_damage_on_the_way_is_a_bad_model(hub):
+    hub.fail("wrong-bytes", on="/cdn/")
+    assert "model.safetensors is damaged" in failed(run("download", REPO, "-q"), 4)
+
+
+def test_a_disk_that_fills_up_leaves_one_line(hub):
+    hub.add(REPO, model_files(size=300_000))
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+    code = limit + "import runpy; runpy.run_module('gpt_cli', run_name='__main__')"
+    command = [sys.executable, "-c", code, "download", REPO, "-q"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert "File too large" in failed(result, 5)
+
+
+def test_offline_is_said_at_once(hub):
+    line = failed(run("download", REPO, HF_HUB_OFFLINE="1"), 3)
+    assert "HF_HUB_OFFLINE" in line
+    assert hub.requests == []
+
+
+def test_an_interrupt_ends_the_download_quietly(hub, cache):
+    hub.fail("stall-half", on="/cdn/", times=1)
+    process = subprocess.Popen(
+        [*COMMAND, "download", REPO], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert hub.half_sent.wait(20)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == 130
+    assert output == ""
+    assert "Traceback" not in errors
+    assert not list(cache.rglob("*.incomplete"))
+    assert run("download", REPO).returncode == 0
+
+
+# --- models ---
+
+
+def test_models_are_lines_with_tabs_in_a_pipe(hub):
+    folder = run("download", REPO, "-q").stdout.strip()
+    hub.requests.clear()
+    result = run("models")
+    assert result.stderr == ""
+    rows = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [REPO, "cached", "4049", folder] in rows
+    assert all(len(row) == 4 for row in rows)
+    assert hub.requests == []
+
+
+def test_models_are_lines_of_json_where_asked_for(hub):
+    folder = run("download", REPO, "-q").stdout.strip()
+    rows = [json.loads(line) for line in run("models", "--json").stdout.splitlines()]
+    assert {"name": REPO, "origin": "cached", "size": 4049, "folder": folder} in rows
+
+
+def test_models_are_a_table_on_a_terminal(hub):
+    run("download", REPO, "-q")
+    shown = run_on_terminal("models")
+    assert "origin" in shown
+    assert "acme/gpt" in shown
+    assert "4 kB" in shown
+    assert "\x1b[" not in run_on_terminal("models", NO_COLOR="1", TERM="dumb")
+
+
+def test_models_need_no_cache(cache):
+    result = run("models", HF_HUB_CACHE=str(cache))
+    assert (result.returncode, result.stderr) == (0, "")
