@@ -188,13 +188,14 @@ def expected_shapes(config: GPT2Config) -> Iterator[tuple[str, tuple[int, ...]]]
         yield "lm_head.weight", (config.vocab_size, C)
 
 
-def describe(config: GPT2Config) -> dict[str, int]:
-    """Count what a model has and takes, in float32: parameters, and bytes of memory."""
+def memory(config: GPT2Config) -> dict[str, int]:
+    """Count a model's parameters, and the bytes it takes in float32 with one full context."""
     parameters = sum(math.prod(shape) for _, shape in expected_shapes(config))
+    per_token = 2 * 4 * config.n_layer * config.n_embd  # a key and a value in each layer
     return {
         "parameters": parameters,
         "weights_bytes": 4 * parameters,
-        "kv_cache_bytes_per_token": 2 * 4 * config.n_layer * config.n_embd,
+        "kv_cache_bytes": per_token * config.n_positions,
     }
 
 
@@ -248,7 +249,11 @@ def assemble(config: GPT2Config, ops: Ops, arrays: dict[str, Array]) -> GPT2:
         )
 
     wte = arrays["wte.weight"]
-    head = wte if config.tie_word_embeddings else arrays["lm_head.weight"]
+    # A head that is stored although it is tied wins where it differs, as in transformers; where it
+    # does not, it need not lie in memory twice.
+    head = arrays.get("lm_head.weight", wte)
+    if config.tie_word_embeddings and ops.xp.array_equal(head, wte):
+        head = wte
     return GPT2(
         config=config,
         ops=ops,

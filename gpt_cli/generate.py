@@ -68,10 +68,15 @@ class StopStrings:
     def push(self, text: str) -> str:
         """Take text; return what is certain to be before any stop string."""
         self._held += text
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        places = [
+            (place + len(stop), place)
+            for stop in self._stops
+            if (place := self._held.find(stop)) >= 0
+        ]
         if places:
             self.found = True
-            passed, self._held = self._held[: min(places)], ""
+            _, first = min(places)  # the first to be complete, however the text came in pieces
+            passed, self._held = self._held[:first], ""
             return passed
         keep = max((self._undecided(stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
 
-COMMAND = [sys.executable, "-m", "gpt_cli"]
-TINY = [*COMMAND, "generate", "--model", "tiny"]
-posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and devices")
+GENERATE = ["generate", "--model", "tiny"]
+TINY = [*COMMAND, *GENERATE]
 
 
 def run(*arguments, **options):
@@ -247,42 +247,23 @@ def test_an_interrupt_keeps_what_there_is_and_is_exit_code_130(flags):
     assert text_of(*arguments).startswith(text)
 
 
-def in_terminal(arguments, environment=()):
-    """Run a command in a pseudo-terminal; return its exit code and what the terminal got."""
-    import pty
-
-    child, terminal = pty.fork()
-    if child == 0:
-        os.environ.update(environment)
-        os.execv(arguments[0], arguments)
-    output = b""
-    try:
-        while piece := os.read(terminal, 4096):
-            output += piece
-    except OSError:  # Linux says so when the other side has closed
-        pass
-    finally:
-        os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output.decode()
-
-
 @posix
 def test_a_terminal_gets_a_line_end_after_the_text_and_no_escape_codes(story):
-    code, output = in_terminal([*TINY, *STORY])
+    code, output = run_on_terminal(*GENERATE, *STORY)
     assert code == 0
     assert output == (story + "\n").replace("\n", "\r\n")
 
 
 @posix
 def test_a_terminal_is_told_the_seed_that_was_drawn():
-    _, output = in_terminal([*TINY, "Once", "-n", "3"])
+    _, output = run_on_terminal(*GENERATE, "Once", "-n", "3")
     assert "gives this text again" in output
-    assert "gives this text again" not in in_terminal([*TINY, "Once", "-n", "3", "-q"])[1]
+    assert "gives this text again" not in run_on_terminal(*GENERATE, "Once", "-n", "3", "-q")[1]
 
 
 @posix
 def test_a_terminal_without_a_prompt_is_told_to_give_one():
-    code, output = in_terminal(TINY)
+    code, output = run_on_terminal(*GENERATE)
     assert code == 2
     assert output.startswith("gpt-cli: error: no prompt")
 
@@ -327,3 +308,5 @@ def test_info_counts_what_is_in_the_file(capfd):
     assert facts["n_layer"] == len(model.h)
     assert facts["parameters"] > model.wte.size
     assert facts["weights_bytes"] == 4 * facts["parameters"]
+    assert app.run(["info", "tiny"]) == 0
+    assert "9 MB" in capfd.readouterr().out

@@ -1,45 +1,20 @@
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
 from loopback_hub import cache_fixture, hub_fixture, model_files  # noqa: F401 (fixtures)
+from processes import COMMAND, posix, run_on_terminal
 
-COMMAND = [sys.executable, "-m", "gpt_cli"]
 REPO = "acme/gpt"
 
 
 def run(*arguments: object, **env: str) -> "subprocess.CompletedProcess[str]":
     command = [*COMMAND, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env})
-
-
-def run_on_terminal(*arguments: str, **env: str) -> str:
-    """What a wide terminal shows of standard output and standard error."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 300))
-    process = subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", **env},
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(ours, 65536):
-            shown += piece
-    except OSError:  # the other end is closed
-        pass
-    os.close(ours)
-    assert process.wait() == 0
-    return shown.decode()
 
 
 def failed(result: "subprocess.CompletedProcess[str]", exit_code: int) -> str:
@@ -69,16 +44,17 @@ def test_quiet_shows_no_progress(hub):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@posix
 def test_a_terminal_sees_bars_and_a_quiet_one_does_not(hub):
-    shown = run_on_terminal("download", REPO, "-q")
+    shown = run_on_terminal("download", REPO, "-q")[1]
     assert len(shown.splitlines()) == 1
     hub.add(REPO, model_files(size=8000))
-    shown = run_on_terminal("download", REPO)
+    shown = run_on_terminal("download", REPO)[1]
     assert "100%|" in shown
     assert "downloading acme/gpt" not in shown
     assert "Log in!" not in shown
     hub.add(REPO, model_files(size=12000))
-    shown = run_on_terminal("download", REPO, HF_HUB_DISABLE_PROGRESS_BARS="1")
+    shown = run_on_terminal("download", REPO, HF_HUB_DISABLE_PROGRESS_BARS="1")[1]
     assert "%" not in shown
 
 
@@ -121,6 +97,7 @@ def test_damage_on_the_way_is_a_bad_model(hub):
     assert "model.safetensors is damaged" in failed(run("download", REPO, "-q"), 4)
 
 
+@posix
 def test_a_disk_that_fills_up_leaves_one_line(hub):
     hub.add(REPO, model_files(size=300_000))
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
@@ -136,6 +113,7 @@ def test_offline_is_said_at_once(hub):
     assert hub.requests == []
 
 
+@posix
 def test_an_interrupt_ends_the_download_quietly(hub, cache):
     hub.fail("stall-half", on="/cdn/", times=1)
     process = subprocess.Popen(
@@ -171,15 +149,39 @@ def test_models_are_lines_of_json_where_asked_for(hub):
     assert {"name": REPO, "origin": "cached", "size": 4049, "folder": folder} in rows
 
 
+@posix
 def test_models_are_a_table_on_a_terminal(hub):
     run("download", REPO, "-q")
-    shown = run_on_terminal("models")
+    shown = run_on_terminal("models")[1]
     assert "origin" in shown
     assert "acme/gpt" in shown
     assert "4 kB" in shown
-    assert "\x1b[" not in run_on_terminal("models", NO_COLOR="1", TERM="dumb")
+    assert "\x1b[" not in run_on_terminal("models", NO_COLOR="1", TERM="dumb")[1]
 
 
 def test_models_need_no_cache(cache):
     result = run("models", HF_HUB_CACHE=str(cache))
     assert (result.returncode, result.stderr) == (0, "")
+
+
+# --- info ---
+
+
+def test_info_fetches_no_more_than_the_configuration_and_leaves_nothing_in_the_cache(hub, cache):
+    result = run("info", "acme/gpt", "--json")
+    assert json.loads(result.stdout)["folder"] is None
+    assert json.loads(result.stdout)["parameters"] > 0
+    assert hub.fetched() == ["config.json"]
+    assert not list(cache.glob("models--*"))
+
+
+def test_info_of_a_model_that_is_here_asks_nobody(hub):
+    folder = run("download", REPO).stdout.strip()
+    hub.requests.clear()
+    result = run("info", REPO, "--json")
+    assert json.loads(result.stdout)["folder"] == folder
+    assert hub.requests == []
+
+
+def test_info_of_an_unknown_model_is_exit_code_3(hub):
+    assert "check the name" in failed(run("info", "acme/none"), 3)

@@ -14,9 +14,11 @@ from loopback_hub import (
     model_files,
     use_hub,
 )
+from processes import posix
 
 from gpt_cli import hub as product
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
+from gpt_cli.hub import client, local
 
 REPO = "acme/gpt"
 PUBLISHED = [
@@ -81,12 +83,12 @@ def raised(kind: type[Exception], call, *args, **options) -> str:
 @pytest.mark.parametrize("place", ["gpt_cli/weights/tiny", "weights/tiny"])
 def test_the_bundled_model_is_in_the_package_or_in_the_checkout(place, tmp_path, monkeypatch):
     (tmp_path / place).mkdir(parents=True)
-    monkeypatch.setattr(product, "__file__", str(tmp_path / "gpt_cli" / "hub.py"))
+    monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
     assert product.resolve("tiny") == tmp_path / place
 
 
 def test_an_installation_without_the_bundled_model_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(product, "__file__", str(tmp_path / "gpt_cli" / "hub.py"))
+    monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
     assert "install gpt-cli again" in raised(ModelNotFoundError, product.resolve, "tiny")
     assert product.list_models() == []
 
@@ -99,7 +101,7 @@ def test_a_short_name_comes_before_a_folder_and_a_path_forces_the_folder(
     cache, tmp_path, monkeypatch
 ):
     use_hub("http://127.0.0.1:1", cache, monkeypatch)
-    monkeypatch.setattr(product, "__file__", str(tmp_path / "gpt_cli" / "hub.py"))
+    monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
     monkeypatch.chdir(tmp_path)
     for name in ("gpt2", "tiny", "other", "weights/tiny"):
         (tmp_path / name).mkdir(parents=True)
@@ -307,7 +309,7 @@ def test_download_sees_a_new_commit_and_resolve_keeps_the_old_one(hub):
 
 
 def test_a_commit_during_the_download_gives_no_mixture(hub, monkeypatch):
-    ask = product._ask
+    ask = client._ask
 
     def ask_and_commit(*args):
         info = ask(*args)
@@ -315,10 +317,10 @@ def test_a_commit_during_the_download_gives_no_mixture(hub, monkeypatch):
         hub.add(REPO, {"config.json": b'{"model_type": "gpt2", "new": 1}\n'})
         return info
 
-    monkeypatch.setattr(product, "_ask", ask_and_commit)
+    monkeypatch.setattr(client, "_ask", ask_and_commit)
     with pytest.raises(ModelNotFoundError):
         product.resolve(REPO)
-    monkeypatch.setattr(product, "_ask", ask)
+    monkeypatch.setattr(client, "_ask", ask)
     assert product.resolve(REPO).name == hub.commit(REPO)
 
 
@@ -404,7 +406,7 @@ def test_a_file_that_the_repository_lacks_is_named(hub, changes, missing):
     ],
 )
 def test_each_answer_of_the_hub_has_its_message(hub, cache, fault, says, monkeypatch, capfd):
-    monkeypatch.setattr(product, "_PAUSES", (0, 0))
+    monkeypatch.setattr(client, "_PAUSES", (0, 0))
     hub.fail(fault)
     assert says in raised(ModelNotFoundError, product.resolve, REPO)
     assert len(hub.requests) == (3 if fault in ("429", "500", "503") else 1)
@@ -421,7 +423,7 @@ def test_what_the_hub_does_not_have(hub, repo, revision, says):
 
 
 def test_a_hub_that_is_busy_is_asked_again(hub, monkeypatch):
-    monkeypatch.setattr(product, "_PAUSES", (0, 0))
+    monkeypatch.setattr(client, "_PAUSES", (0, 0))
     hub.fail("503", on="/api/", times=2)
     assert names(product.resolve(REPO)) == PUBLISHED
 
@@ -482,6 +484,7 @@ def test_a_damaged_blob_that_was_cached_is_found_by_the_next_download(hub, cache
     assert (folder / "model.safetensors").read_bytes() == model_files()["model.safetensors"]
 
 
+@posix
 def test_a_killed_download_is_not_trusted_and_the_next_one_succeeds(hub, cache):
     hub.fail("stall-half", on="/cdn/", times=1)
     process = python(f"hub.resolve({REPO!r})")
@@ -660,7 +663,7 @@ def test_a_dead_proxy_is_a_dead_network(cache, monkeypatch):
 
 
 def test_a_slow_network_can_be_given_more_time(hub, monkeypatch):
-    monkeypatch.setattr(product, "_FIRST_ANSWER", 0.2)
+    monkeypatch.setattr(client, "_FIRST_ANSWER", 0.2)
     hub.delay = ("/api/", 0.6)
     assert "does not answer" in raised(ModelNotFoundError, product.resolve, REPO)
     monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "5")
@@ -668,7 +671,7 @@ def test_a_slow_network_can_be_given_more_time(hub, monkeypatch):
 
 
 def test_only_the_first_answer_is_hurried(hub, monkeypatch):
-    monkeypatch.setattr(product, "_FIRST_ANSWER", 0.3)
+    monkeypatch.setattr(client, "_FIRST_ANSWER", 0.3)
     hub.delay = ("vocab.json", 0.5)
     assert names(product.resolve(REPO)) == PUBLISHED
 
@@ -681,7 +684,7 @@ def test_the_list_has_every_whole_gpt2(hub, cache, tmp_path, monkeypatch):
         path = tmp_path / "weights" / "tiny" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    monkeypatch.setattr(product, "__file__", str(tmp_path / "gpt_cli" / "hub.py"))
+    monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
     put_in_cache(cache, "gpt2", model_files(), commit="b" * 40)
     put_in_cache(cache, "a/bert", model_files(**{"config.json": b'{"model_type": "bert"}'}))
     for number, config in enumerate([b"", b"[]", b"[" * 100_000, b"\xff", b"{}"]):
@@ -703,7 +706,7 @@ def test_the_list_has_every_whole_gpt2(hub, cache, tmp_path, monkeypatch):
 
 def test_the_list_needs_no_cache(cache, tmp_path, monkeypatch):
     use_hub("http://127.0.0.1:1", cache, monkeypatch)
-    monkeypatch.setattr(product, "__file__", str(tmp_path / "gpt_cli" / "hub.py"))
+    monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
     assert product.list_models() == []
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gpt_cli.cli.options import Json, Offline, Quiet, Revision, Verbose
+from gpt_cli.cli.options import Json, Offline, Revision, Verbose
 from gpt_cli.cli.text import write
 
 
@@ -14,20 +14,21 @@ def info(
     revision: Revision = None,
     offline: Offline = False,
     as_json: Json = False,
-    quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show a model's configuration, parameters, and the memory that it will take."""
+    """Show a model's configuration, parameters, and memory; fetches no more than config.json."""
     from dataclasses import asdict
 
     from gpt_cli import checkpoint, hub
-    from gpt_cli.config import GPT2Config
 
-    folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
-    config = GPT2Config.from_folder(folder)
-    facts = {"name": name, "folder": str(folder)} | asdict(config) | checkpoint.describe(config)
+    config = hub.read_config(name, revision=revision, offline=offline)
+    folder = hub.find(name, revision)
+    facts = {"name": name, "folder": str(folder) if folder else None} | asdict(config)
+    sizes = checkpoint.memory(config)
     if as_json:
-        write(json.dumps(facts) + "\n")
-    else:
-        width = max(map(len, facts))
-        write("".join(f"{key:{width}}  {value}\n" for key, value in facts.items()))
+        write(json.dumps(facts | sizes) + "\n")
+        return
+    shown = facts | {"parameters": f"{sizes['parameters']:,}"}
+    shown["memory for weights"] = hub.format_size(sizes["weights_bytes"])
+    shown["memory for a full context"] = hub.format_size(sizes["kv_cache_bytes"])
+    write("".join(f"{key:32} {value}\n" for key, value in shown.items()))

@@ -1,0 +1,114 @@
+"""A name -> a local folder: bundled, a path, the Hub's cache, or a download into it."""
+
+import os
+from pathlib import Path
+
+from gpt_cli.config import GPT2Config
+from gpt_cli.errors import InputError, ModelNotFoundError, ResourceError
+from gpt_cli.hub import client
+from gpt_cli.hub.local import (
+    BUNDLED,
+    SHORT_NAMES,
+    LocalModel,
+    bundled,
+    cache_folder,
+    cached_snapshot,
+    checked_revision,
+    format_size,
+    hub_id,
+    list_models,
+)
+
+__all__ = [
+    "LocalModel",
+    "download",
+    "find",
+    "format_size",
+    "list_models",
+    "read_config",
+    "resolve",
+]
+
+
+def find(name: str, revision: str | None = None) -> Path | None:
+    """The folder of a model that is on this machine, else None; asks no network.
+
+    A bundled or short name comes first (`./gpt2` forces a folder of that name), then a folder,
+    then a Hub id, of which the cache must hold a whole snapshot.
+
+    Raises:
+        InputError: a revision was given for something that has none.
+        ModelNotFoundError: the name can be none of these.
+    """
+    is_folder = name not in SHORT_NAMES and os.path.isdir(name)  # noqa: PTH112 (never raises)
+    if name in BUNDLED or is_folder:
+        if revision is not None:
+            raise InputError(f"{name} has no revisions, as only a model on the Hub has them")
+        return bundled(name) if name in BUNDLED else Path(name)
+    if os.path.isfile(name):  # noqa: PTH113 (never raises)
+        raise ModelNotFoundError(f"{name} is a file: give the folder that holds the whole model")
+    return cached_snapshot(hub_id(name), checked_revision(revision))
+
+
+def resolve(
+    name: str, *, revision: str | None = None, offline: bool = False, quiet: bool = False
+) -> Path:
+    """The folder of a model, downloaded only if it is not on this machine yet.
+
+    Raises:
+        InputError: a revision was given for something that has none.
+        ModelNotFoundError: the name is unknown, or the Hub cannot or will not give the model.
+        CheckpointError: the Hub has no safetensors of it, or a file arrived damaged.
+        ResourceError: the disk is full or cannot be written.
+    """
+    if found := find(name, revision):
+        return found
+    _go_online(hub_id(name), offline)
+    return download(name, revision=revision, quiet=quiet)
+
+
+def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:
+    """The configuration of a model, for which no more than its config.json is fetched.
+
+    Raises:
+        The errors of `resolve`.
+    """
+    if found := find(name, revision):
+        return GPT2Config.from_folder(found)
+    repo = hub_id(name)
+    _go_online(repo, offline)
+    return client.fetch_config(repo, checked_revision(revision))
+
+
+def download(
+    name: str, *, revision: str | None = None, to: Path | None = None, quiet: bool = False
+) -> Path:
+    """Fetch a model's files as the Hub has them now, check their sha256, and give their folder.
+
+    They go to the Hub's cache, or to `to`: a plain folder that appears only when it is whole.
+
+    Raises:
+        The errors of `resolve`; InputError also where `to` is no new or empty folder.
+    """
+    if name in BUNDLED:
+        raise InputError(f"{name} is bundled: there is nothing to download, use `--model {name}`")
+    repo, revision = hub_id(name), checked_revision(revision)
+    _go_online(repo)
+    try:
+        if to is None:
+            return client.fetch_model(repo, revision, None, quiet)
+        return client.fetch_folder(repo, revision, to.resolve(), quiet)
+    except OSError as error:
+        path = to or error.filename or cache_folder()
+        hint = "HF_HOME sets another place for the cache" if to is None else "name another folder"
+        raise ResourceError(f"cannot use {path}: {error.strerror or error}; {hint}") from error
+
+
+def _go_online(repo: str, offline: bool = False) -> None:
+    """Raise ModelNotFoundError if the Hub must not be asked for `repo`."""
+    value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
+    if offline or value.upper() in ("1", "ON", "YES", "TRUE"):
+        raise ModelNotFoundError(
+            f"cannot fetch {repo}: the Hub is switched off (--offline, or HF_HUB_OFFLINE is set); "
+            f"go online once to download it, {client.WAY_OUT}"
+        )

@@ -1,0 +1,256 @@
+"""The Hub's client, which is imported only when something must be fetched."""
+
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpt_cli.config import GPT2Config
+from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
+from gpt_cli.hub.local import (
+    CONFIG,
+    INDEX,
+    cache_folder,
+    format_size,
+    model_files,
+    repo_folder,
+)
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, ModelInfo
+    from huggingface_hub.hf_api import RepoSibling
+
+# How long the Hub may take for its first answer, in seconds: with the start of Python and of the
+# client, a dead network is reported within 3. Every later request has the client's own patience.
+_FIRST_ANSWER = 2.0
+_PAUSES = (1.0, 2.0)  # seconds before that first question is put again to a Hub that is overloaded
+_OVERLOADED = (429, 500, 502, 503, 504)
+
+WAY_OUT = "or use a model that is here (`gpt-cli models` lists them), such as `--model tiny`"
+
+
+def fetch_folder(repo: str, revision: str, to: Path, quiet: bool) -> Path:
+    """Fetch the files that make the model into a new folder, which appears when it is whole."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise InputError(f"{to} exists and is not an empty folder: name a new one")
+    beside = next(parent for parent in to.parents if parent.exists())
+    # The client takes what its cache has, and fetches the rest straight into the folder. The model
+    # lies one level down because the scratch folder itself is readable for its owner only.
+    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=beside) as scratch:
+        folder = Path(scratch, "model")
+        folder.mkdir()
+        fetch_model(repo, revision, folder, quiet)
+        shutil.rmtree(folder / ".cache")  # the client's own notes
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if to.exists():
+            to.rmdir()  # it is empty; POSIX would replace it, Windows would not
+        folder.replace(to)
+    return to
+
+
+def fetch_config(repo: str, revision: str) -> GPT2Config:
+    """Fetch config.json alone, past the cache: there it marks a model that is whole."""
+    with tempfile.TemporaryDirectory() as scratch:
+        with _client(repo, revision):
+            from huggingface_hub import HfApi
+
+            api = HfApi(endpoint=_endpoint())
+            commit = _ask(api, repo, revision).sha
+            api.hf_hub_download(repo, CONFIG, revision=commit, local_dir=scratch)
+        return GPT2Config.from_folder(Path(scratch))
+
+
+def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
+    """Fetch the files that make the model into the folder `to` or into the cache."""
+    with _client(repo, revision):
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=_endpoint())
+        info = _ask(api, repo, revision)
+    commit = str(info.sha)
+    listed = {file.rfilename: file for file in info.siblings or ()}
+    bars = sys.stderr.isatty() and not quiet
+
+    def fetch(name: str, revision: str = commit) -> Path:
+        with _client(repo, revision, bars):
+            path = Path(
+                api.hf_hub_download(
+                    repo, name, revision=revision, cache_dir=cache_folder(), local_dir=to
+                )
+            )
+        if lfs := listed[name].lfs:
+            _check_sha256(path, lfs.sha256, f"{repo}/{name}")
+        return path
+
+    names = model_files(listed, repo, lambda: fetch(INDEX).read_bytes())
+    _check_space(repo, [listed[name] for name in names], to, say=not quiet and not bars)
+    for name in names[:-1]:
+        fetch(name)
+    # By its revision's name and not by the commit: so the client records what the name stands for.
+    config = fetch(names[-1], commit if to else revision)
+    if not to and config.parent.name != commit:
+        raise ModelNotFoundError(f"{repo} changed during the download: run the command again")
+    return config.parent
+
+
+def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say: bool) -> None:
+    blobs = repo_folder(repo) / "blobs"  # the cache's files, each named by its hash
+    missing = sum(
+        file.size or 0
+        for file in files
+        if to or not (blobs / str(file.lfs.sha256 if file.lfs else file.blob_id)).exists()
+    )
+    place = to.parents[1] if to else blobs  # `to` lies in a scratch folder, which no one knows
+    free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
+    if missing > free:
+        raise ResourceError(
+            f"{repo} needs {format_size(missing)} of disk, and {place} has {format_size(free)} left"
+        )
+    if missing and say:
+        print(f"downloading {repo} ({format_size(missing)})", file=sys.stderr)
+
+
+def _check_sha256(path: Path, expected: str, name: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found == expected:
+        return
+    while path.is_symlink():  # a snapshot's file is a link to a blob, and a blob may be one too
+        target = path.parent / path.readlink()
+        path.unlink()
+        path = target
+    path.unlink()
+    raise CheckpointError(
+        f"{name} is damaged: its sha256 is {found:.12}… and not {expected:.12}…; "
+        "it was deleted, run the command again"
+    )
+
+
+def _ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
+    """Ask for the commit of a revision and its files, with their sizes and sha256."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    patience = float(os.getenv("HF_HUB_ETAG_TIMEOUT") or _FIRST_ANSWER)
+
+    def ask() -> "ModelInfo":
+        return api.model_info(repo, revision=revision, timeout=patience, files_metadata=True)
+
+    for pause in _PAUSES:
+        try:
+            return _within(patience, ask)
+        except HfHubHTTPError as error:
+            if error.response.status_code not in _OVERLOADED:
+                raise
+        time.sleep(pause)
+    return _within(patience, ask)
+
+
+def _within(seconds: float, ask: "Callable[[], ModelInfo]") -> "ModelInfo":
+    """Call in a thread: no socket's timeout covers the resolver, or a host of many addresses."""
+    from concurrent.futures import Future
+
+    answer: Future[ModelInfo] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(seconds)
+
+
+@contextmanager
+def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
+    """Around each use of the Hub's client: its chatter is muted, its errors become ours."""
+    # Set before its import, and read only then: else the client's first request is one of its own,
+    # to learn whether an agent runs it, and on a dead network that one waits for 3 seconds.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from huggingface_hub.utils import logging as client_log
+        from huggingface_hub.utils.tqdm import (
+            are_progress_bars_disabled,
+            disable_progress_bars,
+            enable_progress_bars,
+        )
+
+        verbosity, had_bars = client_log.get_verbosity(), not are_progress_bars_disabled()
+        client_log.set_verbosity(logging.CRITICAL)
+        if not bars:
+            disable_progress_bars()
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the disk
+            raise ModelNotFoundError(_explain(error, repo, revision)) from error
+        finally:
+            client_log.set_verbosity(verbosity)
+            if had_bars:
+                enable_progress_bars()
+
+
+def _explain(error: BaseException, repo: str, revision: str) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
+        error = error.__cause__  # the client adds only that the cache has no such file either
+    endpoint = _endpoint()
+    reason = next(iter(str(error).strip().splitlines()), "")[:150]
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"{repo} is gated: accept its terms at {endpoint}/{repo}, "
+                "then set HF_TOKEN or run `hf auth login`"
+            )
+        case errors.RepositoryNotFoundError():
+            return (
+                f"the Hub has no model {repo}: check the name; "
+                "a private one needs HF_TOKEN or `hf auth login`"
+            )
+        case errors.RevisionNotFoundError():
+            return f"{repo} has no revision {revision}: give one of its branches, tags or commits"
+        case errors.RemoteEntryNotFoundError():
+            return f"{repo} has no file {Path(error.response.url.path).name} at {revision}"
+        case errors.HfHubHTTPError():
+            return _explain_status(error.response.status_code, repo)
+        case errors.HFValidationError():
+            return f"{repo} cannot be a name on the Hub: {reason}"
+        case errors.FileMetadataError():
+            return f"{endpoint} does not answer as a Hub does: check HF_ENDPOINT and the proxy"
+    kind = type(error).__name__  # httpx's, or httpx2's from version 2 of the client
+    if "Timeout" in kind:
+        return (
+            f"{endpoint} does not answer: check the network and the proxy "
+            f"(HF_HUB_ETAG_TIMEOUT=30 waits longer for a slow one), {WAY_OUT}"
+        )
+    if kind in ("ConnectError", "ProxyError"):
+        return f"cannot reach {endpoint} ({reason}): check the network and the proxy, {WAY_OUT}"
+    return f"the download of {repo} failed ({kind}: {reason}): run the command again"
+
+
+def _explain_status(status: int, repo: str) -> str:
+    if status in (401, 403):
+        return f"the Hub refuses {repo} to this token ({status}): set HF_TOKEN, or `hf auth login`"
+    if status == 404:
+        return f"{_endpoint()} has no {repo} (404): check the name, and HF_ENDPOINT if it is set"
+    if status == 429:
+        return "the Hub gets too many requests from here (429): wait some minutes, or set HF_TOKEN"
+    if status >= 500:
+        return f"the Hub is out of order ({status}): try again later, {WAY_OUT}"
+    return f"the Hub refuses {repo} ({status})"
+
+
+def _endpoint() -> str:
+    return os.getenv("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
