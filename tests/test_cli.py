@@ -130,7 +130,7 @@ def test_the_context_ends_the_text_unless_it_is_shifted():
     ("arguments", "what"),
     [
         (["x", "--temperature", "-1"], "--temperature"),
-        (["x", "--temperature", "nan"], "--temperature"),
+        (["x", "--temperature", "nan"], "temperature"),
         (["x", "--temperature", "inf"], "temperature"),
         (["x", "--top-p", "0"], "top-p"),
         (["x", "--top-p", "1.5"], "--top-p"),
