@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import CheckpointError
+from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import Array, LayerNorm, Linear, Ops
 
@@ -124,7 +124,7 @@ def weight_files(folder: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         shards = [folder / name for name in names]
-    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise CheckpointError(f"{index} is damaged: {error!r:.80}") from None
     for shard in shards:
         if shard.parent != folder or shard.suffix != ".safetensors":
@@ -146,7 +146,7 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             pairs = json.loads(file.read(length), object_pairs_hook=list)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, *MALFORMED) as error:
         raise CheckpointError(f"{path} is not safetensors: {_what_it_is(path, error)}") from None
     for name, fields in pairs:
         if name != "__metadata__":
@@ -164,8 +164,13 @@ def _what_it_is(path: Path, error: Exception) -> str:
     return next((what for magic, what in _IMPOSTORS.items() if start.startswith(magic)), str(error))
 
 
-def expected_shapes(config: GPT2Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and shape of every tensor that a GPT-2 of this configuration has."""
+def expected_shapes(
+    config: GPT2Config, *, head: bool = False
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name and shape of every tensor of a GPT-2, with the head if it is not tied.
+
+    A tied head may be stored all the same; `head` says that it is.
+    """
     C, inner = config.n_embd, config.inner_size
     yield "wte.weight", (config.vocab_size, C)
     yield "wpe.weight", (config.n_positions, C)
@@ -184,7 +189,7 @@ def expected_shapes(config: GPT2Config) -> Iterator[tuple[str, tuple[int, ...]]]
             yield f"{h}{name}.bias", (C,)
     yield "ln_f.weight", (C,)
     yield "ln_f.bias", (C,)
-    if not config.tie_word_embeddings:
+    if head or not config.tie_word_embeddings:
         yield "lm_head.weight", (config.vocab_size, C)
 
 
@@ -205,8 +210,8 @@ def check_tensors(tensors: dict[str, Tensor], config: GPT2Config, folder: Path) 
     Raises:
         CheckpointError: names the first tensor that is missing, unknown, or of a wrong shape.
     """
-    known = {"lm_head.weight"}  # may be stored although it is tied
-    for name, shape in expected_shapes(config):
+    known = set()
+    for name, shape in expected_shapes(config, head="lm_head.weight" in tensors):
         known.add(name)
         if name not in tensors:
             raise CheckpointError(f"{folder}: the tensor {name} is missing")

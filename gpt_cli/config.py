@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt_cli.errors import CheckpointError
+from gpt_cli.errors import MALFORMED, CheckpointError
 
 ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "tanh")
 
@@ -19,7 +19,7 @@ _ALIASES = {
     "max_position_embeddings": "n_positions",
 }
 
-_LARGEST_SIZE = 2**24  # far above any GPT-2; a size beyond it is a damaged file
+_LARGEST_SIZE = 2**20  # far above any GPT-2; a size beyond it is a damaged file
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: this is not a whole model folder") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, *MALFORMED) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
     min_p: float  # 0 is off; 0
     repeat_penalty: float  # 1 is off; 1
     seed: int | None  # from 0 to 2**64 - 1; None draws one, which Completion.seed reports
-    stop: Sequence[str]  # strings that end the text and are not part of it
+    stop: Sequence[str]  # strings that end the text and are not part of it; one may stand alone
     use_cache: bool  # False computes the whole text again for each token; True
     ignore_eos: bool  # never choose the end token; False
     overflow: Overflow  # for texts beyond the context: "error", "truncate" or "shift"; "error"
@@ -93,6 +93,8 @@ class Engine:
         Raises:
             InputError: an option is out of range, or a prompt does not fit the context.
         """
+        if unknown := options.keys() - Options.__annotations__.keys():
+            raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
         names = {field.name for field in fields(SamplingParams)}
         params = SamplingParams(**{k: v for k, v in options.items() if k in names})  # type: ignore[arg-type]
         max_tokens = options.get("max_tokens", 128)
@@ -103,6 +105,12 @@ class Engine:
             raise InputError("seed must be from 0 to 2**64 - 1")
         if max_tokens < 1:
             raise InputError("max-tokens must be 1 or more")
+        if overflow not in get_args(Overflow):
+            raise InputError(f"overflow must be one of {', '.join(get_args(Overflow))}")
+        stop = options.get("stop", ())
+        stops = [stop] if isinstance(stop, str) else stop
+        if "" in stops:
+            raise InputError("a stop string must not be empty")
         n_positions = self.model.config.n_positions
         ids = [
             fit(self._prompt_ids(prompt), n_positions, max_tokens, overflow) for prompt in prompts
@@ -114,7 +122,7 @@ class Engine:
             params,
             seed=seed,
             max_tokens=max_tokens,
-            stop=options.get("stop", ()),
+            stop=stops,
             use_cache=options.get("use_cache", True),
             ignore_eos=options.get("ignore_eos", False),
             shift=overflow == "shift",
@@ -136,7 +144,9 @@ class Engine:
 
     def score(self, text: str) -> Score:
         """Return how likely a text is, token by token."""
-        return score(self.model, self.tokenizer, self.encode(text))
+        ids = self.encode(text)
+        self._check_ids(ids)
+        return score(self.model, self.tokenizer, ids)
 
     def _prompt_ids(self, prompt: str) -> list[int]:
         bos = self.model.config.bos_token_id

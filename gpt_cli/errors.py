@@ -4,6 +4,16 @@ A message is one line that says what is wrong and what to do about it. Anything 
 escapes is a bug, and leaves with exit code 1.
 """
 
+# What taking apart a damaged file can raise, from its JSON to the use of its values.
+MALFORMED = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    RecursionError,
+)
+
 
 class GPTCLIError(Exception):
     """Base of every error raised on purpose; never raised itself."""

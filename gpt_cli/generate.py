@@ -7,11 +7,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.errors import InputError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, forward
 from gpt_cli.ops import Array
-from gpt_cli.sampling import SamplingParams, log_probabilities, sample, uniforms
+from gpt_cli.sampling import SamplingParams, check_finite, log_probabilities, sample, uniforms
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"]
@@ -59,8 +59,6 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]):
-        if "" in stops:
-            raise InputError("a stop string must not be empty")
         self._stops = stops
         self._held = ""
         self.found = False
@@ -178,12 +176,9 @@ class _Batch:
                 self._cache = KVCache(model.config, model.ops, len(self.rows), capacity)
         else:
             ids = np.array([row.window[-1:] for row in self.rows])
-        logits = forward(
-            model, xp.asarray(ids), self._cache, padding=self._padding, last_only=True
-        )[:, -1]
-        if not xp.isfinite(logits.max()):
-            raise CheckpointError("the model computes no finite numbers: its weights are damaged")
-        return logits
+        logits = forward(model, xp.asarray(ids), self._cache, padding=self._padding, last_only=True)
+        check_finite(xp, logits)
+        return logits[:, -1]
 
     def keep(self, places: list[int]) -> None:
         """Go on with these rows only."""
@@ -241,7 +236,7 @@ def generate(
         CheckpointError: the logits are not finite, so the weights are damaged.
     """
     config, ops, xp = model.config, model.ops, model.ops.xp
-    ends = set(config.eos_token_id)
+    ends = {id for id in config.eos_token_id if id < config.vocab_size}
     never = set(tokenizer.missing_ids(config.vocab_size)) - ends
     banned = xp.asarray(sorted(never | ends if ignore_eos else never), dtype=xp.int64)
     rows = [_Row(index, prompt, tokenizer, stop) for index, prompt in enumerate(prompts)]
@@ -249,6 +244,8 @@ def generate(
     start = time.perf_counter()
 
     for step in range(max_tokens):
+        if not batch.rows:
+            return
         logits = batch.next_logits(max_tokens - step)
         logits[:, banned] = -xp.inf
         draws = xp.asarray(uniforms(seed, [row.index for row in batch.rows], step))
@@ -270,8 +267,6 @@ def generate(
             yield Step(row.index, ids[place], logprobs[place], text, finish, seconds)
             if finish is None:
                 unfinished.append(place)
-        if not unfinished:
-            return
         batch.keep(unfinished)
         if shift:
             batch.shift()

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from gpt_cli.errors import InputError
+from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.ops import Array
 
 
@@ -58,14 +58,10 @@ def uniforms(seed: int, rows: Sequence[int], step: int) -> Array:
     A counter-based generator keyed by (seed, row, step): a number depends on nothing else, not
     on the other rows, the device, streaming or the cache.
     """
-    return np.array(
-        [
-            np.random.Generator(
-                np.random.Philox(key=np.array([seed, row], np.uint64), counter=step)
-            ).random()
-            for row in rows
-        ]
-    )
+    keys = [np.array([seed, row], np.uint64) for row in rows]
+    # NumPy keeps the raw output the same for ever, but not what its distributions make of it.
+    raw = [np.random.Philox(key=key, counter=step).random_raw() for key in keys]
+    return np.array([bits >> 11 for bits in raw]) * 2.0**-53
 
 
 def repeat_penalty(
@@ -111,6 +107,12 @@ def softmax(xp: ModuleType, logits: Array) -> Array:
     """Probabilities (B, V) in float64: sums over the vocabulary must keep their last digits."""
     weights = xp.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True, dtype=xp.float64)
+
+
+def check_finite(xp: ModuleType, logits: Array) -> None:
+    """Raise CheckpointError if logits are infinite or no numbers: then the weights are too."""
+    if not xp.isfinite(logits.max()):
+        raise CheckpointError("the model computes no finite numbers: its weights are damaged")
 
 
 def log_probabilities(xp: ModuleType, logits: Array, ids: Array) -> Array:

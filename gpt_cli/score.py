@@ -7,8 +7,10 @@ import numpy as np
 
 from gpt_cli.errors import InputError
 from gpt_cli.model import GPT2, forward
-from gpt_cli.sampling import log_probabilities
+from gpt_cli.sampling import check_finite, log_probabilities
 from gpt_cli.tokenizer import Tokenizer
+
+_LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Score:
     @property
     def perplexity(self) -> float:
         """exp of the mean negative log-likelihood of a scored token."""
-        return math.exp(-self.total_logprob / (len(self.ids) - 1))
+        mean = -self.total_logprob / (len(self.ids) - 1)
+        return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
 
     @property
     def bits_per_byte(self) -> float:
@@ -40,6 +43,7 @@ def score(model: GPT2, tokenizer: Tokenizer, ids: list[int]) -> Score:
 
     Raises:
         InputError: the text is shorter or longer than that.
+        CheckpointError: the logits are not finite, so the weights are damaged.
     """
     if not 2 <= len(ids) <= model.config.n_positions:
         raise InputError(
@@ -48,6 +52,7 @@ def score(model: GPT2, tokenizer: Tokenizer, ids: list[int]) -> Score:
     xp = model.ops.xp
     array = xp.asarray(np.array(ids))
     logits = forward(model, array[None, :-1])[0]  # (T - 1, V): those of the second token onwards
+    check_finite(xp, logits)
     logprobs = model.ops.to_host(log_probabilities(xp, logits, array[1:])).tolist()
     size = sum(len(tokenizer.token_bytes(id)) for id in ids[1:])
     return Score(ids, [None, *logprobs], size)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tiktoken
 
-from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.errors import MALFORMED, CheckpointError, InputError
 
 # GPT-2's split into words, in the possessive form that tiktoken calls r50k: the published form
 # tokenizes alike, but overflows the regex engine's stack on a million spaces.
@@ -61,7 +61,9 @@ class Tokenizer:
         # tiktoken takes one number for both a token's id and its priority.
         ids = list(ranks.values())[len(alphabet) :]
         if len(ids) != len(merged) or ids != sorted(ids):
-            raise CheckpointError(f"{source}: the ids do not follow the order of the merges")
+            raise CheckpointError(
+                f"{source}: the ids do not follow the merges, each of which must make a new token"
+            )
         in_bpe = set(ranks.values())
         self.special = {token: id for token, id in vocab.items() if id not in in_bpe} | added
         self._bytes = {id: token for token, id in ranks.items()}
@@ -94,7 +96,7 @@ class Tokenizer:
                 )
             if single.is_file():
                 return cls._from_tokenizer_json(json.loads(single.read_bytes()), str(single))
-        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        except (OSError, *MALFORMED) as error:
             raise CheckpointError(f"{folder}: damaged tokenizer files: {error!r:.120}") from None
         raise CheckpointError(
             f"{folder} has no tokenizer: vocab.json and merges.txt, or tokenizer.json, are needed"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gpt_cli.errors import CheckpointError, GPTCLIError, InputError, ModelNotFoundError
+from gpt_cli.errors import MALFORMED, CheckpointError, GPTCLIError, InputError, ModelNotFoundError
 
 BUNDLED = ("tiny",)
 SHORT_NAMES = {
@@ -169,7 +169,7 @@ def _shards(index: str | bytes, repo: str) -> list[str]:
         names = sorted(set(json.loads(index)["weight_map"].values()))
         if names and all(_SHARD.fullmatch(name) for name in names):
             return names
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except MALFORMED:
         pass
     raise CheckpointError(f"{repo}: {INDEX} does not name the files of its weights")
 
@@ -185,7 +185,7 @@ def _is_whole(folder: Path) -> bool:
 def _model_type(folder: Path) -> Any:
     try:
         config = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, *MALFORMED):
         return None
     return config.get("model_type") if isinstance(config, dict) else None
 

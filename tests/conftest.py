@@ -1,0 +1,70 @@
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import CASES, CONFIG, make_weights
+from hypothesis import settings
+
+import gpt_cli
+from gpt_cli import checkpoint
+from gpt_cli.config import GPT2Config
+from gpt_cli.model import GPT2
+from gpt_cli.ops.numpy_ops import NumPyOps
+from gpt_cli.tokenizer import Tokenizer
+
+GOLDEN = Path(__file__).parent / "golden"
+
+settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("reproducible")
+
+
+@pytest.fixture(scope="session")
+def golden():
+    """Read a file of tests/golden."""
+
+    @functools.cache
+    def read(name: str):
+        if name.endswith(".npz"):
+            with np.load(GOLDEN / name, allow_pickle=False) as arrays:
+                return dict(arrays)
+        return json.loads((GOLDEN / name).read_bytes())
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def case_folder(tmp_path_factory) -> Callable[[str], Path]:
+    """Write the checkpoint of one of `checkpoints.CASES`, once."""
+    return functools.cache(lambda case: CASES[case].write(tmp_path_factory.mktemp(case)))
+
+
+@pytest.fixture(scope="session")
+def load_case(case_folder) -> Callable[[str], GPT2]:
+    """Load the checkpoint of one of `checkpoints.CASES`, once."""
+    return functools.cache(lambda case: checkpoint.load(case_folder(case), NumPyOps()))
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., GPT2]:
+    """Make a model in memory: `checkpoints.CONFIG` with changes."""
+
+    def make(seed: int = 0, **changes: object) -> GPT2:
+        config = CONFIG | changes
+        weights = make_weights(config, seed=seed)
+        return checkpoint.assemble(GPT2Config.from_dict(config), NumPyOps(), weights)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tokenizer(case_folder) -> Tokenizer:
+    """The tokenizer of every checkpoint of `checkpoints`."""
+    return Tokenizer.from_folder(case_folder("hub"))
+
+
+@pytest.fixture(scope="session")
+def engine(case_folder) -> gpt_cli.Engine:
+    return gpt_cli.load(str(case_folder("saved")))

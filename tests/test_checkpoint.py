@@ -1,0 +1,379 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import (
+    CONFIG,
+    Stored,
+    make_weights,
+    safetensors_bytes,
+    store,
+    stored_tensors,
+    write_checkpoint,
+)
+
+from gpt_cli import checkpoint
+from gpt_cli.config import GPT2Config
+from gpt_cli.errors import CheckpointError
+from gpt_cli.ops.numpy_ops import NumPyOps
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARDS = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+UNTIED = CONFIG | {"tie_word_embeddings": False}
+
+
+def load(folder: Path):
+    return checkpoint.load(folder, NumPyOps())
+
+
+def refusal(folder: Path) -> str:
+    """The message with which loading fails, which is always one line."""
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def header(text: bytes, data: bytes = b"") -> bytes:
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(start: int, end: int, shape: str = "[1]") -> bytes:
+    return b'"dtype":"F32","shape":%s,"data_offsets":[%d,%d]' % (shape.encode(), start, end)
+
+
+def narrowed(array, dtype):
+    """What is left of an array in a narrower type."""
+    if dtype == "F16":
+        return array.astype(np.float16).astype(np.float32)
+    if dtype == "BF16":
+        return (array.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    return array
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_checkpoint(tmp_path, CONFIG)
+
+
+@pytest.fixture
+def sharded(tmp_path) -> Path:
+    return write_checkpoint(tmp_path, CONFIG, shards=3, layout="saved")
+
+
+# --- what is read --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("layout", ["hub", "saved"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_every_tensor_is_read_exactly_into_aligned_float32(tmp_path, dtype, layout, shards):
+    write_checkpoint(tmp_path, UNTIED, dtype=dtype, layout=layout, shards=shards)
+    weights = make_weights(UNTIED)
+    tensors = checkpoint.find_tensors(tmp_path)
+    assert tensors.keys() == weights.keys()
+    for name, tensor in tensors.items():
+        array = tensor.read()
+        assert array.dtype == np.float32
+        assert array.flags.c_contiguous
+        assert array.ctypes.data % 64 == 0
+        assert np.array_equal(array, narrowed(weights[name], dtype)), name
+
+
+def test_the_data_of_the_hub_layout_lies_at_odd_places(folder):
+    assert all(tensor.offset % 2 for tensor in checkpoint.find_tensors(folder).values())
+
+
+def test_each_tensor_comes_to_its_place_in_the_model(tmp_path):
+    model, weights = load(write_checkpoint(tmp_path, UNTIED)), make_weights(UNTIED)
+    for layer, b in enumerate(model.h):
+        for name, part in {
+            "ln_1": b.ln_1,
+            "attn.c_attn": b.attn.c_attn,
+            "attn.c_proj": b.attn.c_proj,
+            "ln_2": b.ln_2,
+            "mlp.c_fc": b.mlp.c_fc,
+            "mlp.c_proj": b.mlp.c_proj,
+        }.items():
+            assert np.array_equal(part.weight, weights[f"h.{layer}.{name}.weight"])
+            assert np.array_equal(part.bias, weights[f"h.{layer}.{name}.bias"])
+    assert np.array_equal(model.wte, weights["wte.weight"])
+    assert np.array_equal(model.wpe, weights["wpe.weight"])
+    assert np.array_equal(model.ln_f.bias, weights["ln_f.bias"])
+    assert np.array_equal(model.lm_head.weight, weights["lm_head.weight"].T)
+
+
+def test_bfloat16_keeps_infinities_and_the_sign_of_zero(tmp_path):
+    special = np.array([np.inf, -np.inf, -0.0, 2.0**-130], np.float32)
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(safetensors_bytes({"x": store(special, "BF16")}, odd=True))
+    ((_, tensor),) = checkpoint.read_header(path)
+    assert tensor.read().tobytes() == special.tobytes()
+
+
+@pytest.mark.parametrize("name", ["h.0.attn.masked_bias", "transformer.h.0.attn.bias"])
+def test_stored_masks_are_ignored(folder, name):
+    tensors = stored_tensors(CONFIG, layout="saved")
+    tensors[name] = store(np.array(-1e4, np.float32))
+    (folder / FILE).write_bytes(safetensors_bytes(tensors))
+    assert load(folder)
+
+
+def test_a_single_file_comes_before_an_index(sharded):
+    (sharded / FILE).write_bytes(safetensors_bytes(stored_tensors(CONFIG, seed=5)))
+    expected = make_weights(CONFIG, seed=5)["wte.weight"]
+    assert np.array_equal(load(sharded).wte, expected)
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "width", "parameters"),
+    [
+        (6, 12, 768, 81_912_576),
+        (12, 12, 768, 124_439_808),
+        (24, 16, 1024, 354_823_168),
+        (36, 20, 1280, 774_030_080),
+        (48, 25, 1600, 1_557_611_200),
+    ],
+)
+def test_the_published_models_have_their_known_numbers_of_parameters(
+    layers, heads, width, parameters
+):
+    config = GPT2Config(n_layer=layers, n_head=heads, n_embd=width)
+    counts = checkpoint.memory(config)
+    assert counts["parameters"] == parameters
+    assert counts["weights_bytes"] == 4 * parameters
+    assert counts["kv_cache_bytes"] == 8 * layers * width * 1024
+
+
+# --- tensors that do not fit ---------------------------------------------------------------------
+
+
+def without(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def with_tensor(name, shape, dtype="F32", size=4):
+    data = bytes(size * int(np.prod(shape)))
+    return lambda tensors: tensors.update({name: Stored(dtype, shape, data)})
+
+
+WRONG_TENSORS = {
+    "missing": (without("h.1.mlp.c_fc.bias"), "h.1.mlp.c_fc.bias is missing"),
+    "missing embedding": (without("wpe.weight"), "wpe.weight is missing"),
+    "a layer too many": (with_tensor("h.3.ln_1.weight", (32,)), "h.3.ln_1.weight"),
+    "unknown": (with_tensor("h.0.attn.rotary.inv_freq", (4,)), "h.0.attn.rotary.inv_freq"),
+    "too few positions": (with_tensor("wpe.weight", (63, 32)), "wpe.weight has the shape [63, 32]"),
+    "transposed": (
+        with_tensor("h.2.mlp.c_fc.weight", (128, 32)),
+        "h.2.mlp.c_fc.weight has the shape [128, 32], but config.json asks for [32, 128]",
+    ),
+    "other rank": (with_tensor("ln_f.bias", (32, 1)), "ln_f.bias has the shape [32, 1]"),
+    "empty": (with_tensor("ln_f.bias", (0,)), "ln_f.bias has the shape [0]"),
+    "whole numbers": (with_tensor("ln_f.bias", (32,), "I64", 8), "ln_f.bias is I64"),
+    "doubles": (with_tensor("ln_f.bias", (32,), "F64", 8), "ln_f.bias is F64"),
+    "eight bits": (with_tensor("ln_f.bias", (32,), "F8_E4M3", 1), "ln_f.bias is F8_E4M3"),
+    "both names": (with_tensor("transformer.ln_f.bias", (32,)), "ln_f.bias is there twice"),
+    "a head of another size": (with_tensor("lm_head.weight", (7, 32)), "lm_head.weight has the"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_TENSORS)
+def test_a_wrong_tensor_is_named(folder, fault):
+    change, complaint = WRONG_TENSORS[fault]
+    tensors = stored_tensors(CONFIG)
+    change(tensors)
+    (folder / FILE).write_bytes(safetensors_bytes(tensors))
+    assert complaint in refusal(folder)
+
+
+def test_an_untied_head_must_be_there(tmp_path):
+    write_checkpoint(tmp_path, UNTIED, head="omitted")
+    assert "lm_head.weight is missing" in refusal(tmp_path)
+
+
+def test_the_same_tensor_twice_in_one_file_is_named(folder):
+    twice = b'{"x":{' + entry(0, 4) + b'},"x":{' + entry(0, 4) + b"}}"
+    (folder / FILE).write_bytes(header(twice, bytes(4)))
+    assert "the tensor x is there twice" in refusal(folder)
+
+
+def test_the_same_tensor_in_two_shards_is_named(sharded):
+    (sharded / SHARDS[2]).write_bytes((sharded / SHARDS[1]).read_bytes())
+    assert f"{SHARDS[2]}: the tensor" in refusal(sharded)
+
+
+# --- damaged files -------------------------------------------------------------------------------
+
+
+DAMAGED_FILES = {
+    "empty": (b"", ""),
+    "cut in the length": (b"\x10\0\0", ""),
+    "cut in the header": (header(b"{}   ")[:-1], ""),
+    "a header of 2**63 bytes": (b"\xff" * 7 + b"\x7f{}", ""),
+    "no JSON": (header(b"{nothing"), ""),
+    "no UTF-8": (header(b'{"\xff":{}}'), ""),
+    "a list": (header(b"[]"), ""),
+    "a hole": (header(b'{"x":{' + entry(4, 8) + b"}}", bytes(8)), ""),
+    "an overlap": (
+        header(b'{"x":{' + entry(0, 4) + b'},"y":{' + entry(2, 6) + b"}}", bytes(6)),
+        "",
+    ),
+    "a shape of another size": (header(b'{"x":{' + entry(0, 4, "[2]") + b"}}", bytes(4)), ""),
+    "a negative shape": (header(b'{"x":{' + entry(0, 4, "[-1]") + b"}}", bytes(4)), ""),
+    "an LFS pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:2483\nsize 548105171\n",
+        "a Git LFS pointer, not the weights; run `git lfs pull`",
+    ),
+    "a web page": (b"<!DOCTYPE html><html><body>404</body></html>", "a web page"),
+    "a web page after white space": (b"\n\n  <html></html>", "a web page"),
+    "a pickle": (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94.", "a pickle file, which is never opened"),
+    "a PyTorch archive": (b"PK\x03\x04\x14\0\0\0\x08\x08", "a PyTorch archive"),
+    "text": (b"not a model at all, just some text", ""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_FILES)
+def test_what_is_no_safetensors_file_is_refused_by_its_name(folder, damage):
+    content, complaint = DAMAGED_FILES[damage]
+    (folder / FILE).write_bytes(content)
+    message = refusal(folder)
+    assert f"{folder / FILE} is not safetensors: " in message
+    assert complaint in message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: raw[:2000], lambda raw: raw[8:]],
+    ids=["a byte missing", "a byte too many", "a piece only", "no length"],
+)
+def test_a_file_of_the_wrong_length_is_refused_by_its_name(folder, change):
+    path = folder / FILE
+    path.write_bytes(change(path.read_bytes()))
+    assert f"{path} is not safetensors: " in refusal(folder)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_noticed(folder):
+    tensors = checkpoint.find_tensors(folder)
+    path = folder / FILE
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(CheckpointError, match="ended early"):
+        tensors["wte.weight"].read()
+
+
+def test_other_formats_are_not_opened(folder):
+    (folder / FILE).rename(folder / "pytorch_model.bin")
+    assert "has no model.safetensors; other formats are not opened" in refusal(folder)
+
+
+def test_a_folder_in_place_of_the_file_is_refused(folder):
+    (folder / FILE).unlink()
+    (folder / FILE).mkdir()
+    assert "has no model.safetensors" in refusal(folder)
+
+
+# --- shards --------------------------------------------------------------------------------------
+
+
+def test_a_missing_shard_is_named(sharded):
+    (sharded / SHARDS[1]).unlink()
+    assert f"{SHARDS[1]} is missing" in refusal(sharded)
+
+
+def test_a_damaged_shard_is_named(sharded):
+    path = sharded / SHARDS[2]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert f"{path} is not safetensors" in refusal(sharded)
+
+
+def test_shards_that_are_not_all_in_the_index_lack_tensors(sharded):
+    index = json.loads((sharded / INDEX).read_bytes())
+    index["weight_map"] = {
+        name: file for name, file in index["weight_map"].items() if file != SHARDS[0]
+    }
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert "is missing" in refusal(sharded)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../{}", "/etc/{}", "sub/{}", "sub/../{}", "..", ".", "/", "", "pytorch_model.bin", "a\0b"],
+)
+def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, path):
+    (sharded.parent / SHARDS[0]).write_bytes((sharded / SHARDS[0]).read_bytes())
+    index = json.loads((sharded / INDEX).read_bytes())
+    index["weight_map"]["transformer.wte.weight"] = path.format(SHARDS[0])
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert str(sharded / INDEX) in refusal(sharded)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"weight_map": null}',
+        b'{"weight_map": ["a.safetensors"]}',
+        b'{"weight_map": {"a": 1}}',
+        b'{"weight_map": {"a": ["b"]}}',
+        b'{"weight_map": {"a": "b", "c": 1}}',
+        b"[" * 200_000,
+    ],
+    ids=lambda content: content[:40],
+)
+def test_a_damaged_index_is_refused_by_its_name(sharded, content):
+    (sharded / INDEX).write_bytes(content)
+    assert f"{sharded / INDEX} is damaged" in refusal(sharded)
+
+
+def test_an_index_of_nothing_lacks_every_tensor(sharded):
+    (sharded / INDEX).write_text('{"weight_map": {}}')
+    assert "wte.weight is missing" in refusal(sharded)
+
+
+# --- config.json and the weights together --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model_type": "llama"}, "only 'gpt2' can be run"),
+        ({"n_layer": 4}, "h.3.attn.c_attn.weight is missing"),
+        ({"n_layer": 2}, "12 tensors that GPT-2 does not have: h.2."),
+        ({"n_embd": 64}, "wte.weight has the shape [290, 32], but config.json asks for [290, 64]"),
+        ({"vocab_size": 300}, "wte.weight has the shape"),
+        ({"n_inner": 100}, "h.0.mlp.c_fc.weight has the shape"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_refused(folder, changes, complaint):
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    assert complaint in refusal(folder)
+
+
+def test_a_folder_without_config_is_refused(folder):
+    (folder / "config.json").unlink()
+    assert f"{folder / 'config.json'} is missing" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layer", "scale"),
+    [
+        ({}, 2, 8**-0.5),
+        ({"scale_attn_weights": False}, 2, 1),
+        ({"scale_attn_by_inverse_layer_idx": True}, 0, 8**-0.5),
+        ({"scale_attn_by_inverse_layer_idx": True}, 2, 8**-0.5 / 3),
+        ({"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True}, 1, 1 / 2),
+    ],
+)
+def test_the_scale_of_the_scores_follows_the_config(make_model, changes, layer, scale):
+    assert make_model(**changes).h[layer].attn.scale == pytest.approx(scale, rel=1e-15)
+
+
+def test_a_model_is_plain_data_that_can_be_changed_by_replacement(make_model):
+    model = make_model()
+    assert replace(model, wpe=model.wpe[:10]).wpe.shape == (10, 32)

@@ -1,0 +1,171 @@
+import json
+import math
+
+import pytest
+from checkpoints import CONFIG, END_ID
+
+from gpt_cli.config import ACTIVATIONS, GPT2Config
+from gpt_cli.errors import CheckpointError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def test_what_is_absent_has_the_values_of_gpt2():
+    config = GPT2Config.from_dict({})
+    assert config == GPT2Config()
+    assert (config.vocab_size, config.n_positions) == (50257, 1024)
+    assert (config.n_layer, config.n_head, config.n_embd) == (12, 12, 768)
+    assert (config.head_size, config.inner_size) == (64, 3072)
+    assert config.activation_function == "gelu_new"
+    assert config.layer_norm_epsilon == 1e-5
+    assert config.scale_attn_weights
+    assert not config.scale_attn_by_inverse_layer_idx
+    assert config.tie_word_embeddings
+    assert config.bos_token_id == 50256
+    assert config.eos_token_id == (50256,)
+
+
+def test_every_field_is_read(folder):
+    raw = {
+        "vocab_size": 99,
+        "n_positions": 33,
+        "n_embd": 12,
+        "n_layer": 2,
+        "n_head": 3,
+        "n_inner": 20,
+        "activation_function": "silu",
+        "layer_norm_epsilon": 1e-3,
+        "scale_attn_weights": False,
+        "scale_attn_by_inverse_layer_idx": True,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(raw))
+    config = GPT2Config.from_folder(folder)
+    assert config == GPT2Config(**raw | {"eos_token_id": (2,)})
+    assert config.inner_size == 20
+    assert config.head_size == 4
+
+
+def test_the_sizes_have_other_names_too():
+    raw = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "hidden_size": 12,
+        "max_position_embeddings": 33,
+    }
+    config = GPT2Config.from_dict(raw)
+    assert (config.n_layer, config.n_head, config.n_embd, config.n_positions) == (2, 3, 12, 33)
+
+
+def test_fields_that_do_not_change_the_arithmetic_are_ignored():
+    raw = {"n_ctx": 3, "resid_pdrop": 0.5, "architectures": ["GPT2LMHeadModel"], "n_inner": None}
+    assert GPT2Config.from_dict(raw) == GPT2Config()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_is_known(name):
+    assert GPT2Config.from_dict({"activation_function": name}).activation_function == name
+
+
+@pytest.mark.parametrize(("value", "ids"), [(3, (3,)), ([3, 5], (3, 5)), (None, ()), ([], ())])
+def test_there_may_be_any_number_of_end_tokens(value, ids):
+    assert GPT2Config.from_dict({"eos_token_id": value}).eos_token_id == ids
+
+
+def test_there_may_be_no_token_to_begin_with():
+    assert GPT2Config.from_dict({"bos_token_id": None}).bos_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("generation", "ids"),
+    [({"eos_token_id": [7, 8]}, (7, 8)), ({"eos_token_id": None}, (END_ID,)), ({}, (END_ID,))],
+)
+def test_the_end_token_of_generation_config_comes_first(folder, generation, ids):
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert GPT2Config.from_folder(folder).eos_token_id == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 0) for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_inner")),
+        ("n_head", -1),
+        ("n_layer", None),
+        ("n_layer", 2.0),
+        ("n_layer", "2"),
+        ("n_layer", True),
+        ("n_embd", [768]),
+        ("vocab_size", 10**9),
+        ("activation_function", "swish"),
+        ("activation_function", None),
+        ("activation_function", ["gelu"]),
+        ("layer_norm_epsilon", 0),
+        ("layer_norm_epsilon", -1e-5),
+        ("layer_norm_epsilon", 1),
+        ("layer_norm_epsilon", math.nan),
+        ("layer_norm_epsilon", "1e-5"),
+        ("layer_norm_epsilon", True),
+        ("scale_attn_weights", 1),
+        ("scale_attn_by_inverse_layer_idx", None),
+        ("tie_word_embeddings", "no"),
+        ("bos_token_id", -1),
+        ("bos_token_id", 1.5),
+        ("eos_token_id", "end"),
+        ("eos_token_id", [1, -2]),
+        ("eos_token_id", True),
+        ("model_type", "gpt_neo"),
+        ("model_type", None),
+        ("add_cross_attention", True),
+    ],
+)
+def test_a_bad_field_is_refused_in_one_line_that_names_it(folder, name, value):
+    path = folder / "config.json"
+    path.write_text(json.dumps(CONFIG | {name: value}))
+    with pytest.raises(CheckpointError) as caught:
+        GPT2Config.from_folder(folder)
+    assert str(path) in str(caught.value)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_endless_value_is_not_repeated_in_full():
+    with pytest.raises(CheckpointError) as caught:
+        GPT2Config.from_dict({"activation_function": "x" * 10_000})
+    assert len(str(caught.value)) < 200
+
+
+def test_the_heads_must_divide_the_width():
+    with pytest.raises(CheckpointError, match="n_embd 32 is no multiple of n_head 5"):
+        GPT2Config.from_dict(CONFIG | {"n_head": 5})
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "cannot be read as JSON"),
+        (b"{", "cannot be read as JSON"),
+        (b"\xff\xfe", "cannot be read as JSON"),
+        (b"[" * 200_000, "cannot be read as JSON"),
+        (b"[1]", "does not hold a JSON object"),
+        (b"null", "does not hold a JSON object"),
+    ],
+    ids=["empty", "cut off", "no UTF-8", "nested beyond reason", "a list", "null"],
+)
+def test_a_file_that_is_no_json_object_is_refused_by_its_name(folder, name, content, complaint):
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=complaint) as caught:
+        GPT2Config.from_folder(folder)
+    assert str(folder / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_config_is_no_model(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        GPT2Config.from_folder(tmp_path)

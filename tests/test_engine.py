@@ -1,0 +1,256 @@
+import inspect
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from checkpoints import CONFIG, END, END_ID, VOCAB, write_checkpoint
+
+import gpt_cli
+from gpt_cli.errors import CheckpointError, GPTCLIError, InputError
+from gpt_cli.generate import Completion
+from gpt_cli.model import forward
+
+PROMPT = "the sand and "
+SAMPLED = {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "seed": 11, "max_tokens": 30}
+
+
+@pytest.fixture(scope="module")
+def without_ends(engine):
+    config = replace(engine.model.config, bos_token_id=None, eos_token_id=())
+    model = replace(engine.model, config=config)
+    return gpt_cli.Engine(model, engine.tokenizer, engine.name, engine.load_seconds)
+
+
+def test_the_public_names_are_those_that_are_promised():
+    assert {"Engine", "load", "Completion", "Score", "Step"} <= set(gpt_cli.__all__)
+    for name in gpt_cli.__all__:
+        assert getattr(gpt_cli, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = gpt_cli.nothing
+
+
+def test_load_takes_a_name_a_device_and_a_type():
+    parameters = inspect.signature(gpt_cli.load).parameters
+    assert parameters["name"].default == "gpt2"
+    assert parameters["device"].default == "auto"
+    assert parameters["dtype"].default == "float32"
+
+
+def test_a_folder_can_be_loaded(case_folder):
+    folder = case_folder("saved")
+    engine = gpt_cli.load(str(folder), device="cpu", dtype="float32")
+    assert engine.name == str(folder)
+    assert engine.model.config.n_layer == 3
+    assert engine.load_seconds > 0
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "vocab.json"])
+def test_a_folder_that_lacks_a_file_is_no_whole_model(tmp_path, file):
+    folder = write_checkpoint(tmp_path, CONFIG)
+    (folder / file).unlink()
+    with pytest.raises(CheckpointError) as caught:
+        gpt_cli.load(str(folder))
+    assert file in str(caught.value)
+
+
+def test_what_cannot_compute_is_refused(case_folder):
+    with pytest.raises(InputError, match="cannot compute in float7 on cpu"):
+        gpt_cli.load(str(case_folder("saved")), device="cpu", dtype="float7")
+
+
+def test_every_error_has_its_exit_code():
+    codes = {
+        kind.__name__: kind.exit_code
+        for kind in map(gpt_cli.__getattr__, gpt_cli.__all__)
+        if isinstance(kind, type) and issubclass(kind, GPTCLIError)
+    }
+    assert codes == {
+        "GPTCLIError": 1,
+        "InputError": 2,
+        "ModelNotFoundError": 3,
+        "CheckpointError": 4,
+        "ResourceError": 5,
+    }
+
+
+# --- text and ids --------------------------------------------------------------------------------
+
+
+def test_encode_and_decode_are_inverse(engine):
+    ids = engine.encode(PROMPT)
+    assert all(isinstance(id, int) for id in ids)
+    assert engine.decode(ids) == PROMPT
+    assert END_ID not in engine.encode(END)
+
+
+# --- logits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_logits_are_those_of_every_position(engine, kind):
+    ids = [[1, 2, 3], [4, 5, 6]]
+    logits = engine.logits(kind(ids))
+    assert isinstance(logits, np.ndarray)
+    assert logits.shape == (2, 3, len(VOCAB))
+    assert logits.dtype == np.float32
+    assert np.array_equal(logits, forward(engine.model, np.array(ids)))
+
+
+@pytest.mark.parametrize("ids", [[], [[]], [[1], [1, 2]], [[1], []], [[1] * 65]])
+def test_rows_that_are_ragged_empty_or_too_long_have_no_logits(engine, ids):
+    with pytest.raises(InputError, match="rows of one length from 1 to 64 are needed"):
+        engine.logits(ids)
+
+
+@pytest.mark.parametrize("id", [-1, len(VOCAB), 10**12])
+def test_an_id_outside_the_vocabulary_is_refused(engine, id):
+    with pytest.raises(InputError, match=f"the model has no token {id}"):
+        engine.logits([[1, 2], [3, id]])
+
+
+# --- generation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("options", [{"temperature": 0.0, "seed": 1}, SAMPLED])
+def test_the_pieces_of_a_stream_are_the_text_of_the_completion(engine, options, use_cache):
+    pieces = list(engine.stream(PROMPT, use_cache=use_cache, **options))
+    (alone,) = engine.generate([PROMPT], **options)
+    among_others = engine.generate([PROMPT, "a", "in the ring"], **options)[0]
+    assert "" not in pieces
+    assert "".join(pieces) == alone.text == among_others.text
+    assert alone.ids == among_others.ids
+
+
+def test_a_completion_tells_what_happened(engine):
+    (done,) = engine.generate([PROMPT], temperature=0, max_tokens=5, ignore_eos=True, seed=3)
+    assert isinstance(done, Completion)
+    assert done.prompt_tokens == len(engine.encode(PROMPT))
+    assert done.text == engine.decode(done.ids)
+    assert len(done.ids) == len(done.logprobs) == 5
+    assert done.finish_reason == "length"
+    assert done.seed == 3
+
+
+def test_a_seed_that_is_not_given_is_drawn_and_reported(engine):
+    options = SAMPLED | {"seed": None}
+    first, second = (engine.generate([PROMPT], **options)[0] for _ in range(2))
+    assert first.seed != second.seed
+    assert engine.generate([PROMPT], **options | {"seed": first.seed})[0].ids == first.ids
+
+
+def test_prompts_may_be_of_different_lengths_and_come_back_in_order(without_ends):
+    prompts = ["a", PROMPT * 3, "in"]
+    batch = without_ends.generate(prompts, temperature=0, max_tokens=8)
+    for prompt, done in zip(prompts, batch, strict=True):
+        assert done.ids == without_ends.generate([prompt], temperature=0, max_tokens=8)[0].ids
+
+
+def test_no_prompts_have_no_completions(engine):
+    assert engine.generate([]) == []
+
+
+def test_an_empty_prompt_begins_at_the_token_that_begins_a_text(engine):
+    (done,) = engine.generate([""], temperature=0, max_tokens=1)
+    assert done.prompt_tokens == 1
+    assert done.ids == [int(engine.logits([[END_ID]])[0, -1].argmax())]
+
+
+def test_an_empty_prompt_needs_such_a_token(without_ends):
+    with pytest.raises(InputError, match="the prompt is empty"):
+        without_ends.generate([PROMPT, ""])
+
+
+def test_an_empty_prompt_needs_such_a_token_in_the_vocabulary(engine):
+    model = replace(engine.model, config=replace(engine.model.config, bos_token_id=50256))
+    beyond = gpt_cli.Engine(model, engine.tokenizer, "", 0)
+    with pytest.raises(InputError, match="the model has no token 50256"):
+        beyond.generate([""])
+
+
+@pytest.mark.parametrize("stop", ["he", ["he"], ("zzz", "he")])
+def test_a_stop_string_ends_the_text_and_is_not_part_of_it(without_ends, stop):
+    row = np.zeros(len(VOCAB), np.float32)
+    row[[VOCAB["e"], VOCAB["h"]]] = 1000, 1001
+    head = replace(without_ends.model.lm_head, bias=row)
+    model = replace(without_ends.model, lm_head=head)
+    engine = gpt_cli.Engine(model, without_ends.tokenizer, "", 0)
+    (done,) = engine.generate(["a"], temperature=0, repeat_penalty=2, stop=stop)
+    assert (done.text, done.finish_reason) == ("", "stop")
+    assert done.ids == [VOCAB["h"], VOCAB["e"]]
+
+
+def test_a_run_holds_what_there_is_so_far(without_ends):
+    run = without_ends.run([PROMPT, "a"], temperature=0, max_tokens=4)
+    for _ in range(4):
+        next(run)
+    assert [len(done.ids) for done in run.completions] == [2, 2]
+    assert [done.finish_reason for done in run.completions] == ["interrupted"] * 2
+    assert len(list(run)) == 4
+    assert [done.finish_reason for done in run.completions] == ["length"] * 2
+
+
+def test_overflow_is_an_error_before_any_work_unless_chosen_otherwise(without_ends):
+    long = "a" * 100
+    with pytest.raises(InputError, match="the prompt has 100 tokens"):
+        without_ends.run([long])
+    truncated, shifted = (
+        without_ends.generate([long], overflow=overflow, max_tokens=40, temperature=0)[0]
+        for overflow in ("truncate", "shift")
+    )
+    assert (truncated.prompt_tokens, truncated.finish_reason) == (32, "context")
+    assert (shifted.prompt_tokens, shifted.finish_reason) == (32, "length")
+    assert shifted.ids[:32] == truncated.ids
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"max_tokens": 0}, "max-tokens must be 1 or more"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"seed": 2**64}, "seed must be from 0"),
+        ({"temperature": -1}, "temperature must be"),
+        ({"top_k": -1}, "top-k must be"),
+        ({"top_p": 0}, "top-p must be"),
+        ({"min_p": 2}, "min-p must be"),
+        ({"repeat_penalty": 0}, "repeat-penalty must be"),
+        ({"stop": [""]}, "a stop string must not be empty"),
+        ({"overflow": "wrap"}, "overflow must be one of error, truncate, shift"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(engine, options, complaint):
+    with pytest.raises(InputError, match=f"^{complaint}"):
+        engine.generate([PROMPT], **options)
+
+
+def test_the_ends_of_the_range_of_seeds_can_be_used(engine):
+    for seed in (0, 2**64 - 1):
+        assert engine.generate([PROMPT], max_tokens=1, seed=seed)[0].seed == seed
+
+
+def test_an_option_that_does_not_exist_is_refused(engine):
+    with pytest.raises(TypeError, match="temprature"):
+        engine.generate([PROMPT], temprature=0)
+
+
+def test_half_of_a_surrogate_pair_is_refused(engine):
+    for use in (engine.encode, engine.score, lambda text: engine.generate([text])):
+        with pytest.raises(InputError, match="not valid Unicode"):
+            use("a\ud800")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_noticed_when_it_matters(engine):
+    config = replace(engine.model.config, vocab_size=280)
+    model = replace(engine.model, config=config, wte=engine.model.wte[:280])
+    smaller = gpt_cli.Engine(model, engine.tokenizer, "", 0)
+    for use in (smaller.score, lambda text: smaller.generate([text])):
+        with pytest.raises(InputError, match=r"the model has no token 28\d"):
+            use("they're here")
+
+
+def test_the_bundled_model_tells_a_story():
+    engine = gpt_cli.load("tiny")
+    text = "".join(engine.stream("Once upon a time", temperature=0, max_tokens=30))
+    assert len(text.split()) > 10
+    story, noise = "Once upon a time, there was a", "a was there, time a upon Once"
+    assert engine.score(story).perplexity < engine.score(noise).perplexity / 2

@@ -1,0 +1,387 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from checkpoints import ALPHABET, CASES, END, END_ID, VOCAB
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.generate import Completion, StopStrings, fit, generate, left_pad
+from gpt_cli.model import forward
+from gpt_cli.ops import Linear
+from gpt_cli.sampling import SamplingParams, softmax
+
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams(temperature=1.5, top_k=0, top_p=1.0)
+FILTERED = SamplingParams(temperature=2, top_k=30, top_p=0.9, min_p=0.01, repeat_penalty=1.3)
+PARAMS = [GREEDY, SAMPLED, FILTERED]
+
+seeds = st.integers(0, 2**64 - 1)
+prompts = st.lists(
+    st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=11), min_size=2, max_size=4
+)
+
+
+@pytest.fixture(scope="session")
+def model(make_model):
+    """A model of which a third of the tokens end the text, with a short context."""
+    return make_model(n_positions=24, n_layer=2, eos_token_id=list(range(0, len(VOCAB), 3)))
+
+
+@pytest.fixture(scope="session")
+def endless(make_model):
+    """A model without end token, with a context of 12."""
+    return make_model(n_positions=12, n_layer=2, eos_token_id=None)
+
+
+def favouring(model, *ids):
+    """The model, with these ids far more likely than all others, the first most."""
+    bias = np.zeros(model.config.vocab_size, np.float32)
+    bias[list(ids)] = 1000 - np.arange(len(ids))
+    return replace(model, lm_head=Linear(model.lm_head.weight, bias))
+
+
+def ids_of(text: str) -> list[int]:
+    return [VOCAB[ALPHABET[byte]] for byte in text.encode()]
+
+
+def run(model, tokenizer, prompts, params=GREEDY, seed=7, **options) -> list[Completion]:
+    completions = [Completion(len(prompt), seed) for prompt in prompts]
+    options = {"max_tokens": 20} | options
+    for step in generate(model, tokenizer, prompts, params, seed=seed, **options):
+        completions[step.row].add(step)
+    return completions
+
+
+def outcomes(completions) -> list[tuple]:
+    return [(done.ids, done.text, done.finish_reason) for done in completions]
+
+
+# --- against transformers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "padded_vocabulary"])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_greedy_ids_are_those_of_transformers(case, use_cache, load_case, tokenizer, golden):
+    reference = golden("models.npz")
+    model = load_case(case)
+    model = replace(model, config=replace(model.config, eos_token_id=()))
+    done = run(model, tokenizer, reference["rows"].tolist(), max_tokens=24, use_cache=use_cache)
+    error = 2e-4 * reference[f"{case}/logits"].std()
+    for row, ids, margins in zip(
+        done, reference[f"{case}/greedy"], reference[f"{case}/margins"], strict=True
+    ):
+        unclear = [*np.flatnonzero(margins <= error), len(ids)][0]  # the ways may part there
+        assert row.ids[:unclear] == ids[:unclear].tolist()
+
+
+def test_greedy_ids_of_a_ragged_batch_are_those_of_transformers(load_case, tokenizer, golden):
+    model = load_case("saved")
+    model = replace(model, config=replace(model.config, eos_token_id=()))
+    done = run(model, tokenizer, golden("padded.json")["rows"], max_tokens=24)
+    assert [row.ids for row in done] == golden("models.npz")["padded/greedy"].tolist()
+
+
+# --- a row's result depends on nothing but the row -----------------------------------------------
+
+
+@given(prompts=prompts, seed=seeds, params=st.sampled_from(PARAMS))
+@settings(max_examples=40)
+def test_the_cache_changes_nothing(model, tokenizer, prompts, seed, params):
+    cached = run(model, tokenizer, prompts, params, seed)
+    computed_again = run(model, tokenizer, prompts, params, seed, use_cache=False)
+    assert outcomes(cached) == outcomes(computed_again)
+
+
+@given(prompts=prompts, seed=seeds, params=st.sampled_from(PARAMS), use_cache=st.booleans())
+@settings(max_examples=40)
+def test_the_first_row_of_a_batch_equals_the_row_alone(
+    model, tokenizer, prompts, seed, params, use_cache
+):
+    batch = run(model, tokenizer, prompts, params, seed, use_cache=use_cache)
+    alone = run(model, tokenizer, prompts[:1], params, seed, use_cache=use_cache)
+    assert outcomes(batch)[:1] == outcomes(alone)
+
+
+@given(prompts=prompts)
+@settings(max_examples=40)
+def test_greedily_every_row_of_a_batch_equals_the_row_alone(model, tokenizer, prompts):
+    alone = [run(model, tokenizer, [prompt])[0] for prompt in prompts]
+    assert outcomes(run(model, tokenizer, prompts)) == outcomes(alone)
+
+
+@given(prompts=prompts, others=prompts, seed=seeds, params=st.sampled_from(PARAMS[1:]))
+@settings(max_examples=40)
+def test_a_row_does_not_depend_on_its_neighbours(model, tokenizer, prompts, others, seed, params):
+    among_these = run(model, tokenizer, prompts, params, seed)
+    among_others = run(model, tokenizer, [others[0], prompts[1], *others[1:]], params, seed)
+    assert outcomes(among_these)[1] == outcomes(among_others)[1]
+
+
+@given(prompts=prompts, seed=seeds)
+@settings(max_examples=20)
+def test_rows_that_end_at_stop_strings_leave_the_others_alone(endless, tokenizer, prompts, seed):
+    stop = [chr(33 + byte) for byte in range(30)]
+    batch = run(endless, tokenizer, prompts, SAMPLED, seed, stop=stop)
+    alone = run(endless, tokenizer, prompts[:1], SAMPLED, seed, stop=stop)
+    assert outcomes(batch)[:1] == outcomes(alone)
+    for row in batch:
+        assert not any(stop_string in row.text for stop_string in stop)
+
+
+def test_rows_of_one_prompt_differ_and_a_seed_repeats_them(endless, tokenizer):
+    first = run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, max_tokens=8)
+    assert len({tuple(row.ids) for row in first}) == 4
+    assert outcomes(run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, max_tokens=8)) == outcomes(first)
+    other = run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, seed=8, max_tokens=8)
+    assert outcomes(other) != outcomes(first)
+
+
+# --- finishing -----------------------------------------------------------------------------------
+
+
+def test_length_is_the_reason_after_max_tokens(endless, tokenizer):
+    (done,) = run(endless, tokenizer, [[1]], max_tokens=5)
+    assert done.finish_reason == "length"
+    assert len(done.ids) == len(done.logprobs) == len(done.seconds) == 5
+
+
+def test_context_is_the_reason_where_it_is_full(endless, tokenizer):
+    short, full = run(endless, tokenizer, [[1] * 3, [2] * 11], max_tokens=50)
+    assert (short.finish_reason, len(short.ids)) == ("context", 9)
+    assert (full.finish_reason, len(full.ids)) == ("context", 1)
+
+
+def test_eos_is_the_reason_at_the_end_token_which_gives_no_text(make_model, tokenizer):
+    model = favouring(make_model(), END_ID)
+    (done,) = run(model, tokenizer, [[1]])
+    assert (done.finish_reason, done.ids, done.text) == ("eos", [END_ID], "")
+
+
+def test_stop_is_the_reason_at_a_stop_string_also_on_the_last_token(make_model, tokenizer):
+    model = favouring(make_model(), *ids_of("x"))
+    for max_tokens in (3, 20):
+        (done,) = run(model, tokenizer, [[1]], stop=["y", "xxx"], max_tokens=max_tokens)
+        assert (done.finish_reason, done.text, len(done.ids)) == ("stop", "", 3)
+
+
+def test_what_a_stop_string_held_back_comes_out_at_the_end(make_model, tokenizer):
+    model = favouring(make_model(), *ids_of("x"))
+    steps = list(generate(model, tokenizer, [[1]], GREEDY, seed=0, max_tokens=3, stop=["xxxx"]))
+    assert [step.text for step in steps] == ["", "", "xxx"]
+    assert [step.finish_reason for step in steps] == [None, None, "length"]
+
+
+def test_what_a_stop_string_held_back_comes_out_at_the_end_token(make_model, tokenizer):
+    model = make_model()
+    x = ids_of("x")[0]
+    model = favouring(model, x, END_ID)
+    penalized = SamplingParams(temperature=0, repeat_penalty=1.5)
+    (done,) = run(model, tokenizer, [[1]], penalized, stop=["xy"])
+    assert (done.ids, done.text, done.finish_reason) == ([x, END_ID], "x", "eos")
+
+
+def test_an_unfinished_character_at_the_end_is_a_replacement_character(make_model, tokenizer):
+    model = favouring(make_model(), VOCAB[ALPHABET[0xE4]])
+    (done,) = run(model, tokenizer, [[1]], max_tokens=1)
+    assert done.text == "\ufffd"
+
+
+# --- what is never chosen ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_an_id_without_token_is_never_chosen(make_model, tokenizer, params):
+    model = make_model(vocab_size=len(VOCAB) + 5, eos_token_id=None)
+    model = favouring(model, *range(len(VOCAB), len(VOCAB) + 5))
+    (done,) = run(model, tokenizer, [[1]], params)
+    assert len(done.ids) == 20
+    assert max(done.ids) < len(VOCAB)
+    assert np.isfinite(done.logprobs).all()
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_the_end_token_is_never_chosen_when_it_is_ignored(make_model, tokenizer, params):
+    model = favouring(make_model(), END_ID)
+    (done,) = run(model, tokenizer, [[1]], params, ignore_eos=True)
+    assert done.finish_reason == "length"
+    assert END_ID not in done.ids
+    assert END not in done.text
+
+
+def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
+    model = make_model(eos_token_id=50256)
+    for ignore_eos in (False, True):
+        (done,) = run(model, tokenizer, [[1]], ignore_eos=ignore_eos)
+        assert done.finish_reason == "length"
+
+
+def test_weights_that_give_no_numbers_are_called_damaged(make_model, tokenizer):
+    model = make_model()
+    for damage in (np.nan, np.inf):
+        broken = favouring(model, 5)
+        broken.lm_head.bias[5] = damage
+        with pytest.raises(CheckpointError, match="its weights are damaged"):
+            run(broken, tokenizer, [[1]])
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypatch):
+    passes = []
+    monkeypatch.setattr(
+        "gpt_cli.generate.forward",
+        lambda *args, **options: passes.append(args) or forward(*args, **options),
+    )
+    steps = generate(endless, tokenizer, [[1, 2, 3]], GREEDY, seed=0)
+    assert passes == []
+    for count in (1, 2, 3):
+        next(steps)
+        assert len(passes) == count
+    assert [ids.shape[1] for _, ids, *_ in passes] == [3, 1, 1]
+
+
+def test_logprobs_are_the_models_own_whatever_the_filters(endless, tokenizer):
+    (done,) = run(endless, tokenizer, [[1, 2]], FILTERED, max_tokens=6)
+    logits = forward(endless, np.array([[1, 2, *done.ids]]))[0, 1:-1]
+    exact = np.log(softmax(np, logits))[range(6), done.ids]
+    np.testing.assert_allclose(done.logprobs, exact, rtol=1e-4)
+
+
+def test_seconds_only_grow(endless, tokenizer):
+    (done,) = run(endless, tokenizer, [[1, 2]], max_tokens=6)
+    assert done.seconds == sorted(done.seconds)
+    assert done.seconds[0] > 0
+
+
+def test_the_text_is_that_of_the_ids(endless, tokenizer):
+    (done,) = run(endless, tokenizer, [[1, 2]], SAMPLED, max_tokens=10)
+    assert done.text == tokenizer.decode(done.ids)
+
+
+def test_the_repeat_penalty_counts_the_prompt_and_what_follows(make_model, tokenizer):
+    model = favouring(make_model(eos_token_id=None), 10, 11, 12, 13)
+    (done,) = run(
+        model, tokenizer, [[11]], SamplingParams(temperature=0, repeat_penalty=2), max_tokens=3
+    )
+    assert done.ids == [10, 12, 13]
+
+
+def test_no_prompts_give_no_steps(endless, tokenizer):
+    assert run(endless, tokenizer, []) == []
+
+
+# --- past the context ----------------------------------------------------------------------------
+
+
+def shifted_by_hand(model, prompt, max_tokens):
+    """Greedy, with the whole window computed for each token."""
+    window, ids = list(prompt), []
+    for _ in range(max_tokens):
+        if len(window) == model.config.n_positions:
+            window = window[-(model.config.n_positions // 2) :]
+        ids.append(int(forward(model, np.array([window]))[0, -1].argmax()))
+        window.append(ids[-1])
+    return ids
+
+
+@given(prompts=prompts, use_cache=st.booleans())
+@settings(max_examples=25)
+def test_shift_goes_on_with_the_newest_half_of_the_context(endless, tokenizer, prompts, use_cache):
+    done = run(endless, tokenizer, prompts, shift=True, max_tokens=40, use_cache=use_cache)
+    for prompt, row in zip(prompts, done, strict=True):
+        assert row.ids == shifted_by_hand(endless, prompt, 40)
+        assert row.finish_reason == "length"
+
+
+@given(prompts=prompts, seed=seeds, params=st.sampled_from(PARAMS[1:]))
+@settings(max_examples=25)
+def test_a_row_that_shifts_in_a_batch_equals_the_row_alone(
+    endless, tokenizer, prompts, seed, params
+):
+    batch = run(endless, tokenizer, prompts, params, seed, shift=True, max_tokens=30)
+    alone = run(endless, tokenizer, prompts[:1], params, seed, shift=True, max_tokens=30)
+    assert outcomes(batch)[:1] == outcomes(alone)
+
+
+@pytest.mark.parametrize("overflow", ["error", "shift"])
+def test_a_prompt_that_leaves_room_stays_whole(overflow):
+    assert fit(list(range(11)), 12, 100, overflow) == list(range(11))
+
+
+def test_a_prompt_that_leaves_no_room_is_an_error_by_default():
+    for length in (12, 100):
+        with pytest.raises(InputError, match=f"the prompt has {length} tokens"):
+            fit([1] * length, 12, 1, "error")
+
+
+def test_shift_begins_with_the_newest_half_of_a_prompt_that_leaves_no_room():
+    assert fit(list(range(30)), 12, 5, "shift") == list(range(24, 30))
+
+
+@given(length=st.integers(1, 60), n_positions=st.integers(2, 30), max_tokens=st.integers(1, 60))
+def test_truncate_drops_the_oldest_until_what_follows_fits_or_half_is_free(
+    length, n_positions, max_tokens
+):
+    prompt = list(range(length))
+    kept = fit(prompt, n_positions, max_tokens, "truncate")
+    room = max(n_positions - max_tokens, n_positions // 2)
+    assert kept == prompt[length - min(length, room) :]
+    assert 1 <= len(kept) < n_positions
+
+
+def test_left_pad_puts_zeros_before_the_shorter_rows():
+    ids, padding = left_pad([[5, 6, 7], [8]])
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert padding.tolist() == [0, 2]
+    assert left_pad([[1, 2], [3, 4]])[1] is None
+
+
+# --- stop strings --------------------------------------------------------------------------------
+
+letters = st.sampled_from("ab\n")
+pieces_of_text = st.lists(st.text(letters, max_size=4), max_size=10)
+stop_strings = st.lists(st.text(letters, min_size=1, max_size=4), max_size=3)
+
+
+def cut_at_a_stop(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The text before the stop string that is complete first (of several, the longest)."""
+    for end in range(len(text) + 1):
+        if ends := [stop for stop in stops if text[:end].endswith(stop)]:
+            return text[: end - max(map(len, ends))], True
+    return text, False
+
+
+@given(pieces=pieces_of_text, stops=stop_strings)
+@settings(max_examples=1000)
+def test_the_text_is_cut_at_a_stop_string_however_it_comes_in_pieces(pieces, stops):
+    filter = StopStrings(stops)
+    passed = ""
+    for piece in pieces:
+        passed += filter.push(piece)
+        if filter.found:
+            break
+        assert not any(stop in passed for stop in stops)
+    assert (passed + filter.flush(), filter.found) == cut_at_a_stop("".join(pieces), stops)
+
+
+@given(pieces=pieces_of_text, stops=stop_strings)
+@settings(max_examples=300)
+def test_no_more_is_held_back_than_may_become_a_stop_string(pieces, stops):
+    filter, passed, text = StopStrings(stops), "", ""
+    for piece in pieces:
+        passed += filter.push(piece)
+        text += piece
+        if filter.found:
+            break
+        held = text[len(passed) :]
+        assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
+
+
+def test_without_stop_strings_everything_passes_at_once():
+    filter = StopStrings([])
+    assert filter.push("abc") == "abc"
+    assert filter.flush() == ""
+    assert not filter.found

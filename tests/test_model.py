@@ -1,0 +1,197 @@
+import numpy as np
+import pytest
+from checkpoints import CASES, CONFIG
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt_cli.config import ACTIVATIONS
+from gpt_cli.generate import left_pad
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import forward, merge_heads, split_heads, visibility
+from gpt_cli.ops.numpy_ops import NumPyOps
+
+TOLERANCE = 1e-4  # of the standard deviation of the reference's logits
+VOCAB_SIZE = 40
+N_POSITIONS = 16
+
+configs = st.fixed_dictionaries(
+    {
+        "vocab_size": st.just(VOCAB_SIZE),
+        "n_positions": st.just(N_POSITIONS),
+        "n_layer": st.integers(1, 3),
+        "n_head": st.sampled_from([1, 2, 4]),
+        "n_embd": st.sampled_from([8, 16]),
+        "n_inner": st.sampled_from([None, 12]),
+        "activation_function": st.sampled_from(ACTIVATIONS),
+        "scale_attn_weights": st.booleans(),
+        "scale_attn_by_inverse_layer_idx": st.booleans(),
+        "tie_word_embeddings": st.booleans(),
+        "seed": st.integers(0, 1000),
+    }
+)
+texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=N_POSITIONS)
+batches = st.lists(texts, min_size=1, max_size=4)
+
+
+def chunks_of(data, T):
+    """The ends of the chunks of a text, chosen by hypothesis."""
+    return [*sorted(data.draw(st.sets(st.integers(1, T), max_size=4), "cuts") - {T}), T]
+
+
+def forward_in_chunks(model, ids, ends, padding=None):
+    cache = KVCache(model.config, model.ops, len(ids), ids.shape[1])
+    starts = [0, *ends[:-1]]
+    logits = [
+        forward(model, ids[:, start:end], cache, padding=padding)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return np.concatenate(logits, axis=1)
+
+
+def assert_same_logits(one, other):
+    np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE / 4 * np.std(other))
+
+
+# --- golden --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case, load_case, golden):
+    reference = golden("models.npz")
+    expected = reference[f"{case}/logits"]
+    logits = forward(load_case(case), reference["rows"])
+    assert logits.dtype == np.float32
+    assert abs(logits - expected).max() <= TOLERANCE * expected.std()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_most_likely_tokens_are_those_of_transformers(case, load_case, golden):
+    reference = golden("models.npz")
+    rows, greedy = reference["rows"], reference[f"{case}/greedy"]
+    logits = forward(load_case(case), np.hstack([rows, greedy]))[:, rows.shape[1] - 1 : -1]
+    clear = reference[f"{case}/margins"] > 2 * TOLERANCE * reference[f"{case}/logits"].std()
+    assert clear.mean() > 0.9
+    assert np.array_equal(logits.argmax(axis=-1)[clear], greedy[clear])
+
+
+@pytest.mark.parametrize(
+    "case", [name for name in CASES if name not in ("hub", "saved", "upcast", "padded_vocabulary")]
+)
+def test_the_tolerance_tells_each_configuration_from_the_plain_one(case, golden):
+    plain, other = (golden("models.npz")[f"{name}/logits"] for name in ("hub", case))
+    assert abs(plain - other).max() > 4 * TOLERANCE * plain.std()
+
+
+def test_a_left_padded_batch_has_the_logits_of_transformers(load_case, golden):
+    rows = golden("padded.json")["rows"]
+    expected = golden("models.npz")["padded/logits"]
+    ids, padding = left_pad(rows)
+    logits = forward(load_case("saved"), ids, padding=padding)
+    real = np.concatenate(
+        [row[start:] for row, start in zip(logits, padding.tolist(), strict=True)]
+    )
+    assert abs(real - expected).max() <= TOLERANCE * expected.std()
+
+
+# --- invariants ----------------------------------------------------------------------------------
+
+
+@given(config=configs, text=texts, data=st.data())
+def test_any_chunking_with_a_cache_equals_the_whole_text_without(make_model, config, text, data):
+    model, ids = make_model(**config), np.array([text])
+    logits = forward_in_chunks(model, ids, chunks_of(data, len(text)))
+    assert_same_logits(logits, forward(model, ids))
+
+
+@given(config=configs, text=texts)
+def test_token_by_token_equals_the_whole_text(make_model, config, text):
+    model, ids = make_model(**config), np.array([text])
+    logits = forward_in_chunks(model, ids, range(1, len(text) + 1))
+    assert_same_logits(logits, forward(model, ids))
+
+
+@given(config=configs, rows=batches, data=st.data())
+def test_a_row_of_a_ragged_batch_equals_the_row_alone(make_model, config, rows, data):
+    model = make_model(**config)
+    ids, padding = left_pad(rows)
+    T = ids.shape[1]
+    for logits in (
+        forward(model, ids, padding=padding),
+        forward_in_chunks(model, ids, chunks_of(data, T), padding),
+    ):
+        for row, text in zip(logits, rows, strict=True):
+            assert_same_logits(row[T - len(text) :], forward(model, np.array([text]))[0])
+
+
+@given(config=configs, rows=batches)
+def test_last_only_equals_the_last_of_all(make_model, config, rows):
+    model = make_model(**config)
+    ids, padding = left_pad(rows)
+    last = forward(model, ids, padding=padding, last_only=True)
+    assert last.shape == (len(rows), 1, VOCAB_SIZE)
+    assert_same_logits(last, forward(model, ids, padding=padding)[:, -1:])
+
+
+@given(config=configs, text=texts.filter(lambda text: len(text) > 1), data=st.data())
+def test_a_token_sees_nothing_that_comes_after_it(make_model, config, text, data):
+    model = make_model(**config)
+    place = data.draw(st.integers(1, len(text) - 1))
+    changed = [*text[:place], *((id + 1) % VOCAB_SIZE for id in text[place:])]
+    logits, others = forward(model, np.array([text, changed]))
+    assert_same_logits(logits[:place], others[:place])
+    assert abs(logits[place:] - others[place:]).max() > 0
+
+
+@given(config=configs, rows=batches)
+def test_the_finished_rows_of_a_batch_may_leave_the_cache(make_model, config, rows):
+    model = make_model(**config)
+    ids, padding = left_pad([text[:8] for text in rows])
+    T = ids.shape[1]
+    cache = KVCache(model.config, model.ops, len(rows), T + 1)
+    forward(model, ids, cache, padding=padding)
+    kept = list(range(len(rows)))[::2]
+    cache.keep(kept)
+    padding = None if padding is None else padding[kept]
+    logits = forward(model, np.full((len(kept), 1), 3), cache, padding=padding)
+    for row, place in zip(logits, kept, strict=True):
+        assert_same_logits(row[-1], forward(model, np.array([[*rows[place][:8], 3]]))[0, -1])
+
+
+# --- the small parts -----------------------------------------------------------------------------
+
+
+def test_the_head_shares_the_memory_of_wte_when_tied(load_case):
+    for case in ("hub", "tied_but_stored"):
+        assert np.shares_memory(load_case(case).lm_head.weight, load_case(case).wte)
+
+
+def test_weights_are_the_same_after_a_pass(make_model):
+    model, fresh = make_model(), make_model()
+    forward(model, np.array([[1, 2, 3]]))
+    assert np.array_equal(model.wte, fresh.wte)
+    assert np.array_equal(model.h[0].mlp.c_fc.weight, fresh.h[0].mlp.c_fc.weight)
+
+
+def test_heads_are_split_from_neighbouring_channels_and_merged_back():
+    x = np.arange(2 * 3 * 8).reshape(2, 3, 8)
+    heads = split_heads(x, 4)
+    assert heads.shape == (2, 4, 3, 2)
+    assert heads[1, 2, 0].tolist() == x[1, 0, 4:6].tolist()
+    assert np.array_equal(merge_heads(heads), x)
+
+
+def test_a_decode_step_needs_no_mask():
+    assert visibility(NumPyOps(), 1, 9, None) is None
+
+
+def test_a_token_may_see_itself_and_what_is_before_it_but_no_padding():
+    mask = visibility(NumPyOps(), 2, 4, np.array([0, 3]))
+    assert mask.shape == (2, 1, 2, 4)
+    assert mask[:, 0].tolist() == [
+        [[True, True, True, False], [True, True, True, True]],
+        [[False, False, False, False], [False, False, False, True]],
+    ]
+
+
+def test_the_longest_text_that_fits_is_n_positions(make_model):
+    assert forward(make_model(), np.zeros((1, CONFIG["n_positions"]), int)).shape[1] == 64

@@ -1,0 +1,179 @@
+import math
+
+import numpy as np
+import pytest
+from checkpoints import noise
+
+from gpt_cli.errors import InputError
+from gpt_cli.ops import LayerNorm, Linear, get_ops
+from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps
+
+OPS = [NumPyOps()]  # every implementation computes what the formulas below say
+
+EXACT_ACTIVATIONS = {
+    "gelu_new": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu": lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2))),
+    "relu": lambda x: max(x, 0.0),
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "tanh": math.tanh,
+}
+
+
+def array(name: str, *shape: int):
+    return noise(name, *shape).astype(np.float32)
+
+
+def exact_softmax(x):
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def assert_close(ops, result, expected, tolerance=2e-6):
+    result = ops.to_host(result)
+    assert result.dtype == np.float32
+    assert result.shape == expected.shape
+    assert abs(result - expected).max() <= tolerance * max(1, abs(expected).max())
+
+
+@pytest.fixture(params=OPS, ids=lambda ops: type(ops).__name__)
+def ops(request):
+    return request.param
+
+
+def test_what_is_placed_comes_back(ops):
+    x = array("x", 3, 4)
+    assert np.array_equal(ops.to_host(ops.place(x.copy())), x)
+
+
+def test_embed_adds_rows_of_both_tables(ops):
+    wte, wpe = array("wte", 10, 4), array("wpe", 6, 4)
+    ids, positions = np.array([[9, 0, 3], [1, 1, 2]]), np.array([[0, 0, 1], [2, 3, 5]])
+    x = ops.embed(ops.place(wte), ops.place(wpe), ops.xp.asarray(ids), ops.xp.asarray(positions))
+    assert_close(ops, x, wte[ids].astype(np.float64) + wpe[positions])
+
+
+def test_embed_broadcasts_the_positions_that_rows_share(ops):
+    wte, wpe = array("wte", 10, 4), array("wpe", 6, 4)
+    ids, positions = np.array([[9, 0], [1, 1]]), np.array([[3, 4]])
+    x = ops.embed(ops.place(wte), ops.place(wpe), ops.xp.asarray(ids), ops.xp.asarray(positions))
+    assert_close(ops, x, wte[ids].astype(np.float64) + wpe[positions])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8), (1, 1, 8), (5, 33)])
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-2])
+@pytest.mark.parametrize("offset", [0, 30])
+def test_layer_norm(ops, shape, epsilon, offset):
+    x = array("x", *shape) + np.float32(offset)
+    weight, bias = array("weight", shape[-1]), array("bias", shape[-1])
+    y = ops.layer_norm(ops.place(x.copy()), LayerNorm(ops.place(weight), ops.place(bias), epsilon))
+    exact = x.astype(np.float64)
+    exact = exact - exact.mean(axis=-1, keepdims=True)
+    exact = exact / np.sqrt((exact**2).mean(axis=-1, keepdims=True) + epsilon)
+    assert_close(ops, y, exact * weight + bias, tolerance=1e-5)
+
+
+def test_layer_norm_of_equal_values_is_the_bias(ops):
+    bias = array("bias", 8)
+    ln = LayerNorm(ops.place(array("weight", 8)), ops.place(bias), 1e-5)
+    y = ops.layer_norm(ops.place(np.full((1, 2, 8), 3, np.float32)), ln)
+    assert_close(ops, y, np.broadcast_to(bias, (1, 2, 8)))
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("rows", [(1, 1), (1, 7), (4, 1), (3, 5)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_linear(ops, activation, rows, has_bias):
+    x, weight, bias = array("x", *rows, 12), array("weight", 12, 20), array("bias", 20)
+    w = Linear(ops.place(weight), ops.place(bias) if has_bias else None)
+    y = ops.linear(ops.place(x.copy()), w, activation=activation)
+    exact = x.astype(np.float64) @ weight + has_bias * bias
+    if activation:
+        exact = np.vectorize(EXACT_ACTIVATIONS[activation])(exact)
+    assert_close(ops, y, exact)
+
+
+def test_linear_takes_a_transposed_matrix(ops):
+    x, wte = array("x", 2, 3, 12), array("wte", 20, 12)
+    y = ops.linear(ops.place(x), Linear(ops.place(wte).T))
+    assert_close(ops, y, x.astype(np.float64) @ wte.T)
+
+
+@pytest.mark.parametrize("T", [1, 4])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("masked", [True, False])
+def test_attend(ops, T, scale, masked):
+    q = array("q", 2, 3, T, 8)
+    keys, values = array("keys", 2, 3, 6, 8), array("values", 2, 3, 6, 8)
+    visible = np.arange(6) <= np.arange(6 - T, 6)[:, None] if masked else np.ones((T, 6), bool)
+    visible = (visible & (np.arange(6) >= np.array([0, 1 * masked])[:, None, None]))[:, None]
+    attended = ops.attend(
+        ops.place(q.copy()),
+        ops.place(keys),
+        ops.place(values),
+        scale,
+        ops.xp.asarray(visible) if masked else None,
+    )
+    scores = scale * q.astype(np.float64) @ keys.swapaxes(-1, -2)
+    exact = exact_softmax(np.where(visible, scores, -np.inf)) @ values
+    assert_close(ops, attended, exact)
+
+
+def test_attend_takes_nothing_from_what_is_invisible(ops):
+    q, keys = array("q", 1, 1, 2, 4), array("keys", 1, 1, 3, 4)
+    values = np.array([1, 2, 1e30], np.float32)[None, None, :, None]
+    visible = np.array([[[[True, False, False], [True, True, False]]]])
+    attended = ops.to_host(ops.attend(q, keys, values, 1.0, ops.xp.asarray(visible)))
+    assert attended[0, 0, 0, 0] == 1
+    assert 1 < attended[0, 0, 1, 0] < 2
+
+
+def test_a_query_that_sees_nothing_gives_finite_numbers(ops):
+    q, keys, values = (array(name, 1, 2, 3, 4) for name in ("q", "keys", "values"))
+    attended = ops.attend(q, keys, values, 1.0, ops.xp.zeros((1, 1, 3, 3), bool))
+    assert np.isfinite(ops.to_host(attended)).all()
+
+
+def test_attend_survives_scores_beyond_what_exp_can_take(ops):
+    q, keys, values = (100 * array(name, 1, 2, 3, 4) for name in ("q", "keys", "values"))
+    attended = ops.to_host(ops.attend(q, keys, values, 1.0, None))
+    assert np.isfinite(attended).all()
+    assert abs(attended).max() <= abs(values).max() * 1.00001
+
+
+def test_the_arguments_are_left_as_they_are(ops):
+    x, matrix = array("x", 2, 4, 8), array("matrix", 8, 8)
+    heads = array("heads", 2, 2, 4, 4)
+    copies = x.copy(), matrix.copy(), heads.copy()
+    ops.layer_norm(x, LayerNorm(matrix[0], matrix[1], 1e-5))
+    for activation in (None, *ACTIVATIONS):
+        ops.linear(x, Linear(matrix, matrix[0]), activation=activation)
+    ops.attend(heads, heads, heads, 0.5, ops.xp.eye(4, dtype=bool)[None, None])
+    ops.embed(matrix, matrix, np.array([[1, 2]]), np.array([[0, 1]]))
+    assert all(map(np.array_equal, (x, matrix, heads), copies))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_are_exact_to_a_millionth(activation):
+    x = np.linspace(-12, 12, 4001, dtype=np.float32)
+    exact = [EXACT_ACTIVATIONS[activation](value) for value in x.tolist()]
+    y = ACTIVATIONS[activation](x)
+    assert y.dtype == np.float32
+    assert (abs(y - exact) <= 1e-6 * abs(x) + 1e-7).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_have_their_limits_far_out(activation):
+    y = ACTIVATIONS[activation](np.array([-1e4, -200, 0, 200, 1e4], np.float32))
+    limits = [-1, -1, 0, 1, 1] if activation == "tanh" else [0, 0, 0, 200, 1e4]
+    assert y.tolist() == limits
+
+
+def test_the_implementation_follows_from_device_and_dtype():
+    assert isinstance(get_ops("cpu", "float32"), NumPyOps)
+    assert get_ops("auto", "float32")
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("abacus", "float32"), ("cpu", "float7")])
+def test_what_nothing_computes_is_refused(device, dtype):
+    with pytest.raises(InputError, match=f"cannot compute in {dtype} on {device}"):
+        get_ops(device, dtype)

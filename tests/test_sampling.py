@@ -1,0 +1,257 @@
+import math
+
+import numpy as np
+import pytest
+from checkpoints import noise
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from gpt_cli.errors import InputError
+from gpt_cli.sampling import (
+    SamplingParams,
+    log_probabilities,
+    min_p,
+    repeat_penalty,
+    sample,
+    softmax,
+    top_k,
+    top_p,
+    uniforms,
+)
+
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+GREEDY = SamplingParams(temperature=0)
+LAST_UNIFORM = 1 - 2**-53
+
+rows_of_logits = arrays(
+    np.float32, (2, 9), elements=st.floats(-60, 60, width=32, allow_subnormal=False)
+)
+
+
+def params(**changes) -> SamplingParams:
+    return SamplingParams(**OFF | changes)
+
+
+def draw_all(logits, places, params, text=()):
+    """Draw from one row of logits at each place of [0, 1)."""
+    rows = np.repeat(np.atleast_2d(np.asarray(logits, np.float32)), len(places), axis=0)
+    return sample(np, rows, np.array(places), params, [text] * len(places)).tolist()
+
+
+# --- against transformers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", range(21))
+def test_the_survivors_and_their_probabilities_are_those_of_transformers(case, golden):
+    reference = golden("sampling.json")
+    case = reference["cases"][case]
+    for logits, text, survivors, probabilities in zip(
+        reference["logits"],
+        reference["texts"],
+        case["survivors"],
+        case["probabilities"],
+        strict=True,
+    ):
+        ends = np.cumsum(probabilities)
+        for place in (0.1, 0.5, 0.9):  # near both ends of each token's share, and in the middle
+            places = ends - np.array(probabilities) * (1 - place)
+            assert draw_all(logits, places, params(**case["params"]), text) == survivors
+
+
+def test_every_case_of_the_reference_is_tested(golden):
+    assert len(golden("sampling.json")["cases"]) == 21
+
+
+def test_rows_are_filtered_each_by_itself(golden):
+    reference = golden("sampling.json")
+    case = reference["cases"][-2]
+    logits, texts = np.array(reference["logits"], np.float32), reference["texts"]
+    for place in np.linspace(0, 0.999, 20):
+        together = sample(np, logits, np.full(3, place), params(**case["params"]), texts)
+        alone = [
+            draw_all(row, [place], params(**case["params"]), text)[0]
+            for row, text in zip(logits, texts, strict=True)
+        ]
+        assert together.tolist() == alone
+
+
+# --- each filter ---------------------------------------------------------------------------------
+
+
+@given(
+    logits=rows_of_logits,
+    k=st.integers(1, 12),
+    p=st.floats(0, 1, exclude_min=True),
+    temperature=st.floats(0.01, 10),
+)
+def test_the_most_likely_token_always_survives(logits, k, p, temperature):
+    filtered = logits / np.float32(temperature)
+    filtered = min_p(np, top_p(np, top_k(np, filtered, k), p), p)
+    best = logits.argmax(axis=-1)
+    assert np.isfinite(np.take_along_axis(filtered, best[:, None], axis=-1)).all()
+
+
+@given(logits=rows_of_logits, k=st.integers(1, 12))
+def test_top_k_keeps_the_k_largest(logits, k):
+    kept = np.isfinite(top_k(np, logits, k))
+    for row, mask in zip(logits, kept, strict=True):
+        kth = sorted(row)[-min(k, len(row))]
+        assert mask.tolist() == (row >= kth).tolist()
+
+
+@given(logits=rows_of_logits, p=st.floats(0.01, 0.99))
+def test_top_p_keeps_the_fewest_that_reach_p(logits, p):
+    probabilities = softmax(np, logits)
+    for row, mask in zip(probabilities, np.isfinite(top_p(np, logits, p)), strict=True):
+        kept = row[mask]
+        assert kept.sum() >= p - 1e-6
+        assert kept[kept > kept.min()].sum() < p + 1e-6
+        assert kept.min() >= max(row[~mask], default=0)
+
+
+@given(logits=rows_of_logits, p=st.floats(0.001, 1))
+def test_min_p_keeps_by_the_ratio_to_the_best(logits, p):
+    ratios = np.exp((logits - logits.max(axis=-1, keepdims=True)).astype(np.float64))
+    kept = np.isfinite(min_p(np, logits, p))
+    assert kept[ratios > p * 1.0001].all()
+    assert not kept[ratios < p * 0.9999].any()
+
+
+def test_tokens_of_equal_logits_stay_or_go_together():
+    logits = np.array([[1, 2, 2, 2, 0]], np.float32)
+    for kept in (top_k(np, logits, 2), top_p(np, logits, 0.4), min_p(np, logits, 1.0)):
+        assert np.isfinite(kept).tolist() == [[False, True, True, True, False]]
+
+
+def test_the_penalty_divides_positive_and_multiplies_negative_logits_once():
+    logits = np.array([[2, -2, 0, 4], [2, -2, 0, 4]], np.float32)
+    penalized = repeat_penalty(np, logits, [[0, 1, 0, 1], [3]], 2.0)
+    assert penalized.tolist() == [[1, -4, 0, 4], [2, -2, 0, 2]]
+    assert logits[0, 0] == 2
+
+
+def test_the_penalty_comes_before_the_greedy_choice():
+    text = [0]
+    assert draw_all([2.0, 1.5], [0.5], GREEDY, text) == [0]
+    greedy = SamplingParams(temperature=0, repeat_penalty=2)
+    assert draw_all([2.0, 1.5], [0.5], greedy, text) == [1]
+
+
+def test_greedy_ignores_every_filter_and_draw():
+    greedy = SamplingParams(temperature=0, top_k=1, top_p=0.01, min_p=1)
+    assert draw_all([0.0, 3.0, 1.0], [0, 0.5, LAST_UNIFORM], greedy) == [1, 1, 1]
+
+
+# --- the draw ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [100, 1000, 4099])
+def test_frequencies_follow_the_probabilities(n):
+    logits = noise("frequencies", 30).astype(np.float32)
+    grid = (np.arange(n) + 0.5) / n
+    counts = np.bincount(draw_all(logits, grid, params()), minlength=30)
+    assert abs(counts - n * softmax(np, logits[None])[0]).max() <= 1
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}])
+def test_the_ends_of_the_unit_interval_draw_the_first_and_last_survivor(filters):
+    logits = [-np.inf, -9, 1, 0.9, -9, 0.8, -9, -np.inf]
+    first, last = draw_all(logits, [0, LAST_UNIFORM], params(**filters))
+    assert (first, last) == ((2, 5) if filters else (1, 6))
+
+
+@given(logits=rows_of_logits, place=st.floats(0, 1, exclude_max=True))
+def test_a_token_of_no_probability_is_never_drawn(logits, place):
+    logits[:, ::2] = -np.inf
+    ids = sample(np, logits, np.array([place] * 2), params(), [[], []])
+    assert (ids % 2 == 1).all()
+
+
+def test_a_single_token_that_is_left_is_drawn_whatever_the_place():
+    logits = np.full(50, -np.inf)
+    logits[17] = -5
+    for choice in (params(), params(top_k=3, top_p=0.5, min_p=0.1), GREEDY):
+        assert draw_all(logits, [0, 0.5, LAST_UNIFORM], choice) == [17, 17, 17]
+
+
+# --- the numbers that the draws are made with ----------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**64 - 1), row=st.integers(0, 1000), step=st.integers(0, 1_000_000))
+def test_a_uniform_is_the_first_of_the_generator_keyed_by_seed_row_and_step(seed, row, step):
+    bits = np.random.Philox(key=np.array([seed, row], np.uint64), counter=step).random_raw()
+    assert uniforms(seed, [row], step).tolist() == [(int(bits) >> 11) * 2.0**-53]
+
+
+def test_a_uniform_does_not_depend_on_the_other_rows():
+    together = uniforms(5, [0, 1, 2, 3], 9)
+    assert uniforms(5, [3, 1], 9).tolist() == together[[3, 1]].tolist()
+    assert together.dtype == np.float64
+
+
+def test_uniforms_are_the_same_for_ever():
+    assert uniforms(42, [0, 1], 0).tolist() == [0.8201981478608876, 0.443746921343274]
+    assert uniforms(42, [0], 1).tolist() != uniforms(42, [0], 0).tolist()
+
+
+def test_uniforms_are_spread_evenly():
+    values = np.array([uniforms(1, range(20), step) for step in range(100)])
+    assert len(np.unique(values)) == values.size
+    assert abs(np.histogram(values, bins=10, range=(0, 1))[0] - 200).max() < 60
+
+
+# --- probabilities -------------------------------------------------------------------------------
+
+
+@given(logits=rows_of_logits)
+def test_log_probabilities_are_the_logarithms_of_the_probabilities(logits):
+    ids = np.array([3, 8])
+    exact = [
+        float(row[id]) - max(row) - math.log(math.fsum(np.exp(row - max(row)).tolist()))
+        for row, id in zip(logits.astype(np.float64), ids, strict=True)
+    ]
+    np.testing.assert_allclose(log_probabilities(np, logits, ids), exact, rtol=1e-6, atol=1e-5)
+
+
+def test_probabilities_add_up_to_one_over_a_large_vocabulary():
+    probabilities = softmax(np, noise("large", 1, 50257).astype(np.float32))
+    assert probabilities.dtype == np.float64
+    assert abs(probabilities.sum() - 1) < 1e-12
+
+
+# --- parameters ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.inf),
+        ("temperature", math.nan),
+        ("top_k", -1),
+        ("top_k", math.nan),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("min_p", -0.01),
+        ("min_p", 1.01),
+        ("min_p", math.nan),
+        ("repeat_penalty", 0),
+        ("repeat_penalty", -1),
+        ("repeat_penalty", math.inf),
+        ("repeat_penalty", math.nan),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_its_name(name, value):
+    with pytest.raises(InputError, match=f"^{name.replace('_', '-')} must be "):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "limits", [{"top_k": 0, "top_p": 1, "min_p": 0}, {"top_p": 1e-9, "min_p": 1}]
+)
+@pytest.mark.parametrize("temperature", [0, 1e-30, 1e30])
+def test_the_ends_of_the_ranges_can_be_used(limits, temperature):
+    choice = SamplingParams(temperature=temperature, **limits)
+    assert draw_all([1.0, 2.0, 3.0], [LAST_UNIFORM], choice) == [2]
