@@ -1,0 +1,231 @@
+"""Writes short children's stories from a grammar: the text that `weights/tiny` learns.
+
+A plot (see `story_plots.py`) is a story with the choices still open. Three marks say where:
+
+* `[a|b|c]` takes one alternative, `[3*a|b]` takes the first three times out of four;
+* `<rule>` takes one line of the table of that name in `RULES`;
+* `{hero}` names a part of the story. It is cast the first time it is mentioned and stays the same
+  from there on, so whatever was lost on page one is what is found on page three. A dot reaches
+  into it: `{friend.his}`. The plain pronouns, `{he}` or `{His}`, are the hero's.
+
+The teller adds up what every choice cost, -ln p. The sum is the grammar's own negative log
+likelihood of that derivation, an upper bound for the text's, and so the yardstick for any model
+that learns from these stories: no model can do much better on average than the grammar itself.
+
+    python tools/stories.py --seed 1 --count 3     prints three stories
+    python tools/stories.py --check 20000          writes that many and looks for slips
+"""
+
+import argparse
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from story_phrases import RULES
+from story_plots import PLOTS
+from story_words import NAMES, PARTS, PRONOUNS, SPECIES, Part, Table
+
+T = TypeVar("T")
+
+CAST = ("hero", "friend", "other")
+OPENERS = "[<{"
+CLOSERS = {"[": "]", "<": ">", "{": "}"}
+
+
+@dataclass(frozen=True)
+class Story:
+    """One finished story, with what the grammar paid for it."""
+
+    text: str
+    nats: float
+    plot: str
+
+
+class Teller:
+    """Tells one story: makes the choices, remembers the parts and keeps the account."""
+
+    def __init__(self, rng: random.Random, tables: dict[str, Table]) -> None:
+        self.rng = rng
+        self.tables = tables
+        self.parts: dict[str, Part] = {}
+        self.nats = 0.0
+
+    def pick(self, options: Sequence[T], weights: Sequence[int] | None = None) -> T:
+        """Choose one option and book its price."""
+        weights = weights or [1] * len(options)
+        index = self.rng.choices(range(len(options)), weights)[0]
+        self.nats -= math.log(weights[index] / sum(weights))
+        return options[index]
+
+    def tell(self, template: str) -> str:
+        """Settle every open choice of a template, from left to right.
+
+        Outer choices come before inner ones: an alternative that was not taken costs nothing.
+        """
+        told = []
+        position = 0
+        while position < len(template):
+            char = template[position]
+            if char not in OPENERS:
+                told.append(char)
+                position += 1
+                continue
+            end = _closing(template, position)
+            inside = template[position + 1 : end]
+            if char == "[":
+                told.append(self.tell(self.pick(*_alternatives(inside))))
+            elif char == "<":
+                told.append(self.tell(self.pick(RULES[inside])))
+            else:
+                told.append(self.tell(self.look_up(inside)))
+            position = end + 1
+        return "".join(told)
+
+    def look_up(self, slot: str) -> str:
+        """Return the words for `hero`, `thing.look`, `friend.his` or the hero's own `he`."""
+        name, _, field = slot.partition(".")
+        if name.lower() in PRONOUNS["he"]:
+            name, field = "hero", name
+        if name not in self.parts:
+            self.parts[name] = self.cast() if name in CAST else self.draw(name)
+        words = self.parts[name][field.lower() or "name"]
+        return words[0].upper() + words[1:] if field[:1].isupper() else words
+
+    def draw(self, name: str) -> Part:
+        """Choose a part from its table; what is still open in its name is settled for good."""
+        part = self.pick(self.tables[name])
+        return part | {"name": self.tell(part["name"])}
+
+    def cast(self) -> Part:
+        """Choose a person or an animal who is not yet in the story."""
+        folk = self.pick(("people", "animals"))
+        he = self.pick(("she", "he"))
+        taken = {part["name"] for part in self.parts.values()}
+        kinds = {part["kind"] for part in self.parts.values() if "kind" in part}
+        name = self.pick([name for name in NAMES[folk, he] if name not in taken])
+        if folk == "people":
+            kind = "girl" if he == "she" else "boy"
+        else:
+            kind = self.pick([species for species in SPECIES if species not in kinds])
+        return Part(name=name, kind=kind, full=f"a {kind} named {name}") | PRONOUNS[he]
+
+
+def write_story(rng: random.Random) -> Story:
+    """Write the next story; the same state of `rng` always gives the same one."""
+    teller = Teller(rng, PARTS)
+    plot = teller.pick(tuple(PLOTS))
+    blocks = PLOTS[plot].strip().split("\n\n")
+    paragraphs = [_tidy(teller.tell(_one_line(block))) for block in blocks]
+    return Story("\n\n".join(filter(None, paragraphs)), teller.nats, plot)
+
+
+def _one_line(block: str) -> str:
+    """Undo the line breaks; one after a bar or a bracket is not even a space."""
+    return re.sub(r"([|\[]) ", r"\1", " ".join(line.strip() for line in block.splitlines()))
+
+
+def _tidy(text: str) -> str:
+    """Close the gaps that empty alternatives leave, and make `a` `an` before a vowel."""
+    return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", re.sub(r" +", " ", text)).strip()
+
+
+def _closing(template: str, start: int) -> int:
+    """Return where the bracket that opens at `start` closes."""
+    opener, closer = template[start], CLOSERS[template[start]]
+    depth = 0
+    for position in range(start, len(template)):
+        depth += (template[position] == opener) - (template[position] == closer)
+        if depth == 0:
+            return position
+    raise ValueError(f"never closed: {template[start : start + 40]!r}")
+
+
+def _alternatives(inside: str) -> tuple[list[str], list[int]]:
+    """Split `a|b [c|d]|2*e` at the outer bars; return the alternatives and their weights."""
+    pieces = [""]
+    depth = 0
+    for char in inside:
+        depth += (char == "[") - (char == "]")
+        if char == "|" and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += char
+    options, weights = [], []
+    for piece in pieces:
+        weight, star, rest = piece.partition("*")
+        options.append(rest if star and weight.isdigit() else piece)
+        weights.append(int(weight) if star and weight.isdigit() else 1)
+    return options, weights
+
+
+SLIPS = {
+    "doubled or stray space": r"  |^ | $| [,.!?]| \n|\n ",
+    "unfilled placeholder": r"[\[\]{}<>|*]",
+    "a before a vowel": r"\b[Aa] [aeiou]",
+    "stray space inside quotes": r'^([^"]*"[^"]*")*[^"]*"( |[^"]* ")',
+    "doubled word": r"\b(\w+) \1\b",
+    "doubled punctuation": r"[,.!?]{2}",
+    "small letter after a full stop": r"(?<!Mr)(?<!Mrs)[.] [a-z]",
+    "paragraph without an end": r"[^.!?\"]$",
+}
+
+
+def find_slips(text: str) -> list[str]:
+    """Name what is wrong with a story's form: an empty list if nothing is."""
+    paragraphs = text.split("\n\n")
+    slips = [what for what, bad in SLIPS.items() if any(re.search(bad, p) for p in paragraphs)]
+    if any(paragraph.count('"') % 2 for paragraph in paragraphs):
+        slips.append("unbalanced quotes")
+    if not 80 <= len(text.split()) <= 300:
+        slips.append("too short or too long")
+    if not 3 <= len(paragraphs) <= 6:
+        slips.append("too few or too many paragraphs")
+    return slips
+
+
+def check(seed: int, count: int) -> None:
+    """Write many stories, look for slips in each, and print what the grammar is like."""
+    rng = random.Random(seed)
+    texts: set[str] = set()
+    words: Counter[str] = Counter()
+    slips: Counter[str] = Counter()
+    plots: Counter[str] = Counter()
+    lengths = []
+    nats = 0.0
+    for _ in range(count):
+        story = write_story(rng)
+        texts.add(story.text)
+        lengths.append(len(story.text.split()))
+        words.update(re.findall(r"[a-z']+", story.text.lower()))
+        slips.update(find_slips(story.text))
+        plots[story.plot] += 1
+        nats += story.nats
+    print(f"{len(texts)} of {count} stories are different; slips: {dict(slips) or 'none'}")
+    print(f"{min(lengths)} to {max(lengths)} words, {sum(lengths) / count:.0f} on average")
+    print(f"{len(words)} different words, {nats / count:.0f} nats a story")
+    once = sum(text.startswith("Once upon a time") for text in texts) / len(texts)
+    print(f"{once:.0%} begin with 'Once upon a time'; plots: {dict(plots)}")
+    if slips or len(texts) < count:
+        raise SystemExit("the grammar slipped")
+
+
+def main() -> None:
+    """Print stories, or check many of them."""
+    parser = argparse.ArgumentParser(description="Write children's stories from a grammar.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=1, help="how many stories to print")
+    parser.add_argument("--check", type=int, metavar="N", help="write N stories, look for slips")
+    options = parser.parse_args()
+    if options.check:
+        check(options.seed, options.check)
+        return
+    rng = random.Random(options.seed)
+    print("\n\n---\n\n".join(write_story(rng).text for _ in range(options.count)))
+
+
+if __name__ == "__main__":
+    main()
