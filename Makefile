@@ -10,7 +10,7 @@ endif
 .PHONY: demo test check format bench clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
-	$(BIN)/gpt-cli generate --model tiny --stats "Once upon a time"
+	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
 
 test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(BIN)/python -m pytest
@@ -32,7 +32,7 @@ clean:
 	rm -rf $(VENV)
 
 $(VENV)/.demo: pyproject.toml
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or later is needed"'
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@

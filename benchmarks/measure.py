@@ -29,20 +29,20 @@ def gpt_cli_engine(folder: Path, threads: int) -> Generate:
     import numpy as np
 
     from gpt_cli import checkpoint
+    from gpt_cli.generate import Options
     from gpt_cli.generate import generate as steps
     from gpt_cli.ops import get_ops
-    from gpt_cli.sampling import SamplingParams
     from gpt_cli.tokenizer import Tokenizer
 
     model = checkpoint.load(folder, get_ops("auto", "float32"))
     tokenizer = Tokenizer.from_folder(folder)
-    greedy = SamplingParams(temperature=0)
     rng = np.random.default_rng(0)
 
     def generate(batch: int, prompt: int, new: int) -> float:
         ids = rng.integers(model.config.vocab_size, size=(batch, prompt)).tolist()
+        options = Options(max_tokens=new, temperature=0, ignore_eos=True)
         start = time.perf_counter()
-        for _ in steps(model, tokenizer, ids, greedy, seed=0, max_tokens=new, ignore_eos=True):
+        for _ in steps(model, tokenizer, ids, options):
             pass
         return time.perf_counter() - start
 

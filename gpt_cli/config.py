@@ -19,6 +19,9 @@ _ALIASES = {
     "max_position_embeddings": "n_positions",
 }
 
+# Other names of the same function.
+_ACTIVATION_ALIASES = {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
+
 _LARGEST_SIZE = 2**20  # far above any GPT-2; a size beyond it is a damaged file
 
 
@@ -82,6 +85,8 @@ class GPT2Config:
             if raw.get("add_cross_attention"):
                 raise ValueError("add_cross_attention is set, and GPT-2 has none")
             config = cls(**{name: read(name, raw[name]) for name, read in _FIELDS if name in raw})
+            if config.n_positions < 2:
+                raise ValueError("n_positions is 1, which leaves no room for a new token")
             if config.n_embd % config.n_head:
                 raise ValueError(f"n_embd {config.n_embd} is no multiple of n_head {config.n_head}")
         except ValueError as error:
@@ -106,9 +111,10 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _activation(name: str, value: Any) -> str:
-    if value not in ACTIVATIONS:
+    activation = _ACTIVATION_ALIASES.get(str(value), value)
+    if activation not in ACTIVATIONS:
         raise ValueError(f"{name} is {value!r:.40}, not one of {', '.join(ACTIVATIONS)}")
-    return str(value)
+    return str(activation)
 
 
 def _epsilon(name: str, value: Any) -> float:

@@ -1,21 +1,50 @@
 """Prefill, decode, stop: from prompts to an iterator of steps, and from steps to completions."""
 
+import operator
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from gpt_cli.errors import InputError
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2, forward
+from gpt_cli.model import GPT2, checked_forward
 from gpt_cli.ops import Array
-from gpt_cli.sampling import SamplingParams, check_finite, log_probabilities, sample, uniforms
+from gpt_cli.sampling import SamplingParams, check, log_probabilities, sample, uniforms
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"]
 Overflow: TypeAlias = Literal["error", "truncate", "shift"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(SamplingParams):
+    """How to continue prompts.
+
+    Raises:
+        InputError: a value is outside its range.
+    """
+
+    max_tokens: int = 128  # how many new tokens a row gets at most
+    seed: int = field(default_factory=lambda: secrets.randbits(32))  # below 2**64; else drawn
+    stop: Sequence[str] = ()  # strings that end a row and are not part of its text
+    use_cache: bool = True  # False computes the whole text again for each token
+    ignore_eos: bool = False  # never choose the end token
+    special: bool = False  # names such as <|endoftext|> in a prompt stand for the special tokens
+    overflow: Overflow = "error"  # what to do with a text beyond the context; see `fit`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.stop, str):
+            raise TypeError("stop must be a list of strings, not one string")
+        check(self.max_tokens >= 1, "max-tokens must be 1 or more")
+        check(0 <= operator.index(self.seed) < 2**64, "seed must be from 0 to 2**64 - 1")
+        check("" not in self.stop, "a stop string must not be empty")
+        choices = get_args(Overflow)
+        check(self.overflow in choices, f"overflow must be one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True)
@@ -24,7 +53,7 @@ class Step:
 
     row: int  # which prompt
     id: int
-    logprob: float  # natural logarithm of the model's own probability, before any filter
+    logprob: float  # natural logarithm of the probability that the model gave it, unfiltered
     text: str  # the characters now certain; the token's own may come with a later step
     finish_reason: FinishReason | None  # set on the row's last step
     seconds: float  # since the first pass began
@@ -37,7 +66,7 @@ class Completion:
     prompt_tokens: int
     seed: int
     text: str = ""  # without the prompt, the stop string and the end token
-    ids: list[int] = field(default_factory=list)  # the new tokens, all of them
+    ids: list[int] = field(default_factory=list)  # all new tokens, the end or a stop included
     logprobs: list[float] = field(default_factory=list)  # of each of ids
     seconds: list[float] = field(default_factory=list)  # when each of ids was there
     finish_reason: FinishReason = "interrupted"  # until the row has ended
@@ -99,15 +128,15 @@ class _Row:
         self, index: int, prompt: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str]
     ):
         self.index = index
-        self.text = list(prompt)  # all ids
-        self.window = list(prompt)  # the ids that the model sees: the end of the text
+        self.ids = list(prompt)  # of the whole text
+        self.window = list(prompt)  # what of them the model sees: the end
         self.new_tokens = 0
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopStrings(stop)
 
     def push(self, id: int, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
-        """Take a token, with which the row may finish; return the text now certain, and whether."""
-        self.text.append(id)
+        """Take a token, with which the row may finish; return the text now certain, and why."""
+        self.ids.append(id)
         self.window.append(id)
         self.new_tokens += 1
         passed = "" if finish == "eos" else self._stops.push(self._decoder.push(id))
@@ -118,25 +147,24 @@ class _Row:
         return passed, finish
 
 
-def fit(prompt: list[int], n_positions: int, max_tokens: int, overflow: Overflow) -> list[int]:
+def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
     """Return the part of a prompt (ids) that leaves room for new tokens in the context.
 
-    Args:
-        prompt: the ids.
-        n_positions: the context, in tokens.
-        max_tokens: how many are to follow.
-        overflow: "error"; "truncate" drops the oldest tokens until all that are to follow fit,
-            though at most half of the context is kept free for them; "shift" goes on with the
-            newest half of the context whenever it is full.
+    `options.overflow` says how:
+    - "error" refuses a prompt that leaves no room for a single token;
+    - "truncate" drops the oldest tokens until all that may follow fit, but never keeps more than
+      half of the context free for them;
+    - "shift" keeps the newest half of the context of a prompt that fills it; `generate` does the
+      same whenever the text does.
 
     Raises:
-        InputError: with "error", the prompt leaves no room for a single token.
+        InputError: the prompt is refused.
     """
-    if overflow == "truncate":
-        return prompt[-max(n_positions - max_tokens, n_positions // 2) :]
+    if options.overflow == "truncate":
+        return prompt[-max(n_positions - options.max_tokens, n_positions // 2) :]
     if len(prompt) < n_positions:
         return prompt
-    if overflow == "shift":
+    if options.overflow == "shift":
         return prompt[-(n_positions // 2) :]
     raise InputError(
         f"the prompt has {len(prompt)} tokens and leaves no room in the model's context of "
@@ -144,13 +172,13 @@ def fit(prompt: list[int], n_positions: int, max_tokens: int, overflow: Overflow
     )
 
 
-def left_pad(texts: Sequence[Sequence[int]]) -> tuple[Array, Array | None]:
-    """Make texts equally long: ids (B, T), and the padding (B,) on their left, None if none."""
-    longest = max(map(len, texts))
-    padding = np.array([longest - len(text) for text in texts])
-    ids = np.zeros((len(texts), longest), np.int64)
-    for row, text in enumerate(texts):
-        ids[row, padding[row] :] = text
+def left_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Array | None]:
+    """Make rows equally long: ids (B, T), and the padding (B,) on their left, None if none."""
+    longest = max(map(len, rows))
+    padding = np.array([longest - len(row) for row in rows])
+    ids = np.zeros((len(rows), longest), np.int64)
+    for place, row in enumerate(rows):
+        ids[place, padding[place] :] = row
     return ids, padding if padding.any() else None
 
 
@@ -176,9 +204,9 @@ class _Batch:
                 self._cache = KVCache(model.config, model.ops, len(self.rows), capacity)
         else:
             ids = np.array([row.window[-1:] for row in self.rows])
-        logits = forward(model, xp.asarray(ids), self._cache, padding=self._padding, last_only=True)
-        check_finite(xp, logits)
-        return logits[:, -1]
+        return checked_forward(
+            model, xp.asarray(ids), self._cache, padding=self._padding, last_only=True
+        )[:, -1]
 
     def keep(self, places: list[int]) -> None:
         """Go on with these rows only."""
@@ -203,17 +231,7 @@ class _Batch:
 
 
 def generate(
-    model: GPT2,
-    tokenizer: Tokenizer,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    *,
-    seed: int,
-    max_tokens: int = 128,
-    stop: Sequence[str] = (),
-    use_cache: bool = True,
-    ignore_eos: bool = False,
-    shift: bool = False,
+    model: GPT2, tokenizer: Tokenizer, prompts: Sequence[list[int]], options: Options
 ) -> Iterator[Step]:
     """Continue prompts side by side, a token of each row at a time.
 
@@ -221,13 +239,7 @@ def generate(
         model: the weights.
         tokenizer: gives the text of the steps, and the ids that stand for nothing.
         prompts: the ids of each row, at least one and fewer than n_positions.
-        params: how tokens are chosen.
-        seed: with the number of the row and that of the step, the key of every draw.
-        max_tokens: how many new tokens a row gets at most.
-        stop: strings that end a row; they are not part of its text.
-        use_cache: False computes the whole text again for each token.
-        ignore_eos: never choose the end token.
-        shift: go on past the context with its newest half; without it a row ends there.
+        options: how. The key of every draw is the seed, the row's number and the step's.
 
     Yields:
         A step for each token of each row that has not finished.
@@ -238,18 +250,20 @@ def generate(
     config, ops, xp = model.config, model.ops, model.ops.xp
     ends = {id for id in config.eos_token_id if id < config.vocab_size}
     never = set(tokenizer.missing_ids(config.vocab_size)) - ends
-    banned = xp.asarray(sorted(never | ends if ignore_eos else never), dtype=xp.int64)
-    rows = [_Row(index, prompt, tokenizer, stop) for index, prompt in enumerate(prompts)]
-    batch = _Batch(model, rows, use_cache)
+    banned = xp.asarray(sorted(never | ends if options.ignore_eos else never), dtype=xp.int64)
+    rows = [_Row(index, prompt, tokenizer, options.stop) for index, prompt in enumerate(prompts)]
+    batch = _Batch(model, rows, options.use_cache)
+    shift = options.overflow == "shift"
     start = time.perf_counter()
 
-    for step in range(max_tokens):
+    for step in range(options.max_tokens):
         if not batch.rows:
             return
-        logits = batch.next_logits(max_tokens - step)
-        logits[:, banned] = -xp.inf
-        draws = xp.asarray(uniforms(seed, [row.index for row in batch.rows], step))
-        chosen = sample(xp, logits, draws, params, [row.text for row in batch.rows])
+        logits = batch.next_logits(options.max_tokens - step)
+        allowed = logits.copy()
+        allowed[:, banned] = -xp.inf
+        draws = xp.asarray(uniforms(options.seed, [row.index for row in batch.rows], step))
+        chosen = sample(xp, allowed, draws, options, [row.ids for row in batch.rows])
         logprobs = ops.to_host(log_probabilities(xp, logits, chosen)).tolist()
         ids = ops.to_host(chosen).tolist()
         seconds = time.perf_counter() - start
@@ -259,7 +273,7 @@ def generate(
             finish: FinishReason | None = None
             if ids[place] in ends:
                 finish = "eos"
-            elif step + 1 == max_tokens:
+            elif step + 1 == options.max_tokens:
                 finish = "length"
             elif len(row.window) + 1 == config.n_positions and not shift:
                 finish = "context"

@@ -7,7 +7,10 @@ Multitask Learners", 2019; each block normalizes its input, not its output.
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpt_cli.config import GPT2Config
+from gpt_cli.errors import CheckpointError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.ops import Array, LayerNorm, Linear, Ops
 
@@ -83,10 +86,10 @@ def attention(
     return ops.linear(merge_heads(gathered), attn.c_proj)
 
 
-def mlp(ops: Ops, x: Array, mlp: MLP) -> Array:
+def mlp(ops: Ops, x: Array, m: MLP) -> Array:
     """Each token by itself: x (B, T, C) -> (B, T, C)."""
-    hidden = ops.linear(x, mlp.c_fc, activation=mlp.activation)  # (B, T, 4C)
-    return ops.linear(hidden, mlp.c_proj)
+    hidden = ops.linear(x, m.c_fc, activation=m.activation)  # (B, T, 4C)
+    return ops.linear(hidden, m.c_proj)
 
 
 def block(
@@ -148,3 +151,23 @@ def forward(
     if last_only:
         x = x[:, -1:]
     return ops.linear(ops.layer_norm(x, model.ln_f), model.lm_head)
+
+
+def checked_forward(
+    model: GPT2,
+    ids: Array,
+    cache: KVCache | None = None,
+    *,
+    padding: Array | None = None,
+    last_only: bool = False,
+) -> Array:
+    """`forward`, for weights that may be damaged.
+
+    Raises:
+        CheckpointError: a logit is infinite or no number, so the weights must be, too.
+    """
+    with np.errstate(all="ignore"):  # the error says it, once
+        logits = forward(model, ids, cache, padding=padding, last_only=last_only)
+    if not model.ops.xp.isfinite(logits.max()):
+        raise CheckpointError("the model computes no finite numbers: its weights are damaged")
+    return logits

@@ -14,11 +14,13 @@ from types import ModuleType
 
 import numpy as np
 
-from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.errors import InputError
 from gpt_cli.ops import Array
 
+_SMALLEST = 1e-6  # of what logits are divided by: less, and float32 knows it no more from 0
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to choose a token.
 
@@ -30,26 +32,21 @@ class SamplingParams:
     top_k: int = 40  # keep the k most likely; 0 keeps all
     top_p: float = 0.95  # keep the fewest that together have this probability; 1 keeps all
     min_p: float = 0.0  # keep those at least this many times as likely as the most likely one
-    repeat_penalty: float = 1.0  # above 1 makes what the text already has less likely
+    repeat_penalty: float = 1.0  # above 1, tokens that the text already has get less likely
 
     def __post_init__(self) -> None:
-        checks = {
-            "temperature": 0 <= self.temperature < math.inf,
-            "top-k": self.top_k >= 0,
-            "top-p": 0 < self.top_p <= 1,
-            "min-p": 0 <= self.min_p <= 1,
-            "repeat-penalty": 0 < self.repeat_penalty < math.inf,
-        }
-        ranges = {
-            "temperature": "0 or more",
-            "top-k": "0 or more",
-            "top-p": "above 0 and at most 1",
-            "min-p": "between 0 and 1",
-            "repeat-penalty": "above 0",
-        }
-        for name, valid in checks.items():
-            if not valid:
-                raise InputError(f"{name} must be {ranges[name]}")
+        t, penalty = self.temperature, self.repeat_penalty
+        check(t == 0 or _SMALLEST <= t < math.inf, f"temperature must be 0, or {_SMALLEST} or more")
+        check(self.top_k >= 0, "top-k must be 0 or more")
+        check(0 < self.top_p <= 1, "top-p must be above 0 and at most 1")
+        check(0 <= self.min_p <= 1, "min-p must be from 0 to 1")
+        check(_SMALLEST <= penalty < math.inf, f"repeat-penalty must be {_SMALLEST} or more")
+
+
+def check(valid: bool, complaint: str) -> None:
+    """Raise InputError unless `valid`."""
+    if not valid:
+        raise InputError(complaint)
 
 
 def uniforms(seed: int, rows: Sequence[int], step: int) -> Array:
@@ -65,17 +62,17 @@ def uniforms(seed: int, rows: Sequence[int], step: int) -> Array:
 
 
 def repeat_penalty(
-    xp: ModuleType, logits: Array, texts: Sequence[Sequence[int]], penalty: float
+    xp: ModuleType, logits: Array, seen: Sequence[Sequence[int]], penalty: float
 ) -> Array:
-    """Divide the logits of the tokens of each row's text by `penalty`, or multiply negative ones.
+    """Divide the logits of the ids that each row has seen by `penalty`, or multiply negative ones.
 
     Keskar et al., "CTRL", 2019, section 4.1.
     """
     logits = logits.copy()
-    for row, text in enumerate(texts):
+    for row, text in enumerate(seen):
         ids = xp.asarray(sorted(set(text)))
-        seen = logits[row, ids]
-        logits[row, ids] = xp.where(seen > 0, seen / penalty, seen * penalty)
+        old = logits[row, ids]
+        logits[row, ids] = xp.where(old > 0, old / penalty, old * penalty)
     return logits
 
 
@@ -109,12 +106,6 @@ def softmax(xp: ModuleType, logits: Array) -> Array:
     return weights / weights.sum(axis=-1, keepdims=True, dtype=xp.float64)
 
 
-def check_finite(xp: ModuleType, logits: Array) -> None:
-    """Raise CheckpointError if logits are infinite or no numbers: then the weights are too."""
-    if not xp.isfinite(logits.max()):
-        raise CheckpointError("the model computes no finite numbers: its weights are damaged")
-
-
 def log_probabilities(xp: ModuleType, logits: Array, ids: Array) -> Array:
     """Natural logarithms of the probabilities of one token a row: ids (B,) -> (B,) float64."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
@@ -127,7 +118,7 @@ def sample(
     logits: Array,
     uniforms: Array,
     params: SamplingParams,
-    texts: Sequence[Sequence[int]],
+    seen: Sequence[Sequence[int]],
 ) -> Array:
     """Choose the next token of each row.
 
@@ -136,16 +127,16 @@ def sample(
         logits: (B, V); -inf is never chosen.
         uniforms: (B,) in [0, 1), the place of the draw in the cumulated probabilities.
         params: the filters.
-        texts: the ids of each row's text so far, for the repeat penalty.
+        seen: the ids of each row so far, for the repeat penalty.
 
     Returns:
         ids (B,).
     """
     if params.repeat_penalty != 1:
-        logits = repeat_penalty(xp, logits, texts, params.repeat_penalty)
+        logits = repeat_penalty(xp, logits, seen, params.repeat_penalty)
     if params.temperature == 0:
         return xp.argmax(logits, axis=-1)
-    logits = logits / params.temperature
+    logits = (logits - logits.max(axis=-1, keepdims=True)) / params.temperature
     ids = xp.arange(logits.shape[-1])
     if 0 < params.top_k < len(ids):
         logits = top_k(xp, logits, params.top_k)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.model import GPT2, forward
-from gpt_cli.sampling import check_finite, log_probabilities
+from gpt_cli.model import GPT2, checked_forward
+from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
@@ -51,8 +51,9 @@ def score(model: GPT2, tokenizer: Tokenizer, ids: list[int]) -> Score:
         )
     xp = model.ops.xp
     array = xp.asarray(np.array(ids))
-    logits = forward(model, array[None, :-1])[0]  # (T - 1, V): those of the second token onwards
-    check_finite(xp, logits)
+    logits = checked_forward(model, array[None, :-1])[
+        0
+    ]  # (T - 1, V): those of the second token onwards
     logprobs = model.ops.to_host(log_probabilities(xp, logits, array[1:])).tolist()
     size = sum(len(tokenizer.token_bytes(id)) for id in ids[1:])
     return Score(ids, [None, *logprobs], size)

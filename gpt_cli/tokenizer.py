@@ -65,6 +65,8 @@ class Tokenizer:
                 f"{source}: the ids do not follow the merges, each of which must make a new token"
             )
         in_bpe = set(ranks.values())
+        # Transformers also lists a token that is added although the BPE has it; it needs no place.
+        added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
         self.special = {token: id for token, id in vocab.items() if id not in in_bpe} | added
         self._bytes = {id: token for token, id in ranks.items()}
         self._bytes |= {id: token.encode() for token, id in self.special.items()}
@@ -107,10 +109,10 @@ class Tokenizer:
         split = raw.get("pre_tokenizer") or {}
         if raw["model"]["type"] != "BPE" or split.get("type") != "ByteLevel":
             raise CheckpointError(f"{source}: not a byte-level BPE tokenizer, as GPT-2 has")
-        if split.get("add_prefix_space") or raw.get("normalizer"):
-            raise CheckpointError(
-                f"{source}: it changes the text before splitting, as GPT-2 does not"
-            )
+        if split.get("add_prefix_space") or not split.get("use_regex", True):
+            raise CheckpointError(f"{source}: it does not split text in words as GPT-2 does")
+        if raw.get("normalizer"):
+            raise CheckpointError(f"{source}: it changes the text first, as GPT-2 does not")
         merged = [
             "".join(merge.split(" ") if isinstance(merge, str) else merge)
             for merge in raw["model"]["merges"]

@@ -223,7 +223,7 @@ def write_checkpoint(
 CONFIG: dict[str, Any] = {
     "model_type": "gpt2",
     "vocab_size": len(VOCAB),
-    "n_positions": 64,
+    "n_positions": 80,
     "n_embd": 32,
     "n_layer": 3,
     "n_head": 4,
@@ -233,7 +233,7 @@ CONFIG: dict[str, Any] = {
 MINIMAL_CONFIG: dict[str, Any] = {  # the other names of the sizes, and defaults for the rest
     "model_type": "gpt2",
     "vocab_size": len(VOCAB),
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 80,
     "hidden_size": 32,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,

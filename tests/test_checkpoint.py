@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -377,3 +379,28 @@ def test_the_scale_of_the_scores_follows_the_config(make_model, changes, layer, 
 def test_a_model_is_plain_data_that_can_be_changed_by_replacement(make_model):
     model = make_model()
     assert replace(model, wpe=model.wpe[:10]).wpe.shape == (10, 32)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
+def test_loading_takes_little_more_memory_than_the_weights(tmp_path):
+    sizes = CONFIG | {"n_embd": 256, "n_layer": 16, "n_positions": 1024}
+    folder = write_checkpoint(tmp_path, sizes)
+    weights = checkpoint.memory(GPT2Config.from_folder(folder))["weights_bytes"]
+    code = """if True:
+        import re, sys
+        from pathlib import Path
+        from gpt_cli import engine
+
+        def peak():
+            return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+        before = peak()
+        engine.load(sys.argv[1]).generate(["a"], max_tokens=5)
+        print(1024 * (peak() - before))
+    """
+    command = [sys.executable, "-c", code, str(folder)]
+    grown = int(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    assert weights < grown < 1.25 * weights

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +15,11 @@ from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
+from gpt_cli.generate import Options
 
 GENERATE = ["generate", "--model", "tiny"]
 TINY = [*COMMAND, *GENERATE]
+TINY_FOLDER = Path(__file__).parent.parent / "weights" / "tiny"
 
 
 def run(*arguments, **options):
@@ -112,14 +116,108 @@ def test_the_prompt_may_come_from_a_pipe_a_file_or_both(story, tmp_path):
     assert text_of("Once upon a time", *flags, input=b"not read") == story
 
 
+def test_statistics_are_shown_although_notes_are_not():
+    finished = run("a space at the end ", "-n", "3", "--stats", "--quiet")
+    assert len(finished.stderr.decode().splitlines()) == 1
+    assert "3 tokens at" in finished.stderr.decode()
+
+
+def test_a_space_at_the_end_of_the_prompt_is_remarked_on():
+    assert "ends with a space" in run("a space at the end ", "-n", "3").stderr.decode()
+
+
+def test_a_byte_order_mark_is_no_part_of_the_prompt(story):
+    assert text_of(*STORY[1:], input=b"\xef\xbb\xbfOnce upon a time\r\n") == story
+
+
+class Recorder:
+    """Stands in for `gpt_cli.load` and for the engine; keeps what they are asked for."""
+
+    def load(self, name, **options):
+        self.loaded = {"name": name} | options
+        return self
+
+    def run(self, prompts, options):
+        self.prompts, self.options = prompts, options
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr(gpt_cli, "load", recorder.load, raising=False)
+    return recorder
+
+
+def test_every_flag_arrives_where_it_has_its_effect(recorder):
+    flags = (
+        "-m some/model --max-tokens 5 --temperature 0.5 --top-k 6 --top-p 0.7 --min-p 0.08 "
+        "--repeat-penalty 1.9 --stop a --stop b --seed 11 --samples 2 --no-cache --device cpu "
+        "--dtype float16 --revision v1 --offline --overflow shift --ignore-eos --special -q"
+    )
+    assert app.run(["generate", "text", *flags.split()]) == 130
+    assert recorder.loaded == {
+        "name": "some/model",
+        "device": "cpu",
+        "dtype": "float16",
+        "revision": "v1",
+        "offline": True,
+        "quiet": True,
+    }
+    assert recorder.prompts == ["text", "text"]
+    assert recorder.options == Options(
+        max_tokens=5,
+        temperature=0.5,
+        top_k=6,
+        top_p=0.7,
+        min_p=0.08,
+        repeat_penalty=1.9,
+        stop=["a", "b"],
+        seed=11,
+        use_cache=False,
+        overflow="shift",
+        ignore_eos=True,
+        special=True,
+    )
+
+
+def test_flags_that_are_not_given_have_the_defaults_of_the_library(recorder):
+    assert app.run(["generate", "text", "--seed", "1"]) == 130
+    assert recorder.options == Options(seed=1)
+    assert recorder.loaded["name"] == "gpt2"
+
+
+def test_the_model_may_come_from_the_environment(recorder, monkeypatch):
+    monkeypatch.setenv("GPT_CLI_MODEL", "distilgpt2")
+    app.run(["generate", "text"])
+    assert recorder.loaded["name"] == "distilgpt2"
+
+
+def test_threads_are_told_to_the_libraries_that_multiply(recorder, monkeypatch):
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "7")
+    app.run(["generate", "text", "--threads", "3"])
+    assert os.environ["OPENBLAS_NUM_THREADS"] == os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_memory_that_runs_out_is_exit_code_5(recorder, monkeypatch, capsys):
+    def run(prompts, options):
+        raise MemoryError("cannot have 9 GB")
+
+    monkeypatch.setattr(recorder, "run", run)
+    assert app.run(["generate", "text"]) == 5
+    assert capsys.readouterr().err == "gpt-cli: error: out of memory: cannot have 9 GB\n"
+
+
 def test_an_empty_prompt_begins_a_text():
     assert text_of("", "-n", "5", "--seed", "1")[0].isupper()
 
 
 def test_the_context_ends_the_text_unless_it_is_shifted():
     long = "once " * 300
-    assert json.loads(text_of(long, "-n", "500", "--json"))["finish_reason"] == "context"
-    assert "--overflow shift" in run(long, "-n", "500").stderr.decode()
+    full = run(long, "-n", "500", "--ignore-eos", "--json")
+    assert json.loads(full.stdout)["finish_reason"] == "context"
+    assert "--overflow shift" in full.stderr.decode()
     shifted = text_of(long, "-n", "500", "--ignore-eos", "--json", "--overflow", "shift")
     assert json.loads(shifted)["usage"]["completion_tokens"] == 500
     cut = json.loads(text_of("once " * 900, "-n", "9", "--json", "--overflow", "truncate"))
@@ -129,17 +227,17 @@ def test_the_context_ends_the_text_unless_it_is_shifted():
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["x", "--temperature", "-1"], "--temperature"),
+        (["x", "--temperature", "-1"], "temperature"),
         (["x", "--temperature", "nan"], "temperature"),
         (["x", "--temperature", "inf"], "temperature"),
         (["x", "--top-p", "0"], "top-p"),
-        (["x", "--top-p", "1.5"], "--top-p"),
-        (["x", "--top-k", "-1"], "--top-k"),
-        (["x", "--min-p", "2"], "--min-p"),
+        (["x", "--top-p", "1.5"], "top-p"),
+        (["x", "--top-k", "-1"], "top-k"),
+        (["x", "--min-p", "2"], "min-p"),
         (["x", "--repeat-penalty", "0"], "repeat-penalty"),
-        (["x", "--seed", "-1"], "--seed"),
-        (["x", "--seed", str(2**64)], "--seed"),
-        (["x", "-n", "0"], "--max-tokens"),
+        (["x", "--seed", "-1"], "seed"),
+        (["x", "--seed", str(2**64)], "seed"),
+        (["x", "-n", "0"], "max-tokens"),
         (["x", "-n", "many"], "--max-tokens"),
         (["x", "--samples", "0"], "--samples"),
         (["x", "--threads", "0"], "--threads"),
@@ -156,12 +254,20 @@ def test_the_context_ends_the_text_unless_it_is_shifted():
     ],
 )
 def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, capsys):
-    assert app.run(["generate", "--model", "tiny", *arguments]) == 2
+    assert app.run([*GENERATE, *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     assert printed.err.startswith("gpt-cli: error: ")
     assert what in printed.err
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--top-p=0", "--temperature=nan", "--stop=", "--device=abacus", "--dtype=float8", "--seed=-1"],
+)
+def test_bad_flags_are_known_before_a_model_is_looked_for(flag):
+    assert app.run(["generate", "x", "--model", "no/model", "--offline", flag]) == 2
 
 
 @pytest.mark.parametrize("data", [b"", b"abc\xff"])
@@ -182,8 +288,7 @@ def test_a_name_that_is_no_model_is_exit_code_3(tmp_path):
 
 
 def test_a_damaged_model_is_exit_code_4_and_verbose_shows_where(tmp_path):
-    tiny = Path(__file__).parent.parent / "weights" / "tiny"
-    for file in tiny.iterdir():
+    for file in TINY_FOLDER.iterdir():
         data = file.read_bytes()
         (tmp_path / file.name).write_bytes(data[:-1] if file.suffix == ".safetensors" else data)
     finished = run("x", "--model", str(tmp_path))
@@ -201,6 +306,31 @@ def test_an_output_that_cannot_be_written_is_exit_code_5(redirection):
         pytest.skip("there is no /dev/full here")
     line = " ".join([*TINY, "Once", "-n", "3", redirection])
     assert_one_line_error(subprocess.run(line, shell=True, capture_output=True, timeout=60), 5)
+
+
+@posix
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_without_a_standard_error_the_text_is_the_same(story, redirection):
+    if "full" in redirection and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    line = f"{shlex.join([*TINY, *STORY, '--stats'])} {redirection}"
+    finished = subprocess.run(line, shell=True, stdout=subprocess.PIPE, timeout=60)
+    assert (finished.returncode, finished.stdout.decode()) == (0, story)
+    line = f"{shlex.join([*TINY, '--nope'])} {redirection}"
+    assert subprocess.run(line, shell=True, timeout=60).returncode == 2
+
+
+@posix
+def test_a_path_that_is_no_unicode_is_no_obstacle(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/m\xff"
+    try:
+        shutil.copytree(os.fsencode(TINY_FOLDER), folder)
+    except OSError:
+        pytest.skip("the file system takes only Unicode")
+    command = [*map(os.fsencode, [*COMMAND, "generate", "x", "-n", "3", "--json", "-m"]), folder]
+    finished = subprocess.run(command, capture_output=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    assert folder in finished.stdout
 
 
 @posix

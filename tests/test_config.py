@@ -73,6 +73,14 @@ def test_every_activation_is_known(name):
     assert GPT2Config.from_dict({"activation_function": name}).activation_function == name
 
 
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("gelu_fast", "gelu_new"), ("gelu_pytorch_tanh", "gelu_new"), ("swish", "silu")],
+)
+def test_an_activation_is_known_by_its_other_names(name, function):
+    assert GPT2Config.from_dict({"activation_function": name}).activation_function == function
+
+
 @pytest.mark.parametrize(("value", "ids"), [(3, (3,)), ([3, 5], (3, 5)), (None, ()), ([], ())])
 def test_there_may_be_any_number_of_end_tokens(value, ids):
     assert GPT2Config.from_dict({"eos_token_id": value}).eos_token_id == ids
@@ -96,13 +104,14 @@ def test_the_end_token_of_generation_config_comes_first(folder, generation, ids)
     [
         *((name, 0) for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_inner")),
         ("n_head", -1),
+        ("n_positions", 1),
         ("n_layer", None),
         ("n_layer", 2.0),
         ("n_layer", "2"),
         ("n_layer", True),
         ("n_embd", [768]),
         ("vocab_size", 10**9),
-        ("activation_function", "swish"),
+        ("activation_function", "mish"),
         ("activation_function", None),
         ("activation_function", ["gelu"]),
         ("layer_norm_epsilon", 0),

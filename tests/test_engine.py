@@ -1,13 +1,14 @@
 import inspect
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from checkpoints import CONFIG, END, END_ID, VOCAB, write_checkpoint
 
 import gpt_cli
+from gpt_cli.engine import OptionKeywords
 from gpt_cli.errors import CheckpointError, GPTCLIError, InputError
-from gpt_cli.generate import Completion
+from gpt_cli.generate import Completion, Options
 from gpt_cli.model import forward
 
 PROMPT = "the sand and "
@@ -96,9 +97,9 @@ def test_logits_are_those_of_every_position(engine, kind):
     assert np.array_equal(logits, forward(engine.model, np.array(ids)))
 
 
-@pytest.mark.parametrize("ids", [[], [[]], [[1], [1, 2]], [[1], []], [[1] * 65]])
+@pytest.mark.parametrize("ids", [[], [[]], [[1], [1, 2]], [[1], []], [[1] * 81]])
 def test_rows_that_are_ragged_empty_or_too_long_have_no_logits(engine, ids):
-    with pytest.raises(InputError, match="rows of one length from 1 to 64 are needed"):
+    with pytest.raises(InputError, match="rows of one length from 1 to 80 are needed"):
         engine.logits(ids)
 
 
@@ -133,7 +134,7 @@ def test_a_completion_tells_what_happened(engine):
 
 
 def test_a_seed_that_is_not_given_is_drawn_and_reported(engine):
-    options = SAMPLED | {"seed": None}
+    options = {name: value for name, value in SAMPLED.items() if name != "seed"}
     first, second = (engine.generate([PROMPT], **options)[0] for _ in range(2))
     assert first.seed != second.seed
     assert engine.generate([PROMPT], **options | {"seed": first.seed})[0].ids == first.ids
@@ -164,11 +165,11 @@ def test_an_empty_prompt_needs_such_a_token(without_ends):
 def test_an_empty_prompt_needs_such_a_token_in_the_vocabulary(engine):
     model = replace(engine.model, config=replace(engine.model.config, bos_token_id=50256))
     beyond = gpt_cli.Engine(model, engine.tokenizer, "", 0)
-    with pytest.raises(InputError, match="the model has no token 50256"):
+    with pytest.raises(InputError, match="the prompt is empty"):
         beyond.generate([""])
 
 
-@pytest.mark.parametrize("stop", ["he", ["he"], ("zzz", "he")])
+@pytest.mark.parametrize("stop", [["he"], ("zzz", "he")])
 def test_a_stop_string_ends_the_text_and_is_not_part_of_it(without_ends, stop):
     row = np.zeros(len(VOCAB), np.float32)
     row[[VOCAB["e"], VOCAB["h"]]] = 1000, 1001
@@ -181,7 +182,7 @@ def test_a_stop_string_ends_the_text_and_is_not_part_of_it(without_ends, stop):
 
 
 def test_a_run_holds_what_there_is_so_far(without_ends):
-    run = without_ends.run([PROMPT, "a"], temperature=0, max_tokens=4)
+    run = without_ends.run([PROMPT, "a"], Options(temperature=0, max_tokens=4))
     for _ in range(4):
         next(run)
     assert [len(done.ids) for done in run.completions] == [2, 2]
@@ -193,19 +194,21 @@ def test_a_run_holds_what_there_is_so_far(without_ends):
 def test_overflow_is_an_error_before_any_work_unless_chosen_otherwise(without_ends):
     long = "a" * 100
     with pytest.raises(InputError, match="the prompt has 100 tokens"):
-        without_ends.run([long])
+        without_ends.run([long], Options())
     truncated, shifted = (
-        without_ends.generate([long], overflow=overflow, max_tokens=40, temperature=0)[0]
+        without_ends.generate([long], overflow=overflow, max_tokens=50, temperature=0)[0]
         for overflow in ("truncate", "shift")
     )
-    assert (truncated.prompt_tokens, truncated.finish_reason) == (32, "context")
-    assert (shifted.prompt_tokens, shifted.finish_reason) == (32, "length")
-    assert shifted.ids[:32] == truncated.ids
+    assert (truncated.prompt_tokens, truncated.finish_reason) == (40, "context")
+    assert (shifted.prompt_tokens, shifted.finish_reason) == (40, "length")
+    assert shifted.ids[:40] == truncated.ids
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
+        ({"temperature": 1e-7}, "temperature must be"),
+        ({"repeat_penalty": 1e-7}, "repeat-penalty must be"),
         ({"max_tokens": 0}, "max-tokens must be 1 or more"),
         ({"seed": -1}, "seed must be from 0"),
         ({"seed": 2**64}, "seed must be from 0"),
@@ -231,6 +234,46 @@ def test_the_ends_of_the_range_of_seeds_can_be_used(engine):
 def test_an_option_that_does_not_exist_is_refused(engine):
     with pytest.raises(TypeError, match="temprature"):
         engine.generate([PROMPT], temprature=0)
+
+
+def test_one_text_or_stop_where_a_list_is_needed_is_refused(engine):
+    with pytest.raises(TypeError, match="prompts must be a list"):
+        engine.generate(PROMPT)
+    with pytest.raises(TypeError, match="stop must be a list"):
+        engine.generate([PROMPT], stop="ab")
+
+
+def test_a_seed_is_a_whole_number(engine):
+    with pytest.raises(TypeError):
+        engine.generate([PROMPT], seed=1.5)
+
+
+def test_the_keywords_are_the_fields_of_the_options():
+    assert {field.name for field in fields(Options)} == OptionKeywords.__annotations__.keys()
+
+
+def test_special_tokens_in_a_prompt_are_text_unless_asked_otherwise(engine):
+    assert END_ID not in engine.encode(END)
+    assert engine.encode(END, special=True) == [END_ID]
+    plain, special = (
+        engine.generate([END], max_tokens=1, special=special)[0] for special in (False, True)
+    )
+    assert plain.prompt_tokens == len(engine.encode(END))
+    assert special.prompt_tokens == 1
+
+
+@pytest.mark.parametrize("damage", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("use", ["generate", "score", "logits"])
+def test_damaged_weights_are_an_error_and_no_heap_of_warnings(tmp_path, damage, use):
+    broken = gpt_cli.load(str(write_checkpoint(tmp_path, CONFIG)))
+    broken.model.h[1].mlp.c_fc.weight[:, 5] = damage
+    calls = {
+        "generate": lambda: broken.generate([PROMPT]),
+        "score": lambda: broken.score(PROMPT),
+        "logits": lambda: broken.logits([[1, 2]]),
+    }
+    with pytest.raises(CheckpointError, match="its weights are damaged"):
+        calls[use]()
 
 
 def test_half_of_a_surrogate_pair_is_refused(engine):

@@ -230,6 +230,7 @@ def test_an_incomplete_snapshot_is_not_used(hub, cache, changes):
     assert product.list_models()[1:] == []
 
 
+@posix
 def test_a_dangling_link_is_not_a_file(hub, cache):
     snapshot = put_in_cache(cache, REPO, model_files())
     (snapshot / "vocab.json").unlink()

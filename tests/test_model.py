@@ -194,4 +194,4 @@ def test_a_token_may_see_itself_and_what_is_before_it_but_no_padding():
 
 
 def test_the_longest_text_that_fits_is_n_positions(make_model):
-    assert forward(make_model(), np.zeros((1, CONFIG["n_positions"]), int)).shape[1] == 64
+    assert forward(make_model(), np.zeros((1, CONFIG["n_positions"]), int)).shape[1] == 80

@@ -39,11 +39,11 @@ def test_bits_per_byte_counts_the_bytes_after_the_first_token(engine):
     assert engine.score("aé😀").bytes_scored == 6
 
 
-@pytest.mark.parametrize("count", [0, 1, 65])
+@pytest.mark.parametrize("count", [0, 1, 81])
 def test_a_text_that_is_too_short_or_too_long_is_refused(load_case, tokenizer, count):
-    with pytest.raises(InputError, match=f"the text has {count} tokens; from 2 to 64 can be"):
+    with pytest.raises(InputError, match=f"the text has {count} tokens; from 2 to 80 can be"):
         score(load_case("hub"), tokenizer, [1] * count)
 
 
 def test_the_longest_text_is_as_long_as_the_context(load_case, tokenizer):
-    assert len(score(load_case("hub"), tokenizer, [1] * 64).token_logprobs) == 64
+    assert len(score(load_case("hub"), tokenizer, [1] * 80).token_logprobs) == 80

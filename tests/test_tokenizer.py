@@ -192,6 +192,14 @@ def test_added_tokens_are_special(folder):
     assert extended.missing_ids(303) == [*range(len(VOCAB), 300), 302]
 
 
+def test_an_added_token_that_the_vocabulary_has_stays_what_it_is(folder):
+    plain = Tokenizer.from_folder(folder)
+    (folder / "added_tokens.json").write_text(json.dumps({"!": VOCAB["!"], "he": VOCAB["he"]}))
+    repeated = Tokenizer.from_folder(folder)
+    assert repeated.special == plain.special
+    assert repeated.encode("he! he", special=True) == plain.encode("he! he")
+
+
 def test_added_tokens_of_tokenizer_json_are_special(tmp_path):
     added = [{"id": END_ID, "content": END}, {"id": 300, "content": "<pad>"}]
     extended = Tokenizer.from_folder(write_single(tmp_path, added_tokens=added))
@@ -266,6 +274,7 @@ BPE = {"type": "BPE", "vocab": VOCAB, "merges": MERGES}
         {"pre_tokenizer": None},
         {"pre_tokenizer": {"type": "Whitespace"}},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
+        {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}},
         {"pre_tokenizer": "ByteLevel"},
         {"normalizer": {"type": "NFC"}},
         {"added_tokens": [{"content": "<pad>"}]},

@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from checkpoints import CASES, END, noise, write_tokenizer  # noqa: E402 (it is not installed)
 
-NEW_TOKENS = 24
+NEW_TOKENS = 64
 ROWS = [[72, 5, 258, 286, 199], [287, 41, 41, 120, 7]]
 RAGGED = [[72, 5, 258, 286, 0, 199, 33, 80, 256], [41, 7, 130, 9], [11]]
 

@@ -14,6 +14,7 @@ from gpt_cli.cli.generate import generate
 from gpt_cli.cli.info import info
 from gpt_cli.cli.models import models
 from gpt_cli.cli.options import VERBOSE
+from gpt_cli.cli.text import note
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 app = typer.Typer(
@@ -39,7 +40,7 @@ def _options(
         typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """GPT-2 in a terminal, without PyTorch."""
+    pass
 
 
 def main() -> None:
@@ -59,7 +60,8 @@ def run(arguments: list[str]) -> int:
                 command.invoke(context)
             finally:
                 verbose = VERBOSE in context.meta
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except typer.Exit as finished:
         return finished.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -75,15 +77,14 @@ def run(arguments: list[str]) -> int:
     except MemoryError as error:
         return _fail(ResourceError(f"out of memory: {error}"), verbose)
     except OSError as error:
-        return _fail(ResourceError(f"{error.filename or 'system'}: {error.strerror}"), verbose)
+        place = "" if error.filename is None else f"{error.filename}: "
+        return _fail(ResourceError(f"{place}{error.strerror or error}"), verbose)
     return 0
 
 
 def _fail(error: GPTCLIError, verbose: bool) -> int:
-    if sys.stderr is None:
-        return error.exit_code
     if verbose:
-        traceback.print_exc()
+        note(traceback.format_exc().rstrip())
     message = " ".join(str(error).split())  # one line, whatever a path or a server put into it
-    print(f"gpt-cli: error: {message}", file=sys.stderr)
+    note(f"gpt-cli: error: {message}")
     return error.exit_code

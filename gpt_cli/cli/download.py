@@ -19,7 +19,7 @@ def download(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Fetch a model from the Hub as it is there now, and print its folder."""
+    """Fetch a model from the Hub; print its folder."""
     from gpt_cli import hub
 
     write(f"{hub.download(name, revision=revision, to=to, quiet=quiet)}\n")

@@ -16,7 +16,7 @@ def info(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show a model's configuration, parameters, and memory; fetches no more than config.json."""
+    """Show what a model is, and the memory it takes."""
     from dataclasses import asdict
 
     from gpt_cli import checkpoint, hub
@@ -26,9 +26,10 @@ def info(
     facts = {"name": name, "folder": str(folder) if folder else None} | asdict(config)
     sizes = checkpoint.memory(config)
     if as_json:
-        write(json.dumps(facts | sizes) + "\n")
+        write(json.dumps(facts | sizes, ensure_ascii=False) + "\n")
         return
     shown = facts | {"parameters": f"{sizes['parameters']:,}"}
     shown["memory for weights"] = hub.format_size(sizes["weights_bytes"])
     shown["memory for a full context"] = hub.format_size(sizes["kv_cache_bytes"])
-    write("".join(f"{key:32} {value}\n" for key, value in shown.items()))
+    shown["eos_token_id"] = " ".join(map(str, config.eos_token_id))
+    write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))

@@ -4,19 +4,26 @@ import json
 import sys
 
 from gpt_cli.cli.options import Json, Verbose
-from gpt_cli.cli.text import write
+from gpt_cli.cli.text import on_terminal, write
 
 
 def models(as_json: Json = False, verbose: Verbose = False) -> None:
-    """List the models on this machine: the bundled one, and each GPT-2 in the Hub's cache."""
+    """List the models that are on this machine."""
     from gpt_cli import hub
 
     found = hub.list_models()
-    if as_json or not sys.stdout.isatty():
+    if as_json or not on_terminal(sys.stdout):
         for model in found:
             row = {"name": model.name, "origin": model.origin, "size": model.size}
             row |= {"folder": str(model.folder)}
-            write((json.dumps(row) if as_json else "\t".join(map(str, row.values()))) + "\n")
+            write(
+                (
+                    json.dumps(row, ensure_ascii=False)
+                    if as_json
+                    else "\t".join(map(str, row.values()))
+                )
+                + "\n"
+            )
         return
 
     from rich import box, console, table

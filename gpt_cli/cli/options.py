@@ -35,10 +35,10 @@ Revision = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of the model on the Hub.")
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what is on this machine.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notices on standard error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress.")]
 Verbose = Annotated[
     bool,
-    typer.Option("--verbose", "-v", callback=_set_verbose, help="Show where an error arose."),
+    typer.Option("--verbose", "-v", callback=_set_verbose, help="Show the traceback of an error."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
 

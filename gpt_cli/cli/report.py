@@ -42,14 +42,14 @@ def _record(engine: Engine, prompt: str, index: int, completion: Completion) -> 
     }
 
 
-def remarks(prompt: str, completions: list[Completion], *, report_seed: bool) -> list[str]:
+def remarks(prompt: str, completions: list[Completion], *, tell_seed: bool) -> list[str]:
     """Return what a user may not expect about a result, and the seed that was drawn for it."""
     notes = []
     if prompt.endswith(" "):
         notes.append("the prompt ends with a space, but words of GPT-2 begin with one of their own")
     if any(completion.finish_reason == "context" for completion in completions):
         notes.append("the context is full; --overflow shift goes on past it")
-    if report_seed:
+    if tell_seed:
         notes.append(f"--seed {completions[0].seed} gives this text again")
     return [f"gpt-cli: note: {note}" for note in notes]
 

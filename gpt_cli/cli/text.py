@@ -1,7 +1,10 @@
 """Prompts in, text out: standard output carries the result and nothing else, in UTF-8."""
 
+import contextlib
+import errno
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from gpt_cli.errors import InputError, ResourceError
 
@@ -19,7 +22,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if file is None and prompt is not None:
         return prompt
     if file is None:
-        if sys.stdin is None or sys.stdin.isatty():
+        if sys.stdin is None or on_terminal(sys.stdin):
             raise InputError("no prompt: give a PROMPT, --file FILE, or a pipe on standard input")
         file = Path("-")
     text = _read(file)
@@ -37,7 +40,7 @@ def _read(file: Path) -> str:
             raise InputError("standard input is closed")
         else:
             data = sys.stdin.buffer.read()
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -57,9 +60,23 @@ def write(text: str) -> None:
     if sys.stdout is None:
         raise ResourceError("standard output is closed")
     try:
-        sys.stdout.buffer.write(text.encode())
+        # A path may hold bytes that are no UTF-8; Python has them as surrogates.
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        if error.errno in (errno.EPIPE, errno.EINVAL):  # the latter is Windows' word for it
+            raise BrokenPipeError from None
         raise ResourceError(f"cannot write to standard output: {error.strerror}") from None
+
+
+def note(*lines: str) -> None:
+    """Write lines to standard error, where there is one that takes them."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write("".join(f"{line}\n" for line in lines))
+            sys.stderr.flush()
+
+
+def on_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is open and is a terminal."""
+    return stream is not None and stream.isatty()

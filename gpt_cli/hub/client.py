@@ -78,7 +78,8 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
         info = _ask(api, repo, revision)
     commit = str(info.sha)
     listed = {file.rfilename: file for file in info.siblings or ()}
-    bars = sys.stderr.isatty() and not quiet
+    quiet = quiet or sys.stderr is None
+    bars = not quiet and sys.stderr.isatty()
 
     def fetch(name: str, revision: str = commit) -> Path:
         with _client(repo, revision, bars):
