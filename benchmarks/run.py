@@ -75,6 +75,13 @@ def one_round(engine: str, python: str, folder: Path, threads: int) -> Figures:
     return found
 
 
+def versions(python: str, packages: list[str]) -> dict[str, str]:
+    """Return the versions of packages, as another interpreter has them."""
+    code = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
+    found = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True)
+    return dict(zip(packages, found.stdout.decode().split(), strict=True))
+
+
 def machine() -> dict[str, Any]:
     """Describe where the figures come from."""
     try:
@@ -82,7 +89,12 @@ def machine() -> dict[str, Any]:
         model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         model = platform.processor()
-    return {"processor": model, "cores": os.cpu_count(), "python": platform.python_version()}
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "python": platform.python_version(),
+    }
 
 
 def table(rounds: dict[str, list[Figures]]) -> str:
@@ -131,7 +143,10 @@ def main() -> None:
                 rounds[engine].append(one_round(engine, python, folder, arguments.threads))
     print(table(rounds), end="")
     if arguments.save:
-        where = machine() | {"threads": arguments.threads, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+        where = machine() | {"threads": arguments.threads}
+        where |= versions(sys.executable, ["gpt-cli", "numpy"])
+        if arguments.peer:
+            where |= versions(arguments.peer, ["torch", "transformers"])
         results = HERE / "results" / arguments.save
         results.with_suffix(".json").write_text(
             json.dumps({"machine": where, "rounds": rounds}, indent=1) + "\n"
