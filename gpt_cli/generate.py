@@ -135,7 +135,7 @@ class _Row:
         self._stops = StopStrings(stop)
 
     def push(self, id: int, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
-        """Take a token, with which the row may finish; return the text now certain, and why."""
+        """Take a token, which may end the row; return the text now certain, and why it ends."""
         self.ids.append(id)
         self.window.append(id)
         self.new_tokens += 1

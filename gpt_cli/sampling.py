@@ -140,8 +140,9 @@ def sample(
     ids = xp.arange(logits.shape[-1])
     if 0 < params.top_k < len(ids):
         logits = top_k(xp, logits, params.top_k)
-        ids = xp.flatnonzero((logits > -xp.inf).any(axis=0))  # what any row has kept: a few of
-        logits = logits[:, ids]  # 50257, which makes the rest cheap
+        # Go on with the columns that any row has kept: what follows is cheap for so few.
+        ids = xp.flatnonzero((logits > -xp.inf).any(axis=0))
+        logits = logits[:, ids]
     if params.top_p < 1:
         logits = top_p(xp, logits, params.top_p)
     if params.min_p > 0:
