@@ -23,34 +23,20 @@ PRONOUNS = {
 }
 SHE, HE = PRONOUNS["she"], PRONOUNS["he"]
 
-# A name belongs to one role and one kind of folk only: so it tells a reader which pronoun will
-# follow, and nobody can be mistaken for the hero.
+# A name belongs to one kind of folk only, so that it tells a reader which pronoun will follow.
 NAMES = {
-    "hero": {
-        ("people", "she"): _words("Lily Mia Nora Anna Ella Clara Ruby Molly Alice Emma Lucy Eva"),
-        ("people", "he"): _words("Tom Ben Max Sam Leo Jack Finn Oscar Hugo Noah Peter Theo"),
-        ("animals", "she"): _words("Bella Pepper Luna Poppy Clover Penny Tilly Dot Daisy Hazel"),
-        ("animals", "he"): _words("Bruno Pip Bramble Rusty Barnaby Otis Basil Patch Monty Ziggy"),
-    },
-    "friend": {
-        ("people", "she"): _words("Ivy Zoe Wendy Greta Rosa Jane Sophie Edith"),
-        ("people", "he"): _words("Felix Otto Henry Paul Luke Simon Adam Karl"),
-        ("animals", "she"): _words("Minnie Fern Coco Mimi Willow Maple"),
-        ("animals", "he"): _words("Chester Biscuit Fergus Rufus Scamp Teddy"),
-    },
-    "other": {
-        ("people", "she"): _words("Martha Nelly Vera Tess"),
-        ("people", "he"): _words("Victor Ralph Bert Emil"),
-        ("animals", "she"): _words("Olive Trixie Flora"),
-        ("animals", "he"): _words("Banjo Hector Mungo"),
-    },
-}
-# The one relative in a story follows from the hero, too.
-FAMILY = {
-    ("people", "she"): "grandmother",
-    ("people", "he"): "father",
-    ("animals", "she"): "aunt",
-    ("animals", "he"): "big brother",
+    ("people", "she"): _words(
+        "Lily Mia Nora Anna Ella Clara Ruby Molly Alice Emma Lucy Hannah Ivy Zoe Wendy Greta"
+    ),
+    ("people", "he"): _words(
+        "Tom Ben Max Sam Leo Jack Finn Oscar Hugo Noah Peter Theo Felix Otto Henry Paul"
+    ),
+    ("animals", "she"): _words(
+        "Bella Pepper Luna Poppy Clover Penny Tilly Dot Minnie Fern Coco Mimi"
+    ),
+    ("animals", "he"): _words(
+        "Bruno Pip Bramble Rusty Barnaby Otis Basil Patch Chester Biscuit Fergus Rufus"
+    ),
 }
 SPECIES = _words(
     "rabbit mouse fox bear squirrel hedgehog badger otter duck frog mole owl beaver kitten puppy "
@@ -84,6 +70,15 @@ PLACES = _table(
      "the shed covered with ivy"),
     ("city", "in a noisy city with a hundred bridges", "the park", "the train station",
      "the cellar behind the library"),
+)
+
+FAMILY = tuple(
+    {"name": name} | pronouns
+    for pronouns, names in (
+        (SHE, ("mother", "grandmother", "aunt", "big sister")),
+        (HE, ("father", "grandfather", "uncle", "big brother")),
+    )
+    for name in names
 )
 
 ELDERS = tuple(
@@ -162,7 +157,7 @@ CONTESTS = _table(
      "could not find the snail any more", "searched the grass until the snail was found"),
     ("sandcastle contest", "built one tower after another", "Buckets clattered everywhere",
      "broke the only bucket", "lent out a good bucket"),
-    ("singing contest", "sang to the cows in the barn", "One song followed another",
+    ("singing contest", "sang to the cows every evening", "One song followed another",
      "forgot the words", "whispered the next line"),
 )
 
@@ -174,7 +169,7 @@ TREASURES = _table(
     ("a bag of flower seeds", "planted flowers along the road"),
     ("a silver flute", "played music at every party"),
     ("a basket of sparkling stones", "gave one stone to each of the neighbors"),
-    ("a tin of very old toffee", "sucked toffee on every long walk"),
+    ("a tin of very old toffee", "sucked toffee all the way home"),
     ("a golden telescope", "looked at the moon every night"),
     ("a crown made of shells", "took turns being king or queen"),
     ("a tiny wooden ship", "sailed it on every puddle"),
@@ -325,6 +320,7 @@ SMALL = _names("fox", "hedgehog", "squirrel", "badger", "rabbit", "kitten")
 
 PARTS: dict[str, Table] = {
     "place": PLACES,
+    "family": FAMILY,
     "elder": ELDERS,
     "thing": KEEPSAKES,
     "project": PROJECTS,
