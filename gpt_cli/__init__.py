@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ModelNotFoundError,
         ResourceError,
     )
-    from gpt_cli.generate import Completion, Step
+    from gpt_cli.generate import Completion, Options, Step
     from gpt_cli.score import Score
 
 _HOME = {
@@ -35,6 +35,7 @@ _HOME = {
     "ModelNotFoundError": "errors",
     "ResourceError": "errors",
     "Completion": "generate",
+    "Options": "generate",
     "Step": "generate",
     "Score": "score",
 }
@@ -46,6 +47,7 @@ __all__ = [
     "GPTCLIError",
     "InputError",
     "ModelNotFoundError",
+    "Options",
     "ResourceError",
     "Score",
     "Step",

@@ -17,7 +17,8 @@ import numpy as np
 from gpt_cli.errors import InputError
 from gpt_cli.ops import Array
 
-_SMALLEST = 1e-6  # of what logits are divided by: less, and float32 knows it no more from 0
+# Of what logits are divided by: beyond, float32 soon knows it no more from 0 or from infinity.
+_SMALLEST, _LARGEST = 1e-6, 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +37,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         t, penalty = self.temperature, self.repeat_penalty
-        check(t == 0 or _SMALLEST <= t < math.inf, f"temperature must be 0, or {_SMALLEST} or more")
+        between = f"from {_SMALLEST:g} to {_LARGEST:g}"
+        check(t == 0 or _SMALLEST <= t <= _LARGEST, f"temperature must be 0, or {between}")
         check(self.top_k >= 0, "top-k must be 0 or more")
         check(0 < self.top_p <= 1, "top-p must be above 0 and at most 1")
         check(0 <= self.min_p <= 1, "min-p must be from 0 to 1")
-        check(_SMALLEST <= penalty < math.inf, f"repeat-penalty must be {_SMALLEST} or more")
+        check(_SMALLEST <= penalty <= _LARGEST, f"repeat-penalty must be {between}")
 
 
 def check(valid: bool, complaint: str) -> None:

@@ -75,6 +75,7 @@ def test_download_to_a_folder_gives_a_model_for_every_command(hub, tmp_path):
         (["acme/pickle"], "", 4, "only safetensors are opened"),
         (["a/b/c"], "", 3, "neither a folder nor a name on the Hub"),
         (["tiny"], "", 2, "tiny is bundled"),
+        (["."], "", 2, ". is a folder"),
         ([REPO, "--to", "."], "", 2, "is not an empty folder"),
         ([REPO, "--revision", ".."], "", 2, "cannot be a revision"),
     ],
@@ -165,6 +166,11 @@ def test_models_need_no_cache(cache):
 
 
 # --- info ---
+
+
+def test_an_endpoint_that_is_no_address_is_called_so(hub):
+    result = run("info", "acme/none", HF_ENDPOINT="mirror")
+    assert "must begin with http" in failed(result, 2)
 
 
 def test_info_fetches_no_more_than_the_configuration_and_leaves_nothing_in_the_cache(hub, cache):

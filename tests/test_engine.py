@@ -209,6 +209,8 @@ def test_overflow_is_an_error_before_any_work_unless_chosen_otherwise(without_en
     [
         ({"temperature": 1e-7}, "temperature must be"),
         ({"repeat_penalty": 1e-7}, "repeat-penalty must be"),
+        ({"temperature": 1e7}, "temperature must be"),
+        ({"repeat_penalty": 1e7}, "repeat-penalty must be"),
         ({"max_tokens": 0}, "max-tokens must be 1 or more"),
         ({"seed": -1}, "seed must be from 0"),
         ({"seed": 2**64}, "seed must be from 0"),

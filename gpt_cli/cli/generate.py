@@ -18,13 +18,18 @@ SEPARATOR = "\n---\n"  # between samples
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The text to continue; without it, what comes through a pipe."),
+        typer.Argument(
+            metavar="[PROMPT]", help="The text to continue; without it, what comes through a pipe."
+        ),
     ] = None,
     model: Model = "gpt2",
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", "-f", help="Read the prompt from FILE (-: a pipe); PROMPT comes after it."
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="Read the prompt from FILE (-: a pipe); PROMPT comes after it.",
         ),
     ] = None,
     max_tokens: Annotated[
@@ -56,7 +61,7 @@ def generate(
     ] = None,
     samples: Annotated[
         int,
-        typer.Option(min=1, help="How many texts; they come at the end, with a line --- between."),
+        typer.Option(min=1, help="How many texts, printed when all are done, a line --- between."),
     ] = 1,
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Keep keys and values of earlier tokens.")
@@ -71,8 +76,8 @@ def generate(
     overflow: Annotated[
         Literal["error", "truncate", "shift"],
         typer.Option(
-            help="A text beyond the context: refuse it, cut the prompt's beginning off, "
-            "or go on with its newest half."
+            help="Where the text does not fit the context: refuse it, drop the prompt's "
+            "beginning, or go on with the newest half."
         ),
     ] = "error",
     ignore_eos: Annotated[
@@ -129,7 +134,8 @@ def generate(
     if not as_json and on_terminal(sys.stdout):
         write("\n")
     if not quiet:
-        tell_seed = seed is None and temperature > 0 and on_terminal(sys.stderr)
+        people = on_terminal(sys.stdout) and on_terminal(sys.stderr)
+        tell_seed = people and seed is None and temperature > 0
         note(*report.remarks(text, run.completions, tell_seed=tell_seed))
     if stats:
         note(*report.statistics(engine, run.completions))

@@ -28,7 +28,8 @@ def models(as_json: Json = False, verbose: Verbose = False) -> None:
 
     from rich import box, console, table
 
-    listing = table.Table("name", "origin", "size", "folder", box=box.SIMPLE_HEAD)
+    listing = table.Table("name", "origin", "size", box=box.SIMPLE_HEAD)
+    listing.add_column("folder", overflow="fold")  # never cut: it is there to be copied
     for model in found:
         size = hub.format_size(model.size)
         listing.add_row(model.name, model.origin, size, str(model.folder))

@@ -46,7 +46,9 @@ def remarks(prompt: str, completions: list[Completion], *, tell_seed: bool) -> l
     """Return what a user may not expect about a result, and the seed that was drawn for it."""
     notes = []
     if prompt.endswith(" "):
-        notes.append("the prompt ends with a space, but words of GPT-2 begin with one of their own")
+        notes.append(
+            "the prompt ends with a space; GPT-2 puts the space before a word, so leave it out"
+        )
     if any(completion.finish_reason == "context" for completion in completions):
         notes.append("the context is full; --overflow shift goes on past it")
     if tell_seed:

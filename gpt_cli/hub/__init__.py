@@ -92,6 +92,8 @@ def download(
     """
     if name in BUNDLED:
         raise InputError(f"{name} is bundled: there is nothing to download, use `--model {name}`")
+    if name not in SHORT_NAMES and os.path.isdir(name):  # noqa: PTH112 (never raises)
+        raise InputError(f"{name} is a folder: there is nothing to download, use it with --model")
     repo, revision = hub_id(name), checked_revision(revision)
     _go_online(repo)
     try:
@@ -105,7 +107,9 @@ def download(
 
 
 def _go_online(repo: str, offline: bool = False) -> None:
-    """Raise ModelNotFoundError if the Hub must not be asked for `repo`."""
+    """Raise ModelNotFoundError if the Hub must not be asked for `repo`, or cannot be."""
+    if not os.getenv("HF_ENDPOINT", "https://").startswith(("http://", "https://")):
+        raise InputError("HF_ENDPOINT must begin with http:// or https://")
     value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
     if offline or value.upper() in ("1", "ON", "YES", "TRUE"):
         raise ModelNotFoundError(

@@ -233,11 +233,14 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
     kind = type(error).__name__  # httpx's, or httpx2's from version 2 of the client
     if "Timeout" in kind:
         return (
-            f"{endpoint} does not answer: check the network and the proxy "
+            f"{endpoint} does not answer for {repo}: check the network and the proxy "
             f"(HF_HUB_ETAG_TIMEOUT=30 waits longer for a slow one), {WAY_OUT}"
         )
     if kind in ("ConnectError", "ProxyError"):
-        return f"cannot reach {endpoint} ({reason}): check the network and the proxy, {WAY_OUT}"
+        return (
+            f"cannot reach {endpoint} for {repo} ({reason}): "
+            f"check the network and the proxy, {WAY_OUT}"
+        )
     return f"the download of {repo} failed ({kind}: {reason}): run the command again"
 
 
