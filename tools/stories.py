@@ -6,7 +6,8 @@ A plot (see `story_plots.py`) is a story with the choices still open. Three mark
 * `<rule>` takes one line of the table of that name in `RULES`;
 * `{hero}` names a part of the story. It is cast the first time it is mentioned and stays the same
   from there on, so whatever was lost on page one is what is found on page three. A dot reaches
-  into it: `{friend.his}`. The plain pronouns, `{he}` or `{His}`, are the hero's.
+  into it: `{friend.his}`. The plain pronouns, `{he}` or `{His}`, and the `{family}` are the
+  hero's.
 
 The teller adds up what every choice cost, -ln p. The sum is the grammar's own negative log
 likelihood of that derivation, an upper bound for the text's, and so the yardstick for any model
@@ -27,7 +28,7 @@ from typing import TypeVar
 
 from story_phrases import RULES
 from story_plots import PLOTS
-from story_words import NAMES, PARTS, PRONOUNS, SPECIES, Part, Table
+from story_words import FAMILY, NAMES, PARTS, PRONOUNS, SPECIES, Part, Table
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ class Teller:
     def look_up(self, slot: str) -> str:
         """Return the words for `hero`, `thing.look`, `friend.his` or the hero's own `he`."""
         name, _, field = slot.partition(".")
-        if name.lower() in PRONOUNS["he"]:
+        if name == "family" or name.lower() in PRONOUNS["he"]:
             name, field = "hero", name
         if name not in self.parts:
             self.parts[name] = self.cast() if name in CAST else self.draw(name)
@@ -105,13 +106,14 @@ class Teller:
         folk = self.pick(("people", "animals"))
         he = self.pick(("she", "he"))
         taken = {part["name"] for part in self.parts.values()}
-        kinds = {part["kind"] for part in self.parts.values() if "kind" in part}
         name = self.pick([name for name in NAMES[folk, he] if name not in taken])
         if folk == "people":
             kind = "girl" if he == "she" else "boy"
         else:
+            kinds = {part.get("kind") for part in self.parts.values()}
             kind = self.pick([species for species in SPECIES if species not in kinds])
-        return Part(name=name, kind=kind, full=f"a {kind} named {name}") | PRONOUNS[he]
+        full = f"a {kind} named {name}"
+        return Part(name=name, kind=kind, full=full, family=FAMILY[folk, he]) | PRONOUNS[he]
 
 
 def write_story(rng: random.Random) -> Story:

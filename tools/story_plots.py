@@ -23,8 +23,7 @@ PLOTS: dict[str, str] = {
 
         <glad> "<thanks>, {friend}!" [said|cried] {hero}. [{He} took the {thing} and {thing.use},
         and {friend} [looked on|watched] with [bright|shining] eyes.|From then on, {hero} took
-        better care of the {thing}.] [<eat>|] <closing>
-        """,
+        better care of the {thing}.] [<eat>|] <closing>""",
     "newcomer": """
         <opening> [But {hero} had nobody to play with.|{hero} was often alone and longed for a
         friend.] "I wish I had a friend," {he} [told {his} {family}|said to the moon|whispered every
@@ -38,23 +37,19 @@ PLOTS: dict[str, str] = {
         "Do you want to [play <game>|see {place.far}|share my {sweet}] with me?" asked {hero}.
         [{friend} looked up and smiled.|At first, {friend} did not answer. Then {friend.he}
         nodded.|{friend} jumped up at once.] [They played <game> until noon and then ran to
-        {place.far}.|Together they ran to {place.far} and played <game> there.|{hero} showed
-        {friend} the way to {place.far}, where they played <game>.] {friend} [told such funny jokes
-        that {hero} fell over laughing|knew a song about a [whale|donkey|button] and taught it to
-        {hero}|could walk on {friend.his} hands].
+        {place.far}.|Together they ran to {place.far} and played <game> there.] {friend} [told such
+        funny jokes that {hero} fell over laughing|knew a song about a [whale|donkey|button] and
+        taught it to {hero}|could walk on {friend.his} hands].
 
         [But then {friend} slipped and scraped an elbow. "<oh_no>!" <cried> {hero}. {He} washed the
         scrape with cool water and [put a leaf on it|blew on it]. "[That is better|It hardly hurts
-        now]," said {friend}. "<thanks>."|Suddenly it began to rain. They crept under a big
-        [umbrella|oak|cart] and listened to the drops. Their feet got wet, but [{friend} only
-        laughed|they did not mind].||When the sun went down, {friend} grew quiet again. "Will you
-        come back tomorrow?" {friend.he} asked. "Of course I will," <said> {hero}. "I promise."]
+        now]," said {friend}. "<thanks>."||When the sun went down, {friend} grew quiet again. "Will
+        you come back tomorrow?" {friend.he} asked. "Of course I will," <said> {hero}. "I promise."]
 
         [In the evening|At supper time], {hero} ran home to {his} {family}. "I have a friend now!"
         {he} <cried>. [The next morning, {friend} was already waiting at {place.spot}.|The next day,
         {hero} and {friend} met at {place.spot} again, and the day after that, too.] [<glad>|]
-        <closing>
-        """,
+        <closing>""",
     "storm": """
         <opening> <best_friend>
 
@@ -71,19 +66,15 @@ PLOTS: dict[str, str] = {
         about the sun|and counted slowly to a hundred]. [Little by little|Slowly], {friend} stopped
         [shaking|trembling].
 
-        [Then they heard a small voice outside. It was {other.full}, who had lost the way. "Come in,
-        {other}!" <cried> {hero}. {other} [crawled|slipped] in between them, and soon all three were
-        warm.|Then they heard somebody calling. It was {elder} the {elder.job}, with a lantern.
-        "There you are!" said {elder}. "I have been looking for you everywhere." {elder} stayed with
-        them until the worst was over.|They shared the last of their {sweet} and waited. "It cannot
-        last forever," said {hero}, and {he} was right.|]
+        [Then they heard somebody calling. It was {elder} the {elder.job}, with a lantern. "There
+        you are!" said {elder}. "I have been looking for you everywhere." {elder} stayed with them
+        until the worst was over.|]
 
         At last the {storm} [was over|passed]. {storm.after}. {hero} and {friend}
         [walked|skipped|ran] home, where {hero}'s {family} was waiting at the door. "[You are
         safe|Thank goodness]!" <cried> {his} {family}, and gave them both [a big hug|dry socks and
         {sweet}|a warm bath and {sweet}]. "I was not afraid with {hero} beside me," said {friend}.
-        <proud> <closing>
-        """,
+        <proud> <closing>""",
     "build": """
         <opening> <best_friend>
 
@@ -101,17 +92,14 @@ PLOTS: dict[str, str] = {
         [So they went to {elder} the {elder.job}. "Please, do you have {project.mends} for us?"
         asked {hero}. {elder} [rubbed {elder.his} chin|looked in every drawer]. "[Yes, I do|I think
         so]," said {elder}, "but first you must [sweep my floor|stack my firewood|help me carry
-        these baskets]." They did it gladly, and {elder} gave them {project.mends}.|{friend}
-        remembered that there was something at {place.far}. They ran there as fast as they could.
-        And really, in a dusty corner, they found {project.mends}.|{friend} ran home and came back
-        with {project.mends}. "I had been saving it," said {friend}, "but it is just right for our
-        {project}."]
+        these baskets]." They did it gladly, and {elder} gave them {project.mends}.|{friend} ran
+        home and came back with {project.mends}. "I had been saving it," said {friend}, "but it is
+        just right for our {project}."]
 
         The next day, {hero} and {friend} mended the {project} with {project.mends}. This time, the
         {project} [held|was strong enough|did not break]. <glad> They {project.use}. "[It works|We
         did it|Hurrah]!" [shouted|cheered] {friend}. [<eat>|] [Soon everyone [came to see|admired]
-        the {project}.|"Tomorrow we will paint it [blue|red|green]," said {hero}.] <closing>
-        """,
+        the {project}.|"Tomorrow we will paint it [blue|red|green]," said {hero}.] <closing>""",
     "contest": """
         <opening> Every year, there was a {contest}, and {hero} [dreamed of winning it|wanted to win
         it more than anything|had never won it].
@@ -129,17 +117,17 @@ PLOTS: dict[str, str] = {
 
         {hero} [looked back|stopped]. If {he} helped now, {he} would hardly win. "[Winning is not
         everything|A prize is only a prize|It is no fun to win like that]," {he} thought. So {hero}
-        went to {friend} and {contest.mend}. "[Why are you helping me|But what about the prize]?"
-        asked {friend}. "[Because you need help|Because I would be glad of help, too|Because we are
-        neighbors]," <said> {hero}.
+        went to {friend} and {contest.mend}. ["Why are you helping me?" asked {friend}. "Because
+        [you need help|I would be glad of help, too|we are neighbors]," <said> {hero}.|"But what
+        about the prize?" asked {friend}. "[A friend is worth more than a prize|Somebody else may
+        have it]," <said> {hero}.]
 
         [{other.Full} won the {contest} that year. But {elder} had seen everything. "There is a
         second prize today," said {elder}, "for the kindest heart," and gave {hero} <gift>.|{hero}
         and {friend} were the very last to finish, side by side. But the crowd clapped louder for
         them than for anyone else. {elder} gave each of them <gift>.|Then they both went on as well
         as they could. And in the end, by the breadth of a hair, {hero} won after all! {friend} was
-        the first to clap.] [<proud>|<glad>] [<eat>|] <closing>
-        """,
+        the first to clap.] [<proud>|<glad>] [<eat>|] <closing>""",
     "map": """
         <opening> <best_friend>
 
@@ -147,25 +135,23 @@ PLOTS: dict[str, str] = {
         {place.spot}|under a loose board]. Inside was a [yellow|crumpled|faded] piece of paper. {He}
         unfolded it with [shaking|careful] hands. "[Look, {friend}|{friend}, come quick]!" {he}
         <cried>. "It is a treasure map!" "[There is a red cross on it|It shows a red cross]," said
-        {friend}, "right beside {place.hidden}."
+        {friend}, "right at {place.hidden}."
 
         They packed [a rope and some {sweet}|a lantern and some {sweet}|a shovel and some {sweet}]
         and set off. [First|To begin with], they [walked|marched|went] past {place.far}.
         [2*<obstacle>|] [|Once, {friend} wanted to turn back. "[Just a little farther|We are nearly
         there]," said {hero}.|"Twenty steps to the [left|right]," read {hero}, and they counted
-        every step.|"Are we lost?" asked {friend}. {hero} looked at the map. "No," {he} said, "we
-        are very close."]
+        every step.]
 
         At last they reached {place.hidden}. [They dug and dug|They felt along the wall|They turned
         over every stone] until {hero} touched something [hard|cold|smooth]. "[I have found it|Here
         it is|This must be it]!" {he} <cried>. It was {treasure}! [{friend} danced in a
-        circle.|{friend}'s eyes grew as round as plates.|For a moment, neither of them could speak.]
+        circle.|{friend}'s eyes grew as round as plates.]
 
         ["Who hid it here?" {friend} wondered. {elder} the {elder.job} knew the answer. "I hid it
         myself, long ago," said {elder} with a wink. "[I hoped that somebody would find it|Now it
         belongs to you]."|"[Half of it is yours|We found it together, so we will share it|It belongs
-        to both of us]," said {hero}.] From that day on, they {treasure.then}. [<glad>|] <closing>
-        """,
+        to both of us]," said {hero}.] And so they {treasure.then}. [<glad>|] <closing>""",
     "ill": """
         <opening> [Next door|At the end of the lane|Near {place.spot}] lived {elder}, the old
         {elder.job}. {elder} [always had a kind word for {hero}|told the best stories|often gave
@@ -190,8 +176,7 @@ PLOTS: dict[str, str] = {
         color came back into {elder.his} cheeks.]
 
         {hero} and {friend} came back every day. After <weeks>, {elder} was [well|healthy|strong]
-        again. "<thanks>," {elder.he} said to them, and gave them <gift>. [<glad>|] <closing>
-        """,
+        again. "<thanks>," {elder.he} said to them, and gave them <gift>. [<glad>|] <closing>""",
     "promise": """
         <opening> <best_friend>
 
@@ -203,14 +188,13 @@ PLOTS: dict[str, str] = {
         [At first, {hero} thought of the promise.|{hero} really meant to do it.] But then [a {bird}
         with a [funny|long] tail hopped by, and {he} followed it|a fiddler played at {place.spot},
         and {he} stayed to listen|{he} found a patch of sweet berries and ate them one by one|{he}
-        lay down in the warm sun and fell asleep|{he} saw a kite in the sky and ran after it]. The
-        hours went by, and {hero} forgot to {promise}.
+        lay down in the warm sun and fell asleep]. The hours went by, and {hero} forgot to
+        {promise}.
 
         When {hero} remembered, it was too late: {promise.harm}. {His} face grew hot. [Soon,
         {friend} came home|In the evening, {friend} came back] and saw it. "[But you promised|You
         gave me your word], {hero}," said {friend} [quietly|in a small voice], and turned away.
-        [{hero} wanted to make up an excuse, but no words came.|{hero} ran home and hid under the
-        covers.] <sad>
+        <sad>
 
         ["What should I do?" {he} asked {his} {family}. "Tell the truth, and then put it right,"
         said {his} {family}.|All night, {hero} could not sleep. "I must put it right," {he}
@@ -220,8 +204,7 @@ PLOTS: dict[str, str] = {
 
         {friend} [watched for a while|came closer] and began to smile. "[I forgive you|I am not
         angry any more|Let us be friends again], {hero}," said {friend}. <glad> [<eat>|] From then
-        on, whenever {hero} made a promise, {he} kept it. [<closing>|]
-        """,
+        on, whenever {hero} made a promise, {he} kept it. [<closing>|]""",
     "skill": """
         <opening> There was one thing {hero} could not do: {he} could not {skill}. [All the others
         could.|Everyone else seemed to know how.]
@@ -237,15 +220,13 @@ PLOTS: dict[str, str] = {
 
         [So {hero} practiced every day.|For <weeks>, {hero} practiced until it was dark.|Every
         evening, {hero} practiced behind the house.] [Sometimes {he} wanted to stop, but then {he}
-        remembered the words of {elder}.|"{skill.advice}," {he} said to {himself} again and
-        again.|On some days it went well, and on other days it did not.] And then, one
-        [day|morning|evening], it happened: {hero} {skill.works}! <proud>
+        remembered the words of {elder}.|"{skill.advice}," {he} said to {himself} again and again.]
+        And then, one [day|morning|evening], it happened: {hero} {skill.works}! <proud>
 
         {other} [stared|stood there with an open mouth]. "[I was wrong|I am sorry I laughed],
         {hero}," said {other}. "Can you teach me to {skill}, too?" [{hero} could have said no, but
         {he} smiled.|{hero} thought about it for a moment.] "[Of course|Gladly|With pleasure]," {he}
-        said. "{skill.advice}." <skill_end>
-        """,
+        said. "{skill.advice}." <skill_end>""",
     "dark": """
         <opening> By day, {hero} was not afraid of anything. But at night, when the lamp was out,
         {he} pulled the blanket over {his} [head|nose|ears].
@@ -273,8 +254,8 @@ PLOTS: dict[str, str] = {
         night|told the little {noise.small} not to be afraid]. [In the morning, {he} told {his}
         {family} everything. "That was very brave," said {his} {family}. <proud>|Then they went back
         to bed and slept until the sun was high.] And when {hero} heard "{noise}" again, {he} [only
-        smiled|turned over and went back to sleep|thought of the little {noise.small}]. <closing>
-        """,
+        smiled|turned over and went back to sleep|thought of the little {noise.small}].
+        <closing>""",
     "garden": """
         <opening> [One spring morning|At the end of winter|One mild day], {hero}'s {family} gave
         {him} a {plant}. "[What will become of it|It is so small. What is it good for]?" asked
@@ -290,17 +271,14 @@ PLOTS: dict[str, str] = {
         One day, a tiny green leaf poked out of the ground! "[It is growing|It is alive]!" <cried>
         {hero}. [But a hungry {bird} saw it, too. {hero} and {friend} made a scarecrow out of an old
         coat, and the {bird} flew away.|But then no rain fell for <weeks>, and the leaf began to
-        droop. {hero} and {friend} carried water from {place.far}, one bucket after another.|But one
-        night a strong wind bent the stem. {hero} and {friend} tied it to a stick with a piece of
-        string.|But a fat snail began to nibble at it. {friend} carried the snail to {place.far} and
-        gave it a lettuce leaf.]
+        droop. {hero} and {friend} carried water from {place.far}, one bucket after another.]
 
         By the end of summer, the {plant} had become {plant.grows}. [Everybody came to marvel at
         it.|Even {elder} the {elder.job} came to see it. "I have never seen anything like it," said
         {elder}.] <proud> {hero} and {friend} invited all the neighbors, and they all had
         {plant.feast}. "[It was worth the wait|And I wanted to dig it up]!" said {friend}[, and
-        everyone laughed|]. {hero} kept [one seed|a handful of seeds] for the next spring. <closing>
-        """,
+        everyone laughed|]. {hero} kept [one seed|a handful of seeds] for the next spring.
+        <closing>""",
     "baby": """
         <opening>
 
@@ -324,11 +302,9 @@ PLOTS: dict[str, str] = {
         time|nudged {hero} softly], as if to say thank you.
 
         [{hero} was a little sad to say goodbye. "But this is where it belongs," said
-        {friend}.|"Goodbye, little {baby}," said {hero}. "Grow big and strong."|"I will miss it,"
-        said {hero}. "We can come and visit," said {friend}.] [After that, whenever {hero} passed
-        {baby.home}, the {baby} came to greet {him}.|And all the way home, {hero} and {friend}
-        talked about the {baby}.] [<glad>|] <closing>
-        """,
+        {friend}.|"Goodbye, little {baby}," said {hero}. "Grow big and strong."] [After that,
+        whenever {hero} passed {baby.home}, the {baby} came to greet {him}.|And all the way home,
+        {hero} and {friend} talked about the {baby}.] [<glad>|] <closing>""",
     "birthday": """
         <opening> It was the day before {hero}'s birthday, and {he} [could hardly sleep|had been
         counting the days].
@@ -341,10 +317,9 @@ PLOTS: dict[str, str] = {
         {elder.job} [was busy, too|only shook {elder.his} head]. <sad>
 
         All alone, {hero} walked to {place.far}. {He} [threw pebbles until noon|told {his} sorrow to
-        a {bird}|drew a cake in the dust]. [The {season} wind blew through {his} coat.|The hours
-        crept by.] When it grew dark, {he} went home [with slow steps|with {his} head down]. But
-        what was that? At {place.spot}, [a hundred lanterns were glowing|the trees were hung with
-        paper stars|there was music in the air].
+        a {bird}|drew a cake in the dust]. When it grew dark, {he} went home [with slow steps|with
+        {his} head down]. But what was that? At {place.spot}, [a hundred lanterns were glowing|the
+        trees were hung with paper stars|there was music in the air].
 
         "Surprise!" [shouted|cried] everybody. {friend} was there, and {elder}, too. {hero}'s
         {family} was carrying {sweet}. "[Did you really think we had forgotten|Did you believe it]?"
@@ -353,8 +328,7 @@ PLOTS: dict[str, str] = {
 
         "[This is the best day of my life|I will never forget this|What a surprise]," said {hero}.
         <glad> {He} took the {thing} and {thing.use}, and they [danced|sang|celebrated] until
-        midnight. <closing>
-        """,
+        midnight. <closing>""",
     "stuck": """
         <opening>
 
@@ -370,15 +344,13 @@ PLOTS: dict[str, str] = {
         face|with all their strength|as hard as they could]. But {friend} was still stuck.
         [<sad>|"Will I have to stay here forever?" asked {friend}.]
 
-        [{other.Full} had been watching from a wall. "You only need {trap.tool}," said {other}, and
-        ran to fetch it.|Then {hero} had an idea. "What we need is {trap.tool}!" {he} <cried>, and
-        ran home to fetch it.] {hero} [took|used] {trap.tool} and {trap.how}. And then, with a loud
-        pop, {friend} was free!
+        Then {hero} had an idea. "What we need is {trap.tool}!" {he} <cried>, and ran home to fetch
+        it. {hero} [took|used] {trap.tool} and {trap.how}. And then, with a loud pop, {friend} was
+        free!
 
         "<thanks>, {hero}!" said {friend}. [And look, {friend} was holding the {thing.look} {thing}
         in one hand.|And there on the ground lay the {thing.look} {thing}, too.] [Everyone laughed
-        with relief.|<glad>] [<eat>|] <closing>
-        """,
+        with relief.|<glad>] [<eat>|] <closing>""",
     "quarrel": """
         <opening> <best_friend>
 
@@ -400,9 +372,7 @@ PLOTS: dict[str, str] = {
         [So they shared the {thing}. One week it lived with {hero}, and the next week it lived with
         {friend}.|Then {elder} the {elder.job} came down the road. "Has anybody seen my {thing}?"
         asked {elder}. {hero} and {friend} gave it back at once, and {elder} gave them {sweet} as a
-        reward.|They hid the {thing} in {place.hidden}, and it became their secret.] They never
-        quarreled about a {thing} again. [<glad>|] <closing>
-        """,
+        reward.] They never quarreled about a {thing} again. [<glad>|] <closing>""",
     "moon": """
         <opening> Every night, {hero} looked up at the moon. "I would like to [touch|hold] the moon,
         just once," {he} told {his} {family}. "The moon is [far|very far] away," said {his}
@@ -413,10 +383,9 @@ PLOTS: dict[str, str] = {
         high enough. {friend.Full} [looked up in surprise|came by with a basket]. "What are you
         doing up there, {hero}?" asked {friend}. "I want to touch the moon," <said> {hero}.
 
-        [{friend} did not laugh.|{friend} thought that was a wonderful idea.] "[Let me climb on your
-        shoulders|Let us throw a rope around it|Let us call it, and perhaps it will come]," said
-        {friend}. They tried it, but [they fell into the soft grass|the moon stayed where it
-        was|nothing came of it]. <sad>
+        "[Let me climb on your shoulders|Let us throw a rope around it|Let us call it, and perhaps
+        it will come]," said {friend}. They tried it, but [they fell into the soft grass|the moon
+        stayed where it was|nothing came of it]. <sad>
 
         {elder} the {elder.job} had heard them. [{elder.He} filled a bucket with water and set it on
         the ground.|{elder.He} put a bowl of water in front of them.] "Look into the water," said
@@ -426,6 +395,5 @@ PLOTS: dict[str, str] = {
         "I have touched the moon!" <cried> {hero}. "[Now it is your turn|You try it, too],
         {friend}." {friend} [dipped in a hand|touched the water] and [gasped|laughed softly]. "[It
         is cold|It tickles]!" said {friend}. [<glad>|] [They stayed until the moon had gone behind
-        the hills.|Then they drank a little of the moon water, for luck.] <closing>
-        """,
+        the hills.|Then they drank a little of the moon water, for luck.] <closing>""",
 }

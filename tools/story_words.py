@@ -38,6 +38,13 @@ NAMES = {
         "Bruno Pip Bramble Rusty Barnaby Otis Basil Patch Chester Biscuit Fergus Rufus"
     ),
 }
+# The one relative in a story follows from the hero, too.
+FAMILY = {
+    ("people", "she"): "grandmother",
+    ("people", "he"): "father",
+    ("animals", "she"): "aunt",
+    ("animals", "he"): "big brother",
+}
 SPECIES = _words(
     "rabbit mouse fox bear squirrel hedgehog badger otter duck frog mole owl beaver kitten puppy "
     "lamb goat pony turtle raccoon"
@@ -70,15 +77,6 @@ PLACES = _table(
      "the shed covered with ivy"),
     ("city", "in a noisy city with a hundred bridges", "the park", "the train station",
      "the cellar behind the library"),
-)
-
-FAMILY = tuple(
-    {"name": name} | pronouns
-    for pronouns, names in (
-        (SHE, ("mother", "grandmother", "aunt", "big sister")),
-        (HE, ("father", "grandfather", "uncle", "big brother")),
-    )
-    for name in names
 )
 
 ELDERS = tuple(
@@ -157,7 +155,7 @@ CONTESTS = _table(
      "could not find the snail any more", "searched the grass until the snail was found"),
     ("sandcastle contest", "built one tower after another", "Buckets clattered everywhere",
      "broke the only bucket", "lent out a good bucket"),
-    ("singing contest", "sang to the cows every evening", "One song followed another",
+    ("singing contest", "sang to the cows in the barn", "One song followed another",
      "forgot the words", "whispered the next line"),
 )
 
@@ -169,7 +167,7 @@ TREASURES = _table(
     ("a bag of flower seeds", "planted flowers along the road"),
     ("a silver flute", "played music at every party"),
     ("a basket of sparkling stones", "gave one stone to each of the neighbors"),
-    ("a tin of very old toffee", "sucked toffee all the way home"),
+    ("a tin of very old toffee", "sucked toffee on every long walk"),
     ("a golden telescope", "looked at the moon every night"),
     ("a crown made of shells", "took turns being king or queen"),
     ("a tiny wooden ship", "sailed it on every puddle"),
@@ -320,7 +318,6 @@ SMALL = _names("fox", "hedgehog", "squirrel", "badger", "rabbit", "kitten")
 
 PARTS: dict[str, Table] = {
     "place": PLACES,
-    "family": FAMILY,
     "elder": ELDERS,
     "thing": KEEPSAKES,
     "project": PROJECTS,

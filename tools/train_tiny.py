@@ -55,7 +55,7 @@ CONFIG = GPT2Config(
     use_cache=False,
 )
 
-STEPS = 7_799
+STEPS = 5_555
 ROWS = 8
 PEAK_RATE = 2e-3
 WARM_UP = 0.02  # of the whole run
