@@ -130,7 +130,6 @@ class _Row:
         self.index = index
         self.ids = list(prompt)  # of the whole text
         self.window = list(prompt)  # what of them the model sees: the end
-        self.new_tokens = 0
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopStrings(stop)
 
@@ -138,7 +137,6 @@ class _Row:
         """Take a token, which may end the row; return the text now certain, and why it ends."""
         self.ids.append(id)
         self.window.append(id)
-        self.new_tokens += 1
         passed = "" if finish == "eos" else self._stops.push(self._decoder.push(id))
         if self._stops.found:
             return passed, "stop"

@@ -40,8 +40,7 @@ def find(name: str, revision: str | None = None) -> Path | None:
         InputError: a revision was given for something that has none.
         ModelNotFoundError: the name can be none of these.
     """
-    is_folder = name not in SHORT_NAMES and os.path.isdir(name)  # noqa: PTH112 (never raises)
-    if name in BUNDLED or is_folder:
+    if name in BUNDLED or _is_folder(name):
         if revision is not None:
             raise InputError(f"{name} has no revisions, as only a model on the Hub has them")
         return bundled(name) if name in BUNDLED else Path(name)
@@ -92,7 +91,7 @@ def download(
     """
     if name in BUNDLED:
         raise InputError(f"{name} is bundled: there is nothing to download, use `--model {name}`")
-    if name not in SHORT_NAMES and os.path.isdir(name):  # noqa: PTH112 (never raises)
+    if _is_folder(name):
         raise InputError(f"{name} is a folder: there is nothing to download, use it with --model")
     repo, revision = hub_id(name), checked_revision(revision)
     _go_online(repo)
@@ -106,8 +105,12 @@ def download(
         raise ResourceError(f"cannot use {path}: {error.strerror or error}; {hint}") from error
 
 
+def _is_folder(name: str) -> bool:
+    return name not in SHORT_NAMES and os.path.isdir(name)  # noqa: PTH112 (never raises)
+
+
 def _go_online(repo: str, offline: bool = False) -> None:
-    """Raise ModelNotFoundError if the Hub must not be asked for `repo`, or cannot be."""
+    """Raise an error if the Hub must not be asked for `repo`, or has no address."""
     if not os.getenv("HF_ENDPOINT", "https://").startswith(("http://", "https://")):
         raise InputError("HF_ENDPOINT must begin with http:// or https://")
     value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
