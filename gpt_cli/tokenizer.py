@@ -6,6 +6,7 @@ can write and that goes stale; so the files are read here and only handed to it.
 
 import codecs
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from gpt_cli.errors import MALFORMED, CheckpointError, InputError
 # GPT-2's split into words, in the possessive form that tiktoken calls r50k: the published form
 # tokenizes alike, but overflows the regex engine's stack on a million spaces.
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+# What Python's surrogateescape makes of bytes that are part of no character, and all other text.
+_STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
 
 
 def _byte_alphabet() -> dict[int, int]:
@@ -68,6 +72,7 @@ class Tokenizer:
         # Transformers also lists a token that is added although the BPE has it; it needs no place.
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
         self.special = {token: id for token, id in vocab.items() if id not in in_bpe} | added
+        self._byte_ids = [ranks[bytes([byte])] for byte in range(256)]
         self._bytes = {id: token for token, id in ranks.items()}
         self._bytes |= {id: token.encode() for token, id in self.special.items()}
         if len(self._bytes) != len(ranks) + len(self.special):
@@ -137,6 +142,26 @@ class Tokenizer:
         if special:
             return self._encoding.encode(text, allowed_special="all")
         return self._encoding.encode_ordinary(text)
+
+    def encode_bytes(self, data: bytes, *, special: bool = False) -> list[int]:
+        """Return ids whose bytes joined are `data`, whatever it holds.
+
+        Stretches of UTF-8 are encoded as `encode` does, which is all where `data` is a text. A byte
+        that is part of no character becomes the token of that byte alone.
+
+        Args:
+            data: any bytes.
+            special: let the names of special tokens stand for the tokens.
+        """
+        ids: list[int] = []
+        for stretch in _STRETCHES.finditer(data.decode(errors="surrogateescape")):
+            if stretch[1]:
+                ids += (
+                    self._byte_ids[byte] for byte in stretch[1].encode(errors="surrogateescape")
+                )
+            else:
+                ids += self.encode(stretch[0], special=special)
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that form no character become U+FFFD."""

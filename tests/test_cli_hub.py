@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoints import write_tokenizer
 from loopback_hub import cache_fixture, hub_fixture, model_files  # noqa: F401 (fixtures)
 from processes import COMMAND, posix, run_on_terminal
 
@@ -191,3 +192,31 @@ def test_info_of_a_model_that_is_here_asks_nobody(hub):
 
 def test_info_of_an_unknown_model_is_exit_code_3(hub):
     assert "check the name" in failed(run("info", "acme/none"), 3)
+
+
+# --- tokenize and detokenize ---
+
+
+def test_tokens_need_no_weights_and_leave_nothing_in_the_cache(hub, cache):
+    write_tokenizer(hub.root / REPO)
+    result = run("tokenize", "-m", REPO, "the the")
+    assert (result.returncode, result.stdout) == (0, "83 257 262\n")
+    assert "`gpt-cli download acme/gpt` keeps the whole model" in result.stderr
+    result = run("detokenize", "-m", REPO, "-q", "83 257 262")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "the the", "")
+    assert sorted(hub.fetched()) == ["merges.txt", "merges.txt", "vocab.json", "vocab.json"]
+    assert not list(cache.glob("models--*"))
+
+
+def test_tokens_of_a_model_that_is_here_ask_nobody(hub):
+    write_tokenizer(hub.root / REPO)
+    run("download", REPO, "-q")
+    hub.requests.clear()
+    result = run("tokenize", "-m", REPO, "the the")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "83 257 262\n", "")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("command", ["tokenize", "detokenize"])
+def test_tokens_of_an_unknown_model_are_exit_code_3(hub, command):
+    assert "check the name" in failed(run(command, "-m", "acme/none", "1"), 3)

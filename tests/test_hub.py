@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from checkpoints import write_tokenizer
 from loopback_hub import (
     cache_fixture,  # noqa: F401
     hub_fixture,  # noqa: F401
@@ -383,6 +384,54 @@ def test_a_file_that_the_repository_lacks_is_named(hub, changes, missing):
     message = raised(ModelNotFoundError, product.resolve, "acme/half")
     assert f"acme/half has no {missing}: " in message
     assert hub.fetched() == []
+
+
+# --- the tokenizer alone ---
+
+
+@pytest.fixture
+def tokenizer_files(tmp_path):
+    """A repository's tokenizer files that can be read, which those of `model_files` cannot."""
+    write_tokenizer(tmp_path)
+    return {name: (tmp_path / name).read_bytes() for name in ("vocab.json", "merges.txt")}
+
+
+def test_the_tokenizer_is_fetched_past_the_cache_without_the_weights(hub, cache, tokenizer_files):
+    hub.add(REPO, tokenizer_files)
+    tokenizer = product.read_tokenizer(REPO, revision="v1")
+    assert tokenizer.encode("the") == [83, 257]
+    assert sorted(hub.fetched()) == ["merges.txt", "vocab.json"]
+    assert not list(cache.glob("models--*"))
+
+
+def test_added_tokens_are_fetched_with_the_tokenizer(hub, tokenizer_files):
+    hub.add(REPO, tokenizer_files | {"added_tokens.json": b'{"<pad>": 300}'})
+    assert product.read_tokenizer(REPO).special["<pad>"] == 300
+    assert sorted(hub.fetched()) == ["added_tokens.json", "merges.txt", "vocab.json"]
+
+
+def test_a_tokenizer_json_is_fetched_only_where_it_is_needed(hub):
+    hub.add("acme/new", model_files(**{"merges.txt": None}))
+    with pytest.raises(CheckpointError):  # that of `model_files` cannot be read
+        product.read_tokenizer("acme/new")
+    assert hub.fetched() == ["tokenizer.json"]
+
+
+def test_the_tokenizer_of_a_model_that_is_here_is_read_from_it(hub, cache, tokenizer_files):
+    put_in_cache(cache, REPO, model_files(**tokenizer_files))
+    assert product.read_tokenizer(REPO).encode("the") == [83, 257]
+    assert product.read_tokenizer("tiny").decode([0]) == "!"
+    assert hub.requests == []
+
+
+def test_a_tokenizer_that_cannot_be_fetched_is_explained(hub):
+    hub.add("acme/none", model_files(**{"merges.txt": None, "tokenizer.json": None}))
+    message = raised(ModelNotFoundError, product.read_tokenizer, "acme/none")
+    assert "acme/none has no file merges.txt" in message
+    hub.requests.clear()
+    message = raised(ModelNotFoundError, product.read_tokenizer, REPO, offline=True)
+    assert "cannot fetch acme/gpt" in message
+    assert hub.requests == []
 
 
 # --- errors ---

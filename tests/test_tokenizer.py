@@ -20,6 +20,8 @@ characters = st.one_of(
 )
 any_text = st.text(characters, max_size=60)
 any_bytes = st.one_of(st.binary(max_size=40), any_text.map(str.encode))
+# Bytes no stretch of which is UTF-8: continued wrongly, not at all, overlong, or a surrogate.
+NO_CHARACTER = [b"\xff", b"\x80", b"\xc3", b"\xf0\x9f\x98", b"\xc0\xaf", b"\xed\xa0\x80"]
 
 
 def ids_of_bytes(data: bytes) -> list[int]:
@@ -98,6 +100,35 @@ def test_the_name_of_a_special_token_is_ordinary_text_unless_asked_for(tokenizer
 def test_half_of_a_surrogate_pair_is_refused(tokenizer, text, place):
     with pytest.raises(InputError, match=f"not valid Unicode at character {place}"):
         tokenizer.encode(text)
+
+
+@given(data=any_bytes)
+@pytest.mark.parametrize("special", [False, True])
+def test_the_tokens_of_any_bytes_have_these_bytes(tokenizer, data, special):
+    ids = tokenizer.encode_bytes(data, special=special)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == data
+
+
+@given(text=any_text, end=st.sampled_from(["", END]))
+@pytest.mark.parametrize("special", [False, True])
+def test_the_bytes_of_a_text_have_the_ids_of_the_text(tokenizer, text, end, special):
+    ids = tokenizer.encode(text + end, special=special)
+    assert tokenizer.encode_bytes((text + end).encode(), special=special) == ids
+
+
+@given(stretches=st.lists(st.tuples(any_text, st.sampled_from(NO_CHARACTER))))
+def test_a_byte_of_no_character_is_a_token_alone_between_texts(tokenizer, stretches):
+    ids = []
+    for text, lone in stretches:
+        ids += tokenizer.encode(text) + ids_of_bytes(lone)
+    assert tokenizer.encode_bytes(b"".join(text.encode() + lone for text, lone in stretches)) == ids
+
+
+def test_the_bytes_of_another_order_of_ids_are_found(folder):
+    vocab = VOCAB | {ALPHABET[0xFF]: VOCAB[ALPHABET[0xFE]], ALPHABET[0xFE]: VOCAB[ALPHABET[0xFF]]}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    other = Tokenizer.from_folder(folder)
+    assert other.encode_bytes(b"\xff") == [VOCAB[ALPHABET[0xFE]]]
 
 
 # --- decoding ------------------------------------------------------------------------------------

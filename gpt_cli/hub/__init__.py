@@ -1,13 +1,17 @@
 """A name -> a local folder: bundled, a path, the Hub's cache, or a download into it."""
 
 import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import InputError, ModelNotFoundError, ResourceError
 from gpt_cli.hub import client
 from gpt_cli.hub.local import (
     BUNDLED,
+    CONFIG,
     SHORT_NAMES,
     LocalModel,
     bundled,
@@ -17,7 +21,11 @@ from gpt_cli.hub.local import (
     format_size,
     hub_id,
     list_models,
+    tokenizer_files,
 )
+
+if TYPE_CHECKING:
+    from gpt_cli.tokenizer import Tokenizer
 
 __all__ = [
     "LocalModel",
@@ -26,6 +34,7 @@ __all__ = [
     "format_size",
     "list_models",
     "read_config",
+    "read_tokenizer",
     "resolve",
 ]
 
@@ -72,11 +81,34 @@ def read_config(name: str, *, revision: str | None = None, offline: bool = False
     Raises:
         The errors of `resolve`.
     """
+    with _folder_of(lambda names: [CONFIG], name, revision, offline) as folder:
+        return GPT2Config.from_folder(folder)
+
+
+def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
+    """The tokenizer of a model, for which no more than its few files are fetched.
+
+    Raises:
+        The errors of `resolve`.
+    """
+    from gpt_cli.tokenizer import Tokenizer  # here, as it brings tiktoken
+
+    with _folder_of(tokenizer_files, name, revision, offline) as folder:
+        return Tokenizer.from_folder(folder)
+
+
+@contextmanager
+def _folder_of(
+    choose: Callable[[Collection[str]], list[str]], name: str, revision: str | None, offline: bool
+) -> Iterator[Path]:
+    """The folder of a model that is here, else one for a while of the files that `choose` picks."""
     if found := find(name, revision):
-        return GPT2Config.from_folder(found)
+        yield found
+        return
     repo = hub_id(name)
     _go_online(repo, offline)
-    return client.fetch_config(repo, checked_revision(revision))
+    with client.fetch_few(repo, checked_revision(revision), choose) as folder:
+        yield folder
 
 
 def download(

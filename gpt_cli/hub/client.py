@@ -9,15 +9,13 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
 from gpt_cli.hub.local import (
-    CONFIG,
     INDEX,
     cache_folder,
     format_size,
@@ -57,16 +55,23 @@ def fetch_folder(repo: str, revision: str, to: Path, quiet: bool) -> Path:
     return to
 
 
-def fetch_config(repo: str, revision: str) -> GPT2Config:
-    """Fetch config.json alone, past the cache: there it marks a model that is whole."""
+@contextmanager
+def fetch_few(
+    repo: str, revision: str, choose: Callable[[Collection[str]], list[str]]
+) -> Iterator[Path]:
+    """Fetch the files that `choose` picks of all names, into a folder that is there for a while.
+
+    They go past the cache, where config.json marks a model that is whole.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         with _client(repo, revision):
             from huggingface_hub import HfApi
 
             api = HfApi(endpoint=_endpoint())
-            commit = _ask(api, repo, revision).sha
-            api.hf_hub_download(repo, CONFIG, revision=commit, local_dir=scratch)
-        return GPT2Config.from_folder(Path(scratch))
+            info = _ask(api, repo, revision)
+            for name in choose([file.rfilename for file in info.siblings or ()]):
+                api.hf_hub_download(repo, name, revision=info.sha, local_dir=scratch)
+        yield Path(scratch)
 
 
 def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:

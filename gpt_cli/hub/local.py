@@ -26,7 +26,8 @@ SHORT_NAMES = {
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_OPTIONAL = ("added_tokens.json", "generation_config.json")
+_ADDED_TOKENS = "added_tokens.json"
+_GENERATION_CONFIG = "generation_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
@@ -155,13 +156,19 @@ def model_files(
             f"{repo} has its weights only as {pickles[0]}, which may run code when it is opened; "
             "only safetensors are opened"
         )
-    tokenizer = ["vocab.json", "merges.txt"]
-    if "tokenizer.json" in names and not all(name in names for name in tokenizer):
-        tokenizer = ["tokenizer.json"]
-    needed = [*weights, *tokenizer, *(name for name in _OPTIONAL if name in names), CONFIG]
+    optional = [_GENERATION_CONFIG] if _GENERATION_CONFIG in names else []
+    needed = [*weights, *tokenizer_files(names), *optional, CONFIG]
     if missing := [name for name in needed if name not in names]:
         raise ModelNotFoundError(f"{repo} has no {', '.join(missing)}: it is not a whole GPT-2")
     return needed
+
+
+def tokenizer_files(names: Collection[str]) -> list[str]:
+    """Which files make the tokenizer of a model that has the files `names`."""
+    files = ["vocab.json", "merges.txt"]
+    if "tokenizer.json" in names and not all(name in names for name in files):
+        files = ["tokenizer.json"]
+    return [*files, _ADDED_TOKENS] if _ADDED_TOKENS in names else files
 
 
 def _shards(index: str | bytes, repo: str) -> list[str]:
