@@ -18,37 +18,45 @@ if TYPE_CHECKING:
     from gpt_cli.engine import Engine, load
     from gpt_cli.errors import (
         CheckpointError,
+        ContextError,
         GPTCLIError,
         InputError,
         ModelNotFoundError,
         ResourceError,
+        RowsError,
     )
     from gpt_cli.generate import Completion, Options, Step
-    from gpt_cli.score import Score
+    from gpt_cli.score import Choice, Score
 
 _HOME = {
     "Engine": "engine",
     "load": "engine",
     "CheckpointError": "errors",
+    "ContextError": "errors",
     "GPTCLIError": "errors",
     "InputError": "errors",
     "ModelNotFoundError": "errors",
     "ResourceError": "errors",
+    "RowsError": "errors",
     "Completion": "generate",
     "Options": "generate",
     "Step": "generate",
+    "Choice": "score",
     "Score": "score",
 }
 
 __all__ = [
     "CheckpointError",
+    "Choice",
     "Completion",
+    "ContextError",
     "Engine",
     "GPTCLIError",
     "InputError",
     "ModelNotFoundError",
     "Options",
     "ResourceError",
+    "RowsError",
     "Score",
     "Step",
     "load",

@@ -1,18 +1,20 @@
 """The public Python API: `load` a model, then generate with it and score with it."""
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import TypedDict, Unpack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, takewhile
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli import checkpoint, hub
-from gpt_cli.errors import InputError
-from gpt_cli.generate import Completion, Options, Overflow, Step, fit, generate
-from gpt_cli.model import GPT2, checked_forward
+from gpt_cli import batch, checkpoint, hub
+from gpt_cli.errors import ContextError, InputError
+from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
+from gpt_cli.model import GPT2, checked, forward, hidden_states, unembed
 from gpt_cli.ops import get_ops
-from gpt_cli.score import Score, score
+from gpt_cli.sampling import likeliest
+from gpt_cli.score import Choice, RankBy, Score, rank, score
 from gpt_cli.tokenizer import Tokenizer
 
 
@@ -31,6 +33,7 @@ class OptionKeywords(TypedDict, total=False):
     ignore_eos: bool
     special: bool
     overflow: Overflow
+    top_logprobs: int
 
 
 class Run(Iterator[Step]):
@@ -88,7 +91,7 @@ class Engine:
         for row in ids:
             self._check_ids(row)
         ops = self.model.ops
-        return ops.to_host(checked_forward(self.model, ops.xp.asarray(np.array(ids))))
+        return ops.to_host(checked(forward, self.model, ops.xp.asarray(np.array(ids))))
 
     def run(self, prompts: Sequence[str], options: Options) -> Run:
         """Begin to continue prompts side by side, and return the iterator that does the work.
@@ -97,17 +100,14 @@ class Engine:
 
         Raises:
             InputError: a prompt does not fit the context, or is empty where no token can begin.
+            ResourceError: there is not enough memory for all of them at a time.
             CheckpointError: while iterating; the weights are damaged.
         """
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list of texts, not one text")
-        n_positions = self.model.config.n_positions
-        ids = [
-            fit(self._prompt_ids(prompt, options.special), n_positions, options)
-            for prompt in prompts
-        ]
-        steps = generate(self.model, self.tokenizer, ids, options)
-        return Run(steps, [Completion(len(row), options.seed) for row in ids])
+        requests = [self._request(prompt, options, row) for row, prompt in enumerate(prompts)]
+        steps = generate(self.model, self.tokenizer, requests)
+        return Run(steps, [Completion(len(row.prompt), options.seed) for row in requests])
 
     def stream(self, prompt: str, **options: Unpack[OptionKeywords]) -> Iterator[str]:
         """Continue a prompt: an iterator of the pieces of text, each as soon as it is certain.
@@ -133,18 +133,143 @@ class Engine:
             pass
         return run.completions
 
-    def score(self, text: str) -> Score:
-        """Return how likely a text is, token by token.
+    def batch(
+        self,
+        rows: Iterable[str | Mapping[str, Any] | InputError],
+        options: Options | None = None,
+        *,
+        batch_size: int | None = None,
+        first_index: int = 0,
+    ) -> Iterator[Completion | InputError]:
+        """Continue any number of prompts, a batch at a time.
+
+        Args:
+            rows: prompts, or mappings with a "prompt" and options of this row alone, those of
+                `gpt_cli.batch.ROW_OPTIONS`. A seed of its own makes a row's text that of
+                `generate` with this seed; otherwise its index counts too.
+            options: of all rows.
+            batch_size: how many at a time; by default as many as memory and speed suggest.
+            first_index: the index of the first row.
+
+        Returns:
+            An iterator of what becomes of each row, in their order: a completion, or the error
+            that says why there is none. An error among the rows comes back in its place.
 
         Raises:
-            InputError: the text has fewer than 2 tokens, or more than the context.
+            InputError: the batch size is below 1.
+            ResourceError: there is not enough memory for a batch.
             CheckpointError: the weights are damaged.
         """
-        ids = self.encode(text)
-        self._check_ids(ids)
-        return score(self.model, self.tokenizer, ids)
+        if batch_size is not None and batch_size < 1:
+            raise InputError("batch-size must be 1 or more")
+        defaults = options or Options()
+        requests = (
+            self._row_request(row, defaults, index)
+            for index, row in zip(count(first_index), rows, strict=False)
+        )
+        return batch.complete(self.model, self.tokenizer, requests, batch_size)
 
-    def _prompt_ids(self, prompt: str, special: bool) -> list[int]:
+    def score(self, text: str, *, stride: int | None = None) -> Score:
+        """Return how likely a text is, token by token; see `score_many`.
+
+        Raises:
+            InputError: the text has fewer than 2 tokens, or the stride is out of range.
+            CheckpointError: the weights are damaged.
+        """
+        (scored,) = self.score_many([text], stride=stride)
+        if not scored.tokens_scored:
+            raise InputError("nothing to score: a text needs 2 tokens, for the first is given")
+        return scored
+
+    def score_many(self, texts: Sequence[str], *, stride: int | None = None) -> list[Score]:
+        """Return how likely each text is, token by token.
+
+        A text longer than the context is seen through windows as long as the context, each
+        `stride` tokens on (by default half of the context); each token is scored once.
+
+        Raises:
+            InputError: a text is not valid Unicode, or the stride is out of range.
+            CheckpointError: the weights are damaged.
+        """
+        ids = [self.encode(text) for text in texts]
+        for row in ids:
+            self._check_ids(row)
+        return score(self.model, self.tokenizer, ids, stride)
+
+    def rank(self, prompt: str, choices: Sequence[str], *, by: RankBy = "total") -> list[Choice]:
+        """Compare continuations of a prompt: the likeliest first.
+
+        Args:
+            prompt: what stands before each choice.
+            choices: texts, none empty and none twice; a word mostly begins with its space.
+            by: what is compared: the likelihood of the whole choice ("total"), which favours the
+                shorter, or its mean for a token or a byte. The probabilities are those of a draw
+                among the choices that weighs each by it.
+
+        Raises:
+            InputError: a choice is empty or there twice, or does not fit the context.
+            CheckpointError: the weights are damaged.
+        """
+        if not choices or "" in choices or len(set(choices)) < len(choices):
+            raise InputError("give at least one choice; none may be empty, and none there twice")
+        wholes = [self._prompt_ids(prompt + choice) for choice in choices]
+        shared = _common_beginning([self._prompt_ids(prompt), *wholes])
+        if not shared:  # the prompt is empty, or melts into one token with what follows
+            shared = self._prompt_ids("")
+            wholes = [shared + ids for ids in wholes]
+        n_positions = self.model.config.n_positions
+        if max(map(len, wholes)) > n_positions:
+            raise ContextError(
+                f"prompt and choice have up to {max(map(len, wholes))} tokens, more than the "
+                f"model's context of {n_positions}; shorten them"
+            )
+        rests = [ids[len(shared) :] for ids in wholes]
+        return rank(self.model, shared, choices, rests, by)
+
+    def next_tokens(
+        self, prompt: str, count: int = 10, *, special: bool = False
+    ) -> list[tuple[int, float]]:
+        """Return the likeliest next tokens, best first: ids, and logarithms of probabilities.
+
+        Raises:
+            InputError: the prompt is longer than the context, or `count` is below 1.
+            CheckpointError: the weights are damaged.
+        """
+        if count < 1:
+            raise InputError("the number of tokens must be 1 or more")
+        ids = self._prompt_ids(prompt, special)
+        if len(ids) > self.model.config.n_positions:
+            raise ContextError(
+                f"the prompt has {len(ids)} tokens, and the model's context is "
+                f"{self.model.config.n_positions}; shorten it"
+            )
+        ops = self.model.ops
+        x = checked(hidden_states, self.model, ops.xp.asarray([ids]))
+        logits = checked(unembed, self.model, x[:, -1])
+        found, logprobs = (ops.to_host(row[0]).tolist() for row in likeliest(ops.xp, logits, count))
+        return list(zip(found, logprobs, strict=True))
+
+    def _request(self, prompt: str, options: Options, index: int) -> Request:
+        ids = self._prompt_ids(prompt, options.special)
+        return Request(fit(ids, self.model.config.n_positions, options), options, index)
+
+    def _row_request(
+        self, row: str | Mapping[str, Any] | InputError, defaults: Options, index: int
+    ) -> Request | InputError:
+        if isinstance(row, InputError):
+            return row
+        own = {"prompt": row} if isinstance(row, str) else dict(row)
+        prompt = own.pop("prompt", None)
+        try:
+            if not isinstance(prompt, str):
+                raise InputError("a row needs a prompt, which is a string")
+            options = batch.row_options(defaults, own)
+            # With a seed of its own it is a run of its own.
+            return self._request(prompt, options, 0 if "seed" in own else index)
+        except InputError as error:
+            return error
+
+    def _prompt_ids(self, prompt: str, special: bool = False) -> list[int]:
         ids = self.encode(prompt, special=special)
         if not ids:
             bos = self.model.config.bos_token_id
@@ -158,6 +283,12 @@ class Engine:
         size = self.model.config.vocab_size
         if bad := [id for id in ids if not 0 <= id < size]:
             raise InputError(f"the model has no token {bad[0]}; its ids are from 0 to {size - 1}")
+
+
+def _common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Return what all rows begin with."""
+    alike = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
+    return [ids[0] for ids in alike]
 
 
 def load(

@@ -25,6 +25,13 @@ class InputError(GPTCLIError):
     """The prompt, a flag or an argument cannot be used."""
 
     exit_code = 2
+    code = "invalid_input"  # in the JSON of a row
+
+
+class ContextError(InputError):
+    """The text does not fit the model's context."""
+
+    code = "context_overflow"
 
 
 class ModelNotFoundError(GPTCLIError):
@@ -43,3 +50,9 @@ class ResourceError(GPTCLIError):
     """Memory, disk, a device or a package is missing."""
 
     exit_code = 5
+
+
+class RowsError(GPTCLIError):
+    """Some rows of many have failed; the others are done."""
+
+    exit_code = 6

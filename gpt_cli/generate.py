@@ -1,23 +1,38 @@
 """Prefill, decode, stop: from prompts to an iterator of steps, and from steps to completions."""
 
+import itertools
 import operator
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from types import ModuleType
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from gpt_cli.errors import InputError
+from gpt_cli.config import GPT2Config
+from gpt_cli.errors import ContextError, ResourceError
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2, checked_forward
-from gpt_cli.ops import Array
-from gpt_cli.sampling import SamplingParams, check, log_probabilities, sample, uniforms
+from gpt_cli.machine import free_memory
+from gpt_cli.model import GPT2, checked, hidden_states, unembed
+from gpt_cli.ops import Array, Ops
+from gpt_cli.sampling import (
+    SamplingParams,
+    check,
+    likeliest,
+    log_probabilities,
+    sample,
+    uniforms,
+)
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"]
 Overflow: TypeAlias = Literal["error", "truncate", "shift"]
+
+# Tokens in one pass, in all rows: prompts that have more take several, one after the other, so
+# that what lies between the layers does not grow with them.
+PASS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +50,7 @@ class Options(SamplingParams):
     ignore_eos: bool = False  # never choose the end token
     special: bool = False  # names such as <|endoftext|> in a prompt stand for the special tokens
     overflow: Overflow = "error"  # what to do with a text beyond the context; see `fit`
+    top_logprobs: int = 0  # how many of the likeliest tokens each step lists
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,17 +59,33 @@ class Options(SamplingParams):
         check(self.max_tokens >= 1, "max-tokens must be 1 or more")
         check(0 <= operator.index(self.seed) < 2**64, "seed must be from 0 to 2**64 - 1")
         check("" not in self.stop, "a stop string must not be empty")
+        check(self.top_logprobs >= 0, "top-logprobs must be 0 or more")
         choices = get_args(Overflow)
         check(self.overflow in choices, f"overflow must be one of {', '.join(choices)}")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The part that says how to choose a token."""
+        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
+
+
+@dataclass(frozen=True)
+class Request:
+    """One row of a batch: a prompt, and how to continue it."""
+
+    prompt: list[int]  # ids, at least one and fewer than n_positions
+    options: Options
+    index: int = 0  # with the seed, the key of the row's draws
 
 
 @dataclass(frozen=True)
 class Step:
     """One new token of one row."""
 
-    row: int  # which prompt
+    row: int  # which request
     id: int
     logprob: float  # natural logarithm of the probability that the model gave it, unfiltered
+    top_logprobs: list[tuple[int, float]]  # the likeliest ids with theirs, if they were asked for
     text: str  # the characters now certain; the token's own may come with a later step
     finish_reason: FinishReason | None  # set on the row's last step
     seconds: float  # since the first pass began
@@ -68,6 +100,7 @@ class Completion:
     text: str = ""  # without the prompt, the stop string and the end token
     ids: list[int] = field(default_factory=list)  # all new tokens, the end or a stop included
     logprobs: list[float] = field(default_factory=list)  # of each of ids
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # for each of ids
     seconds: list[float] = field(default_factory=list)  # when each of ids was there
     finish_reason: FinishReason = "interrupted"  # until the row has ended
 
@@ -76,6 +109,7 @@ class Completion:
         self.text += step.text
         self.ids.append(step.id)
         self.logprobs.append(step.logprob)
+        self.top_logprobs.append(step.top_logprobs)
         self.seconds.append(step.seconds)
         if step.finish_reason is not None:
             self.finish_reason = step.finish_reason
@@ -122,24 +156,44 @@ class StopStrings:
 
 
 class _Row:
-    """One prompt and what has come after it."""
+    """One request and what has come of it."""
 
-    def __init__(
-        self, index: int, prompt: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str]
-    ):
-        self.index = index
-        self.ids = list(prompt)  # of the whole text
-        self.window = list(prompt)  # what of them the model sees: the end
+    def __init__(self, place: int, request: Request, tokenizer: Tokenizer, config: GPT2Config):
+        options = request.options
+        self.place = place
+        self.options = options
+        self.sampling = options.sampling
+        self.key = options.seed, request.index
+        self.ids = list(request.prompt)  # of the whole text
+        self.window = list(request.prompt)  # what of them the model sees: the end
+        self.shift = options.overflow == "shift"
+        self.remaining = options.max_tokens
+        self._config = config
         self._decoder = StreamDecoder(tokenizer)
-        self._stops = StopStrings(stop)
+        self._stops = StopStrings(options.stop)
 
-    def push(self, id: int, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
-        """Take a token, which may end the row; return the text now certain, and why it ends."""
+    @property
+    def growth(self) -> int:
+        """How many tokens the window can still get."""
+        return min(self.remaining, self._config.n_positions - len(self.window))
+
+    def push(self, id: int) -> tuple[str, FinishReason | None]:
+        """Take a token; return the text that is now certain, and why the row ends if it does."""
         self.ids.append(id)
         self.window.append(id)
-        passed = "" if finish == "eos" else self._stops.push(self._decoder.push(id))
+        self.remaining -= 1
+        passed = ""
+        finish: FinishReason | None = None
+        if id in self._config.eos_token_id:
+            finish = "eos"
+        else:
+            passed = self._stops.push(self._decoder.push(id))
         if self._stops.found:
             return passed, "stop"
+        if finish is None and self.remaining == 0:
+            finish = "length"
+        elif finish is None and self.growth == 0 and not self.shift:
+            finish = "context"
         if finish is not None:
             passed += self._stops.push(self._decoder.flush()) + self._stops.flush()
         return passed, finish
@@ -156,7 +210,7 @@ def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
       same whenever the text does.
 
     Raises:
-        InputError: the prompt is refused.
+        ContextError: the prompt is refused.
     """
     if options.overflow == "truncate":
         return prompt[-max(n_positions - options.max_tokens, n_positions // 2) :]
@@ -164,7 +218,7 @@ def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
         return prompt
     if options.overflow == "shift":
         return prompt[-(n_positions // 2) :]
-    raise InputError(
+    raise ContextError(
         f"the prompt has {len(prompt)} tokens and leaves no room in the model's context of "
         f"{n_positions}; shorten it, or choose --overflow truncate or shift"
     )
@@ -190,21 +244,23 @@ class _Batch:
         self._cache: KVCache | None = None
         self._padding: Array | None = None
 
-    def next_logits(self, max_tokens: int) -> Array:
-        """Compute the logits (B, V) of each row's next token; `max_tokens` more are to come."""
+    def next_logits(self) -> Array:
+        """Compute the logits (B, V) of each row's next token."""
         model, xp = self._model, self._model.ops.xp
-        if self._cache is None:  # the first pass, and without a cache every pass
+        if self._cache is not None:
+            passes = [np.array([row.window[-1:] for row in self.rows])]
+        else:  # the first token, and without a cache every one
             ids, padding = left_pad([row.window for row in self.rows])
             self._padding = None if padding is None else xp.asarray(padding)
+            passes = [ids]
             if self._use_cache:
-                room = model.config.n_positions - min(len(row.window) for row in self.rows)
-                capacity = ids.shape[1] + min(max_tokens, room)
+                capacity = ids.shape[1] + max(row.growth for row in self.rows)
                 self._cache = KVCache(model.config, model.ops, len(self.rows), capacity)
-        else:
-            ids = np.array([row.window[-1:] for row in self.rows])
-        return checked_forward(
-            model, xp.asarray(ids), self._cache, padding=self._padding, last_only=True
-        )[:, -1]
+                width = max(1, PASS // len(self.rows))
+                passes = [ids[:, start : start + width] for start in range(0, ids.shape[1], width)]
+        for new in passes:
+            x = checked(hidden_states, model, xp.asarray(new), self._cache, padding=self._padding)
+        return checked(unembed, model, x[:, -1])
 
     def keep(self, places: list[int]) -> None:
         """Go on with these rows only."""
@@ -221,64 +277,106 @@ class _Batch:
 
         Positions are learned, so what the cache holds cannot be moved to other positions.
         """
-        n_positions = self._model.config.n_positions
         for row in self.rows:
-            if len(row.window) == n_positions:
-                row.window = row.window[-(n_positions // 2) :]
+            if row.growth == 0:
+                row.window = row.window[-(self._model.config.n_positions // 2) :]
                 self._cache = None
 
 
-def generate(
-    model: GPT2, tokenizer: Tokenizer, prompts: Sequence[list[int]], options: Options
-) -> Iterator[Step]:
+def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:
+    """Estimate the bytes that continuing these side by side takes beside the weights."""
+    rows = len(requests)
+    prompt = max((len(request.prompt) for request in requests), default=0)
+    new = max((request.options.max_tokens for request in requests), default=0)
+    length = min(prompt + new, config.n_positions)
+    cached = all(request.options.use_cache for request in requests)
+    # Keys and values; and one of them once more, while rows leave.
+    cache = 3 * config.n_layer * rows * length * config.n_embd if cached else 0
+    tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length
+    widths = 6 * config.n_embd + 3 * config.inner_size
+    layer = tokens * (widths + config.n_head * length)  # with the scores of the attention
+    vocabulary = 10 * rows * config.vocab_size  # logits, and what sampling makes of them
+    return 4 * (cache + max(layer, vocabulary))
+
+
+def generate(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> Iterator[Step]:
     """Continue prompts side by side, a token of each row at a time.
 
     Args:
         model: the weights.
         tokenizer: gives the text of the steps, and the ids that stand for nothing.
-        prompts: the ids of each row, at least one and fewer than n_positions.
-        options: how. The key of every draw is the seed, the row's number and the step's.
+        requests: the rows. The cache is used where all of them want it.
 
-    Yields:
-        A step for each token of each row that has not finished.
+    Returns:
+        An iterator of a step for each token of each row, until all have finished. It raises
+        CheckpointError where the weights are damaged.
 
     Raises:
-        CheckpointError: the logits are not finite, so the weights are damaged.
+        ResourceError: there is not enough memory.
     """
+    needed, free = working_set(model.config, requests), free_memory()
+    if free is not None and needed > free:
+        raise ResourceError(
+            f"{len(requests)} texts side by side need about {needed / 1e6:,.0f} MB of memory, "
+            f"and {free / 1e6:,.0f} MB are free: have fewer at a time, or shorter ones"
+        )
+    return _steps(model, tokenizer, requests)
+
+
+def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> Iterator[Step]:
     config, ops, xp = model.config, model.ops, model.ops.xp
     ends = {id for id in config.eos_token_id if id < config.vocab_size}
-    never = set(tokenizer.missing_ids(config.vocab_size)) - ends
-    banned = xp.asarray(sorted(never | ends if options.ignore_eos else never), dtype=xp.int64)
-    rows = [_Row(index, prompt, tokenizer, options.stop) for index, prompt in enumerate(prompts)]
-    batch = _Batch(model, rows, options.use_cache)
-    shift = options.overflow == "shift"
+    never = xp.asarray(sorted(set(tokenizer.missing_ids(config.vocab_size)) - ends), dtype=xp.int64)
+    rows = [_Row(place, row, tokenizer, config) for place, row in enumerate(requests)]
+    batch = _Batch(model, rows, all(row.options.use_cache for row in rows))
     start = time.perf_counter()
 
-    for step in range(options.max_tokens):
+    for step in itertools.count():
         if not batch.rows:
             return
-        logits = batch.next_logits(options.max_tokens - step)
+        logits = batch.next_logits()
         allowed = logits.copy()
-        allowed[:, banned] = -xp.inf
-        draws = xp.asarray(uniforms(options.seed, [row.index for row in batch.rows], step))
-        chosen = sample(xp, allowed, draws, options, [row.ids for row in batch.rows])
+        allowed[:, never] = -xp.inf
+        for place, row in enumerate(batch.rows):
+            if row.options.ignore_eos:
+                allowed[place, sorted(ends)] = -xp.inf
+        chosen = _choose(xp, allowed, batch.rows, step)
         logprobs = ops.to_host(log_probabilities(xp, logits, chosen)).tolist()
         ids = ops.to_host(chosen).tolist()
+        top = _top_logprobs(ops, logits, [row.options.top_logprobs for row in batch.rows])
         seconds = time.perf_counter() - start
 
         unfinished = []
         for place, row in enumerate(batch.rows):
-            finish: FinishReason | None = None
-            if ids[place] in ends:
-                finish = "eos"
-            elif step + 1 == options.max_tokens:
-                finish = "length"
-            elif len(row.window) + 1 == config.n_positions and not shift:
-                finish = "context"
-            text, finish = row.push(ids[place], finish)
-            yield Step(row.index, ids[place], logprobs[place], text, finish, seconds)
+            text, finish = row.push(ids[place])
+            yield Step(row.place, ids[place], logprobs[place], top[place], text, finish, seconds)
             if finish is None:
                 unfinished.append(place)
         batch.keep(unfinished)
-        if shift:
-            batch.shift()
+        batch.shift()
+
+
+def _choose(xp: ModuleType, logits: Array, rows: Sequence[_Row], step: int) -> Array:
+    """Sample the next token of each row (B,), rows of equal parameters together."""
+    draws = xp.asarray(uniforms([row.key for row in rows], step))
+    alike: dict[SamplingParams, list[int]] = {}
+    for place, row in enumerate(rows):
+        alike.setdefault(row.sampling, []).append(place)
+    chosen = xp.empty(len(rows), xp.int64)
+    for params, places in alike.items():
+        seen = [rows[place].ids for place in places]
+        chosen[places] = sample(xp, logits[places], draws[places], params, seen)
+    return chosen
+
+
+def _top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """The likeliest tokens of each row, as many as it asks for, with their logarithms."""
+    if not any(counts):
+        return [[] for _ in counts]
+    ids, logprobs = (
+        ops.to_host(array).tolist() for array in likeliest(ops.xp, logits, max(counts))
+    )
+    return [
+        list(zip(ids[place], logprobs[place], strict=True))[:count]
+        for place, count in enumerate(counts)
+    ]

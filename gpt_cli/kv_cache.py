@@ -16,6 +16,7 @@ class KVCache:
     """
 
     def __init__(self, config: GPT2Config, ops: Ops, batch: int, capacity: int):
+        self._config, self._ops = config, ops
         shape = (config.n_layer, batch, config.n_head, capacity, config.head_size)
         self.k: Array = ops.xp.empty(shape, ops.xp.float32)
         self.v: Array = ops.xp.empty(shape, ops.xp.float32)
@@ -39,3 +40,11 @@ class KVCache:
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows of the batch, in this order."""
         self.k, self.v = self.k[:, rows], self.v[:, rows]
+
+    def copies(self, batch: int, capacity: int) -> "KVCache":
+        """Return a cache of `batch` texts that all begin with the one that this cache holds."""
+        made = KVCache(self._config, self._ops, batch, capacity)
+        made.k[:, :, :, : self.length] = self.k[:, :, :, : self.length]
+        made.v[:, :, :, : self.length] = self.v[:, :, :, : self.length]
+        made.length = self.length
+        return made

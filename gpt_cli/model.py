@@ -5,7 +5,9 @@ Names are the checkpoint's. The architecture: Radford et al., "Language Models a
 Multitask Learners", 2019; each block normalizes its input, not its output.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 
@@ -114,26 +116,17 @@ def visibility(ops: Ops, T: int, S: int, padding: Array | None) -> Array | None:
     return (visible & (keys >= padding[:, None, None]))[:, None]
 
 
-def forward(
-    model: GPT2,
-    ids: Array,
-    cache: KVCache | None = None,
-    *,
-    padding: Array | None = None,
-    last_only: bool = False,
+def hidden_states(
+    model: GPT2, ids: Array, cache: KVCache | None = None, *, padding: Array | None = None
 ) -> Array:
-    """Compute the logits of what follows each token.
+    """Compute what the last layer says at each token: ids (B, T) -> (B, T, C).
 
     Args:
         model: the weights.
-        ids: (B, T) token ids: the whole text, or what is new since the last pass with `cache`.
+        ids: the whole text, or what is new since the last pass with `cache`.
         cache: the keys and values of the tokens before; the new ones are added to it.
         padding: (B,) how many of a row's first tokens, in all S, are only there to make the
             rows equally long; None where there are none.
-        last_only: compute the logits of the last position only, all that generating needs.
-
-    Returns:
-        logits (B, T, V), or (B, 1, V) with `last_only`, float32.
     """
     ops = model.ops
     T = ids.shape[1]
@@ -148,26 +141,34 @@ def forward(
         x = block(ops, x, b, visible, cache, layer)
     if cache is not None:
         cache.advance(T)
-    if last_only:
-        x = x[:, -1:]
-    return ops.linear(ops.layer_norm(x, model.ln_f), model.lm_head)
+    return x
 
 
-def checked_forward(
-    model: GPT2,
-    ids: Array,
-    cache: KVCache | None = None,
-    *,
-    padding: Array | None = None,
-    last_only: bool = False,
+def unembed(model: GPT2, x: Array) -> Array:
+    """Compute the logits of what follows: hidden states x (..., C) -> (..., V), float32."""
+    return model.ops.linear(model.ops.layer_norm(x, model.ln_f), model.lm_head)
+
+
+def forward(
+    model: GPT2, ids: Array, cache: KVCache | None = None, *, padding: Array | None = None
 ) -> Array:
-    """`forward`, for weights that may be damaged.
+    """The whole transformer: ids (B, T) -> logits (B, T, V) of what follows each token, float32."""
+    return unembed(model, hidden_states(model, ids, cache, padding=padding))
+
+
+P = ParamSpec("P")
+
+
+def checked(
+    compute: Callable[Concatenate[GPT2, P], Array], model: GPT2, *args: P.args, **kwargs: P.kwargs
+) -> Array:
+    """Call one of the functions above, with a model whose weights may be damaged.
 
     Raises:
-        CheckpointError: a logit is infinite or no number, so the weights must be, too.
+        CheckpointError: a result is infinite or no number, so the weights must be, too.
     """
     with np.errstate(all="ignore"):  # the error says it, once
-        logits = forward(model, ids, cache, padding=padding, last_only=last_only)
-    if not model.ops.xp.isfinite(logits.max()):
+        result = compute(model, *args, **kwargs)
+    if not model.ops.xp.isfinite(result.max()):
         raise CheckpointError("the model computes no finite numbers: its weights are damaged")
-    return logits
+    return result

@@ -51,15 +51,16 @@ def check(valid: bool, complaint: str) -> None:
         raise InputError(complaint)
 
 
-def uniforms(seed: int, rows: Sequence[int], step: int) -> Array:
+def uniforms(keys: Sequence[tuple[int, int]], step: int) -> Array:
     """Return one number in [0, 1) for each row of the batch, float64 (B,) on the host.
 
-    A counter-based generator keyed by (seed, row, step): a number depends on nothing else, not
-    on the other rows, the device, streaming or the cache.
+    A counter-based generator: a number depends on the row's key, which is its seed and its index,
+    and on the step, and on nothing else: not on other rows, the device, streaming or the cache.
     """
-    keys = [np.array([seed, row], np.uint64) for row in rows]
     # NumPy keeps the raw output the same for ever, but not what its distributions make of it.
-    raw = [np.random.Philox(key=key, counter=step).random_raw() for key in keys]
+    raw = [
+        np.random.Philox(key=np.array(key, np.uint64), counter=step).random_raw() for key in keys
+    ]
     return np.array([bits >> 11 for bits in raw]) * 2.0**-53
 
 
@@ -108,11 +109,33 @@ def softmax(xp: ModuleType, logits: Array) -> Array:
     return weights / weights.sum(axis=-1, keepdims=True, dtype=xp.float64)
 
 
+def log_normalizer(xp: ModuleType, logits: Array) -> Array:
+    """What to subtract from logits (B, V) for natural logarithms of probabilities: (B,) float64."""
+    peak = logits.max(axis=-1, keepdims=True)
+    weights = logits - peak
+    xp.exp(weights, out=weights)
+    return peak[:, 0] + xp.log(weights.sum(axis=-1, dtype=xp.float64))
+
+
 def log_probabilities(xp: ModuleType, logits: Array, ids: Array) -> Array:
     """Natural logarithms of the probabilities of one token a row: ids (B,) -> (B,) float64."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    chosen = xp.take_along_axis(shifted, ids[:, None], axis=-1)[:, 0]
-    return chosen - xp.log(xp.exp(shifted).sum(axis=-1, dtype=xp.float64))
+    chosen = xp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
+    return chosen - log_normalizer(xp, logits)
+
+
+def likeliest(xp: ModuleType, logits: Array, count: int) -> tuple[Array, Array]:
+    """The `count` likeliest tokens of each row, best first, and their logarithms.
+
+    Returns:
+        ids (B, count), and natural logarithms of their probabilities (B, count) float64.
+    """
+    count = min(count, logits.shape[-1])
+    ids = xp.argpartition(-logits, count - 1, axis=-1)[:, :count]
+    ids = xp.sort(ids, axis=-1)  # of equal logits the lower id comes first
+    found = xp.take_along_axis(logits, ids, axis=-1)
+    order = xp.argsort(-found, axis=-1, kind="stable")
+    ids, found = (xp.take_along_axis(array, order, axis=-1) for array in (ids, found))
+    return ids, found - log_normalizer(xp, logits)[:, None]
 
 
 def sample(

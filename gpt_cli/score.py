@@ -1,14 +1,24 @@
-"""How likely a text is to the model."""
+"""How likely texts are to the model: scores of texts, and which of several continuations."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.model import GPT2, checked_forward
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import GPT2, checked, hidden_states, unembed
+from gpt_cli.ops import Array
 from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer
+
+# Tokens in one pass through the layers, in all rows, and rows of logits that exist at a time: a
+# row of GPT-2's logits is 200 kB.
+PASS = 1024
+SLICE = 256
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 
@@ -22,38 +32,206 @@ class Score:
     bytes_scored: int  # in UTF-8, of the tokens that are scored
 
     @property
+    def tokens_scored(self) -> int:
+        """All but the first."""
+        return max(0, len(self.ids) - 1)
+
+    @property
     def total_logprob(self) -> float:
         """The sum over the scored tokens."""
         return math.fsum(logprob for logprob in self.token_logprobs if logprob is not None)
 
     @property
-    def perplexity(self) -> float:
-        """exp of the mean negative log-likelihood of a scored token."""
-        mean = -self.total_logprob / (len(self.ids) - 1)
+    def perplexity(self) -> float | None:
+        """exp of the mean negative log-likelihood of a scored token; None where there is none."""
+        if not self.tokens_scored:
+            return None
+        mean = -self.total_logprob / self.tokens_scored
         return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
 
     @property
-    def bits_per_byte(self) -> float:
-        """Negative log-likelihood in bits, per byte of the scored tokens."""
+    def bits_per_byte(self) -> float | None:
+        """Negative log-likelihood in bits, per byte of the scored tokens; None if there is none."""
+        if not self.tokens_scored:
+            return None
         return -self.total_logprob / math.log(2) / self.bytes_scored
 
 
-def score(model: GPT2, tokenizer: Tokenizer, ids: list[int]) -> Score:
-    """Score a text of 2 to n_positions tokens.
+RankBy: TypeAlias = Literal["total", "token", "byte"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several continuations of a prompt."""
+
+    text: str
+    ids: list[int]  # its tokens; where it melts into the prompt's last token, that one too
+    logprob: float  # of all of them, in nats
+    probability: float  # among the choices, by what they were compared by
+
+    @property
+    def bytes(self) -> int:
+        """Of the text, in UTF-8."""
+        return len(self.text.encode())
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A stretch of a text, scored from its token `first` on, given those before."""
+
+    text: int
+    start: int
+    ids: Sequence[int]
+    first: int
+
+
+def score(
+    model: GPT2, tokenizer: Tokenizer, texts: Sequence[list[int]], stride: int | None = None
+) -> list[Score]:
+    """Score texts, of any length, side by side.
+
+    A text longer than the context is seen through windows as long as the context, each `stride`
+    tokens after the one before. A token is scored once, in the first window that holds it; so all
+    but the first n_positions tokens have n_positions - stride tokens or more before them.
+
+    Args:
+        model: the weights.
+        tokenizer: tells the bytes of the tokens.
+        texts: the ids of each. Texts of fewer than 2 have nothing to score.
+        stride: from 1 to n_positions - 1; by default half of the context.
 
     Raises:
-        InputError: the text is shorter or longer than that.
-        CheckpointError: the logits are not finite, so the weights are damaged.
+        InputError: the stride is out of range.
+        CheckpointError: the weights are damaged.
     """
-    if not 2 <= len(ids) <= model.config.n_positions:
-        raise InputError(
-            f"the text has {len(ids)} tokens; from 2 to {model.config.n_positions} can be scored"
-        )
+    n_positions = model.config.n_positions
+    stride = max(1, n_positions // 2) if stride is None else stride
+    if not 1 <= stride < n_positions:
+        raise InputError(f"stride must be from 1 to {n_positions - 1}, the context less one token")
+    windows = [
+        window
+        for text, ids in enumerate(texts)
+        for window in _windows(text, ids, n_positions, stride)
+    ]
+    logprobs: list[list[float | None]] = [[None] * len(ids) for ids in texts]
+    for group in _side_by_side(windows):
+        for window, found in zip(group, _score_windows(model, group), strict=True):
+            scored = window.start + window.first
+            logprobs[window.text][scored : scored + len(found)] = found
+    sizes = [sum(len(tokenizer.token_bytes(id)) for id in ids[1:]) for ids in texts]
+    return [Score(*parts) for parts in zip(texts, logprobs, sizes, strict=True)]
+
+
+def _windows(text: int, ids: list[int], n_positions: int, stride: int) -> Iterator[_Window]:
+    """Cut a text so that each token but the first is scored in one window."""
+    scored = 1
+    for start in range(0, len(ids), stride):
+        end = min(start + n_positions, len(ids))
+        if scored < end:
+            yield _Window(text, start, ids[start:end], scored - start)
+            scored = end
+
+
+def _side_by_side(windows: list[_Window]) -> Iterator[list[_Window]]:
+    """Group windows of nearly equal length, as many as make one pass."""
+    windows = sorted(windows, key=lambda window: len(window.ids), reverse=True)
+    while windows:
+        rows = max(1, PASS // len(windows[0].ids))
+        yield windows[:rows]
+        windows = windows[rows:]
+
+
+def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
+    """Log-likelihoods of the tokens of each window from its `first` on."""
     xp = model.ops.xp
-    array = xp.asarray(np.array(ids))
-    logits = checked_forward(model, array[None, :-1])[
-        0
-    ]  # (T - 1, V): those of the second token onwards
-    logprobs = model.ops.to_host(log_probabilities(xp, logits, array[1:])).tolist()
-    size = sum(len(tokenizer.token_bytes(id)) for id in ids[1:])
-    return Score(ids, [None, *logprobs], size)
+    # Padding on the right is seen by no token before it.
+    inputs = _right_pad([window.ids[:-1] for window in windows])
+    x = checked(hidden_states, model, xp.asarray(inputs))  # (B, T, C)
+    # The state at a token predicts the next one.
+    states = [x[row, w.first - 1 : len(w.ids) - 1] for row, w in enumerate(windows)]
+    return _log_likelihoods(model, states, [window.ids[window.first :] for window in windows])
+
+
+def rank(
+    model: GPT2, prompt: list[int], texts: Sequence[str], ids: Sequence[list[int]], by: RankBy
+) -> list[Choice]:
+    """Compare continuations of a prompt, given as texts and as ids; the likeliest comes first.
+
+    Raises:
+        The errors of `continuations`.
+    """
+    totals = [math.fsum(row) for row in continuations(model, prompt, ids)]
+    lengths = {
+        "total": [1 for _ in texts],
+        "token": [len(row) for row in ids],
+        "byte": [len(text.encode()) for text in texts],
+    }[by]
+    means = [total / length for total, length in zip(totals, lengths, strict=True)]
+    weights = [math.exp(mean - max(means)) for mean in means]
+    choices = [
+        Choice(text, row, total, weight / sum(weights))
+        for text, row, total, weight in zip(texts, ids, totals, weights, strict=True)
+    ]
+    return sorted(choices, key=lambda choice: choice.probability, reverse=True)
+
+
+def continuations(
+    model: GPT2, prompt: list[int], choices: Sequence[list[int]]
+) -> list[list[float]]:
+    """Log-likelihoods of each token of several continuations of one prompt.
+
+    The prompt is computed once; each continuation, on from a copy of its keys and values.
+
+    Args:
+        model: the weights.
+        prompt: ids, at least one.
+        choices: ids, at least one each; none with the prompt longer than the context.
+
+    Raises:
+        CheckpointError: the weights are damaged.
+    """
+    xp = model.ops.xp
+    cache = KVCache(model.config, model.ops, 1, len(prompt))
+    # (1, C): what predicts the first token of every choice
+    start = checked(hidden_states, model, xp.asarray([prompt]), cache)[0, -1:]
+    found: list[list[float]] = [[] for _ in choices]
+    order = sorted(range(len(choices)), key=lambda place: len(choices[place]))
+    rows = max(1, 4 * PASS // (len(prompt) + len(choices[order[-1]])))
+    for begin in range(0, len(order), rows):
+        places = order[begin : begin + rows]
+        inputs = _right_pad([choices[place][:-1] for place in places])
+        states = [start] * len(places)
+        if inputs.size:
+            copies = cache.copies(len(places), len(prompt) + inputs.shape[1])
+            x = checked(hidden_states, model, xp.asarray(inputs), copies)
+            states = [
+                xp.concatenate([start, x[row, : len(choices[place]) - 1]])
+                for row, place in enumerate(places)
+            ]
+        logprobs = _log_likelihoods(model, states, [choices[place] for place in places])
+        for place, row in zip(places, logprobs, strict=True):
+            found[place] = row
+    return found
+
+
+def _right_pad(rows: Sequence[Sequence[int]]) -> Array:
+    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+    return ids
+
+
+def _log_likelihoods(
+    model: GPT2, states: Sequence[Array], targets: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    """For each row, log-likelihoods of its targets (n,), each predicted by one of states (n, C)."""
+    xp = model.ops.xp
+    x = xp.concatenate(states)  # (N, C), whatever the rows
+    ids = xp.asarray(np.concatenate([np.array(row) for row in targets]))
+    found: list[float] = []
+    for begin in range(0, len(x), SLICE):
+        logits = checked(unembed, model, x[begin : begin + SLICE])
+        logprobs = log_probabilities(xp, logits, ids[begin : begin + SLICE])
+        found += model.ops.to_host(logprobs).tolist()
+    values = iter(found)
+    return [list(islice(values, len(row))) for row in targets]

@@ -68,9 +68,11 @@ def test_every_error_has_its_exit_code():
     assert codes == {
         "GPTCLIError": 1,
         "InputError": 2,
+        "ContextError": 2,
         "ModelNotFoundError": 3,
         "CheckpointError": 4,
         "ResourceError": 5,
+        "RowsError": 6,
     }
 
 

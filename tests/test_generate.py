@@ -1,3 +1,4 @@
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -6,9 +7,18 @@ from checkpoints import ALPHABET, CASES, END, END_ID, VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt_cli.errors import InputError
-from gpt_cli.generate import Completion, Options, StopStrings, fit, generate, left_pad
-from gpt_cli.model import forward
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.generate import (
+    Completion,
+    Options,
+    Request,
+    StopStrings,
+    fit,
+    generate,
+    left_pad,
+    working_set,
+)
+from gpt_cli.model import forward, hidden_states
 from gpt_cli.ops import Linear
 from gpt_cli.sampling import softmax
 
@@ -51,7 +61,8 @@ def ids_of(text: str) -> list[int]:
 def run(model, tokenizer, prompts, params=GREEDY, seed=7, **options) -> list[Completion]:
     completions = [Completion(len(prompt), seed) for prompt in prompts]
     options = Options(**{"max_tokens": 20, "seed": seed} | params | options)
-    for step in generate(model, tokenizer, prompts, options):
+    requests = [Request(prompt, options, row) for row, prompt in enumerate(prompts)]
+    for step in generate(model, tokenizer, requests):
         completions[step.row].add(step)
     return completions
 
@@ -142,6 +153,111 @@ def test_rows_of_one_prompt_differ_and_a_seed_repeats_them(endless, tokenizer):
     assert outcomes(other) != outcomes(first)
 
 
+# --- rows with options of their own --------------------------------------------------------------
+
+options_of_rows = st.fixed_dictionaries(
+    {
+        "max_tokens": st.integers(1, 20),
+        "seed": seeds,
+        "ignore_eos": st.booleans(),
+        "stop": st.sampled_from([(), ("a", "he")]),
+        "overflow": st.sampled_from(["truncate", "shift"]),
+        "top_logprobs": st.sampled_from([0, 3]),
+    }
+)
+requests = st.lists(
+    st.builds(
+        lambda prompt, params, rest, index: Request(prompt, Options(**params, **rest), index),
+        st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=11),
+        st.sampled_from(PARAMS),
+        options_of_rows,
+        st.integers(0, 2**64 - 1),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def completions_of(model, tokenizer, requests):
+    done = [Completion(len(row.prompt), row.options.seed) for row in requests]
+    for step in generate(model, tokenizer, requests):
+        done[step.row].add(step)
+    return done
+
+
+@given(requests=requests)
+@settings(max_examples=40)
+def test_each_row_is_continued_as_it_wants_and_as_if_it_were_alone(model, tokenizer, requests):
+    together = completions_of(model, tokenizer, requests)
+    for done, request in zip(together, requests, strict=True):
+        (alone,) = completions_of(model, tokenizer, [request])
+        assert outcomes([done]) == outcomes([alone])
+        np.testing.assert_allclose(done.logprobs, alone.logprobs, rtol=1e-3, atol=1e-4)
+        for top in done.top_logprobs:
+            assert len(top) == request.options.top_logprobs
+
+
+def test_the_index_of_a_row_is_a_part_of_the_key_of_its_draws(endless, tokenizer):
+    options = Options(**SAMPLED, seed=5, max_tokens=8)
+    fourth = run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, seed=5, max_tokens=8)[3]
+    (alone,) = completions_of(endless, tokenizer, [Request([1, 2], options, 3)])
+    assert outcomes([alone]) == outcomes([fourth])
+
+
+@pytest.mark.parametrize("a_pass", [1, 5, 16])
+def test_a_long_prompt_may_take_several_passes(endless, tokenizer, monkeypatch, a_pass):
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
+    at_once = run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)
+    monkeypatch.setattr("gpt_cli.generate.PASS", a_pass)
+    assert outcomes(run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)) == outcomes(
+        at_once
+    )
+
+
+def test_the_likeliest_tokens_of_each_step_have_the_models_own_probabilities(endless, tokenizer):
+    (done,) = run(endless, tokenizer, [[1, 2]], FILTERED, max_tokens=6, top_logprobs=4)
+    logits = forward(endless, np.array([[1, 2, *done.ids]]))[0, 1:-1]
+    exact = np.log(softmax(np, logits))
+    for step, top in enumerate(done.top_logprobs):
+        best = np.argsort(-exact[step])[:4]
+        assert [id for id, _ in top] == best.tolist()
+        np.testing.assert_allclose([value for _, value in top], exact[step, best], rtol=1e-4)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
+    endless, tokenizer, monkeypatch, use_cache
+):
+    rows = [Request([1] * 9, Options(use_cache=use_cache))] * 50
+    needed = working_set(endless.config, rows)
+    monkeypatch.setattr("gpt_cli.generate.free_memory", lambda: needed - 1)
+    with pytest.raises(ResourceError, match="50 texts side by side need about"):
+        generate(endless, tokenizer, rows)
+    monkeypatch.setattr("gpt_cli.generate.free_memory", lambda: needed)
+    next(generate(endless, tokenizer, rows))
+
+
+@pytest.mark.parametrize("top_k", [40, 0])
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize(("rows", "prompt"), [(1, 400), (16, 20), (8, 300)])
+def test_the_estimate_is_not_far_from_what_is_taken(
+    make_model, tokenizer, rows, prompt, use_cache, top_k
+):
+    model = make_model(n_positions=512, n_embd=96, n_layer=6, vocab_size=20_000)
+    options = Options(max_tokens=5, ignore_eos=True, use_cache=use_cache, top_k=top_k)
+    requests = [Request([7] * (prompt - row), options) for row in range(rows)]
+    tracemalloc.start()
+    try:
+        completions_of(model, tokenizer, requests)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 0.4 < taken / working_set(model.config, requests) <= 1
+
+
 # --- finishing -----------------------------------------------------------------------------------
 
 
@@ -173,7 +289,7 @@ def test_stop_is_the_reason_at_a_stop_string_also_on_the_last_token(make_model, 
 def test_what_a_stop_string_held_back_comes_out_at_the_end(make_model, tokenizer):
     model = favouring(make_model(), *ids_of("x"))
     options = Options(temperature=0, max_tokens=3, stop=["xxxx"])
-    steps = list(generate(model, tokenizer, [[1]], options))
+    steps = list(generate(model, tokenizer, [Request([1], options)]))
     assert [step.text for step in steps] == ["", "", "xxx"]
     assert [step.finish_reason for step in steps] == [None, None, "length"]
 
@@ -228,10 +344,10 @@ def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
 def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypatch):
     passes = []
     monkeypatch.setattr(
-        "gpt_cli.generate.checked_forward",
-        lambda *args, **options: passes.append(args) or forward(*args, **options),
+        "gpt_cli.generate.hidden_states",
+        lambda *args, **options: passes.append(args) or hidden_states(*args, **options),
     )
-    steps = generate(endless, tokenizer, [[1, 2, 3]], Options(temperature=0))
+    steps = generate(endless, tokenizer, [Request([1, 2, 3], Options(temperature=0))])
     assert passes == []
     for count in (1, 2, 3):
         next(steps)

@@ -52,3 +52,16 @@ def test_keep_drops_rows_and_keeps_the_length(cache):
     assert cache.length == 2
     assert np.array_equal(cache.k[0, :, :, :2], keys(2)[1:])
     assert np.array_equal(cache.v[0, :, :, :2], keys(2)[1:])
+
+
+def test_copies_begin_alike_and_go_on_apart(make_model):
+    model = make_model()
+    one = KVCache(model.config, model.ops, 1, 3)
+    one.append(2, keys(3)[:1], -keys(3)[:1])
+    one.advance(3)
+    copies = one.copies(2, 5)
+    assert copies.length == 3
+    k, v = copies.append(2, keys(2), keys(2, "more"))
+    assert np.array_equal(k, np.concatenate([np.repeat(keys(3)[:1], 2, axis=0), keys(2)], axis=2))
+    assert np.array_equal(v[:, :, :3], np.repeat(-keys(3)[:1], 2, axis=0))
+    assert one.length == 3

@@ -123,15 +123,6 @@ def test_a_row_of_a_ragged_batch_equals_the_row_alone(make_model, config, rows, 
             assert_same_logits(row[T - len(text) :], forward(model, np.array([text]))[0])
 
 
-@given(config=configs, rows=batches)
-def test_last_only_equals_the_last_of_all(make_model, config, rows):
-    model = make_model(**config)
-    ids, padding = left_pad(rows)
-    last = forward(model, ids, padding=padding, last_only=True)
-    assert last.shape == (len(rows), 1, VOCAB_SIZE)
-    assert_same_logits(last, forward(model, ids, padding=padding)[:, -1:])
-
-
 @given(config=configs, text=texts.filter(lambda text: len(text) > 1), data=st.data())
 def test_a_token_sees_nothing_that_comes_after_it(make_model, config, text, data):
     model = make_model(**config)

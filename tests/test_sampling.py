@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 from gpt_cli.errors import InputError
 from gpt_cli.sampling import (
     SamplingParams,
+    likeliest,
     log_probabilities,
     min_p,
     repeat_penalty,
@@ -181,22 +182,22 @@ def test_a_single_token_that_is_left_is_drawn_whatever_the_place():
 @given(seed=st.integers(0, 2**64 - 1), row=st.integers(0, 1000), step=st.integers(0, 1_000_000))
 def test_a_uniform_is_the_first_of_the_generator_keyed_by_seed_row_and_step(seed, row, step):
     bits = np.random.Philox(key=np.array([seed, row], np.uint64), counter=step).random_raw()
-    assert uniforms(seed, [row], step).tolist() == [(int(bits) >> 11) * 2.0**-53]
+    assert uniforms([(seed, row)], step).tolist() == [(int(bits) >> 11) * 2.0**-53]
 
 
 def test_a_uniform_does_not_depend_on_the_other_rows():
-    together = uniforms(5, [0, 1, 2, 3], 9)
-    assert uniforms(5, [3, 1], 9).tolist() == together[[3, 1]].tolist()
+    together = uniforms([(5, row) for row in range(4)], 9)
+    assert uniforms([(5, 3), (5, 1)], 9).tolist() == together[[3, 1]].tolist()
     assert together.dtype == np.float64
 
 
 def test_uniforms_are_the_same_for_ever():
-    assert uniforms(42, [0, 1], 0).tolist() == [0.8201981478608876, 0.443746921343274]
-    assert uniforms(42, [0], 1).tolist() != uniforms(42, [0], 0).tolist()
+    assert uniforms([(42, 0), (42, 1)], 0).tolist() == [0.8201981478608876, 0.443746921343274]
+    assert uniforms([(42, 0)], 1).tolist() != uniforms([(42, 0)], 0).tolist()
 
 
 def test_uniforms_are_spread_evenly():
-    values = np.array([uniforms(1, range(20), step) for step in range(100)])
+    values = np.array([uniforms([(1, row) for row in range(20)], step) for step in range(100)])
     assert len(np.unique(values)) == values.size
     assert abs(np.histogram(values, bins=10, range=(0, 1))[0] - 200).max() < 60
 
@@ -212,6 +213,22 @@ def test_log_probabilities_are_the_logarithms_of_the_probabilities(logits):
         for row, id in zip(logits.astype(np.float64), ids, strict=True)
     ]
     np.testing.assert_allclose(log_probabilities(np, logits, ids), exact, rtol=1e-6, atol=1e-5)
+
+
+@given(logits=rows_of_logits, count=st.integers(1, 12))
+def test_the_likeliest_are_those_of_a_full_sort(logits, count):
+    ids, logprobs = likeliest(np, logits, count)
+    assert ids.shape == logprobs.shape == (2, min(count, 9))
+    for row, found, values in zip(logits, ids, logprobs, strict=True):
+        assert len(set(found.tolist())) == len(found)
+        assert row[found].tolist() == sorted(row.tolist(), reverse=True)[:count]
+        each = log_probabilities(np, np.tile(row, (len(found), 1)), found)
+        np.testing.assert_allclose(values, each, rtol=1e-12)
+
+
+def test_of_equally_likely_tokens_the_first_comes_first():
+    ids, _ = likeliest(np, np.array([[0, 3, 1, 3, 3, 2]], np.float32), 4)
+    assert ids.tolist() == [[1, 3, 4, 5]]
 
 
 def test_probabilities_add_up_to_one_over_a_large_vocabulary():

@@ -2,11 +2,27 @@ import math
 
 import numpy as np
 import pytest
+from checkpoints import CONFIG, VOCAB
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpt_cli.errors import InputError
+from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.model import forward
 from gpt_cli.sampling import softmax
-from gpt_cli.score import Score, score
+from gpt_cli.score import Score, continuations, score
+
+N_POSITIONS = CONFIG["n_positions"]
+
+texts = st.lists(st.integers(0, len(VOCAB) - 1), max_size=30)
+
+
+def one_by_one(model, ids, place, context):
+    """The log-likelihood of a token by the plainest means: a pass for it alone."""
+    logits = forward(model, np.array([ids[max(0, place - context) : place]]))
+    return math.log(softmax(np, logits[:, -1])[0][ids[place]])
+
+
+# --- against transformers ------------------------------------------------------------------------
 
 
 def test_likelihoods_and_perplexity_are_those_of_transformers(engine, golden):
@@ -19,31 +35,147 @@ def test_likelihoods_and_perplexity_are_those_of_transformers(engine, golden):
     assert result.perplexity == pytest.approx(reference["perplexity"], rel=1e-5)
 
 
+@pytest.mark.parametrize("stride", [1, 16, 40, 79])
+def test_perplexity_by_sliding_windows_is_that_of_transformers(
+    load_case, tokenizer, golden, stride
+):
+    reference = golden("windows.json")
+    assert len(reference["ids"]) > 4 * N_POSITIONS
+    (result,) = score(load_case("saved"), tokenizer, [reference["ids"]], stride)
+    assert result.perplexity == pytest.approx(reference["perplexities"][str(stride)], rel=1e-5)
+
+
+# --- what is scored, given what ------------------------------------------------------------------
+
+
 def test_each_token_is_scored_given_those_before_it(load_case, tokenizer):
     model, ids = load_case("untied"), [5, 200, 7, 7, 260]
-    result = score(model, tokenizer, ids)
+    (result,) = score(model, tokenizer, [ids])
     for place in range(1, len(ids)):
-        probabilities = softmax(np, forward(model, np.array([ids[:place]]))[:, -1])[0]
-        exact = math.log(probabilities[ids[place]])
+        exact = one_by_one(model, ids, place, N_POSITIONS)
         assert result.token_logprobs[place] == pytest.approx(exact, rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [80, 81, 119, 120, 121, 200])
+def test_beyond_the_context_a_token_is_scored_in_the_first_window_that_holds_it(
+    load_case, tokenizer, count
+):
+    model = load_case("saved")
+    ids = np.random.default_rng(count).integers(len(VOCAB), size=count).tolist()
+    (result,) = score(model, tokenizer, [ids])  # windows from 0 to 80, 40 to 120, ...
+    assert len(result.token_logprobs) == count
+    assert None not in result.token_logprobs[1:]
+    for place in {1, 79, count - 1} | ({80} if count > 80 else set()):
+        start = max(0, math.ceil((place + 1 - N_POSITIONS) / 40)) * 40
+        exact = one_by_one(model, ids, place, place - start)
+        assert result.token_logprobs[place] == pytest.approx(exact, rel=1e-4)
+
+
+def test_half_of_the_context_is_the_stride_that_is_not_given(load_case, tokenizer, golden):
+    ids = golden("windows.json")["ids"]
+    assert score(load_case("saved"), tokenizer, [ids]) == score(
+        load_case("saved"), tokenizer, [ids], 40
+    )
+
+
+@pytest.mark.parametrize("stride", [-1, 0, 80, 1000])
+def test_a_stride_out_of_range_is_refused(load_case, tokenizer, stride):
+    with pytest.raises(InputError, match="stride must be from 1 to 79"):
+        score(load_case("saved"), tokenizer, [], stride)
+
+
+@given(batch=st.lists(texts, max_size=6))
+@settings(max_examples=30)
+def test_a_text_has_the_score_that_it_has_alone(load_case, tokenizer, batch):
+    model = load_case("saved")
+    together = score(model, tokenizer, batch)
+    assert [result.ids for result in together] == batch
+    for result, ids in zip(together, batch, strict=True):
+        (alone,) = score(model, tokenizer, [ids])
+        assert result.token_logprobs[:1] == alone.token_logprobs[:1] == [None] * bool(ids)
+        assert result.token_logprobs[1:] == pytest.approx(alone.token_logprobs[1:], rel=1e-4)
+        assert result.bytes_scored == alone.bytes_scored
+
+
+@pytest.mark.parametrize(("a_pass", "a_slice"), [(1, 1), (7, 3), (100, 10_000)])
+def test_how_the_work_is_cut_changes_nothing(
+    load_case, tokenizer, golden, monkeypatch, a_pass, a_slice
+):
+    model, ids = load_case("saved"), golden("windows.json")["ids"]
+    texts = [ids, ids[:50], ids[:3], ids[7:9]]
+    expected = [result.token_logprobs[1:] for result in score(model, tokenizer, texts)]
+    monkeypatch.setattr("gpt_cli.score.PASS", a_pass)
+    monkeypatch.setattr("gpt_cli.score.SLICE", a_slice)
+    found = [result.token_logprobs[1:] for result in score(model, tokenizer, texts)]
+    for row, exact in zip(found, expected, strict=True):
+        assert row == pytest.approx(exact, rel=1e-4)
+
+
+def test_damaged_weights_are_no_score(make_model, tokenizer):
+    model = make_model()
+    model.wte[:] = np.nan
+    with pytest.raises(CheckpointError, match="damaged"):
+        score(model, tokenizer, [[1, 2, 3]])
+
+
+# --- sums ----------------------------------------------------------------------------------------
 
 
 def test_the_sums_are_over_the_scored_tokens():
     result = Score([1, 2, 3], [None, -1.5, -0.5], bytes_scored=4)
+    assert result.tokens_scored == 2
     assert result.total_logprob == -2
     assert result.perplexity == pytest.approx(math.e)
     assert result.bits_per_byte == pytest.approx(2 / math.log(2) / 4)
+
+
+@pytest.mark.parametrize("ids", [[], [7]])
+def test_of_no_token_there_is_no_mean(load_case, tokenizer, ids):
+    (result,) = score(load_case("saved"), tokenizer, [ids])
+    assert (result.tokens_scored, result.total_logprob) == (0, 0)
+    assert result.perplexity is result.bits_per_byte is None
+
+
+def test_a_text_far_too_unlikely_has_an_infinite_perplexity():
+    assert Score([1, 2], [None, -1000.0], 1).perplexity == math.inf
 
 
 def test_bits_per_byte_counts_the_bytes_after_the_first_token(engine):
     assert engine.score("aé😀").bytes_scored == 6
 
 
-@pytest.mark.parametrize("count", [0, 1, 81])
-def test_a_text_that_is_too_short_or_too_long_is_refused(load_case, tokenizer, count):
-    with pytest.raises(InputError, match=f"the text has {count} tokens; from 2 to 80 can be"):
-        score(load_case("hub"), tokenizer, [1] * count)
+# --- continuations -------------------------------------------------------------------------------
 
 
-def test_the_longest_text_is_as_long_as_the_context(load_case, tokenizer):
-    assert len(score(load_case("hub"), tokenizer, [1] * 80).token_logprobs) == 80
+@given(prompt=texts.filter(bool), choices=st.lists(texts.filter(bool), min_size=1, max_size=6))
+@settings(max_examples=30)
+def test_continuations_have_the_likelihoods_that_they_have_in_the_whole(
+    load_case, tokenizer, prompt, choices
+):
+    model = load_case("saved")
+    found = continuations(model, prompt, choices)
+    for row, choice in zip(found, choices, strict=True):
+        (whole,) = score(model, tokenizer, [prompt + choice])
+        assert row == pytest.approx(whole.token_logprobs[len(prompt) :], rel=1e-4)
+
+
+def test_the_prompt_is_computed_once(load_case, monkeypatch):
+    model, passes = load_case("saved"), []
+    computed = model.ops.embed
+
+    def embed(wte, wpe, ids, positions):
+        passes.append(ids.shape)
+        return computed(wte, wpe, ids, positions)
+
+    monkeypatch.setattr(type(model.ops), "embed", staticmethod(embed))
+    continuations(model, list(range(50)), [[1], [2, 3], [4, 5, 6]])
+    assert passes == [(1, 50), (3, 2)]
+
+
+def test_so_many_continuations_take_several_passes(load_case, monkeypatch):
+    model = load_case("saved")
+    choices = [[place, 7, place] for place in range(20)]
+    expected = continuations(model, [1, 2, 3], choices)
+    monkeypatch.setattr("gpt_cli.score.PASS", 1)
+    for row, exact in zip(continuations(model, [1, 2, 3], choices), expected, strict=True):
+        assert row == pytest.approx(exact, rel=1e-4)

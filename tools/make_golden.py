@@ -13,6 +13,7 @@ otherwise the files stay as they are, for they are the reference and not a snaps
 
 import hashlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -43,6 +44,8 @@ from checkpoints import CASES, END, noise, write_tokenizer  # noqa: E402 (it is 
 NEW_TOKENS = 64
 ROWS = [[72, 5, 258, 286, 199], [287, 41, 41, 120, 7]]
 RAGGED = [[72, 5, 258, 286, 0, 199, 33, 80, 256], [41, 7, 130, 9], [11]]
+
+STRIDES = [1, 16, 40, 79]  # of windows over a text longer than the context of 80
 
 SCORED = "The sand and the re-entering waves... 2000 of them!\n\nL'été, 中 and 😀 — in a ring."
 
@@ -151,6 +154,27 @@ def scored(model: GPT2LMHeadModel, ids: list[int]) -> dict[str, Any]:
     }
 
 
+def windows(model: GPT2LMHeadModel) -> dict[str, Any]:
+    """Perplexities of a long text, by the sliding windows of transformers' documentation."""
+    ids = (np.abs(noise("windows", 333)) * 1000).astype(int) % model.config.vocab_size
+    text, length = torch.tensor(ids[None]), model.config.n_positions
+    perplexities = {}
+    for stride in STRIDES:
+        total = count = scored = 0
+        for start in range(0, len(ids), stride):
+            end = min(start + length, len(ids))
+            window = text[:, start:end]
+            labels = window.clone()
+            labels[:, : scored - end] = -100  # seen, and scored before
+            known = int((labels[:, 1:] != -100).sum())
+            total += model(window, labels=labels).loss.double().item() * known
+            count, scored = count + known, end
+            if end == len(ids):
+                break
+        perplexities[str(stride)] = math.exp(total / count)
+    return {"ids": ids.tolist(), "perplexities": perplexities}
+
+
 def tokenized(folder: Path) -> list[list[int]]:
     """Ids of TEXTS, special tokens' names being ordinary text."""
     tokenizer = GPT2Tokenizer(
@@ -214,6 +238,7 @@ def main() -> None:
         model = load_model("saved", folder)
         np.savez_compressed(GOLDEN / "models.npz", **arrays, **padded_arrays(model))
         write_json("padded.json", {"rows": RAGGED})
+        write_json("windows.json", windows(model))
 
         write_tokenizer(folder)
         ids = GPT2Tokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))

@@ -3,18 +3,24 @@
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 from typer.main import get_command
 
 from gpt_cli import __version__
+from gpt_cli.cli.batch import batch
 from gpt_cli.cli.download import download
 from gpt_cli.cli.generate import generate
 from gpt_cli.cli.info import info
 from gpt_cli.cli.models import models
+from gpt_cli.cli.next import next_tokens
 from gpt_cli.cli.options import VERBOSE
+from gpt_cli.cli.rank import rank
+from gpt_cli.cli.score import score
 from gpt_cli.cli.text import note
+from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 app = typer.Typer(
@@ -23,8 +29,20 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help needs no import of Rich, and reads well in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, download, models, info):
-    app.command()(command)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "generate": generate,
+    "batch": batch,
+    "score": score,
+    "rank": rank,
+    "next": next_tokens,
+    "tokenize": tokenize,
+    "detokenize": detokenize,
+    "download": download,
+    "models": models,
+    "info": info,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,8 @@
 """Options that several commands share, and what must be set before NumPy is imported."""
 
 import os
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -41,6 +42,69 @@ Verbose = Annotated[
     typer.Option("--verbose", "-v", callback=_set_verbose, help="Show the traceback of an error."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
+
+
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="Read the prompt from FILE (-: a pipe); PROMPT comes after it.",
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto or cpu.")]
+Dtype = Annotated[str, typer.Option(help="Type of the weights: float32.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads for matrix products; all cores if not set.")
+]
+
+# How to continue a prompt: the fields of gpt_cli.Options.
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="How many new tokens at most.")]
+Temperature = Annotated[
+    float, typer.Option(help="Higher is more surprising; 0: always the likeliest token.")
+]
+TopK = Annotated[int, typer.Option(help="Choose among the k likeliest tokens; 0: among all.")]
+TopP = Annotated[
+    float, typer.Option(help="Choose among the fewest that have this probability together; 1: all.")
+]
+MinP = Annotated[
+    float,
+    typer.Option(help="Drop what is less likely than this fraction of the likeliest; 0: none."),
+]
+RepeatPenalty = Annotated[
+    float, typer.Option(help="Above 1, tokens that the text already has get less likely.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="End before this string; may be given repeatedly.")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", "-s", help="The same seed gives the same text; else one is drawn."),
+]
+Cache = Annotated[
+    bool, typer.Option("--cache/--no-cache", help="Keep keys and values of earlier tokens.")
+]
+Overflow = Annotated[
+    Literal["error", "truncate", "shift"],
+    typer.Option(
+        help="Where the text does not fit the context: refuse it, drop the prompt's "
+        "beginning, or go on with the newest half."
+    ),
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Never end with the end token.")]
+Special = Annotated[
+    bool, typer.Option("--special", help="Let <|endoftext|> in the text be the token.")
+]
+LogProbs = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        metavar="N",
+        min=0,
+        help="Add to the JSON each token's log-probability, and those of the N likeliest.",
+    ),
+]
 
 
 def limit_threads(threads: int | None) -> None:

@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
+from gpt_cli.cli.rows import Row
 from gpt_cli.engine import Engine
+from gpt_cli.errors import InputError
 from gpt_cli.generate import Completion
 
 
@@ -18,17 +20,16 @@ def timing(engine: Engine, completion: Completion) -> dict[str, float | None]:
     }
 
 
-def json_lines(engine: Engine, prompt: str, completions: list[Completion]) -> str:
-    """Return one JSON object a line for each completion."""
-    return "".join(
-        json.dumps(_record(engine, prompt, index, completion), ensure_ascii=False) + "\n"
-        for index, completion in enumerate(completions)
-    )
+def json_line(value: Any) -> str:
+    """Return a value as one line of JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _record(engine: Engine, prompt: str, index: int, completion: Completion) -> dict[str, Any]:
-    return {
-        "index": index,
+def record(
+    engine: Engine, prompt: str, completion: Completion, *, logprobs: bool
+) -> dict[str, Any]:
+    """Return what is told about a completion, with the log-probability of each token if wanted."""
+    told = {
         "prompt": prompt,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
@@ -40,6 +41,40 @@ def _record(engine: Engine, prompt: str, index: int, completion: Completion) -> 
         },
         "timing": timing(engine, completion),
     }
+    if logprobs:
+        steps = zip(completion.ids, completion.logprobs, completion.top_logprobs, strict=True)
+        told["logprobs"] = [
+            token(engine, id, logprob) | {"top": [token(engine, *other) for other in top]}
+            for id, logprob, top in steps
+        ]
+    return told
+
+
+def row(
+    engine: Engine, row: Row, result: Completion | InputError, *, logprobs: bool
+) -> dict[str, Any]:
+    """Return what is told about a row of a batch: a completion, or why there is none."""
+    place = {"index": row.index} | ({} if row.id is None else {"id": row.id})
+    if isinstance(result, InputError):
+        return place | {"line": row.line} | error(result)
+    return place | record(engine, row.prompt, result, logprobs=logprobs)
+
+
+def error(reason: InputError) -> dict[str, Any]:
+    """Return what is told of a row that failed."""
+    return {"error": {"code": reason.code, "message": str(reason)}}
+
+
+def token(engine: Engine, id: int, logprob: float | None) -> dict[str, Any]:
+    """Return a token with its text, in which U+FFFD stands for an unfinished character."""
+    piece = engine.tokenizer.token_bytes(id)
+    text = piece.decode(errors="replace")
+    return {"id": id, "token": text, "bytes": list(piece), "logprob": logprob}
+
+
+def quoted(text: str) -> str:
+    """Return a text on one line, in quotes, with its spaces seen."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def remarks(prompt: str, completions: list[Completion], *, tell_seed: bool) -> list[str]:

@@ -1,12 +1,17 @@
 """Prompts in, text out: standard output carries the result and nothing else, in UTF-8."""
 
-import contextlib
 import errno
+import select
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from gpt_cli.errors import InputError, ResourceError
+
+_BLOCK = 1 << 20  # bytes to read at once, if they are there
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
@@ -21,37 +26,115 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     """
     if file is None and prompt is not None:
         return prompt
-    if file is None:
-        if sys.stdin is None or on_terminal(sys.stdin):
-            raise InputError("no prompt: give a PROMPT, --file FILE, or a pipe on standard input")
-        file = Path("-")
-    text = _read(file)
-    if prompt is not None:
-        return text + prompt
-    return text.removesuffix("\n").removesuffix("\r")
+    if file is None and not piped():
+        raise InputError("no prompt: give a PROMPT, --file FILE, or a pipe on standard input")
+    text = read_text(file or Path("-"))
+    return text + prompt if prompt is not None else without_line_end(text)
 
 
-def _read(file: Path) -> str:
-    name = "standard input" if file == Path("-") else str(file)
+def read_text(file: Path) -> str:
+    """Return the whole text of a file ("-" is standard input), less a byte order mark.
+
+    Raises:
+        InputError: it cannot be read, is empty or is not UTF-8.
+    """
+    name = _name(file)
     try:
-        if file != Path("-"):
-            data = file.read_bytes()
-        elif sys.stdin is None:
-            raise InputError("standard input is closed")
-        else:
-            data = sys.stdin.buffer.read()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror}") from None
+        text = read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8: byte {error.start} cannot be read") from None
     if not text:
-        raise InputError(f"{name} is empty, and a prompt is needed")
+        raise InputError(f"{name} is empty")
     return text
 
 
-def write(text: str) -> None:
-    """Write to standard output at once: as UTF-8, and with line ends as they are.
+def read_bytes(file: Path) -> bytes:
+    """Return all of a file, or of standard input for "-".
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    with _read_errors(file), _open(file) as stream:
+        return stream.read()
+
+
+def without_line_end(text: str) -> str:
+    r"""Return the text less one "\n" or "\r\n" at its end."""
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+
+
+def read_lines(file: Path) -> Iterator[list[bytes]]:
+    """Yield the lines of a file, or of standard input for "-", with their ends.
+
+    They come in lists of what can be had without waiting: those of a slow pipe one by one.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    with _read_errors(file), _open(file) as stream:
+        pieces: list[bytes] = []  # of a line that has not ended
+        at_end = False
+        while not at_end:
+            data, at_end = _read_available(stream)
+            *ended, rest = data.split(b"\n")
+            lines = [line + b"\n" for line in ended]
+            if lines:
+                lines[0] = b"".join([*pieces, lines[0]])
+                pieces = []
+            pieces.append(rest)
+            if at_end and any(pieces):
+                lines.append(b"".join(pieces))
+            if lines:
+                yield lines
+
+
+@contextmanager
+def _read_errors(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot read {_name(file)}: {error.strerror}") from None
+
+
+def _name(file: Path) -> str:
+    return "standard input" if file == Path("-") else str(file)
+
+
+def _open(file: Path) -> AbstractContextManager[BufferedReader]:
+    if file != Path("-"):
+        return file.open("rb")
+    if sys.stdin is None:
+        raise InputError("standard input is closed")
+    return nullcontext(cast(BufferedReader, sys.stdin.buffer))
+
+
+def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
+    """Wait for bytes; return them with what else is there, and whether it is known to be all."""
+    data = stream.read1(_BLOCK)
+    if not data:
+        return b"", True
+    while len(data) < _BLOCK and _ready(stream):
+        more = stream.read1(_BLOCK)
+        if not more:
+            return data, True
+        data += more
+    return data, False
+
+
+def _ready(stream: BufferedReader) -> bool:
+    try:
+        return bool(select.select([stream], [], [], 0)[0])
+    except OSError:  # Windows can ask only sockets
+        return False
+
+
+def piped() -> bool:
+    """Return whether something can come through standard input without being typed."""
+    return sys.stdin is not None and not on_terminal(sys.stdin)
+
+
+def write(text: str | bytes) -> None:
+    """Write to standard output at once: text as UTF-8, and with line ends as they are.
 
     Raises:
         BrokenPipeError: the reader has closed the pipe.
@@ -61,7 +144,8 @@ def write(text: str) -> None:
         raise ResourceError("standard output is closed")
     try:
         # A path may hold bytes that are no UTF-8; Python has them as surrogates.
-        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+        data = text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
+        sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except OSError as error:
         if error.errno in (errno.EPIPE, errno.EINVAL):  # the latter is Windows' word for it
@@ -72,7 +156,7 @@ def write(text: str) -> None:
 def note(*lines: str) -> None:
     """Write lines to standard error, where there is one that takes them."""
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             sys.stderr.write("".join(f"{line}\n" for line in lines))
             sys.stderr.flush()
 

@@ -1,0 +1,126 @@
+"""Many prompts, a batch at a time: computed by length, and given back in their order."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from gpt_cli.errors import InputError
+from gpt_cli.generate import Completion, Options, Request, generate, working_set
+from gpt_cli.machine import free_memory
+from gpt_cli.model import GPT2
+from gpt_cli.tokenizer import Tokenizer
+
+LARGEST = 64  # rows: beyond, a batch takes memory and gives little speed on a CPU
+_READ_AHEAD = 4  # batches, of which the rows are sorted by length
+
+# What a row may say for itself, and the types of it in JSON.
+ROW_OPTIONS: dict[str, tuple[type, ...]] = {
+    "max_tokens": (int,),
+    "temperature": (int, float),
+    "top_k": (int,),
+    "top_p": (int, float),
+    "min_p": (int, float),
+    "repeat_penalty": (int, float),
+    "seed": (int,),
+    "stop": (str, list),
+}
+
+
+def row_options(defaults: Options, row: Mapping[str, Any]) -> Options:
+    """Return the options of a row: its own, else the defaults.
+
+    Raises:
+        InputError: an option has no such name, type or value.
+    """
+    for name, value in row.items():
+        if name not in ROW_OPTIONS:
+            raise InputError(f"a row has no {name!r}; it may have {', '.join(ROW_OPTIONS)}")
+        if isinstance(value, bool) or not isinstance(value, ROW_OPTIONS[name]):
+            kinds = " or ".join(kind.__name__ for kind in ROW_OPTIONS[name])
+            raise InputError(f"{name} must be of type {kinds}, not {value!r:.40}")
+    options = dict(row)
+    if isinstance(options.get("stop"), str):
+        options["stop"] = [options["stop"]]
+    if not all(isinstance(stop, str) for stop in options.get("stop", ())):
+        raise InputError("stop must be a string or a list of strings")
+    return replace(defaults, **options)
+
+
+def complete(
+    model: GPT2,
+    tokenizer: Tokenizer,
+    requests: Iterable[Request | InputError],
+    batch_size: int | None = None,
+) -> Iterator[Completion | InputError]:
+    """Continue any number of prompts; each result comes as soon as those before it have come.
+
+    Args:
+        model: the weights.
+        tokenizer: gives the text.
+        requests: the rows; an error in place of a row is passed on. They are read a few batches
+            ahead, and taken together by length.
+        batch_size: how many rows are computed side by side; by default as many as half of the
+            free memory holds, up to LARGEST.
+
+    Raises:
+        ResourceError: there is not enough memory.
+        CheckpointError: the weights are damaged.
+    """
+    rows = iter(requests)
+    while window := list(islice(rows, _READ_AHEAD * (batch_size or LARGEST))):
+        results: dict[int, Completion | InputError] = {}
+        following = 0
+        for place, result in _complete_window(model, tokenizer, window, batch_size):
+            results[place] = result
+            while following in results:
+                yield results.pop(following)
+                following += 1
+
+
+def _complete_window(
+    model: GPT2,
+    tokenizer: Tokenizer,
+    window: list[Request | InputError],
+    batch_size: int | None,
+) -> Iterator[tuple[int, Completion | InputError]]:
+    """Yield each result, in whatever order they come, with the place of its row."""
+    requests: dict[int, Request] = {}
+    for place, row in enumerate(window):
+        if isinstance(row, InputError):
+            yield place, row
+        else:
+            requests[place] = row
+    for places in _batches(model, requests, batch_size):
+        batch = [requests[place] for place in places]
+        completions = [Completion(len(row.prompt), row.options.seed) for row in batch]
+        for step in generate(model, tokenizer, batch):
+            completions[step.row].add(step)
+            if step.finish_reason is not None:
+                yield places[step.row], completions[step.row]
+
+
+def _batches(model: GPT2, requests: dict[int, Request], batch_size: int | None) -> list[list[int]]:
+    """Cut rows in batches, by the length of the prompt and of what may follow.
+
+    The batch that holds the first row comes first, for its result is waited for.
+    """
+
+    def length(place: int) -> tuple[int, int]:
+        return len(requests[place].prompt), requests[place].options.max_tokens
+
+    places = sorted(requests, key=length, reverse=True)
+    batches = []
+    free = free_memory()
+    while places:
+        size = batch_size or LARGEST
+        if batch_size is None and free is not None:
+            while (
+                size > 1
+                and 2 * working_set(model.config, [requests[place] for place in places[:size]])
+                > free
+            ):
+                size //= 2
+        batches.append(places[:size])
+        places = places[size:]
+    return sorted(batches, key=min)

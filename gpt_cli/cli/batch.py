@@ -1,0 +1,124 @@
+"""`gpt-cli batch`: continue many prompts, a line each."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.progress import Progress
+from gpt_cli.cli.rows import Output, Row, read_rows
+from gpt_cli.cli.text import on_terminal
+from gpt_cli.errors import InputError, RowsError
+
+if TYPE_CHECKING:
+    import gpt_cli
+
+
+def batch(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="[IN]", help="Prompts, one a line, or JSON Lines; -: a pipe."),
+    ] = Path("-"),
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="OUT", help="Write a new file OUT, not the output."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where OUT ends, if it is there.")
+    ] = False,
+    form: Annotated[
+        Literal["auto", "lines", "jsonl"],
+        typer.Option("--format", help="What IN is; auto: jsonl if it begins with {, else lines."),
+    ] = "auto",
+    batch_size: Annotated[
+        str, typer.Option(metavar="N|auto", help="How many rows are computed side by side.")
+    ] = "auto",
+    model: flags.Model = "gpt2",
+    max_tokens: flags.MaxTokens = 128,
+    temperature: flags.Temperature = 0.8,
+    top_k: flags.TopK = 40,
+    top_p: flags.TopP = 0.95,
+    min_p: flags.MinP = 0.0,
+    repeat_penalty: flags.RepeatPenalty = 1.0,
+    stop: flags.Stop = None,
+    seed: flags.Seed = None,
+    cache: flags.Cache = True,
+    device: flags.Device = "auto",
+    dtype: flags.Dtype = "float32",
+    threads: flags.Threads = None,
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    overflow: flags.Overflow = "error",
+    ignore_eos: flags.IgnoreEos = False,
+    special: flags.Special = False,
+    logprobs: flags.LogProbs = None,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> None:
+    """Continue each line of IN; write a line of JSON for each, in the same order.
+
+    A line of JSON Lines is an object with a "prompt", an "id" if wanted, and options of its own,
+    such as "max_tokens", "temperature", "seed" and "stop".
+    """
+    size = _batch_size(batch_size)
+    flags.limit_threads(threads)
+    import gpt_cli
+    from gpt_cli.cli import report
+
+    options = gpt_cli.Options(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        stop=stop or (),
+        use_cache=cache,
+        ignore_eos=ignore_eos,
+        special=special,
+        overflow=overflow,
+        top_logprobs=logprobs or 0,
+        **({} if seed is None else {"seed": seed}),
+    )
+    records = Output(output, resume=resume)
+    total = sum(map(len, read_rows(file, form))) if file.is_file() else None
+    engine = gpt_cli.load(
+        model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
+    )
+    shown = not quiet and not (output is None and on_terminal(sys.stdout))
+    progress = Progress(total, records.rows, shown=shown)
+    failed = records.failed
+    try:
+        with records:
+            for block in read_rows(file, form):
+                rows = [row for row in block if not records.has(row, engine.name)]
+                for row, result in _complete(engine, rows, options, size):
+                    failed += isinstance(result, InputError)
+                    told = report.row(engine, row, result, logprobs=logprobs is not None)
+                    records.write(report.json_line(told))
+                    progress.add(0 if isinstance(result, InputError) else len(result.ids))
+    finally:
+        progress.finish()
+    if failed:
+        raise RowsError(f"{failed} of {progress.rows} rows failed: their records say why")
+
+
+def _complete(
+    engine: "gpt_cli.Engine", rows: list[Row], options: "gpt_cli.Options", size: int | None
+) -> "Iterator[tuple[Row, gpt_cli.Completion | InputError]]":
+    """Yield each row with what has become of it."""
+    first = rows[0].index if rows else 0
+    requests = (row.request for row in rows)
+    results = engine.batch(requests, options, batch_size=size, first_index=first)
+    return zip(rows, results, strict=True)
+
+
+def _batch_size(given: str) -> int | None:
+    if given == "auto":
+        return None
+    if not given.isdecimal() or int(given) == 0:
+        raise InputError(f"--batch-size must be auto, or 1 or more, not {given}")
+    return int(given)

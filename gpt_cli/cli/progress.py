@@ -1,0 +1,63 @@
+"""How far a long job is: a line that renews itself on a terminal, else a line now and then."""
+
+import shutil
+import sys
+import time
+
+from gpt_cli.cli.text import note, on_terminal
+
+
+class Progress:
+    """Counts rows and tokens, and tells on standard error how far they are."""
+
+    def __init__(self, total: int | None, done: int, *, shown: bool):
+        self.rows = done  # also those of an earlier run
+        self.tokens = 0
+        self._before = done
+        self._total = total
+        self._shown = shown
+        self._renews = on_terminal(sys.stderr)
+        self._pause = 0.2 if self._renews else 30.0  # seconds between two lines
+        self._start = self._last = time.perf_counter()
+
+    def add(self, tokens: int) -> None:
+        """Count a row that is done."""
+        self.rows += 1
+        self.tokens += tokens
+        now = time.perf_counter()
+        if not self._shown or now - self._last < self._pause:
+            return
+        self._last = now
+        if self._renews:
+            self._renew(self._line(now))
+        else:
+            note(f"gpt-cli: {self._line(now)}")
+
+    def finish(self) -> None:
+        """Tell the whole."""
+        if self._shown:
+            if self._renews:
+                self._renew("")
+            note(f"gpt-cli: {self._line(time.perf_counter())}")
+
+    def _renew(self, line: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        if sys.stderr is not None:
+            sys.stderr.write(f"\r{line[:width].ljust(width)}\r")
+            sys.stderr.flush()
+
+    def _line(self, now: float) -> str:
+        seconds = max(now - self._start, 1e-9)
+        rows = f"{self.rows:,}" if self._total is None else f"{self.rows:,} of {self._total:,}"
+        line = f"{rows} rows, {self.tokens:,} tokens, {self.tokens / seconds:,.0f} a second"
+        new = self.rows - self._before
+        if self._total is not None and new > 0 and self.rows < self._total:
+            left = seconds / new * (self._total - self.rows)
+            line += f", {_duration(left)} left"
+        return line
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,87 @@
+"""`gpt-cli rank`: which of several continuations is the likeliest."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.text import on_terminal, read_prompt, read_text, write
+from gpt_cli.errors import InputError
+
+
+def rank(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROMPT]", help="What stands before; else what a pipe brings."),
+    ] = None,
+    choices: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="The continuations, with commas between.")
+    ] = None,
+    choices_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The continuations, one a line.")
+    ] = None,
+    by: Annotated[
+        Literal["total", "token", "byte"],
+        typer.Option(
+            help="Compare the likelihood of the whole, which favours the short, or its mean for "
+            "a token or a byte."
+        ),
+    ] = "total",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Put no space between the prompt and a choice.")
+    ] = False,
+    file: flags.PromptFile = None,
+    model: flags.Model = "gpt2",
+    device: flags.Device = "auto",
+    dtype: flags.Dtype = "float32",
+    threads: flags.Threads = None,
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    as_json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> None:
+    """Rank continuations of PROMPT by their probability: a table, or JSON in a pipe.
+
+    A space is put between the prompt and a choice where neither has one.
+    """
+    listed = _choices(choices, choices_file)
+    text = read_prompt(prompt, file)
+    if not exact:
+        spaced = not text or text[-1].isspace()
+        listed = [choice if spaced or choice[:1].isspace() else f" {choice}" for choice in listed]
+    flags.limit_threads(threads)
+    import gpt_cli
+    from gpt_cli.cli import report
+
+    engine = gpt_cli.load(
+        model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
+    )
+    ranked = engine.rank(text, listed, by=by)
+    if as_json or not on_terminal(sys.stdout):
+        for place, choice in enumerate(ranked, 1):
+            told = {
+                "rank": place,
+                "choice": choice.text,
+                "probability": choice.probability,
+                "logprob": choice.logprob,
+                "tokens": len(choice.ids),
+                "bytes": choice.bytes,
+                "model": engine.name,
+            }
+            write(report.json_line(told))
+        return
+    write(f"{'probability':>11}  {'log-lik.':>9}  tokens  choice\n")
+    for choice in ranked:
+        numbers = f"{choice.probability:11.2%}  {choice.logprob:9.3f}  {len(choice.ids):6}"
+        write(f"{numbers}  {report.quoted(choice.text)}\n")
+
+
+def _choices(given: str | None, file: Path | None) -> list[str]:
+    if (given is None) == (file is None):
+        raise InputError("give the continuations: --choices A,B,C or --choices-file FILE")
+    if file is not None:
+        return [line for line in read_text(file).splitlines() if line]
+    return (given or "").split(",")

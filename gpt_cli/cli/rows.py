@@ -1,0 +1,167 @@
+"""The rows of `gpt-cli batch`: read from lines or JSON Lines, written as JSON Lines, resumed."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gpt_cli.cli.text import read_lines, write
+from gpt_cli.errors import InputError
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the input that is not blank."""
+
+    index: int  # among the rows, from 0
+    line: int  # among the lines, from 1
+    id: Any  # whatever the row calls itself; None if it does not
+    request: dict[str, Any] | InputError  # the prompt and the row's own options
+
+    @property
+    def prompt(self) -> Any:
+        """What the row calls so, which may be anything."""
+        return None if isinstance(self.request, InputError) else self.request.get("prompt")
+
+
+def read_rows(file: Path, form: str) -> Iterator[list[Row]]:
+    """Yield the rows of a file, in lists of what comes at once.
+
+    Args:
+        file: "-" is standard input.
+        form: "lines", "jsonl", or "auto": "jsonl" if the first row begins with a brace.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    line = index = 0
+    for block in read_lines(file):
+        rows = []
+        for data in block:
+            line += 1
+            if line == 1:
+                data = data.removeprefix(_BYTE_ORDER_MARK)
+            if not data.strip():
+                continue
+            if form == "auto":
+                form = "jsonl" if data.lstrip().startswith(b"{") else "lines"
+            rows.append(_parse(index, line, data, form))
+            index += 1
+        yield rows
+
+
+def _parse(index: int, line: int, data: bytes, form: str) -> Row:
+    try:
+        text = data.decode()
+        if form == "lines":
+            return Row(index, line, None, {"prompt": text.removesuffix("\n").removesuffix("\r")})
+        request = json.loads(text)
+        if not isinstance(request, dict):
+            raise InputError('a row must be a JSON object, such as {"prompt": "Once"}')
+        id = request.pop("id", None)
+        json.dumps(id, ensure_ascii=False).encode()
+        return Row(index, line, id, request)
+    except UnicodeDecodeError as error:
+        return Row(index, line, None, InputError(f"the row is not UTF-8 at byte {error.start}"))
+    except (ValueError, RecursionError) as error:
+        return Row(index, line, None, InputError(f"the row is not valid JSON: {error}"))
+    except InputError as error:
+        return Row(index, line, None, error)
+
+
+class Output:
+    """Where records go: a file that must be new or is continued, or standard output.
+
+    Each record is written whole, at once.
+
+    Attributes:
+        rows, failed: how many rows an earlier run has written, and how many of them are errors.
+    """
+
+    def __init__(self, path: Path | None, *, resume: bool):
+        if resume and path is None:
+            raise InputError("--resume goes on with a file: give --output OUT with it")
+        if path is not None and path.exists() and not resume:
+            raise InputError(f"{path} exists: --resume goes on with it, or name another --output")
+        self.rows = self.failed = 0
+        self._path = path
+        self._end = 0  # of what an earlier run has written whole, in bytes
+        self._made_from: list[int | None] = []  # a hash of each row, None where it failed
+        self._model: str | None = None
+        if path is not None and path.exists():
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        for data in (line for block in read_lines(path) for line in block):
+            if not data.endswith(b"\n"):  # the run was killed while it wrote this
+                break
+            try:
+                record = json.loads(data)
+                if record["index"] != self.rows:
+                    raise ValueError
+                if "error" in record:
+                    self.failed += 1
+                    self._made_from.append(None)
+                else:
+                    self._made_from.append(_hash(record.get("id"), record["prompt"]))
+                    self._model = record["model"]
+            except (ValueError, TypeError, LookupError, RecursionError):
+                raise InputError(
+                    f"{path}, line {self.rows + 1}, is no record of this command: "
+                    "name another --output"
+                ) from None
+            self.rows += 1
+            self._end += len(data)
+
+    def __enter__(self) -> "Output":
+        if self._path is not None:
+            self._path.touch()
+            self._file = self._path.open("r+b")
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._path is not None:
+            self._file.close()
+
+    def has(self, row: Row, model: str) -> bool:
+        """Return whether an earlier run has written this row.
+
+        Raises:
+            InputError: what it has written there is another row, or another model's.
+        """
+        if row.index >= self.rows:
+            return False
+        if self._made_from[row.index] not in (None, _hash(row.id, row.prompt)):
+            raise InputError(
+                f"{self._path} was made from another input: its row {row.index} is not that of "
+                f"line {row.line}; name another --output"
+            )
+        if self._model not in (None, model):
+            raise InputError(
+                f"{self._path} was made with --model {self._model}, not {model}; "
+                "name another --output"
+            )
+        return True
+
+    def write(self, line: str) -> None:
+        """Write one record."""
+        if self._path is None:
+            write(line)
+        else:
+            self._file.write(line.encode())
+            self._file.flush()
+
+
+def _hash(id: Any, prompt: Any) -> int:
+    return hash(json.dumps([id, prompt]))

@@ -1,0 +1,109 @@
+"""Lines with their scores, in the forms that `gpt-cli score` shows them in."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpt_cli.cli import report
+from gpt_cli.cli.text import without_line_end
+from gpt_cli.engine import Engine
+from gpt_cli.errors import InputError
+from gpt_cli.score import Score
+
+_TOGETHER = 256  # lines: those of like length are computed side by side, and all come together
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A line, with its end, or a whole text; and its score, or why it has none."""
+
+    number: int  # from 1
+    data: bytes
+    score: Score | InputError
+
+    def within(self, least: float | None, most: float | None) -> bool:
+        """Return whether the line has a perplexity, and one that lies between the bounds."""
+        if isinstance(self.score, InputError) or self.score.perplexity is None:
+            return False
+        perplexity = self.score.perplexity
+        return (least is None or perplexity >= least) and (most is None or perplexity <= most)
+
+
+def score_lines(
+    engine: Engine, lines: Sequence[bytes], number: int, stride: int | None
+) -> Iterator[Scored]:
+    """Score lines, some side by side; the first has this number."""
+    for begin in range(0, len(lines), _TOGETHER):
+        some = lines[begin : begin + _TOGETHER]
+        texts = [_decoded(data) for data in some]
+        valid = [text for text in texts if isinstance(text, str)]
+        scores = iter(engine.score_many(valid, stride=stride))
+        for place, (data, text) in enumerate(zip(some, texts, strict=True)):
+            score = next(scores) if isinstance(text, str) else text
+            yield Scored(number + begin + place, data, score)
+
+
+def _decoded(data: bytes) -> str | InputError:
+    try:
+        return without_line_end(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return InputError(f"the line is not UTF-8 at byte {error.start}")
+
+
+def as_json(engine: Engine, line: Scored, *, tokens: bool) -> str:
+    """A JSON object, with the tokens if wanted."""
+    told: dict[str, Any] = {"index": line.number - 1}
+    score = line.score
+    if isinstance(score, InputError):
+        return report.json_line(told | {"line": line.number} | report.error(score))
+    told |= {
+        "text": without_line_end(line.data.decode("utf-8-sig")),
+        "model": engine.name,
+        "tokens": len(score.ids),
+        "tokens_scored": score.tokens_scored,
+        "total_logprob": score.total_logprob,
+        "perplexity": None if score.perplexity == math.inf else score.perplexity,
+        "bits_per_byte": score.bits_per_byte,
+    }
+    if tokens:
+        pairs = zip(score.ids, score.token_logprobs, strict=True)
+        told["logprobs"] = [report.token(engine, *pair) for pair in pairs]
+    return report.json_line(told)
+
+
+def as_tokens(engine: Engine, line: Scored) -> str:
+    """A line for each token: the number of the line, its id, its log-likelihood, its text."""
+    if isinstance(line.score, InputError):
+        return ""
+    return "".join(
+        f"{line.number}\t{id}\t{_number(logprob)}\t{report.quoted(engine.decode([id]))}\n"
+        for id, logprob in zip(line.score.ids, line.score.token_logprobs, strict=True)
+    )
+
+
+def as_columns(line: Scored) -> bytes:
+    """Tokens, log-likelihood, perplexity, bits per byte, and the line as it is."""
+    score = line.score
+    if isinstance(score, InputError):
+        numbers = ["nan"] * 4
+    else:
+        values = (score.total_logprob, score.perplexity, score.bits_per_byte)
+        numbers = [str(len(score.ids)), *map(_number, values)]
+    text = line.data if line.data.endswith(b"\n") else line.data + b"\n"
+    return "\t".join([*numbers, ""]).encode() + text
+
+
+def as_facts(score: Score) -> str:
+    """A line for each number, with its name."""
+    facts = {
+        "tokens": f"{len(score.ids):,} ({score.tokens_scored:,} scored)",
+        "log-likelihood": _number(score.total_logprob),
+        "perplexity": _number(score.perplexity),
+        "bits per byte": _number(score.bits_per_byte),
+    }
+    return "".join(f"{name:16}{value}\n" for name, value in facts.items())
+
+
+def _number(value: float | None) -> str:
+    return "nan" if value is None else f"{value:.6g}"

@@ -1,0 +1,178 @@
+"""`gpt-cli tokenize` and `gpt-cli detokenize`: bytes to ids and back, without the weights."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.text import note, on_terminal, piped, read_bytes, write
+from gpt_cli.errors import InputError
+
+if TYPE_CHECKING:
+    from gpt_cli.tokenizer import Tokenizer
+
+_LONGEST_ID = 18  # in digits, of which int() refuses thousands
+
+
+def tokenize(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TEXT]", help="The text to split; without it, what comes through a pipe."
+        ),
+    ] = None,
+    model: flags.Model = "gpt2",
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="Read the text from FILE (-: a pipe)."),
+    ] = None,
+    count: Annotated[bool, typer.Option("--count", help="Print only how many there are.")] = False,
+    special: flags.Special = False,
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    as_json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> None:
+    """Print the ids of TEXT; on a terminal, a table of its tokens.
+
+    Every byte counts, also a line end at the end, and bytes that are no UTF-8.
+    """
+    data = _read(None if text is None else os.fsencode(text), file)
+    tokenizer = _read_tokenizer(model, revision, offline, quiet)
+    ids = tokenizer.encode_bytes(data, special=special)
+    if count:
+        write((json.dumps({"tokens": len(ids)}) if as_json else str(len(ids))) + "\n")
+    elif as_json:
+        records = map(_record, _in_place(tokenizer, ids))
+        _write_many(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    elif on_terminal(sys.stdout):
+        width = max(len("start"), len(str(len(data))), len(str(max(ids, default=0))))
+        write(f"{'id':>{width}}  {'start':>{width}}  {'end':>{width}}  token\n")
+        _write_many(_row(token, width) for token in _in_place(tokenizer, ids))
+    else:
+        _write_many(f" {id}" if place else str(id) for place, id in enumerate(ids))
+        write("\n")
+
+
+def detokenize(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[IDS]...", help="Ids, white space between them; else what comes in a pipe."
+        ),
+    ] = None,
+    model: flags.Model = "gpt2",
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="Read the ids from FILE (-: a pipe)."),
+    ] = None,
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> None:
+    """Write the bytes that the tokens IDS stand for."""
+    words = _read(os.fsencode(" ".join(ids)) if ids else None, file)
+    tokenizer = _read_tokenizer(model, revision, offline, quiet)
+    data = bytearray()  # bytes.join takes 80 bytes of memory for each token
+    for id in _parse_ids(words):
+        data += tokenizer.token_bytes(id)
+    write(bytes(data))
+    if on_terminal(sys.stdout):
+        write("\n")
+
+
+def _read(argument: bytes | None, file: Path | None) -> bytes:
+    """Return the argument, or else all of `file` ("-" is standard input), or else of a pipe.
+
+    Raises:
+        InputError: there are two of them or none, or the file cannot be read.
+    """
+    if argument is not None and file is not None:
+        raise InputError("--file and an argument are both given: leave one of them out")
+    if argument is not None:
+        return argument
+    if file is None and not piped():
+        raise InputError("no input: give an argument, --file FILE, or a pipe on standard input")
+    return read_bytes(file or Path("-"))
+
+
+def _read_tokenizer(model: str, revision: str | None, offline: bool, quiet: bool) -> "Tokenizer":
+    from gpt_cli import hub
+
+    tokenizer = hub.read_tokenizer(model, revision=revision, offline=offline)
+    if not quiet and hub.find(model, revision) is None:
+        note(
+            f"gpt-cli: note: {model} is not on this machine, and its tokenizer is fetched each "
+            f"time; `gpt-cli download {model}` keeps the whole model"
+        )
+    return tokenizer
+
+
+def _parse_ids(words: bytes) -> Iterator[int]:
+    for match in re.finditer(rb"\S+", words):  # words.split() would hold them all at once
+        word = match[0]
+        if not word.isdigit() or len(word) > _LONGEST_ID:
+            raise InputError(
+                f"{word.decode(errors='replace')!r:.40} is not the id of a token: "
+                "ids are whole numbers, with white space between them"
+            )
+        yield int(word)
+
+
+class _Token(NamedTuple):
+    """A token in its place, which is given in bytes of the input."""
+
+    id: int
+    data: bytes
+    start: int
+    end: int
+
+
+def _in_place(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[_Token]:
+    start = 0
+    for id in ids:
+        data = tokenizer.token_bytes(id)
+        yield _Token(id, data, start, start + len(data))
+        start += len(data)
+
+
+def _record(token: _Token) -> dict[str, int | str | list[int]]:
+    return {
+        "id": token.id,
+        "token": token.data.decode(errors="replace"),
+        "bytes": list(token.data),
+        "start": token.start,
+        "end": token.end,
+    }
+
+
+def _row(token: _Token, width: int) -> str:
+    shown = "".join(map(_visible, token.data.decode(errors="surrogateescape")))
+    return f'{token.id:{width}}  {token.start:{width}}  {token.end:{width}}  "{shown}"\n'
+
+
+def _visible(character: str) -> str:
+    r"""Return a character as in JSON, but with every one escaped that a terminal may not show.
+
+    Half of a surrogate pair stands for a byte that is part of no character, and becomes `\xf0`.
+    """
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    if character.isprintable() and character not in '"\\':
+        return character
+    return json.dumps(character)[1:-1]
+
+
+def _write_many(pieces: Iterator[str]) -> None:
+    """Write pieces as they come, some thousands at once."""
+    while batch := "".join(islice(pieces, 10_000)):
+        write(batch)

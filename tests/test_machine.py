@@ -1,0 +1,66 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import posix
+
+from gpt_cli import machine
+from gpt_cli.machine import free_memory
+
+MEMINFO = Path("/proc/meminfo")
+
+
+@pytest.fixture
+def group(tmp_path, monkeypatch):
+    """An empty folder in place of the container's."""
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.skipif(not MEMINFO.exists(), reason="needs /proc")
+def test_some_memory_is_free_and_not_more_than_there_is():
+    lines = MEMINFO.read_text().splitlines()
+    total = int(next(line.split()[1] for line in lines if line.startswith("MemTotal"))) * 1024
+    free = free_memory()
+    assert 10e6 < free <= total
+
+
+def test_the_limit_of_a_container_counts_less_what_gives_way(group):
+    (group / "memory.max").write_text("50000000\n")
+    (group / "memory.current").write_text("49000000\n")
+    (group / "memory.stat").write_text("anon 47000000\ninactive_file 2000000\n")
+    assert free_memory() == 3_000_000
+
+
+def test_so_does_that_of_an_older_kernel(group):
+    (group / "memory").mkdir()
+    (group / "memory/memory.limit_in_bytes").write_text("50000000\n")
+    (group / "memory/memory.usage_in_bytes").write_text("49000000\n")
+    (group / "memory/memory.stat").write_text("cache 5\ntotal_inactive_file 1000000\n")
+    assert free_memory() == 2_000_000
+
+
+def test_a_container_without_limit_leaves_what_the_machine_has(group):
+    before = machine._available()
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("49000000\n")
+    assert machine._cgroup() is None
+    assert (free_memory() is None) == (before is None)
+
+
+def test_a_group_that_has_taken_too_much_leaves_nothing(group):
+    (group / "memory.max").write_text("5\n")
+    (group / "memory.current").write_text("7\n")
+    assert free_memory() == 0
+
+
+@posix
+@pytest.mark.skipif(not MEMINFO.exists(), reason="needs /proc")
+def test_the_limit_of_the_process_counts():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30));"
+        "from gpt_cli.machine import free_memory; print(free_memory())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    assert 2**28 < int(shown) < 2**30
