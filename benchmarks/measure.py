@@ -2,35 +2,45 @@
 
     python benchmarks/measure.py gpt-cli FOLDER
     python benchmarks/measure.py transformers FOLDER     # needs torch and transformers
+    python benchmarks/measure.py ctranslate2 FOLDER      # needs torch, transformers and ctranslate2
 
 All prompts are random ids, all decoding is greedy and never ends early. Rates are tokens a second:
     decode      128 new tokens after a prompt of 32, prefill not counted
     decode_896  64 new tokens after a prompt of 896, prefill not counted
     prefill     a prompt of 896, up to its first new token
     batch_8     8 prompts of 32 with 64 new tokens each, everything counted
+    batch_64    64 prompts of 32 with 64 new tokens each, everything counted
+Of gpt-cli alone:
+    forward     a text of 1024, with the logits of every token
+    score       a text of 1024, with the log-likelihood of every token
 """
 
 import argparse
 import json
 import os
+import random
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 # Seconds to continue `batch` random prompts of `prompt` tokens by `new` tokens.
 Generate = Callable[[int, int, int], float]
+# Seconds for a random text of so many tokens.
+Seconds = Callable[[int], float]
 
 
-def gpt_cli_engine(folder: Path, threads: int) -> Generate:
+def gpt_cli_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
     """The engine of this repository, without its tokenizer: random ids have no text."""
     from gpt_cli.cli.options import limit_threads
 
     limit_threads(threads)
     import numpy as np
 
-    from gpt_cli import checkpoint
-    from gpt_cli.generate import Options
+    from gpt_cli import checkpoint, score
+    from gpt_cli.generate import Options, Request
     from gpt_cli.generate import generate as steps
+    from gpt_cli.model import forward
     from gpt_cli.ops import get_ops
     from gpt_cli.tokenizer import Tokenizer
 
@@ -41,15 +51,28 @@ def gpt_cli_engine(folder: Path, threads: int) -> Generate:
     def generate(batch: int, prompt: int, new: int) -> float:
         ids = rng.integers(model.config.vocab_size, size=(batch, prompt)).tolist()
         options = Options(max_tokens=new, temperature=0, ignore_eos=True)
+        requests = [Request(row, options, index) for index, row in enumerate(ids)]
         start = time.perf_counter()
-        for _ in steps(model, tokenizer, ids, options):
+        for _ in steps(model, tokenizer, requests):
             pass
         return time.perf_counter() - start
 
-    return generate
+    def forward_seconds(tokens: int) -> float:
+        ids = rng.integers(model.config.vocab_size, size=(1, tokens))
+        start = time.perf_counter()
+        forward(model, ids)
+        return time.perf_counter() - start
+
+    def score_seconds(tokens: int) -> float:
+        ids = rng.integers(model.config.vocab_size, size=tokens).tolist()
+        start = time.perf_counter()
+        score.score(model, tokenizer, [ids])
+        return time.perf_counter() - start
+
+    return generate, {"forward": forward_seconds, "score": score_seconds}
 
 
-def transformers_engine(folder: Path, threads: int) -> Generate:
+def transformers_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
     """The reference, on PyTorch."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
@@ -73,21 +96,56 @@ def transformers_engine(folder: Path, threads: int) -> Generate:
             )
         return time.perf_counter() - start
 
-    return generate
+    return generate, {}
 
 
-ENGINES = {"gpt-cli": gpt_cli_engine, "transformers": transformers_engine}
+def ctranslate2_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
+    """CTranslate2 in float32, on a copy of the checkpoint in its own format."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import ctranslate2
+
+    with tempfile.TemporaryDirectory() as scratch:
+        converted = str(Path(scratch, "model"))
+        ctranslate2.converters.TransformersConverter(str(folder)).convert(converted)
+        generator = ctranslate2.Generator(
+            converted, compute_type="float32", intra_threads=threads, inter_threads=1
+        )
+        vocabulary = json.loads(Path(converted, "vocabulary.json").read_text())
+
+    def generate(batch: int, prompt: int, new: int) -> float:
+        prompts = [random.choices(vocabulary[:50000], k=prompt) for _ in range(batch)]  # noqa: S311
+        start = time.perf_counter()
+        generator.generate_batch(
+            prompts,
+            max_length=new,
+            min_length=new,
+            sampling_topk=1,
+            include_prompt_in_result=False,
+        )
+        return time.perf_counter() - start
+
+    return generate, {}
 
 
-def figures(generate: Generate) -> dict[str, float]:
+ENGINES = {
+    "gpt-cli": gpt_cli_engine,
+    "transformers": transformers_engine,
+    "ctranslate2": ctranslate2_engine,
+}
+
+
+def figures(generate: Generate, others: dict[str, Seconds]) -> dict[str, float]:
     """Measure each figure once."""
     generate(1, 32, 8)  # warm-up
-    return {
+    found = {
         "decode": 128 / (generate(1, 32, 129) - generate(1, 32, 1)),
         "decode_896": 64 / (generate(1, 896, 65) - generate(1, 896, 1)),
         "prefill": 896 / generate(1, 896, 1),
-        "batch_8": 8 * 64 / generate(8, 32, 64),
     }
+    generate(8, 32, 32)  # warm-up of what is done for small batches only
+    found["batch_8"] = 8 * 64 / generate(8, 32, 64)
+    found["batch_64"] = 64 * 64 / generate(64, 32, 64)
+    return found | {name: 1024 / seconds(1024) for name, seconds in others.items()}
 
 
 def main() -> None:
@@ -99,7 +157,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    print(json.dumps(figures(ENGINES[arguments.engine](arguments.folder, arguments.threads))))
+    print(json.dumps(figures(*ENGINES[arguments.engine](arguments.folder, arguments.threads))))
 
 
 if __name__ == "__main__":

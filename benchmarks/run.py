@@ -1,7 +1,9 @@
-"""Measure gpt-cli, and transformers beside it, in one run; write a table of medians and ratios.
+"""Measure gpt-cli, and its peers beside it, in one run; write a table of medians and ratios.
 
-    make bench                                                   # gpt-cli alone
-    python benchmarks/run.py --peer PYTHON --save NAME           # PYTHON has torch and transformers
+    make bench                                                      # gpt-cli alone
+    python benchmarks/run.py --python PYTHON --peer transformers --peer ctranslate2 --save NAME
+
+PYTHON is an interpreter that has the peers; what each needs is said in measure.py.
 
 The checkpoint has GPT-2's 124M parameters with random weights, made here unless a FOLDER is given.
 Engines take turns, each round in fresh processes, so that a slow minute of the machine hits both.
@@ -30,6 +32,9 @@ UNITS = {
     "decode_896": "tokens/s",
     "prefill": "tokens/s",
     "batch_8": "tokens/s",
+    "batch_64": "tokens/s",
+    "forward": "tokens/s",
+    "score": "tokens/s",
     "process_20": "s",
     "peak_memory": "MB",
     "help": "s",
@@ -65,6 +70,8 @@ def one_round(engine: str, python: str, folder: Path, threads: int) -> Figures:
     measure = [python, str(HERE / "measure.py"), engine, str(folder), "--threads", str(threads)]
     found: Figures = json.loads(subprocess.run(measure, check=True, capture_output=True).stdout)
     prompt = "The computer"
+    if engine == "ctranslate2":  # its checkpoint must be converted first: no process to compare
+        return found
     if engine == "gpt-cli":
         start = [python, "-m", "gpt_cli"]
         found["help"] = process([*start, "--help"])[0]
@@ -98,26 +105,26 @@ def machine() -> dict[str, Any]:
 
 
 def table(rounds: dict[str, list[Figures]]) -> str:
-    """Write medians with their range, and the median of the ratios round by round."""
-    engines = list(rounds)
-    ratio = len(engines) == 2
-    header = ["", "unit", *engines, *(["ratio"] if ratio else [])]
-    lines = ["| " + " | ".join(header) + " |", "|" + "-|" * len(header)]
+    """Write medians with their range; beside a peer's, the median of our ratios to it."""
+    ours, *peers = rounds
+    columns = [ours, *(cell for peer in peers for cell in (peer, "ratio"))]
+    lines = ["| " + " | ".join(["", "unit", *columns]) + " |", "|" + "-|" * (len(columns) + 2)]
     for name, unit in UNITS.items():
-        cells = [name, unit]
-        for engine in engines:
-            values = [figures[name] for figures in rounds[engine] if name in figures]
-            cells.append(
-                f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
-                if values
-                else ""
-            )
-        if ratio:
-            pairs = zip(*(rounds[engine] for engine in engines), strict=True)
-            ratios = [ours[name] / theirs[name] for ours, theirs in pairs if name in theirs]
+        cells = [name, unit, spread([figures[name] for figures in rounds[ours]])]
+        for peer in peers:
+            cells.append(spread([figures[name] for figures in rounds[peer] if name in figures]))
+            pairs = zip(rounds[ours], rounds[peer], strict=True)
+            ratios = [one[name] / other[name] for one, other in pairs if name in other]
             cells.append(f"{statistics.median(ratios):.3g}" if ratios else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    """Return the median of values and their range."""
+    if not values:
+        return ""
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
 
 
 def main() -> None:
@@ -126,14 +133,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--peer", metavar="PYTHON", help="a Python with torch and transformers")
+    parser.add_argument(
+        "--peer", action="append", default=[], choices=["transformers", "ctranslate2"]
+    )
+    parser.add_argument("--python", default=sys.executable, help="an interpreter with the peers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json and .md")
     arguments = parser.parse_args()
-    engines = {"gpt-cli": sys.executable}
-    if arguments.peer:
-        engines["transformers"] = arguments.peer
+    engines = {"gpt-cli": sys.executable} | dict.fromkeys(arguments.peer, arguments.python)
     rounds: dict[str, list[Figures]] = {engine: [] for engine in engines}
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.folder or make_checkpoint(Path(scratch))
@@ -146,7 +154,7 @@ def main() -> None:
         where = machine() | {"threads": arguments.threads}
         where |= versions(sys.executable, ["gpt-cli", "numpy"])
         if arguments.peer:
-            where |= versions(arguments.peer, ["torch", "transformers"])
+            where |= versions(arguments.python, [*arguments.peer, "torch"])
         results = HERE / "results" / arguments.save
         results.with_suffix(".json").write_text(
             json.dumps({"machine": where, "rounds": rounds}, indent=1) + "\n"

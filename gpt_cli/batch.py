@@ -1,5 +1,6 @@
 """Many prompts, a batch at a time: computed by length, and given back in their order."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -14,16 +15,19 @@ from gpt_cli.tokenizer import Tokenizer
 LARGEST = 64  # rows: beyond, a batch takes memory and gives little speed on a CPU
 _READ_AHEAD = 4  # batches, of which the rows are sorted by length
 
-# What a row may say for itself, and the types of it in JSON.
-ROW_OPTIONS: dict[str, tuple[type, ...]] = {
-    "max_tokens": (int,),
-    "temperature": (int, float),
-    "top_k": (int,),
-    "top_p": (int, float),
-    "min_p": (int, float),
-    "repeat_penalty": (int, float),
-    "seed": (int,),
-    "stop": (str, list),
+_WHOLE: tuple[str, tuple[type, ...]] = ("a whole number", (int,))
+_NUMBER: tuple[str, tuple[type, ...]] = ("a number", (int, float))
+
+# What a row may say for itself, each with its type.
+ROW_OPTIONS = {
+    "max_tokens": _WHOLE,
+    "temperature": _NUMBER,
+    "top_k": _WHOLE,
+    "top_p": _NUMBER,
+    "min_p": _NUMBER,
+    "repeat_penalty": _NUMBER,
+    "seed": _WHOLE,
+    "stop": ("a string or a list of strings", (str, list)),
 }
 
 
@@ -36,14 +40,14 @@ def row_options(defaults: Options, row: Mapping[str, Any]) -> Options:
     for name, value in row.items():
         if name not in ROW_OPTIONS:
             raise InputError(f"a row has no {name!r}; it may have {', '.join(ROW_OPTIONS)}")
-        if isinstance(value, bool) or not isinstance(value, ROW_OPTIONS[name]):
-            kinds = " or ".join(kind.__name__ for kind in ROW_OPTIONS[name])
-            raise InputError(f"{name} must be of type {kinds}, not {value!r:.40}")
+        kind, types = ROW_OPTIONS[name]
+        if isinstance(value, bool) or not isinstance(value, types):
+            raise InputError(f"{name} must be {kind}, not {value!r:.40}")
     options = dict(row)
     if isinstance(options.get("stop"), str):
         options["stop"] = [options["stop"]]
     if not all(isinstance(stop, str) for stop in options.get("stop", ())):
-        raise InputError("stop must be a string or a list of strings")
+        raise InputError(f"stop must be {ROW_OPTIONS['stop'][0]}")
     return replace(defaults, **options)
 
 
@@ -68,7 +72,8 @@ def complete(
         CheckpointError: the weights are damaged.
     """
     rows = iter(requests)
-    while window := list(islice(rows, _READ_AHEAD * (batch_size or LARGEST))):
+    ahead = min(_READ_AHEAD * (batch_size or LARGEST), sys.maxsize)  # all that islice counts to
+    while window := list(islice(rows, ahead)):
         results: dict[int, Completion | InputError] = {}
         following = 0
         for place, result in _complete_window(model, tokenizer, window, batch_size):

@@ -5,7 +5,7 @@ import pytest
 from checkpoints import noise
 
 from gpt_cli.errors import InputError
-from gpt_cli.ops import LayerNorm, Linear, get_ops
+from gpt_cli.ops import LayerNorm, Linear, few_rows, get_ops
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps
 
 OPS = [NumPyOps()]  # every implementation computes what the formulas below say
@@ -177,3 +177,68 @@ def test_the_implementation_follows_from_device_and_dtype():
 def test_what_nothing_computes_is_refused(device, dtype):
     with pytest.raises(InputError, match=f"cannot compute in {dtype} on {device}"):
         get_ops(device, dtype)
+
+
+# --- products with few rows ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Matrices are cut in blocks at once, whatever this machine's library is."""
+    monkeypatch.setattr(few_rows, "direct_kernels", lambda: True)
+    monkeypatch.setattr(few_rows, "_OFTEN", 1)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("n_out", [1, 31, 32, 70, 160])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_in_blocks_is_the_product(often, monkeypatch, n_threads, n_out, transposed):
+    monkeypatch.setattr(few_rows, "threads", lambda: n_threads)
+    few_rows._pool.cache_clear()
+    weight = array("w", n_out, 48).T if transposed else array("w", 48, n_out)
+    matrix = few_rows.FewRows(weight)
+    for rows in (2, 8, few_rows.MOST_ROWS, 3):
+        x = array("x", rows, 48)
+        np.testing.assert_allclose(matrix.product(x), x @ weight, rtol=0, atol=1e-5)
+    few_rows._pool.cache_clear()
+
+
+def test_a_product_too_large_for_the_kernels_is_left_whole(often, monkeypatch):
+    monkeypatch.setattr(few_rows.FewRows, "_cut", lambda self: pytest.fail("it was cut"))
+    weight = array("w", 4000, 64)
+    few_rows.FewRows(weight).product(array("x", 9, 4000))
+
+
+@pytest.mark.parametrize("why", ["memory", "kernels", "seldom"])
+def test_a_matrix_is_cut_only_where_that_pays(often, monkeypatch, why):
+    monkeypatch.setattr(few_rows.FewRows, "_cut", lambda self: pytest.fail("it was cut"))
+    if why == "memory":
+        monkeypatch.setattr(few_rows, "free_memory", lambda: 8 * 64 * 64 * 4)
+    elif why == "kernels":
+        monkeypatch.setattr(few_rows, "direct_kernels", lambda: False)
+    else:
+        monkeypatch.setattr(few_rows, "_OFTEN", 16)
+    matrix, x = few_rows.FewRows(array("w", 64, 64)), array("x", 4, 64)
+    for _ in range(15):
+        matrix.product(x)
+
+
+def test_whether_the_library_has_such_kernels_can_be_told():
+    assert few_rows.direct_kernels() in (True, False)
+
+
+def test_the_threads_are_those_that_openblas_is_given(monkeypatch):
+    few_rows.threads.cache_clear()
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    assert few_rows.threads() == 3
+    few_rows.threads.cache_clear()
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "all")
+    assert few_rows.threads() >= 1
+    few_rows.threads.cache_clear()
+
+
+def test_a_small_batch_computes_the_same_in_blocks(often):
+    weight, bias, x = array("w", 64, 96), array("b", 96), array("x", 4, 1, 64)
+    ops = NumPyOps()
+    y = ops.linear(x, Linear(weight, bias))
+    assert_close(ops, y, x.astype(np.float64) @ weight + bias)

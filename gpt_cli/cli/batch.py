@@ -84,26 +84,31 @@ def batch(
         **({} if seed is None else {"seed": seed}),
     )
     records = Output(output, resume=resume)
-    total = sum(map(len, read_rows(file, form))) if file.is_file() else None
+    total = _count(file, form)
     engine = gpt_cli.load(
         model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
     )
     shown = not quiet and not (output is None and on_terminal(sys.stdout))
-    progress = Progress(total, records.rows, shown=shown)
-    failed = records.failed
-    try:
-        with records:
-            for block in read_rows(file, form):
-                rows = [row for row in block if not records.has(row, engine.name)]
-                for row, result in _complete(engine, rows, options, size):
-                    failed += isinstance(result, InputError)
-                    told = report.row(engine, row, result, logprobs=logprobs is not None)
-                    records.write(report.json_line(told))
-                    progress.add(0 if isinstance(result, InputError) else len(result.ids))
-    finally:
-        progress.finish()
+    seen, failed = 0, records.failed
+    with records, Progress(total, records.rows, shown=shown) as progress:
+        for block in read_rows(file, form):
+            seen += len(block)
+            rows = [row for row in block if not records.has(row, engine.name)]
+            for row, result in _complete(engine, rows, options, size):
+                failed += isinstance(result, InputError)
+                told = report.row(engine, row, result, logprobs=logprobs is not None)
+                records.write(report.json_line(told))
+                progress.add(0 if isinstance(result, InputError) else len(result.ids))
+        records.end(seen)
     if failed:
-        raise RowsError(f"{failed} of {progress.rows} rows failed: their records say why")
+        raise RowsError(f"{failed} of {seen} rows failed: their records say why")
+
+
+def _count(file: Path, form: str) -> int | None:
+    """How many rows a file has; None where they come through a pipe."""
+    if file == Path("-") or file.is_fifo() or file.is_char_device():
+        return None
+    return sum(map(len, read_rows(file, form)))
 
 
 def _complete(

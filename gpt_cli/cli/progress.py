@@ -3,8 +3,11 @@
 import shutil
 import sys
 import time
+from types import TracebackType
 
 from gpt_cli.cli.text import note, on_terminal
+
+_SETTLED = 5.0  # seconds, before which a rate tells little about the time that is left
 
 
 class Progress:
@@ -33,11 +36,21 @@ class Progress:
         else:
             note(f"gpt-cli: {self._line(now)}")
 
-    def finish(self) -> None:
-        """Tell the whole."""
-        if self._shown:
-            if self._renews:
-                self._renew("")
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Tell the whole, unless an error does."""
+        if not self._shown or self.rows == self._before:
+            return
+        if self._renews:
+            self._renew("")
+        if kind is None or kind is KeyboardInterrupt:
             note(f"gpt-cli: {self._line(time.perf_counter())}")
 
     def _renew(self, line: str) -> None:

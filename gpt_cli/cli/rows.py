@@ -63,7 +63,7 @@ def _parse(index: int, line: int, data: bytes, form: str) -> Row:
         if not isinstance(request, dict):
             raise InputError('a row must be a JSON object, such as {"prompt": "Once"}')
         id = request.pop("id", None)
-        json.dumps(id, ensure_ascii=False).encode()
+        json.dumps(id, ensure_ascii=False, allow_nan=False).encode()  # it is written out again
         return Row(index, line, id, request)
     except UnicodeDecodeError as error:
         return Row(index, line, None, InputError(f"the row is not UTF-8 at byte {error.start}"))
@@ -97,12 +97,13 @@ class Output:
 
     def _read(self, path: Path) -> None:
         for data in (line for block in read_lines(path) for line in block):
-            if not data.endswith(b"\n"):  # the run was killed while it wrote this
-                break
+            beginning = f'{{"index": {self.rows}, '.encode()
+            if not data.endswith(b"\n") and data.startswith(beginning[: len(data)]):
+                break  # the run was killed while it wrote this
             try:
-                record = json.loads(data)
-                if record["index"] != self.rows:
+                if not (data.startswith(beginning) and data.endswith(b"\n")):
                     raise ValueError
+                record = json.loads(data.decode(errors="surrogateescape"))
                 if "error" in record:
                     self.failed += 1
                     self._made_from.append(None)
@@ -121,7 +122,6 @@ class Output:
         if self._path is not None:
             self._path.touch()
             self._file = self._path.open("r+b")
-            self._file.truncate(self._end)
             self._file.seek(self._end)
         return self
 
@@ -158,9 +158,22 @@ class Output:
         """Write one record."""
         if self._path is None:
             write(line)
-        else:
-            self._file.write(line.encode())
-            self._file.flush()
+            return
+        self._file.truncate()  # what is left of a record that an earlier run did not finish
+        self._file.write(line.encode(errors="surrogateescape"))
+        self._file.flush()
+
+    def end(self, rows: int) -> None:
+        """Check that the input, which has so many rows, is that of an earlier run, too.
+
+        Raises:
+            InputError: it has fewer.
+        """
+        if rows < self.rows:
+            raise InputError(
+                f"{self._path} was made from another input, of {self.rows} rows or more, "
+                f"not {rows}; name another --output"
+            )
 
 
 def _hash(id: Any, prompt: Any) -> int:

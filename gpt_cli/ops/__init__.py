@@ -25,7 +25,7 @@ class LayerNorm:
     epsilon: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key by what it is, not by its numbers
 class Linear:
     """A matrix (n_in, n_out), as GPT-2's checkpoints have it, and a bias (n_out,) or none."""
 

@@ -5,10 +5,12 @@ Only arrays that an operation has made itself are changed in place.
 
 import math
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gpt_cli.ops import Array, LayerNorm, Linear
+from gpt_cli.ops.few_rows import MOST_ROWS, FewRows
 
 MASKED = np.finfo(np.float32).min  # finite: a row of padding, which sees nothing, gives no NaN
 
@@ -83,6 +85,9 @@ class NumPyOps:
 
     xp = np
 
+    def __init__(self) -> None:
+        self._matrices: WeakKeyDictionary[Linear, FewRows] = WeakKeyDictionary()
+
     def place(self, array: Array) -> Array:
         """Return the array itself: it is where it belongs."""
         return array
@@ -107,12 +112,18 @@ class NumPyOps:
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         """activation(x @ weight + bias), as one product with all the rows of x."""
-        y: Array = x.reshape(-1, x.shape[-1]) @ w.weight
+        rows = x.reshape(-1, x.shape[-1])
+        y = self._few_rows(rows, w) if 1 < len(rows) <= MOST_ROWS else rows @ w.weight
         if w.bias is not None:
             y += w.bias
         if activation is not None:
             y = ACTIVATIONS[activation](y)
         return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def _few_rows(self, rows: Array, w: Linear) -> Array:
+        if w not in self._matrices:
+            self._matrices[w] = FewRows(w.weight)
+        return self._matrices[w].product(rows)
 
     def attend(
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
