@@ -1,5 +1,6 @@
 """Many prompts, a batch at a time: computed by length, and given back in their order."""
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -32,18 +33,18 @@ ROW_OPTIONS = {
 
 
 def row_options(defaults: Options, row: Mapping[str, Any]) -> Options:
-    """Return the options of a row: its own, else the defaults.
+    """Return the options of a row: its own, or the defaults where it has none or None.
 
     Raises:
         InputError: an option has no such name, type or value.
     """
-    for name, value in row.items():
+    options = {name: value for name, value in row.items() if value is not None}
+    for name, value in options.items():
         if name not in ROW_OPTIONS:
-            raise InputError(f"a row has no {name!r}; it may have {', '.join(ROW_OPTIONS)}")
+            raise InputError(f"unknown field {name!r:.40}; a row may have {', '.join(ROW_OPTIONS)}")
         kind, types = ROW_OPTIONS[name]
         if isinstance(value, bool) or not isinstance(value, types):
-            raise InputError(f"{name} must be {kind}, not {value!r:.40}")
-    options = dict(row)
+            raise InputError(f"{name} must be {kind}, not {json.dumps(value, default=str):.40}")
     if isinstance(options.get("stop"), str):
         options["stop"] = [options["stop"]]
     if not all(isinstance(stop, str) for stop in options.get("stop", ())):

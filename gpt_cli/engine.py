@@ -157,9 +157,11 @@ class Engine:
 
         Raises:
             InputError: the batch size is below 1.
-            ResourceError: there is not enough memory for a batch.
-            CheckpointError: the weights are damaged.
+            ResourceError: while iterating; there is not enough memory for a batch.
+            CheckpointError: while iterating; the weights are damaged.
         """
+        if isinstance(rows, str):
+            raise TypeError("rows must be texts or mappings, not one text")
         if batch_size is not None and batch_size < 1:
             raise InputError("batch-size must be 1 or more")
         defaults = options or Options()
@@ -177,24 +179,31 @@ class Engine:
             CheckpointError: the weights are damaged.
         """
         (scored,) = self.score_many([text], stride=stride)
+        if isinstance(scored, InputError):
+            raise scored
         if not scored.tokens_scored:
             raise InputError("nothing to score: a text needs 2 tokens, for the first is given")
         return scored
 
-    def score_many(self, texts: Sequence[str], *, stride: int | None = None) -> list[Score]:
-        """Return how likely each text is, token by token.
+    def score_many(
+        self, texts: Sequence[str | InputError], *, stride: int | None = None
+    ) -> list[Score | InputError]:
+        """Return how likely each text is, token by token, or the error that says why not.
 
-        A text longer than the context is seen through windows as long as the context, each
-        `stride` tokens on (by default half of the context); each token is scored once.
+        A text of fewer than 2 tokens has a score without perplexity. One longer than the context
+        is seen through windows as long as the context, each `stride` tokens on (by default half of
+        the context); each token is scored once. An error among the texts comes back in its place.
 
         Raises:
-            InputError: a text is not valid Unicode, or the stride is out of range.
+            InputError: the stride is out of range.
             CheckpointError: the weights are damaged.
         """
-        ids = [self.encode(text) for text in texts]
-        for row in ids:
-            self._check_ids(row)
-        return score(self.model, self.tokenizer, ids, stride)
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list of texts, not one text")
+        rows = [self._text_ids(text) for text in texts]
+        ids = [row for row in rows if not isinstance(row, InputError)]
+        scores = iter(score(self.model, self.tokenizer, ids, stride))
+        return [row if isinstance(row, InputError) else next(scores) for row in rows]
 
     def rank(self, prompt: str, choices: Sequence[str], *, by: RankBy = "total") -> list[Choice]:
         """Compare continuations of a prompt: the likeliest first.
@@ -206,12 +215,18 @@ class Engine:
                 shorter, or its mean for a token or a byte. The probabilities are those of a draw
                 among the choices that weighs each by it.
 
+        Where the end of the prompt melts into one token with the beginning of a choice, that end
+        is counted with each choice.
+
         Raises:
-            InputError: a choice is empty or there twice, or does not fit the context.
+            InputError: `by` is none of these, or a choice is empty or there twice, or does not fit
+                the context.
             CheckpointError: the weights are damaged.
         """
+        if isinstance(choices, str):
+            raise TypeError("choices must be a list of texts, not one text")
         if not choices or "" in choices or len(set(choices)) < len(choices):
-            raise InputError("give at least one choice; none may be empty, and none there twice")
+            raise InputError("give at least one choice: none may be empty, none may be there twice")
         wholes = [self._prompt_ids(prompt + choice) for choice in choices]
         shared = _common_beginning([self._prompt_ids(prompt), *wholes])
         if not shared:  # the prompt is empty, or melts into one token with what follows
@@ -224,7 +239,7 @@ class Engine:
                 f"model's context of {n_positions}; shorten them"
             )
         rests = [ids[len(shared) :] for ids in wholes]
-        return rank(self.model, shared, choices, rests, by)
+        return rank(self.model, self.tokenizer, shared, choices, rests, by)
 
     def next_tokens(
         self, prompt: str, count: int = 10, *, special: bool = False
@@ -258,16 +273,26 @@ class Engine:
     ) -> Request | InputError:
         if isinstance(row, InputError):
             return row
-        own = {"prompt": row} if isinstance(row, str) else dict(row)
-        prompt = own.pop("prompt", None)
         try:
+            own = dict(row) if isinstance(row, Mapping) else {"prompt": row}
+            prompt = own.pop("prompt", None)
+            options = batch.row_options(defaults, own)
             if not isinstance(prompt, str):
                 raise InputError("a row needs a prompt, which is a string")
-            options = batch.row_options(defaults, own)
             # With a seed of its own it is a run of its own.
-            return self._request(prompt, options, 0 if "seed" in own else index)
+            return self._request(prompt, options, index if own.get("seed") is None else 0)
         except InputError as error:
             return error
+
+    def _text_ids(self, text: str | InputError) -> list[int] | InputError:
+        if isinstance(text, InputError):
+            return text
+        try:
+            ids = self.encode(text)
+            self._check_ids(ids)
+        except InputError as error:
+            return error
+        return ids
 
     def _prompt_ids(self, prompt: str, special: bool = False) -> list[int]:
         ids = self.encode(prompt, special=special)

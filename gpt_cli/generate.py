@@ -15,7 +15,7 @@ from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError, ResourceError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import free_memory
-from gpt_cli.model import GPT2, checked, hidden_states, unembed
+from gpt_cli.model import GPT2, PASS, checked, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import (
     SamplingParams,
@@ -29,10 +29,6 @@ from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"]
 Overflow: TypeAlias = Literal["error", "truncate", "shift"]
-
-# Tokens in one pass, in all rows: prompts that have more take several, one after the other, so
-# that what lies between the layers does not grow with them.
-PASS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,18 @@
 """What this machine has left: how much memory a computation may take."""
 
-import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def free_memory() -> int | None:
     """Bytes that can be taken without swapping or being killed; None where nobody tells.
 
-    The least of what Linux has available, what the limit of the container (cgroup) leaves, and
-    what the limit of the process (`ulimit -v`) leaves.
+    The least of what Linux has available, of what the limits of the process's control groups (a
+    container's) leave, and of what its own (`ulimit -v`) leaves.
     """
     known = [bytes for bytes in (_available(), _cgroup(), _limit()) if bytes is not None]
     return max(0, min(known)) if known else None
@@ -23,16 +24,42 @@ def _available() -> int | None:
 
 
 def _cgroup() -> int | None:
-    for limit, usage, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # no such group, or its limit is "max"
-            most, used = (int((_CGROUP / name).read_text()) for name in (limit, usage))
-            # Cached files count as used, and give way.
-            reclaimable = _fields((_CGROUP / usage).with_name("memory.stat")).get(cache, 0)
-            return most - used + reclaimable
-    return None
+    left = [
+        room
+        for group in _groups()
+        for limit, usage in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        )
+        if (room := _room(group / limit, group / usage)) is not None
+    ]
+    return min(left, default=None)
+
+
+def _groups() -> Iterator[Path]:
+    """The folders of the process's control groups, and of those that they are in."""
+    yield from (_CGROUP, _CGROUP / "memory")
+    try:
+        lines = _OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            group = _CGROUP / controllers / path.lstrip("/")
+            yield group
+            yield from group.parents[: len(Path(path).parts)]
+
+
+def _room(limit: Path, usage: Path) -> int | None:
+    """What a group may still take, None if it has no limit."""
+    try:
+        most, used = int(limit.read_text()), int(usage.read_text())
+    except (OSError, ValueError):  # no such group, or its limit is "max"
+        return None
+    # The pages of files count as used, and give way.
+    stat = _fields(limit.with_name("memory.stat"))
+    return most - used + stat.get("inactive_file", 0) + stat.get("active_file", 0)
 
 
 def _limit() -> int | None:

@@ -16,6 +16,8 @@ from gpt_cli.errors import CheckpointError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.ops import Array, LayerNorm, Linear, Ops
 
+PASS = 1024  # tokens, in all rows, that callers compute at a time: what is held grows with them
+
 # --- the weights: plain data ---------------------------------------------------------------------
 
 

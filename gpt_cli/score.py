@@ -4,21 +4,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from gpt_cli.errors import InputError
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2, checked, hidden_states, unembed
+from gpt_cli.model import GPT2, PASS, checked, hidden_states, unembed
 from gpt_cli.ops import Array
 from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer
 
-# Tokens in one pass through the layers, in all rows, and rows of logits that exist at a time: a
-# row of GPT-2's logits is 200 kB.
-PASS = 1024
-SLICE = 256
+SLICE = 256  # rows of logits that exist at a time: one of GPT-2's takes 200 kB
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 
@@ -65,14 +62,10 @@ class Choice:
     """One of several continuations of a prompt."""
 
     text: str
-    ids: list[int]  # its tokens; where it melts into the prompt's last token, that one too
-    logprob: float  # of all of them, in nats
+    ids: list[int]  # its tokens, and those of the prompt's end where any choice melts into that
+    bytes: int  # of all ids, in UTF-8
+    logprob: float  # of all ids, in nats
     probability: float  # among the choices, by what they were compared by
-
-    @property
-    def bytes(self) -> int:
-        """Of the text, in UTF-8."""
-        return len(self.text.encode())
 
 
 @dataclass(frozen=True)
@@ -153,24 +146,31 @@ def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
 
 
 def rank(
-    model: GPT2, prompt: list[int], texts: Sequence[str], ids: Sequence[list[int]], by: RankBy
+    model: GPT2,
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    texts: Sequence[str],
+    ids: Sequence[list[int]],
+    by: RankBy,
 ) -> list[Choice]:
     """Compare continuations of a prompt, given as texts and as ids; the likeliest comes first.
 
     Raises:
-        The errors of `continuations`.
+        InputError: there is no such way to compare.
+        CheckpointError: the weights are damaged.
     """
+    if by not in get_args(RankBy):
+        raise InputError(f"by must be one of {', '.join(get_args(RankBy))}")
     totals = [math.fsum(row) for row in continuations(model, prompt, ids)]
-    lengths = {
-        "total": [1 for _ in texts],
-        "token": [len(row) for row in ids],
-        "byte": [len(text.encode()) for text in texts],
-    }[by]
+    sizes = [sum(len(tokenizer.token_bytes(id)) for id in row) for row in ids]
+    lengths = {"total": [1 for _ in ids], "token": [len(row) for row in ids], "byte": sizes}[by]
     means = [total / length for total, length in zip(totals, lengths, strict=True)]
-    weights = [math.exp(mean - max(means)) for mean in means]
+    best = max(means)
+    weights = [math.exp(mean - best) for mean in means]
+    whole = math.fsum(weights)
     choices = [
-        Choice(text, row, total, weight / sum(weights))
-        for text, row, total, weight in zip(texts, ids, totals, weights, strict=True)
+        Choice(text, row, size, total, weight / whole)
+        for text, row, size, total, weight in zip(texts, ids, sizes, totals, weights, strict=True)
     ]
     return sorted(choices, key=lambda choice: choice.probability, reverse=True)
 
@@ -196,7 +196,7 @@ def continuations(
     start = checked(hidden_states, model, xp.asarray([prompt]), cache)[0, -1:]
     found: list[list[float]] = [[] for _ in choices]
     order = sorted(range(len(choices)), key=lambda place: len(choices[place]))
-    rows = max(1, 4 * PASS // (len(prompt) + len(choices[order[-1]])))
+    rows = max(1, PASS // (len(prompt) + len(choices[order[-1]])))
     for begin in range(0, len(order), rows):
         places = order[begin : begin + rows]
         inputs = _right_pad([choices[place][:-1] for place in places])

@@ -15,7 +15,8 @@ import pytest
 from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
-from gpt_cli.cli import app
+from gpt_cli.cli import app, progress
+from gpt_cli.cli.rows import Output
 from gpt_cli.errors import ContextError, InputError, ResourceError
 from gpt_cli.generate import Options, Request, working_set
 
@@ -396,7 +397,6 @@ BAD = {  # and the id that can be read all the same
     "temperature that is NaN": (b'{"id": 4, "prompt": "Once", "temperature": NaN}', 4),
     "temperature below 0": (b'{"id": 5, "prompt": "Once", "temperature": -1}', 5),
     "temperature beyond all": (b'{"prompt": "Once", "temperature": 1' + b"0" * 400 + b"}", None),
-    "temperature that is null": (b'{"prompt": "Once", "temperature": null}', None),
     "no tokens": (b'{"prompt": "Once", "max_tokens": 0}', None),
     "max_tokens that is true": (b'{"prompt": "Once", "max_tokens": true}', None),
     "max_tokens that is a float": (b'{"prompt": "Once", "max_tokens": 1e99}', None),
@@ -841,7 +841,6 @@ def test_on_a_terminal_a_line_renews_itself(long_job, tmp_path):
     for line in renewed:
         assert " of 30 rows, " in line
         assert " tokens" in line
-        assert " left" in line
     assert last.startswith("gpt-cli: 30 of 30 rows, 1,200 tokens")
     assert shown.count("\n") == 1
     assert len(records_of(output.read_bytes())) == 30
@@ -878,13 +877,76 @@ def test_bad_flags_are_known_before_a_model_is_looked_for(flag, whole, tmp_path,
     assert not output.exists()
 
 
+def test_a_row_may_have_null_for_what_it_does_not_say():
+    row = {"id": None, "prompt": "Once", "seed": None, "max_tokens": None, "stop": None}
+    plain = batch("-s", 1, "-n", 8, input=jsonl({"prompt": "Once"}, {"prompt": "Once"}))
+    same = batch("-s", 1, "-n", 8, input=jsonl(row, row))
+    assert timeless(same) == timeless(plain)
+
+
+def test_a_dash_for_the_output_is_standard_output(tmp_path):
+    assert len(batch("-n", 1, "-o", "-", input=b"Once\n", cwd=tmp_path)) == 1
+    assert not list(tmp_path.iterdir())
+
+
+# --- a seed that is not given --------------------------------------------------------------------
+
+
+def test_resume_without_a_seed_goes_on_with_that_of_the_first_run(tmp_path):
+    rows = [{"prompt": "Once"}, {"prompt": "One", "seed": 3}, *[{"prompt": "The"}] * 4]
+    output = tmp_path / "out"
+    assert run("-n", 8, "-o", output, input=jsonl(*rows)).returncode == 0
+    whole = records_of(output.read_bytes())
+    for kept in (1, 2, 5):
+        part = output.read_bytes().splitlines(keepends=True)[:kept]
+        output.write_bytes(b"".join(part))
+        assert run("-n", 8, "-o", output, "--resume", input=jsonl(*rows)).returncode == 0
+        assert timeless(records_of(output.read_bytes())) == timeless(whole)
+
+
+def test_resume_refuses_another_seed(tmp_path):
+    output = tmp_path / "out"
+    assert run("-s", 1, "-n", 2, "-o", output, input=b"Once\n").returncode == 0
+    before = output.read_bytes()
+    finished = run("-s", 2, "-n", 2, "-o", output, "--resume", input=b"Once\nOne\n")
+    assert_one_line_error(finished.returncode, 2, finished.stderr.decode())
+    assert b"--seed 1, not 2" in finished.stderr
+    assert output.read_bytes() == before
+
+
+@posix
+def test_two_runs_do_not_write_one_output(tmp_path):
+    output = tmp_path / "out"
+    with Output(output, resume=False) as records:
+        records.write('{"index": 0}\n')
+        finished = run("-n", 1, "-o", output, "--resume", input=b"Once\n")
+    assert_one_line_error(finished.returncode, 5, finished.stderr.decode())
+    assert output.read_bytes() == b'{"index": 0}\n'
+
+
+# --- how far it is -------------------------------------------------------------------------------
+
+
+def test_the_time_that_is_left_is_told_when_the_rate_has_settled(monkeypatch, capsys):
+    now = 100.0
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    with progress.Progress(40, 10, shown=True) as told:
+        for now in (102.0, 131.0, 140.0, 3760.0):  # noqa: B007 (it is read above)
+            told.add(50)
+    assert capsys.readouterr().err.splitlines() == [
+        "gpt-cli: 12 of 40 rows, 100 tokens, 3 a second, 7:14 left",
+        "gpt-cli: 14 of 40 rows, 200 tokens, 0 a second, 6:36:30 left",
+        "gpt-cli: 14 of 40 rows, 200 tokens, 0 a second, 6:36:30 left",
+    ]
+
+
 def test_a_batch_beyond_all_is_as_large_as_the_input():
     assert len(batch("-n", 1, "--batch-size", 10**30, input=b"Once\nOne\n")) == 2
 
 
 @pytest.mark.parametrize(
     ("source", "output", "code"),
-    [("missing", "out", 2), (".", "out", 2), ("in", "missing/out", 5), ("in", ".", 2)],
+    [("missing", "out", 2), (".", "out", 2), ("in", "missing/out", 2), ("in", ".", 2)],
 )
 def test_files_that_cannot_be_used_are_one_line(source, output, code, tmp_path):
     (tmp_path / "in").write_bytes(b"Once\n")

@@ -6,6 +6,7 @@ import pytest
 from checkpoints import CONFIG, END, END_ID, VOCAB, write_checkpoint
 
 import gpt_cli
+from gpt_cli.batch import ROW_OPTIONS
 from gpt_cli.engine import OptionKeywords
 from gpt_cli.errors import CheckpointError, GPTCLIError, InputError
 from gpt_cli.generate import Completion, Options
@@ -233,6 +234,10 @@ def test_an_option_out_of_range_is_refused(engine, options, complaint):
 def test_the_ends_of_the_range_of_seeds_can_be_used(engine):
     for seed in (0, 2**64 - 1):
         assert engine.generate([PROMPT], max_tokens=1, seed=seed)[0].seed == seed
+
+
+def test_what_a_row_may_say_is_a_part_of_the_options():
+    assert set(ROW_OPTIONS) <= {field.name for field in fields(Options)}
 
 
 def test_an_option_that_does_not_exist_is_refused(engine):

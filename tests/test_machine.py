@@ -15,6 +15,7 @@ MEMINFO = Path("/proc/meminfo")
 def group(tmp_path, monkeypatch):
     """An empty folder in place of the container's."""
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")
     return tmp_path
 
 
@@ -29,16 +30,25 @@ def test_some_memory_is_free_and_not_more_than_there_is():
 def test_the_limit_of_a_container_counts_less_what_gives_way(group):
     (group / "memory.max").write_text("50000000\n")
     (group / "memory.current").write_text("49000000\n")
-    (group / "memory.stat").write_text("anon 47000000\ninactive_file 2000000\n")
-    assert free_memory() == 3_000_000
+    (group / "memory.stat").write_text("anon 46000000\nactive_file 500000\ninactive_file 2000000\n")
+    assert free_memory() == 3_500_000
 
 
 def test_so_does_that_of_an_older_kernel(group):
     (group / "memory").mkdir()
     (group / "memory/memory.limit_in_bytes").write_text("50000000\n")
     (group / "memory/memory.usage_in_bytes").write_text("49000000\n")
-    (group / "memory/memory.stat").write_text("cache 5\ntotal_inactive_file 1000000\n")
+    (group / "memory/memory.stat").write_text("cache 5\ninactive_file 1000000\n")
     assert free_memory() == 2_000_000
+
+
+@pytest.mark.parametrize("limited", ["a", "a/b", "a/b/c"])
+def test_the_groups_that_a_group_is_in_count_too(group, limited):
+    (group / "own").write_text("1:cpu:/x\n0::/a/b/c\n")
+    (group / "a/b/c").mkdir(parents=True)
+    (group / limited / "memory.max").write_text("5000000\n")
+    (group / limited / "memory.current").write_text("1000000\n")
+    assert free_memory() == 4_000_000
 
 
 def test_a_container_without_limit_leaves_what_the_machine_has(group):

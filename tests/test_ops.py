@@ -1,8 +1,12 @@
 import math
+import os
+import signal
+import time
 
 import numpy as np
 import pytest
 from checkpoints import noise
+from processes import posix
 
 from gpt_cli.errors import InputError
 from gpt_cli.ops import LayerNorm, Linear, few_rows, get_ops
@@ -184,61 +188,103 @@ def test_what_nothing_computes_is_refused(device, dtype):
 
 @pytest.fixture
 def often(monkeypatch):
-    """Matrices are cut in blocks at once, whatever this machine's library is."""
-    monkeypatch.setattr(few_rows, "direct_kernels", lambda: True)
+    """Matrices of any size are cut in blocks at once, whatever this machine's library is."""
+    monkeypatch.setattr(few_rows, "_openblas", lambda: "a library")
+    monkeypatch.setattr(few_rows, "_threads", lambda: 2)
     monkeypatch.setattr(few_rows, "_OFTEN", 1)
+    monkeypatch.setattr(few_rows, "_SMALL", 2000)
+    monkeypatch.setattr(few_rows, "COLUMNS", 4)
+    few_rows._pool.cache_clear()
+    yield
+    few_rows._pool.cache_clear()
 
 
-@pytest.mark.parametrize("n_threads", [1, 2, 3, 5])
-@pytest.mark.parametrize("n_out", [1, 31, 32, 70, 160])
+@pytest.fixture
+def uncut(monkeypatch):
+    monkeypatch.setattr(few_rows, "_cut", lambda weight: pytest.fail("it was cut"))
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3, 50])
+@pytest.mark.parametrize("n_out", [64, 67, 160])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_product_in_blocks_is_the_product(often, monkeypatch, n_threads, n_out, transposed):
-    monkeypatch.setattr(few_rows, "threads", lambda: n_threads)
-    few_rows._pool.cache_clear()
-    weight = array("w", n_out, 48).T if transposed else array("w", 48, n_out)
-    matrix = few_rows.FewRows(weight)
+    monkeypatch.setattr(few_rows, "_threads", lambda: n_threads)
+    cut = []
+    monkeypatch.setattr(
+        few_rows, "_cut", lambda weight, real=few_rows._cut: cut.append(1) or real(weight)
+    )
+    w = Linear(array("w", n_out, 24).T if transposed else array("w", 24, n_out))
+    products = few_rows.FewRows()
     for rows in (2, 8, few_rows.MOST_ROWS, 3):
-        x = array("x", rows, 48)
-        np.testing.assert_allclose(matrix.product(x), x @ weight, rtol=0, atol=1e-5)
-    few_rows._pool.cache_clear()
+        x = array("x", rows, 24)
+        np.testing.assert_allclose(products.product(x, w), x @ w.weight, rtol=0, atol=1e-5)
+    assert cut == [1]
 
 
-def test_a_product_too_large_for_the_kernels_is_left_whole(often, monkeypatch):
-    monkeypatch.setattr(few_rows.FewRows, "_cut", lambda self: pytest.fail("it was cut"))
-    weight = array("w", 4000, 64)
-    few_rows.FewRows(weight).product(array("x", 9, 4000))
+@pytest.mark.parametrize(("rows", "n_in", "n_out"), [(8, 80, 64), (2, 4, 16)])
+def test_a_product_too_large_or_too_small_for_blocks_is_left_whole(often, uncut, rows, n_in, n_out):
+    few_rows.FewRows().product(array("x", rows, n_in), Linear(array("w", n_in, n_out)))
 
 
 @pytest.mark.parametrize("why", ["memory", "kernels", "seldom"])
-def test_a_matrix_is_cut_only_where_that_pays(often, monkeypatch, why):
-    monkeypatch.setattr(few_rows.FewRows, "_cut", lambda self: pytest.fail("it was cut"))
+def test_a_matrix_is_cut_only_where_that_pays(often, uncut, monkeypatch, why):
     if why == "memory":
-        monkeypatch.setattr(few_rows, "free_memory", lambda: 8 * 64 * 64 * 4)
+        monkeypatch.setattr(few_rows, "free_memory", lambda: 4 * 64 * 64 * 4 - 1)
     elif why == "kernels":
-        monkeypatch.setattr(few_rows, "direct_kernels", lambda: False)
+        monkeypatch.setattr(few_rows, "_openblas", lambda: None)
     else:
         monkeypatch.setattr(few_rows, "_OFTEN", 16)
-    matrix, x = few_rows.FewRows(array("w", 64, 64)), array("x", 4, 64)
+    products, w, x = few_rows.FewRows(), Linear(array("w", 64, 64)), array("x", 4, 64)
     for _ in range(15):
-        matrix.product(x)
+        products.product(x, w)
+
+
+def test_all_blocks_together_take_a_quarter_of_the_free_memory(often, monkeypatch):
+    cut = []
+    monkeypatch.setattr(
+        few_rows, "_cut", lambda weight, real=few_rows._cut: cut.append(1) or real(weight)
+    )
+    monkeypatch.setattr(few_rows, "free_memory", lambda: 4 * 3 * 64 * 64 * 4)
+    products, matrices = few_rows.FewRows(), [Linear(array("w", 64, 64)) for _ in range(5)]
+    for w in matrices:
+        products.product(array("x", 4, 64), w)
+    assert len(cut) == 3
+
+
+def test_what_is_kept_for_a_matrix_goes_with_it(often):
+    products, w = few_rows.FewRows(), Linear(array("w", 64, 64))
+    products.product(array("x", 4, 64), w)
+    assert len(products._blocks) == 1
+    del w
+    assert len(products._blocks) == 0
+
+
+@posix
+def test_a_child_of_a_fork_has_threads_of_its_own(often):
+    products, w, x = few_rows.FewRows(), Linear(array("w", 64, 64)), array("x", 4, 64)
+    products.product(x, w)
+    child = os.fork()
+    if child == 0:
+        products.product(x, w)
+        os._exit(7)
+    for _ in range(100):
+        finished, status = os.waitpid(child, os.WNOHANG)
+        if finished:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("it waits for ever")
+    assert os.waitstatus_to_exitcode(status) == 7
 
 
 def test_whether_the_library_has_such_kernels_can_be_told():
-    assert few_rows.direct_kernels() in (True, False)
-
-
-def test_the_threads_are_those_that_openblas_is_given(monkeypatch):
-    few_rows.threads.cache_clear()
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    assert few_rows.threads() == 3
-    few_rows.threads.cache_clear()
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "all")
-    assert few_rows.threads() >= 1
-    few_rows.threads.cache_clear()
+    assert (few_rows._openblas() is None) <= (few_rows._threads() == 1)
 
 
 def test_a_small_batch_computes_the_same_in_blocks(often):
     weight, bias, x = array("w", 64, 96), array("b", 96), array("x", 4, 1, 64)
-    ops = NumPyOps()
-    y = ops.linear(x, Linear(weight, bias))
-    assert_close(ops, y, x.astype(np.float64) @ weight + bias)
+    ops, w = NumPyOps(), Linear(weight, bias)
+    for _ in range(2):
+        assert_close(ops, ops.linear(x, w), x.astype(np.float64) @ weight + bias)

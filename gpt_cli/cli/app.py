@@ -89,7 +89,10 @@ def run(arguments: list[str]) -> int:
         return 141
     except typer.TyperException as error:
         path = getattr(getattr(error, "ctx", None), "command_path", "gpt-cli")
-        return _fail(InputError(f"{error.format_message()} (see `{path} --help`)"), verbose)
+        message = error.format_message()
+        if "unexpected extra argument" in message:
+            message += " Put what has spaces in quotes"
+        return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)
     except GPTCLIError as error:
         return _fail(error, verbose)
     except MemoryError as error:

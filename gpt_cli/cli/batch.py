@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +11,7 @@ import typer
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import Progress
 from gpt_cli.cli.rows import Output, Row, read_rows
-from gpt_cli.cli.text import on_terminal
+from gpt_cli.cli.text import input_file, on_terminal
 from gpt_cli.errors import InputError, RowsError
 
 if TYPE_CHECKING:
@@ -19,15 +20,23 @@ if TYPE_CHECKING:
 
 def batch(
     file: Annotated[
-        Path,
-        typer.Argument(metavar="[IN]", help="Prompts, one a line, or JSON Lines; -: a pipe."),
-    ] = Path("-"),
+        Path | None,
+        typer.Argument(
+            metavar="[IN]",
+            help="Prompts, one a line, or JSON Lines; without it, what comes through a pipe.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="OUT", help="Write a new file OUT, not the output."),
+        typer.Option("--output", "-o", metavar="OUT", help="Write a new file, not to the output."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where OUT ends, if it is there.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="If OUT is there, keep its rows and add those that are missing. Give the same "
+            "flags again; the seed is known from OUT.",
+        ),
     ] = False,
     form: Annotated[
         Literal["auto", "lines", "jsonl"],
@@ -63,40 +72,43 @@ def batch(
     A line of JSON Lines is an object with a "prompt", an "id" if wanted, and options of its own,
     such as "max_tokens", "temperature", "seed" and "stop".
     """
+    file = input_file(file, "no prompts: give a file IN, or a pipe on standard input")
     size = _batch_size(batch_size)
     flags.limit_threads(threads)
     import gpt_cli
     from gpt_cli.cli import report
 
-    options = gpt_cli.Options(
+    options = flags.generation_options(
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
         repeat_penalty=repeat_penalty,
-        stop=stop or (),
+        stop=stop,
+        seed=seed,
         use_cache=cache,
         ignore_eos=ignore_eos,
         special=special,
         overflow=overflow,
-        top_logprobs=logprobs or 0,
-        **({} if seed is None else {"seed": seed}),
+        top_logprobs=logprobs,
     )
-    records = Output(output, resume=resume)
+    records = Output(None if output == Path("-") else output, resume=resume)
     total = _count(file, form)
     engine = gpt_cli.load(
         model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
     )
     shown = not quiet and not (output is None and on_terminal(sys.stdout))
-    seen, failed = 0, records.failed
+    seen = 0
     with records, Progress(total, records.rows, shown=shown) as progress:
+        failed = records.failed
         for block in read_rows(file, form):
             seen += len(block)
-            rows = [row for row in block if not records.has(row, engine.name)]
+            rows = [row for row in block if not records.has(row, engine.name, seed)]
+            options = replace(options, seed=options.seed if records.seed is None else records.seed)
             for row, result in _complete(engine, rows, options, size):
                 failed += isinstance(result, InputError)
-                told = report.row(engine, row, result, logprobs=logprobs is not None)
+                told = report.row_record(engine, row, result, logprobs=logprobs is not None)
                 records.write(report.json_line(told))
                 progress.add(0 if isinstance(result, InputError) else len(result.ids))
         records.end(seen)

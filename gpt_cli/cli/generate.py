@@ -65,23 +65,21 @@ def generate(
     flags.limit_threads(threads)
     import gpt_cli
     from gpt_cli.cli import report
-    from gpt_cli.generate import Options
 
-    given = {} if seed is None else {"seed": seed}
-    options = Options(
+    options = flags.generation_options(
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
         repeat_penalty=repeat_penalty,
-        stop=stop or (),
+        stop=stop,
+        seed=seed,
         use_cache=cache,
         ignore_eos=ignore_eos,
         special=special,
         overflow=overflow,
-        top_logprobs=logprobs or 0,
-        **given,
+        top_logprobs=logprobs,
     )
     engine = gpt_cli.load(
         model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import on_terminal, read_prompt, write
+from gpt_cli.cli.text import on_terminal, quoted, read_prompt, write
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -43,22 +43,22 @@ def next_tokens(
         model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
     )
     found = [
-        report.token(engine, id, logprob) | {"probability": math.exp(logprob)}
+        report.token_record(engine, id, logprob) | {"probability": math.exp(logprob)}
         for id, logprob in engine.next_tokens(text, top, special=special)
     ]
     if as_json or not on_terminal(sys.stdout):
         for place, token in enumerate(found, 1):
             write(report.json_line({"rank": place} | token))
         return
-    pieces = [report.quoted(token["token"]) for token in found]
+    pieces = [quoted(bytes(token["bytes"])) for token in found]
     width = max(map(len, pieces))
     room = max(1, shutil.get_terminal_size().columns - width - 13)
     for token, piece in zip(found, pieces, strict=True):
         bar = _bar(token["probability"] / found[0]["probability"] * room)
-        write(f"{token['probability']:8.2%}  {piece:{width}}  {bar}\n")
+        write(f"{token['probability']:8.2%}  {piece:{width}}  {bar}".rstrip() + "\n")
 
 
 def _bar(length: float) -> str:
     """A bar of so many columns, to an eighth."""
     whole, eighths = divmod(round(length * 8), 8)
-    return ("█" * whole + _EIGHTHS[eighths]).rstrip()
+    return "█" * whole + _EIGHTHS[eighths]

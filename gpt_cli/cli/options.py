@@ -2,9 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from gpt_cli.generate import Options
 
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
@@ -105,6 +108,13 @@ LogProbs = Annotated[
         help="Add to the JSON each token's log-probability, and those of the N likeliest.",
     ),
 ]
+
+
+def generation_options(**given: Any) -> "Options":
+    """Return the options that flags say; None is for what was not given."""
+    from gpt_cli.generate import Options
+
+    return Options(**{name: value for name, value in given.items() if value is not None})
 
 
 def limit_threads(threads: int | None) -> None:

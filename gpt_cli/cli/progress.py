@@ -61,10 +61,12 @@ class Progress:
 
     def _line(self, now: float) -> str:
         seconds = max(now - self._start, 1e-9)
-        rows = f"{self.rows:,}" if self._total is None else f"{self.rows:,} of {self._total:,}"
-        line = f"{rows} rows, {self.tokens:,} tokens, {self.tokens / seconds:,.0f} a second"
+        of = "" if self._total is None else f" of {self._total:,}"
+        rows = "row" if (self._total or self.rows) == 1 else "rows"
+        rate = self.tokens / seconds
+        line = f"{self.rows:,}{of} {rows}, {self.tokens:,} tokens, {rate:,.0f} a second"
         new = self.rows - self._before
-        if self._total is not None and new > 0 and self.rows < self._total:
+        if self._total is not None and self.rows < self._total and seconds > _SETTLED:
             left = seconds / new * (self._total - self.rows)
             line += f", {_duration(left)} left"
         return line

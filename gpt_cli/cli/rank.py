@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import on_terminal, read_prompt, read_text, write
+from gpt_cli.cli.text import on_terminal, quoted, read_prompt, read_text, write
 from gpt_cli.errors import InputError
 
 
@@ -30,7 +30,8 @@ def rank(
         ),
     ] = "total",
     exact: Annotated[
-        bool, typer.Option("--exact", help="Put no space between the prompt and a choice.")
+        bool,
+        typer.Option("--exact", help="Take the choices as they are, and put no space before them."),
     ] = False,
     file: flags.PromptFile = None,
     model: flags.Model = "gpt2",
@@ -45,13 +46,20 @@ def rank(
 ) -> None:
     """Rank continuations of PROMPT by their probability: a table, or JSON in a pipe.
 
-    A space is put between the prompt and a choice where neither has one.
+    Spaces around a choice do not count, and one is put before it if the prompt does not end so.
     """
+    if choices_file == Path("-") and prompt is None:
+        raise InputError("only one of them can come through the pipe: PROMPT or --choices-file")
     listed = _choices(choices, choices_file)
     text = read_prompt(prompt, file)
     if not exact:
-        spaced = not text or text[-1].isspace()
-        listed = [choice if spaced or choice[:1].isspace() else f" {choice}" for choice in listed]
+        listed = [choice.strip() for choice in listed]
+    if "" in listed:
+        raise InputError("give each choice a text: none may be empty")
+    space = "" if exact or not text or text[-1].isspace() else " "
+    given = {space + choice: choice for choice in listed}
+    if len(given) < len(listed):
+        raise InputError("give each choice once: none may be there twice")
     flags.limit_threads(threads)
     import gpt_cli
     from gpt_cli.cli import report
@@ -59,12 +67,13 @@ def rank(
     engine = gpt_cli.load(
         model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
     )
-    ranked = engine.rank(text, listed, by=by)
+    ranked = engine.rank(text, list(given), by=by)
     if as_json or not on_terminal(sys.stdout):
         for place, choice in enumerate(ranked, 1):
             told = {
                 "rank": place,
-                "choice": choice.text,
+                "choice": given[choice.text],
+                "text": choice.text,
                 "probability": choice.probability,
                 "logprob": choice.logprob,
                 "tokens": len(choice.ids),
@@ -76,12 +85,13 @@ def rank(
     write(f"{'probability':>11}  {'log-lik.':>9}  tokens  choice\n")
     for choice in ranked:
         numbers = f"{choice.probability:11.2%}  {choice.logprob:9.3f}  {len(choice.ids):6}"
-        write(f"{numbers}  {report.quoted(choice.text)}\n")
+        write(f"{numbers}  {quoted(choice.text.encode())}\n")
 
 
 def _choices(given: str | None, file: Path | None) -> list[str]:
     if (given is None) == (file is None):
         raise InputError("give the continuations: --choices A,B,C or --choices-file FILE")
     if file is not None:
-        return [line for line in read_text(file).splitlines() if line]
+        lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
+        return [line for line in lines if line]
     return (given or "").split(",")

@@ -44,37 +44,33 @@ def record(
     if logprobs:
         steps = zip(completion.ids, completion.logprobs, completion.top_logprobs, strict=True)
         told["logprobs"] = [
-            token(engine, id, logprob) | {"top": [token(engine, *other) for other in top]}
+            token_record(engine, id, logprob)
+            | {"top": [token_record(engine, *other) for other in top]}
             for id, logprob, top in steps
         ]
     return told
 
 
-def row(
+def row_record(
     engine: Engine, row: Row, result: Completion | InputError, *, logprobs: bool
 ) -> dict[str, Any]:
     """Return what is told about a row of a batch: a completion, or why there is none."""
     place = {"index": row.index} | ({} if row.id is None else {"id": row.id})
     if isinstance(result, InputError):
-        return place | {"line": row.line} | error(result)
+        return place | {"line": row.line} | error_record(result)
     return place | record(engine, row.prompt, result, logprobs=logprobs)
 
 
-def error(reason: InputError) -> dict[str, Any]:
+def error_record(reason: InputError) -> dict[str, Any]:
     """Return what is told of a row that failed."""
     return {"error": {"code": reason.code, "message": str(reason)}}
 
 
-def token(engine: Engine, id: int, logprob: float | None) -> dict[str, Any]:
+def token_record(engine: Engine, id: int, logprob: float | None) -> dict[str, Any]:
     """Return a token with its text, in which U+FFFD stands for an unfinished character."""
     piece = engine.tokenizer.token_bytes(id)
     text = piece.decode(errors="replace")
     return {"id": id, "token": text, "bytes": list(piece), "logprob": logprob}
-
-
-def quoted(text: str) -> str:
-    """Return a text on one line, in quotes, with its spaces seen."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def remarks(prompt: str, completions: list[Completion], *, tell_seed: bool) -> list[str]:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
-from gpt_cli.cli.text import read_lines, write
-from gpt_cli.errors import InputError
+from gpt_cli.cli.text import read_lines, without_line_end, write
+from gpt_cli.errors import InputError, ResourceError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -21,6 +21,11 @@ class Row:
     line: int  # among the lines, from 1
     id: Any  # whatever the row calls itself; None if it does not
     request: dict[str, Any] | InputError  # the prompt and the row's own options
+
+    @property
+    def has_seed(self) -> bool:
+        """Whether it has a seed of its own."""
+        return isinstance(self.request, dict) and self.request.get("seed") is not None
 
     @property
     def prompt(self) -> Any:
@@ -56,44 +61,74 @@ def read_rows(file: Path, form: str) -> Iterator[list[Row]]:
 
 def _parse(index: int, line: int, data: bytes, form: str) -> Row:
     try:
-        text = data.decode()
+        text = without_line_end(data.decode())
         if form == "lines":
-            return Row(index, line, None, {"prompt": text.removesuffix("\n").removesuffix("\r")})
+            return Row(index, line, None, {"prompt": text})
         request = json.loads(text)
         if not isinstance(request, dict):
             raise InputError('a row must be a JSON object, such as {"prompt": "Once"}')
         id = request.pop("id", None)
-        json.dumps(id, ensure_ascii=False, allow_nan=False).encode()  # it is written out again
+        json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
         return Row(index, line, id, request)
     except UnicodeDecodeError as error:
-        return Row(index, line, None, InputError(f"the row is not UTF-8 at byte {error.start}"))
-    except (ValueError, RecursionError) as error:
-        return Row(index, line, None, InputError(f"the row is not valid JSON: {error}"))
+        reason = InputError(f"the row is not UTF-8 at byte {error.start}")
+    except json.JSONDecodeError as error:
+        reason = InputError(f"the row is not valid JSON: {error.msg} at character {error.pos}")
+    except (ValueError, RecursionError):
+        reason = InputError("the row holds what JSON cannot write again, or is nested too deeply")
     except InputError as error:
-        return Row(index, line, None, error)
+        reason = error
+    return Row(index, line, None, reason)
 
 
 class Output:
     """Where records go: a file that must be new or is continued, or standard output.
 
-    Each record is written whole, at once.
+    Each record is written whole, at once. While it is entered, no other run can enter the file.
 
     Attributes:
-        rows, failed: how many rows an earlier run has written, and how many of them are errors.
+        rows, failed: how many rows an earlier run has written, and how many of them are errors;
+            known when it is entered.
+        seed: that of an earlier run, when a row that has none of its own has been met.
     """
 
     def __init__(self, path: Path | None, *, resume: bool):
         if resume and path is None:
             raise InputError("--resume goes on with a file: give --output OUT with it")
+        if path is not None and path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a file: name another --output")
         if path is not None and path.exists() and not resume:
             raise InputError(f"{path} exists: --resume goes on with it, or name another --output")
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"cannot write {path}: there is no folder {path.parent}")
         self.rows = self.failed = 0
+        self.seed: int | None = None
         self._path = path
         self._end = 0  # of what an earlier run has written whole, in bytes
-        self._made_from: list[int | None] = []  # a hash of each row, None where it failed
+        self._written: list[tuple[int, int] | None] = []  # hash and seed, None where it failed
         self._model: str | None = None
-        if path is not None and path.exists():
-            self._read(path)
+
+    def __enter__(self) -> "Output":
+        if self._path is not None:
+            self._path.touch()
+            self._file = self._path.open("r+b")
+            try:
+                _lock(self._file, self._path)
+                self._read(self._path)
+                self._file.seek(self._end)
+            except BaseException:
+                self._file.close()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._path is not None:
+            self._file.close()
 
     def _read(self, path: Path) -> None:
         for data in (line for block in read_lines(path) for line in block):
@@ -106,9 +141,10 @@ class Output:
                 record = json.loads(data.decode(errors="surrogateescape"))
                 if "error" in record:
                     self.failed += 1
-                    self._made_from.append(None)
+                    self._written.append(None)
                 else:
-                    self._made_from.append(_hash(record.get("id"), record["prompt"]))
+                    made_from = _hash(record.get("id"), record["prompt"])
+                    self._written.append((made_from, record["seed"]))
                     self._model = record["model"]
             except (ValueError, TypeError, LookupError, RecursionError):
                 raise InputError(
@@ -118,50 +154,54 @@ class Output:
             self.rows += 1
             self._end += len(data)
 
-    def __enter__(self) -> "Output":
-        if self._path is not None:
-            self._path.touch()
-            self._file = self._path.open("r+b")
-            self._file.seek(self._end)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._path is not None:
-            self._file.close()
-
-    def has(self, row: Row, model: str) -> bool:
+    def has(self, row: Row, model: str, seed: int | None) -> bool:
         """Return whether an earlier run has written this row.
 
         Raises:
-            InputError: what it has written there is another row, or another model's.
+            InputError: what it has written there is another row, another model's or another seed's.
         """
         if row.index >= self.rows:
             return False
-        if self._made_from[row.index] not in (None, _hash(row.id, row.prompt)):
+        written = self._written[row.index]
+        if written is None:
+            return True
+        made_from, written_seed = written
+        if made_from != _hash(row.id, row.prompt):
             raise InputError(
                 f"{self._path} was made from another input: its row {row.index} is not that of "
                 f"line {row.line}; name another --output"
             )
-        if self._model not in (None, model):
+        if self._model != model:
             raise InputError(
                 f"{self._path} was made with --model {self._model}, not {model}; "
                 "name another --output"
             )
+        if not row.has_seed:
+            self.seed = written_seed
+            if seed not in (None, written_seed):
+                raise InputError(
+                    f"{self._path} was made with --seed {written_seed}, not {seed}; "
+                    "name another --output"
+                )
         return True
 
     def write(self, line: str) -> None:
-        """Write one record."""
+        """Write one record.
+
+        Raises:
+            ResourceError: there is no room for it.
+        """
         if self._path is None:
             write(line)
             return
-        self._file.truncate()  # what is left of a record that an earlier run did not finish
-        self._file.write(line.encode(errors="surrogateescape"))
-        self._file.flush()
+        try:
+            self._file.truncate()  # what is left of a record that an earlier run did not finish
+            self._file.write(line.encode(errors="surrogateescape"))
+            self._file.flush()
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write {self._path}: {error.strerror}; --resume goes on when that is mended"
+            ) from None
 
     def end(self, rows: int) -> None:
         """Check that the input, which has so many rows, is that of an earlier run, too.
@@ -174,6 +214,17 @@ class Output:
                 f"{self._path} was made from another input, of {self.rows} rows or more, "
                 f"not {rows}; name another --output"
             )
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ResourceError(f"{path} is being written by another run: wait until it ends") from None
 
 
 def _hash(id: Any, prompt: Any) -> int:

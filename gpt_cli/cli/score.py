@@ -1,12 +1,22 @@
 """`gpt-cli score`: how likely texts are; and a filter of lines by it."""
 
+import math
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import note, piped, read_lines, read_text, without_line_end, write
+from gpt_cli.cli.text import (
+    input_file,
+    note,
+    on_terminal,
+    read_lines,
+    read_text,
+    without_line_end,
+    write,
+)
 from gpt_cli.errors import InputError, RowsError
 
 
@@ -21,11 +31,17 @@ def score(
     ] = False,
     max_perplexity: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Pass on lines of at most X, unchanged, and no others."),
+        typer.Option(
+            metavar="X",
+            help="Pass on lines of at most X, unchanged; never those of 0 or 1 tokens.",
+        ),
     ] = None,
     min_perplexity: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Pass on lines of at least X, unchanged, and no others."),
+        typer.Option(
+            metavar="X",
+            help="Pass on lines of at least X, unchanged; never those of 0 or 1 tokens.",
+        ),
     ] = None,
     stride: Annotated[
         int | None,
@@ -50,12 +66,15 @@ def score(
     With --lines, a line of output for each of input: the four numbers, and the text. The first
     token of a text has nothing before it and is not scored; so a line needs two.
     """
-    if file is None and not piped():
-        raise InputError("no text: give a FILE, or a pipe on standard input")
-    file = file or Path("-")
+    file = input_file(file, "no text: give a FILE, or a pipe on standard input")
     filters = min_perplexity is not None or max_perplexity is not None
     if filters and tokens and not as_json:
         raise InputError("--tokens has no place among lines passed on unchanged: add --json")
+    for bound in (min_perplexity, max_perplexity):
+        if bound is not None and not bound > 0:
+            raise InputError(f"a perplexity is above 0, not {bound}")
+    if (min_perplexity or 0) > (max_perplexity or math.inf):
+        raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
     whole = None if lines or filters else without_line_end(read_text(file))
     flags.limit_threads(threads)
     import gpt_cli
@@ -65,25 +84,31 @@ def score(
         model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
     )
 
+    aligned = on_terminal(sys.stdout)
+
     def show(line: scored.Scored) -> str | bytes:
         if as_json:
             return scored.as_json(engine, line, tokens=tokens)
         if tokens:
             return scored.as_tokens(engine, line)
-        return line.data if filters else scored.as_columns(line)
+        return line.data if filters else scored.as_columns(line, aligned=aligned)
 
     if whole is not None:
         score = engine.score(whole, stride=stride)
         plain = not (as_json or tokens)
         write(scored.as_facts(score) if plain else show(scored.Scored(1, whole.encode(), score)))
         return
+    if aligned and not (filters or as_json or tokens):
+        header = ("tokens", "log-lik.", "perplexity", "bits/byte")
+        write(scored.columns(header, aligned=True) + "text\n")
     number = failed = 0
     for block in read_lines(file):
         for line in scored.score_lines(engine, block, number + 1, stride):
             number = line.number
             if isinstance(line.score, InputError):
                 failed += 1
-                note(f"gpt-cli: line {number}: {line.score}")
+                if not quiet:
+                    note(f"gpt-cli: line {number}: {line.score}")
             if not filters or line.within(min_perplexity, max_perplexity):
                 write(show(line))
     if failed:

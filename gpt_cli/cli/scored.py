@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpt_cli.cli import report
-from gpt_cli.cli.text import without_line_end
+from gpt_cli.cli.text import quoted, without_line_end
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.score import Score
@@ -36,17 +36,15 @@ def score_lines(
     """Score lines, some side by side; the first has this number."""
     for begin in range(0, len(lines), _TOGETHER):
         some = lines[begin : begin + _TOGETHER]
-        texts = [_decoded(data) for data in some]
-        valid = [text for text in texts if isinstance(text, str)]
-        scores = iter(engine.score_many(valid, stride=stride))
-        for place, (data, text) in enumerate(zip(some, texts, strict=True)):
-            score = next(scores) if isinstance(text, str) else text
+        texts = [_decoded(data, number + begin + place) for place, data in enumerate(some)]
+        scores = engine.score_many(texts, stride=stride)
+        for place, (data, score) in enumerate(zip(some, scores, strict=True)):
             yield Scored(number + begin + place, data, score)
 
 
-def _decoded(data: bytes) -> str | InputError:
+def _decoded(data: bytes, number: int) -> str | InputError:
     try:
-        return without_line_end(data.decode("utf-8-sig"))
+        return without_line_end(data.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError as error:
         return InputError(f"the line is not UTF-8 at byte {error.start}")
 
@@ -56,9 +54,9 @@ def as_json(engine: Engine, line: Scored, *, tokens: bool) -> str:
     told: dict[str, Any] = {"index": line.number - 1}
     score = line.score
     if isinstance(score, InputError):
-        return report.json_line(told | {"line": line.number} | report.error(score))
+        return report.json_line(told | {"line": line.number} | report.error_record(score))
     told |= {
-        "text": without_line_end(line.data.decode("utf-8-sig")),
+        "text": _decoded(line.data, line.number),
         "model": engine.name,
         "tokens": len(score.ids),
         "tokens_scored": score.tokens_scored,
@@ -68,7 +66,7 @@ def as_json(engine: Engine, line: Scored, *, tokens: bool) -> str:
     }
     if tokens:
         pairs = zip(score.ids, score.token_logprobs, strict=True)
-        told["logprobs"] = [report.token(engine, *pair) for pair in pairs]
+        told["logprobs"] = [report.token_record(engine, *pair) for pair in pairs]
     return report.json_line(told)
 
 
@@ -77,12 +75,12 @@ def as_tokens(engine: Engine, line: Scored) -> str:
     if isinstance(line.score, InputError):
         return ""
     return "".join(
-        f"{line.number}\t{id}\t{_number(logprob)}\t{report.quoted(engine.decode([id]))}\n"
+        f"{line.number}\t{id}\t{_number(logprob)}\t{quoted(engine.tokenizer.token_bytes(id))}\n"
         for id, logprob in zip(line.score.ids, line.score.token_logprobs, strict=True)
     )
 
 
-def as_columns(line: Scored) -> bytes:
+def as_columns(line: Scored, *, aligned: bool) -> bytes:
     """Tokens, log-likelihood, perplexity, bits per byte, and the line as it is."""
     score = line.score
     if isinstance(score, InputError):
@@ -91,13 +89,20 @@ def as_columns(line: Scored) -> bytes:
         values = (score.total_logprob, score.perplexity, score.bits_per_byte)
         numbers = [str(len(score.ids)), *map(_number, values)]
     text = line.data if line.data.endswith(b"\n") else line.data + b"\n"
-    return "\t".join([*numbers, ""]).encode() + text
+    return columns(numbers, aligned=aligned).encode() + text
+
+
+def columns(cells: Sequence[str], *, aligned: bool) -> str:
+    """Cells with a tab after each; or, for people, in columns."""
+    if aligned:
+        return "".join(f"{cell:>12}  " for cell in cells)
+    return "".join(f"{cell}\t" for cell in cells)
 
 
 def as_facts(score: Score) -> str:
     """A line for each number, with its name."""
     facts = {
-        "tokens": f"{len(score.ids):,} ({score.tokens_scored:,} scored)",
+        "tokens": f"{len(score.ids)} ({score.tokens_scored} scored)",
         "log-likelihood": _number(score.total_logprob),
         "perplexity": _number(score.perplexity),
         "bits per byte": _number(score.bits_per_byte),

@@ -1,6 +1,7 @@
 """Prompts in, text out: standard output carries the result and nothing else, in UTF-8."""
 
 import errno
+import json
 import select
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,24 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise InputError("no prompt: give a PROMPT, --file FILE, or a pipe on standard input")
     text = read_text(file or Path("-"))
     return text + prompt if prompt is not None else without_line_end(text)
+
+
+def input_file(file: Path | None, missing: str) -> Path:
+    """Return the file to read, "-" for standard input, before anything costly is done for it.
+
+    Raises:
+        InputError: there is none and nothing is piped (`missing` says so), or it is not there.
+    """
+    if file is None and not piped():
+        raise InputError(missing)
+    if file is not None and file != Path("-"):
+        try:
+            file.stat()
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}") from None
+        if file.is_dir():
+            raise InputError(f"cannot read {file}: it is a folder")
+    return file or Path("-")
 
 
 def read_text(file: Path) -> str:
@@ -151,6 +170,22 @@ def write(text: str | bytes) -> None:
         if error.errno in (errno.EPIPE, errno.EINVAL):  # the latter is Windows' word for it
             raise BrokenPipeError from None
         raise ResourceError(f"cannot write to standard output: {error.strerror}") from None
+
+
+def quoted(data: bytes) -> str:
+    r"""Return bytes on one line, in quotes, as JSON has text, but safe for any terminal.
+
+    What it may not show is escaped, and a byte that is part of no character becomes `\xf0`.
+    """
+    return f'"{"".join(map(_visible, data.decode(errors="surrogateescape")))}"'
+
+
+def _visible(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    if character.isprintable() and character not in '"\\':
+        return character
+    return json.dumps(character)[1:-1]
 
 
 def note(*lines: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import note, on_terminal, piped, read_bytes, write
+from gpt_cli.cli.text import note, on_terminal, piped, quoted, read_bytes, write
 from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -156,20 +156,8 @@ def _record(token: _Token) -> dict[str, int | str | list[int]]:
 
 
 def _row(token: _Token, width: int) -> str:
-    shown = "".join(map(_visible, token.data.decode(errors="surrogateescape")))
-    return f'{token.id:{width}}  {token.start:{width}}  {token.end:{width}}  "{shown}"\n'
-
-
-def _visible(character: str) -> str:
-    r"""Return a character as in JSON, but with every one escaped that a terminal may not show.
-
-    Half of a surrogate pair stands for a byte that is part of no character, and becomes `\xf0`.
-    """
-    if "\udc80" <= character <= "\udcff":
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    if character.isprintable() and character not in '"\\':
-        return character
-    return json.dumps(character)[1:-1]
+    numbers = f"{token.id:{width}}  {token.start:{width}}  {token.end:{width}}"
+    return f"{numbers}  {quoted(token.data)}\n"
 
 
 def _write_many(pieces: Iterator[str]) -> None:

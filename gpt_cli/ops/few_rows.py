@@ -11,86 +11,106 @@ import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gpt_cli.machine import free_memory
-from gpt_cli.ops import Array
+from gpt_cli.ops import Array, Linear
 
 MOST_ROWS = 16
 COLUMNS = 32
-_SMALL = 1_000_000  # rows * columns * n_in: the largest product of those kernels
+_SMALL = 1_000_000  # rows * n_in * columns: the largest product of those kernels
 _OFTEN = 16  # products: cutting a matrix takes as long as this many save
 
 
 class FewRows:
-    """A matrix (n_in, n_out) that is multiplied with few rows at a time."""
+    """Multiplies matrices with few rows, and keeps the blocks of those that it often meets.
 
-    def __init__(self, weight: Array):
-        self._weight = weight
-        self._products = 0
-        self._blocks: Array | None = None  # (n_out // COLUMNS, n_in, COLUMNS)
+    All blocks together take a quarter at most of the memory that is free when the first is cut.
+    """
 
-    def product(self, x: Array) -> Array:
+    def __init__(self) -> None:
+        self._met: WeakKeyDictionary[Linear, int] = WeakKeyDictionary()
+        self._blocks: WeakKeyDictionary[Linear, Array] = WeakKeyDictionary()
+        self._room: float | None = None  # bytes left for blocks; None before the first is cut
+
+    def product(self, x: Array, w: Linear) -> Array:
         """x (B, n_in) @ weight -> (B, n_out), for a B from 2 to MOST_ROWS."""
-        self._products += 1
-        n_in, n_out = self._weight.shape
-        if not direct_kernels() or len(x) * COLUMNS * n_in > _SMALL:
-            return x @ self._weight
-        if self._blocks is None:
-            if self._products < _OFTEN or not _room_for(self._weight):
-                return x @ self._weight
-            self._blocks = self._cut()
-        count = len(self._blocks)
-        parts = np.empty((count, len(x), COLUMNS), np.float32)
-        bounds = [count * part // threads() for part in range(threads() + 1)]
-        # Each of these products runs in the thread that asks for it.
-        others = [
-            _pool().submit(np.matmul, x, self._blocks[start:end], parts[start:end])
-            for start, end in itertools.pairwise(bounds[1:])
-        ]
-        np.matmul(x, self._blocks[: bounds[1]], parts[: bounds[1]])
-        for other in others:
-            other.result()
-        y = np.empty((len(x), n_out), np.float32)
-        cut = count * COLUMNS
-        y[:, :cut].reshape(len(x), count, COLUMNS)[:] = parts.swapaxes(0, 1)
-        y[:, cut:] = x @ self._weight[:, cut:]
-        return y
+        n_in, n_out = w.weight.shape
+        in_blocks = len(x) * n_in * COLUMNS <= _SMALL < len(x) * n_in * n_out
+        if in_blocks and _openblas() is not None and self._has_blocks(w):
+            return _product_in_blocks(x, w.weight, self._blocks[w])
+        product: Array = x @ w.weight
+        return product
 
-    def _cut(self) -> Array:
-        n_in, n_out = self._weight.shape
-        blocks = np.empty((n_out // COLUMNS, n_in, COLUMNS), np.float32)
-        for number, block in enumerate(blocks):
-            block[:] = self._weight[:, number * COLUMNS : (number + 1) * COLUMNS]
-        return blocks
+    def _has_blocks(self, w: Linear) -> bool:
+        """Return whether the matrix is cut; cut it if it has been met often, and there is room."""
+        if w in self._blocks:
+            return True
+        self._met[w] = self._met.get(w, 0) + 1
+        if self._met[w] < _OFTEN:
+            return False
+        if self._room is None:
+            self._room = (free_memory() or 0) / 4
+        if w.weight.nbytes > self._room:
+            return False
+        self._room -= w.weight.nbytes
+        self._blocks[w] = _cut(w.weight)
+        return True
+
+
+def _cut(weight: Array) -> Array:
+    """(n_in, n_out) -> (n_out // COLUMNS, n_in, COLUMNS), without what is left over at the end."""
+    n_in, n_out = weight.shape
+    blocks = np.empty((n_out // COLUMNS, n_in, COLUMNS), np.float32)
+    for number, block in enumerate(blocks):
+        block[:] = weight[:, number * COLUMNS : (number + 1) * COLUMNS]
+    return blocks
+
+
+def _product_in_blocks(x: Array, weight: Array, blocks: Array) -> Array:
+    parts = np.empty((len(blocks), len(x), COLUMNS), np.float32)
+    n_threads = _threads()
+    bounds = [len(blocks) * thread // n_threads for thread in range(n_threads + 1)]
+    # OpenBLAS computes each of these small products in the thread that asks for it.
+    others = [
+        _pool().submit(np.matmul, x, blocks[start:end], parts[start:end])
+        for start, end in itertools.pairwise(bounds[1:])
+    ]
+    np.matmul(x, blocks[: bounds[1]], parts[: bounds[1]])
+    for other in others:
+        other.result()
+    y = np.empty((len(x), weight.shape[1]), np.float32)
+    cut = len(blocks) * COLUMNS
+    y[:, :cut].reshape(len(x), len(blocks), COLUMNS)[:] = parts.swapaxes(0, 1)
+    y[:, cut:] = x @ weight[:, cut:]
+    return y
 
 
 @cache
-def direct_kernels() -> bool:
-    """Whether NumPy's OpenBLAS computes with those kernels here."""
+def _openblas() -> ctypes.CDLL | None:
+    """NumPy's OpenBLAS, if it has those kernels for this processor."""
     try:
         library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]
         core = library.scipy_openblas_get_corename64_
     except (AttributeError, OSError):  # another library, or one of another name
-        return False
+        return None
     core.restype = ctypes.c_char_p
-    return core() in (b"SkylakeX", b"Cooperlake", b"SapphireRapids")
-
-
-def _room_for(weight: Array) -> bool:
-    """Whether memory is so plentiful that a copy of this matrix is nothing beside it."""
-    free = free_memory()
-    return free is None or free > 8 * weight.nbytes
+    return library if core() in (b"SkylakeX", b"Cooperlake", b"SapphireRapids") else None
 
 
 @cache
-def threads() -> int:
-    """How many threads OpenBLAS has been given."""
-    given = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
-    return int(given) if given.isdecimal() and int(given) else os.cpu_count() or 1
+def _threads() -> int:
+    """How many threads OpenBLAS computes with."""
+    library = _openblas()
+    return 1 if library is None else int(library.scipy_openblas_get_num_threads64_())
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads() - 1)
+    return ThreadPoolExecutor(_threads() - 1)
+
+
+if hasattr(os, "register_at_fork"):  # threads do not survive it
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -5,7 +5,6 @@ Only arrays that an operation has made itself are changed in place.
 
 import math
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -86,7 +85,7 @@ class NumPyOps:
     xp = np
 
     def __init__(self) -> None:
-        self._matrices: WeakKeyDictionary[Linear, FewRows] = WeakKeyDictionary()
+        self._few_rows = FewRows()
 
     def place(self, array: Array) -> Array:
         """Return the array itself: it is where it belongs."""
@@ -113,17 +112,13 @@ class NumPyOps:
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         """activation(x @ weight + bias), as one product with all the rows of x."""
         rows = x.reshape(-1, x.shape[-1])
-        y = self._few_rows(rows, w) if 1 < len(rows) <= MOST_ROWS else rows @ w.weight
+        few = 1 < len(rows) <= MOST_ROWS
+        y = self._few_rows.product(rows, w) if few else rows @ w.weight
         if w.bias is not None:
             y += w.bias
         if activation is not None:
             y = ACTIVATIONS[activation](y)
         return y.reshape(*x.shape[:-1], y.shape[-1])
-
-    def _few_rows(self, rows: Array, w: Linear) -> Array:
-        if w not in self._matrices:
-            self._matrices[w] = FewRows(w.weight)
-        return self._matrices[w].product(rows)
 
     def attend(
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None

@@ -1,0 +1,165 @@
+"""`gpt-cli next` as a user meets it: records in a pipe, bars on a terminal."""
+
+import json
+import math
+import os
+import subprocess
+
+import numpy as np
+import pytest
+from processes import COMMAND, posix
+
+import gpt_cli
+from gpt_cli.cli import app
+from gpt_cli.sampling import softmax
+
+NEXT = ["next", "--model", "tiny"]
+PROMPT = "Every day, the fox"
+
+
+def run(*arguments, input=b""):
+    """Run a command in a pipe; return its records, best first."""
+    finished = subprocess.run(
+        [*COMMAND, *NEXT, *arguments], capture_output=True, timeout=60, input=input
+    )
+    assert (finished.returncode, finished.stderr.decode()) == (0, "")
+    records = [json.loads(line) for line in finished.stdout.decode().split("\n")[:-1]]
+    assert [record["rank"] for record in records] == list(range(1, len(records) + 1))
+    return records
+
+
+def run_on_terminal_of(columns, *arguments):
+    """Run a command; return its exit code and the lines that a terminal so wide got from it."""
+    import pty
+    import termios
+
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    process = subprocess.Popen(
+        [*COMMAND, *NEXT, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=env
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 65536):
+            shown += piece
+    except OSError:  # Linux says so when the other end is closed
+        pass
+    os.close(ours)
+    code, lines = process.wait(), shown.decode().split("\r\n")
+    assert lines.pop() == ""
+    return code, lines
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return gpt_cli.load("tiny")
+
+
+def probabilities(tiny, ids):
+    return softmax(np, tiny.logits([ids])[0, -1:])[0]
+
+
+# --- in a pipe -----------------------------------------------------------------------------------
+
+
+def test_the_tokens_are_the_likeliest_with_their_probabilities(tiny):
+    records = run(PROMPT)
+    exact = probabilities(tiny, tiny.encode(PROMPT))
+    assert [record["id"] for record in records] == np.argsort(-exact, kind="stable")[:10].tolist()
+    for record in records:
+        keys = ["rank", "id", "token", "bytes", "logprob", "probability"]
+        assert list(record) == keys
+        assert record["probability"] == pytest.approx(exact[record["id"]], rel=1e-4)
+        assert record["probability"] == pytest.approx(math.exp(record["logprob"]))
+        assert bytes(record["bytes"]) == tiny.tokenizer.token_bytes(record["id"])
+        assert record["token"] == tiny.decode([record["id"]])
+
+
+def test_as_many_are_shown_as_are_wanted_and_at_most_all(tiny):
+    few = run("-k", "3", input=f"{PROMPT}\n".encode())
+    every = run(PROMPT, "--top", "1000000")
+    assert few == every[:3]
+    assert sorted(record["id"] for record in every) == list(range(len(tiny.model.wte)))
+    assert math.fsum(record["probability"] for record in every) == pytest.approx(1)
+    logprobs = [record["logprob"] for record in every]
+    assert logprobs == sorted(logprobs, reverse=True)
+
+
+def test_an_empty_prompt_begins_a_text(tiny):
+    (first,) = run("", "-k", "1")
+    assert first["token"] == "Once"
+    (likeliest,) = tiny.next_tokens("<|endoftext|>", 1, special=True)
+    assert (first["id"], first["logprob"]) == (likeliest[0], pytest.approx(likeliest[1], rel=1e-4))
+
+
+def test_a_prompt_may_be_as_long_as_the_context(tiny, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("once" + " once" * 510, encoding="utf-8")
+    ids = tiny.encode(file.read_text(encoding="utf-8"))
+    assert len(ids) == 512
+    exact = probabilities(tiny, ids)
+    for record in run("--file", str(file)):
+        assert record["probability"] == pytest.approx(exact[record["id"]], rel=1e-3)
+
+
+# --- on a terminal -------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize("columns", [300, 40])
+def test_a_terminal_gets_bars_that_fit_and_are_as_long_as_the_tokens_are_likely(tiny, columns):
+    code, lines = run_on_terminal_of(columns, PROMPT, "-k", "20")
+    assert code == 0
+    assert len(lines) == 20
+    assert max(map(len, lines)) < columns
+    exact = tiny.next_tokens(PROMPT, 20)
+    bars = []
+    for line, (id, logprob) in zip(lines, exact, strict=True):
+        probability, rest = line.split(None, 1)
+        assert probability == f"{math.exp(logprob):.2%}"
+        token, bar = rest.rsplit('"', 1)
+        assert json.loads(f'{token}"') == tiny.decode([id])
+        assert set(bar.lstrip()) <= set("█▉▊▋▌▍▎▏")
+        bars.append(sum((" ▏▎▍▌▋▊▉█".index(piece)) / 8 for piece in bar))
+    assert bars == sorted(bars, reverse=True)
+    assert bars[0] > columns / 3
+    for bar, (_, logprob) in zip(bars, exact, strict=True):
+        assert bar / bars[0] == pytest.approx(math.exp(logprob - exact[0][1]), abs=1 / 8 / bars[0])
+
+
+@posix
+def test_a_terminal_gets_json_where_it_is_wanted():
+    code, lines = run_on_terminal_of(300, PROMPT, "-k", "2", "--json")
+    assert code == 0
+    assert [json.loads(line)["rank"] for line in lines] == [1, 2]
+
+
+# --- what cannot be used -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["once" + " once" * 511], "513 tokens, and the model's context is 512"),
+        (["x", "-k", "0"], "--top"),
+        (["x", "-k", "many"], "--top"),
+        (["--file", "/no/such/file"], "/no/such/file"),
+        (["\udcff"], "Unicode"),
+        (["x", "y"], "y"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, capsys):
+    assert app.run([*NEXT, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("gpt-cli: error: ")
+    assert what in printed.err
+
+
+def test_an_empty_pipe_is_no_prompt():
+    finished = subprocess.run([*COMMAND, *NEXT], input=b"", capture_output=True, timeout=60)
+    assert (finished.returncode, finished.stdout) == (2, b"")
+    assert finished.stderr == b"gpt-cli: error: standard input is empty\n"

@@ -1,0 +1,265 @@
+"""`gpt-cli rank` as a user meets it, and what it stands on: `Engine.rank`."""
+
+import json
+import math
+import subprocess
+
+import pytest
+from processes import COMMAND, posix, run_on_terminal
+
+import gpt_cli
+from gpt_cli.cli import app
+from gpt_cli.errors import InputError
+
+RANK = ["rank", "--model", "tiny"]
+ONE = ["--threads", "1"]  # several would wait for each other where the machine is busy
+CHOICES = ["boy named Noah", "fox", "girl", "1,000 €", "🦊", "y", "lamb who lived in a small town"]
+LISTED = "\n".join(CHOICES).encode()
+
+
+def run(*arguments, input=b""):
+    """Run a command in a pipe; return its records, best first."""
+    finished = subprocess.run(
+        [*COMMAND, *RANK, *ONE, *arguments], capture_output=True, timeout=60, input=input
+    )
+    assert (finished.returncode, finished.stderr.decode()) == (0, "")
+    records = [json.loads(line) for line in finished.stdout.decode().split("\n")[:-1]]
+    assert [record["rank"] for record in records] == list(range(1, len(records) + 1))
+    probabilities = [record["probability"] for record in records]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert math.fsum(probabilities) == pytest.approx(1)
+    return records
+
+
+def assert_draw(records, numbers):
+    """Assert that the probabilities are the softmax of numbers."""
+    weights = [math.exp(number - max(numbers)) for number in numbers]
+    expected = [weight / math.fsum(weights) for weight in weights]
+    assert [record["probability"] for record in records] == pytest.approx(expected)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return gpt_cli.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def likelihood(tiny):
+    """Tell the log-likelihood that a choice has at the end of the whole text, token by token."""
+
+    def likelihood(prompt, choice):
+        count = len(tiny.encode(choice))
+        return tiny.score(prompt + choice).token_logprobs[-count:]
+
+    return likelihood
+
+
+# --- in a pipe -----------------------------------------------------------------------------------
+
+
+def test_each_choice_has_the_likelihood_of_its_tokens_after_the_prompt(likelihood):
+    prompt = "Once upon a time, there was a"
+    records = run(prompt, "--choices-file", "-", input=LISTED + b"\r\n\r\n")
+    assert {record["text"] for record in records} == {f" {choice}" for choice in CHOICES}
+    for record in records:
+        keys = ["rank", "choice", "text", "probability", "logprob", "tokens", "bytes", "model"]
+        assert list(record) == keys
+        assert record["text"] == f" {record['choice']}"
+        logprobs = likelihood(prompt, record["text"])
+        assert record["tokens"] == len(logprobs)
+        assert record["bytes"] == len(record["text"].encode())
+        assert record["logprob"] == pytest.approx(math.fsum(logprobs), rel=1e-5)
+        assert record["model"] == "tiny"
+    assert len({record["tokens"] for record in records}) > 3
+    assert_draw(records, [record["logprob"] for record in records])
+
+
+@pytest.mark.parametrize(("by", "length"), [("token", "tokens"), ("byte", "bytes")])
+def test_choices_may_be_compared_by_their_mean(by, length, tmp_path, likelihood):
+    file = tmp_path / "choices.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + LISTED)
+    prompt = "Once upon a time, there was a"
+    records = run("--choices-file", str(file), "--by", by, input=f"{prompt}\n".encode())
+    assert_draw(records, [record["logprob"] / record[length] for record in records])
+    for record in records:
+        logprobs = likelihood(prompt, record["text"])
+        assert record["logprob"] == pytest.approx(math.fsum(logprobs), rel=1e-5)
+
+
+def test_no_space_is_put_where_there_is_one(tmp_path, tiny):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"The sky was \n")
+    after_space = run("--file", str(file), "--choices", "blue,red")
+    assert [record["text"] for record in after_space] == ["blue", "red"]
+    before_space = run("The sky was", "--choices", " blue,red")
+    assert [record["text"] for record in before_space] == [" blue", " red"]
+    for one, other in zip(after_space, before_space, strict=True):
+        # "blue" after a space is the one token " blue"
+        assert one["tokens"] == other["tokens"] == 1
+        assert one["logprob"] == pytest.approx(other["logprob"], rel=1e-5)
+        assert one["probability"] == pytest.approx(other["probability"], rel=1e-5)
+        assert one["bytes"] == other["bytes"] == len(" " + one["choice"])
+
+
+def test_exact_choices_go_on_within_a_word():
+    records = run("--exact", "Once up", "--choices", "on,side,hill")
+    assert records[0]["text"] == "on"
+    assert records[0]["probability"] > 0.99
+
+
+def test_an_empty_prompt_ranks_beginnings_of_a_text_and_no_space_is_put():
+    records = run("", "--choices", "The,Once")
+    assert [record["text"] for record in records] == ["Once", "The"]
+    (first,) = run("", "--choices", "Once")
+    assert first["logprob"] == pytest.approx(records[0]["logprob"], rel=1e-5)
+    assert first["probability"] == 1
+
+
+def test_many_choices_are_ranked_in_several_passes(likelihood):
+    prompt = "There were many foxes in the forest. " * 8 + "They had"
+    choices = [f"{count} tails" for count in range(150)]
+    records = run(prompt, "--choices-file", "-", input="\n".join(choices).encode())
+    assert {record["text"] for record in records} == {f" {choice}" for choice in choices}
+    for record in records[::30]:
+        logprobs = likelihood(prompt, record["text"])
+        assert record["logprob"] == pytest.approx(math.fsum(logprobs), rel=1e-5)
+
+
+def test_a_choice_in_a_file_ends_only_with_its_line():
+    records = run("x", "--choices-file", "-", input="a\x0cb\nc\u2028d\x85e\n".encode())
+    assert {record["text"] for record in records} == {" a\x0cb", " c\u2028d\x85e"}
+
+
+# --- on a terminal -------------------------------------------------------------------------------
+
+
+@posix
+def test_a_terminal_gets_a_table():
+    code, shown = run_on_terminal(*RANK, "The sky was", "--choices", "red,blue")
+    assert code == 0
+    header, *rows, end = shown.split("\r\n")
+    assert header.split() == ["probability", "log-lik.", "tokens", "choice"]
+    assert [row.split() for row in rows] == [
+        ["67.70%", "-14.384", "1", '"', 'blue"'],
+        ["32.30%", "-15.124", "1", '"', 'red"'],
+    ]
+    assert end == ""
+
+
+@posix
+def test_a_terminal_gets_json_where_it_is_wanted():
+    code, shown = run_on_terminal(*RANK, "The sky was", "--choices", "red,blue", "--json")
+    assert code == 0
+    assert [json.loads(line)["text"] for line in shown.splitlines()] == [" blue", " red"]
+
+
+@posix
+def test_a_terminal_gets_no_control_character_that_a_choice_has():
+    code, shown = run_on_terminal(*RANK, "The sky was", "--choices", "\x1b[31mred,\x9b31mred\x7f")
+    assert code == 0
+    assert not {"\x1b", "\x9b", "\x7f"} & set(shown)
+
+
+# --- what cannot be used -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ([], "--choices"),
+        (["--choices", "a", "--choices-file", "b"], "--choices"),
+        (["--choices", ""], "none may be empty"),
+        (["--choices", "a,,b"], "none may be empty"),
+        (["--choices", "a,,b", "--exact"], "none may be empty"),
+        (["--choices", "a,b,a"], "none may be there twice"),
+        (["--choices", "a, a"], "none may be there twice"),
+        (["--choices", "a", "--by", "word"], "--by"),
+        (["--choices-file", "/no/such/file"], "/no/such/file"),
+        (["--choices", "once " * 600], "context of 512"),
+        (["--choices", "a", "--file", "/no/such/file"], "/no/such/file"),
+        (["--choices", "\udcff"], "Unicode"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, capsys):
+    assert app.run([*RANK, "The sky was", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("gpt-cli: error: ")
+    assert what in printed.err
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\r\n", b"caf\xe9\n"])
+def test_a_file_without_a_choice_and_one_that_is_not_utf8_are_refused(data, tmp_path, capsys):
+    file = tmp_path / "choices.txt"
+    file.write_bytes(data)
+    assert app.run([*RANK, "x", "--choices-file", str(file)]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+
+
+# --- in Python -----------------------------------------------------------------------------------
+
+
+def test_python_takes_texts_exactly(tiny, likelihood):
+    red, blue = tiny.rank("The sky was", ["blue", " red"])
+    assert (red.text, blue.text) == (" red", "blue")
+    assert red.probability + blue.probability == pytest.approx(1)
+    assert (red.bytes, blue.bytes) == (4, 4)
+    for choice in (red, blue):
+        assert choice.ids == tiny.encode(choice.text)
+        logprobs = likelihood("The sky was", choice.text)
+        assert choice.logprob == pytest.approx(math.fsum(logprobs), rel=1e-5)
+
+
+def test_the_order_in_which_choices_are_given_does_not_matter(tiny):
+    prompt = "Once upon a time, there was a "
+    forth, back = tiny.rank(prompt, CHOICES), tiny.rank(prompt, CHOICES[::-1])
+    assert [choice.text for choice in forth] == [choice.text for choice in back]
+    assert [choice.logprob for choice in forth] == pytest.approx(
+        [choice.logprob for choice in back], rel=1e-5
+    )
+
+
+def test_a_choice_may_melt_into_the_last_token_of_the_prompt(tiny):
+    by_text = {choice.text: choice for choice in tiny.rank("The sk", ["y was", "!"])}
+    # What both begin with is "The"; " sky" is one token, and " sk" another.
+    assert by_text["y was"].ids == tiny.encode("The sky was")[1:]
+    assert by_text["!"].ids == tiny.encode("The sk!")[1:]
+    for text, choice in by_text.items():
+        whole = tiny.score("The sk" + text)
+        assert choice.logprob == pytest.approx(whole.total_logprob, rel=1e-5)
+
+
+def test_prompt_and_choice_may_be_as_long_as_the_context(tiny):
+    prompt = "The" + " fox" * 509
+    (fits,) = tiny.rank(prompt, [" was here"])
+    assert fits.probability == 1
+    with pytest.raises(gpt_cli.InputError, match="513 tokens, more than the model's context"):
+        tiny.rank(prompt, [" was", " was here too"])
+
+
+def test_spaces_around_choices_do_not_count():
+    spaced = run("The sky was ", "--choices", " blue , red")
+    assert [record["text"] for record in spaced] == ["blue", "red"]
+    assert spaced == run("The sky was ", "--choices", "blue,red")
+
+
+def test_only_one_thing_comes_through_a_pipe(capsys):
+    assert app.run([*RANK, "--choices-file", "-"]) == 2
+    assert "only one of them" in capsys.readouterr().err
+
+
+def test_choices_that_melt_into_the_prompt_are_compared_from_one_place(tiny):
+    ranked = {choice.text: choice for choice in tiny.rank("Once upon a ti", ["me", "xx"])}
+    assert tiny.decode(ranked["me"].ids) == " time"
+    assert tiny.decode(ranked["xx"].ids) == " tixx"
+    assert ranked["xx"].bytes == 5
+    assert tiny.decode(tiny.rank("Once upon a ti", ["xx"])[0].ids) == "xx"
+
+
+def test_what_cannot_be_ranked_is_refused(tiny):
+    with pytest.raises(TypeError, match="choices must be a list"):
+        tiny.rank("The sky", "abc")
+    with pytest.raises(InputError, match="by must be one of total, token, byte"):
+        tiny.rank("The sky", ["a"], by="word")

@@ -1,0 +1,501 @@
+"""`gpt-cli score` as a user meets it: a measure of texts, and a filter of lines in a pipe."""
+
+import json
+import math
+import random
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from threading import Timer
+
+import pytest
+from processes import COMMAND, posix, run_on_terminal
+
+import gpt_cli
+from gpt_cli.cli import app
+from gpt_cli.cli.text import quoted
+from gpt_cli.errors import InputError
+
+SCORE = ["score", "--model", "tiny"]
+ONE = ["--threads", "1"]  # several would wait for each other where the machine is busy
+N_POSITIONS = 512
+FEW = "--max-perplexity=1000"  # between what tiny writes and the same words in any order
+MANY = "--min-perplexity=1000"
+
+
+def run(*arguments, input=b"", code=0):
+    """Run a command that has nothing to say on standard error; return its output."""
+    finished = subprocess.run(
+        [*COMMAND, *SCORE, *ONE, *arguments], capture_output=True, timeout=60, input=input
+    )
+    assert (finished.returncode, finished.stderr.decode()) == (code, "")
+    return finished.stdout
+
+
+def records(output):
+    return [json.loads(line) for line in output.decode().split("\n")[:-1]]
+
+
+def close(values, *, rel=1e-5):
+    """What another batch may make of numbers: certain tokens have a log-likelihood near 0."""
+    return pytest.approx(values, rel=rel, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return gpt_cli.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def stories(tiny):
+    rows = tiny.generate(["Once upon a time"] * 4, max_tokens=400, seed=1)
+    return ["Once upon a time" + row.text for row in rows]
+
+
+@pytest.fixture(scope="module")
+def paragraphs(stories):
+    return [line for story in stories for line in story.split("\n") if line]
+
+
+@pytest.fixture(scope="module")
+def nonsense(paragraphs):
+    """The words of each paragraph, in any order."""
+    dice = random.Random(1)
+    words = [line.split() for line in paragraphs]
+    return [" ".join(dice.sample(line, len(line))) for line in words]
+
+
+# --- a whole text --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(stories):
+    """A text of several lines, of which the last has a character of several tokens."""
+    return f"\n{stories[0]}\n\n\tThe end, {{Zoë}} 🦊"
+
+
+@pytest.fixture(scope="module")
+def facts(whole):
+    """What a pipe without a line end gets."""
+    return run(input=whole.encode()).decode()
+
+
+def test_a_whole_text_has_four_facts(tiny, whole, facts):
+    score = tiny.score(whole)
+    assert facts == (
+        f"tokens          {len(score.ids)} ({score.tokens_scored} scored)\n"
+        f"log-likelihood  {score.total_logprob:.6g}\n"
+        f"perplexity      {score.perplexity:.6g}\n"
+        f"bits per byte   {score.bits_per_byte:.6g}\n"
+    )
+
+
+def test_a_file_and_a_pipe_score_alike_with_a_line_end_or_without(whole, facts, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(whole.encode() + b"\n")
+    assert run(str(file), input=b"not read").decode() == facts
+    assert run("-", input=b"\xef\xbb\xbf" + whole.encode() + b"\r\n").decode() == facts
+
+
+def test_json_has_the_numbers_that_python_has_and_its_tokens_join_to_the_text(tiny, whole):
+    (told,) = records(run("--json", "--tokens", input=whole.encode() + b"\n"))
+    score = tiny.score(whole)
+    tokens = told.pop("logprobs")
+    assert told == {
+        "index": 0,
+        "text": whole,
+        "model": "tiny",
+        "tokens": len(score.ids),
+        "tokens_scored": len(score.ids) - 1,
+        "total_logprob": close(score.total_logprob),
+        "perplexity": close(score.perplexity),
+        "bits_per_byte": close(score.bits_per_byte),
+    }
+    assert all(set(token) == {"id", "token", "bytes", "logprob"} for token in tokens)
+    assert [token["id"] for token in tokens] == tiny.encode(whole)
+    assert b"".join(bytes(token["bytes"]) for token in tokens) == whole.encode()
+    assert all(bytes(token["bytes"]).decode(errors="replace") == token["token"] for token in tokens)
+    first, *rest = [token["logprob"] for token in tokens]
+    assert first is None
+    assert math.fsum(rest) == pytest.approx(told["total_logprob"])
+    assert math.exp(-math.fsum(rest) / len(rest)) == pytest.approx(told["perplexity"])
+    size = len(whole.encode()) - len(tokens[0]["bytes"])
+    assert -math.fsum(rest) / math.log(2) / size == pytest.approx(told["bits_per_byte"])
+
+
+def test_tokens_are_a_table_with_a_line_for_each(tiny, whole):
+    rows = [line.split("\t") for line in run("--tokens", input=whole.encode()).decode().split("\n")]
+    assert rows.pop() == [""]
+    score = tiny.score(whole)
+    assert [row[0] for row in rows] == ["1"] * len(score.ids)
+    assert [int(row[1]) for row in rows] == score.ids
+    assert rows[0][2] == "nan"
+    assert [float(row[2]) for row in rows[1:]] == close(score.token_logprobs[1:])
+    assert [row[3] for row in rows] == [quoted(tiny.tokenizer.token_bytes(id)) for id in score.ids]
+
+
+def test_the_stride_matters_little_and_each_token_is_still_scored_once(tiny, stories):
+    text = "\n\n".join(stories)
+    assert len(tiny.encode(text)) > 2 * N_POSITIONS
+    (told,) = records(run("--json", "--tokens", "--stride", "200", input=text.encode()))
+    by_half = tiny.score(text)
+    assert told["perplexity"] == close(tiny.score(text, stride=200).perplexity)
+    assert told["perplexity"] != pytest.approx(by_half.perplexity, rel=1e-3)
+    assert told["perplexity"] == pytest.approx(by_half.perplexity, rel=0.2)
+    assert [token["id"] for token in told["logprobs"]] == by_half.ids
+    assert [token["logprob"] for token in told["logprobs"]].count(None) == 1
+    # The first window is the same, whatever the stride.
+    first = [token["logprob"] for token in told["logprobs"][1:N_POSITIONS]]
+    assert first == close(by_half.token_logprobs[1:N_POSITIONS], rel=1e-4)
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+INVALID = {5: b"caf\xe9\n", 9: b"\xff\xfe\r\n"}  # by their numbers
+
+
+@pytest.fixture(scope="module")
+def lines(paragraphs, nonsense):
+    """Lines of all kinds, more than are computed at a time."""
+    return [
+        b"\xef\xbb\xbfOnce upon a time, there was a lamb.\r\n",
+        b"\n",
+        b"a\n",
+        b"The sky was blue.\t  \n",
+        INVALID[5],
+        "Zoë 🦊\u2028 says\x0c: “où?”\r\n".encode(),
+        b"\r\n",
+        b"  \t \n",
+        INVALID[9],
+        b"once " * 600 + b"\n",
+        *(f"{line}\n".encode() for pair in zip(paragraphs, nonsense, strict=True) for line in pair),
+        *(b"There were %d foxes.\n" % count for count in range(300)),
+        b"There was once a fox",
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny, lines):
+    """The score of each line by itself; None where it cannot be decoded."""
+
+    def score(line):
+        try:
+            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig")
+        except UnicodeDecodeError:
+            return None
+        return tiny.score_many([text])[0]
+
+    return [score(line) for line in lines]
+
+
+def run_lines(lines, *arguments):
+    """Run a command on these lines, of which the invalid ones are noted and exit with code 6."""
+    finished = subprocess.run(
+        [*COMMAND, *SCORE, *ONE, *arguments], input=b"".join(lines), capture_output=True, timeout=60
+    )
+    notes = finished.stderr.decode().splitlines()
+    assert finished.returncode == 6, notes
+    assert len(notes) == len(INVALID) + 1
+    for number, line in zip(INVALID, notes, strict=False):
+        assert line.startswith(f"gpt-cli: line {number}: the line is not UTF-8")
+    assert notes[-1] == f"gpt-cli: error: 2 of {len(lines)} lines could not be scored"
+    return finished.stdout
+
+
+def test_each_line_gets_one_with_its_numbers_whatever_its_neighbours(lines, alone):
+    rows = run_lines(lines, "--lines").split(b"\n")
+    assert rows.pop() == b""
+    for row, line, score in zip(rows, lines, alone, strict=True):
+        *numbers, text = row.split(b"\t", 4)
+        assert text == line.removesuffix(b"\n")
+        if score is None:
+            assert numbers == [b"nan"] * 4
+            continue
+        assert int(numbers[0]) == len(score.ids)
+        values = [score.total_logprob, score.perplexity, score.bits_per_byte]
+        values = [math.nan if value is None else value for value in values]
+        shown = pytest.approx(values, rel=2e-5, abs=1e-5, nan_ok=True)  # 6 digits
+        assert [float(number) for number in numbers[1:]] == shown
+
+
+@pytest.fixture(scope="module")
+def told(lines):
+    """The records of all lines."""
+    return records(run_lines(lines, "--lines", "--json"))
+
+
+def test_each_line_has_a_record_with_its_numbers_whatever_its_neighbours(lines, alone, told):
+    assert [line["index"] for line in told] == list(range(len(lines)))
+    for record, line, score in zip(told, lines, alone, strict=True):
+        if score is None:
+            continue
+        assert record == {
+            "index": record["index"],
+            "text": line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig"),
+            "model": "tiny",
+            "tokens": len(score.ids),
+            "tokens_scored": max(0, len(score.ids) - 1),
+            "total_logprob": close(score.total_logprob),
+            "perplexity": score.perplexity and close(score.perplexity),
+            "bits_per_byte": score.bits_per_byte and close(score.bits_per_byte),
+        }
+    assert [record["tokens"] for record in told[:3]] == [10, 0, 1]
+    assert told[1]["perplexity"] is told[2]["perplexity"] is told[2]["bits_per_byte"] is None
+
+
+def test_a_line_that_is_no_utf8_has_a_record_that_says_so(told):
+    failed = [record for record in told if "error" in record]
+    assert [record["line"] for record in failed] == list(INVALID)
+    for record in failed:
+        assert set(record) == {"index", "line", "error"}
+        assert record["index"] == record["line"] - 1
+        assert record["error"]["code"] == "invalid_input"
+        assert "not UTF-8" in record["error"]["message"]
+
+
+def test_the_tokens_of_lines_have_the_numbers_of_their_lines(tiny):
+    shown = run("--lines", "--tokens", input="Long ago\n\n\tZoë\r\n".encode()).decode()
+    rows = [row.split("\t") for row in shown.split("\n")[:-1]]
+    ids = {"1": tiny.encode("Long ago"), "3": tiny.encode("\tZoë")}
+    assert [(row[0], int(row[1])) for row in rows] == [(n, id) for n in ids for id in ids[n]]
+    for row in rows:
+        assert row[3] == quoted(tiny.tokenizer.token_bytes(int(row[1])))
+
+
+def test_a_line_as_long_as_a_book_is_scored_window_after_window(tiny):
+    short, book = b"There was once a fox.\n", b"once " * 20_000 + b"\n"
+    given = short + book + short
+    flags = ["--lines", "--json", "--tokens", "--stride=511"]
+    before, told, after = records(run(*flags, input=given))
+    assert before == after | {"index": 0}
+    assert before["perplexity"] == close(tiny.score("There was once a fox.").perplexity)
+    assert told["tokens"] == len(told["logprobs"]) > 20_000
+    assert told["tokens_scored"] == told["tokens"] - 1
+    logprobs = [token["logprob"] for token in told["logprobs"]]
+    assert logprobs[0] is None
+    assert all(logprob < 0 for logprob in logprobs[1:])
+    # All windows but the first and the last hold the same, and score it at the same places.
+    assert logprobs[512:1023] == close(logprobs[1023:1534], rel=1e-3)
+
+
+# --- filters -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def probable(lines):
+    return run_lines(lines, FEW)
+
+
+@pytest.fixture(scope="module")
+def improbable(lines):
+    return run_lines(lines, MANY)
+
+
+def test_what_passes_is_as_it_was_byte_for_byte(lines, alone, probable, improbable):
+    scored = [(line, score and score.perplexity) for line, score in zip(lines, alone, strict=True)]
+    assert probable == b"".join(line for line, value in scored if value and value <= 1000)
+    assert improbable == b"".join(line for line, value in scored if value and value >= 1000)
+    assert lines[0] in probable
+    assert probable.endswith(b"There was once a fox")
+    assert "Zoë 🦊\u2028 says\x0c: “où?”\r\n".encode() in improbable
+
+
+def test_a_line_passes_at_most_or_at_least_unless_it_has_no_perplexity(
+    lines, told, probable, improbable
+):
+    passed = Counter((probable + b"\n" + improbable).split(b"\n"))
+    given = Counter(b"".join(lines).split(b"\n"))
+    without = [
+        line
+        for line, record in zip(lines, told, strict=True)
+        if "error" in record or record["perplexity"] is None
+    ]
+    assert set(without) == {b"\n", b"a\n", b"\r\n", *INVALID.values()}
+    given.subtract(line.removesuffix(b"\n") for line in without)
+    passed.pop(b"", None)  # after the last line end
+    assert passed == +given
+
+
+def test_the_records_of_the_lines_that_pass_are_those_of_all_lines(lines, told):
+    values = sorted(record["perplexity"] for record in told if record.get("perplexity"))
+    least, most = values[10] * (1 - 1e-4), values[-10] * (1 + 1e-4)  # next to a line's own
+    shown = run_lines(
+        lines, "--json", "--min-perplexity", str(least), "--max-perplexity", str(most)
+    )
+    expected = [row for row in told if least <= (row.get("perplexity") or 0) <= most]
+    assert 0 < len(expected) < len(values)
+    assert records(shown) == expected
+
+
+@posix
+def test_a_pipeline_keeps_stories_and_drops_the_same_words_in_any_order(
+    paragraphs, nonsense, tmp_path
+):
+    mixed = [line for pair in zip(nonsense, paragraphs, strict=True) for line in pair]
+    file = tmp_path / "mixed.txt"
+    file.write_text("\n".join(mixed) + "\n", encoding="utf-8", newline="\n")
+    score = shlex.join([*COMMAND, *SCORE])
+    pipeline = f"cat {shlex.quote(str(file))} | {score} {FEW} | {score} - {FEW} | sort"
+    finished = subprocess.run(pipeline, shell=True, capture_output=True, timeout=60)
+    assert finished.stderr == b""
+    assert sorted(finished.stdout.decode().splitlines()) == sorted(paragraphs)
+
+
+def test_tokens_of_lines_that_pass_are_in_their_records():
+    given = b"Once upon a time\nblue upon sky\n"
+    (told,) = records(run(FEW, "--json", "--tokens", input=given))
+    assert told["text"] == "Once upon a time"
+    assert [token["token"] for token in told["logprobs"]] == ["Once", " upon", " a", " time"]
+
+
+# --- pipes and terminals -------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize("flag", ["--lines", "--min-perplexity=1"])
+def test_a_slow_pipe_is_answered_line_by_line_until_the_reader_leaves(flag):
+    process = subprocess.Popen(
+        [*COMMAND, *SCORE, flag],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    impatience = Timer(30, process.kill)  # an answer that does not come would be waited for
+    impatience.daemon = True
+    impatience.start()
+    with process:
+        for line in (b"Once upon a time\n", b"There was once a fox.\r\n"):
+            process.stdin.write(line[:3])
+            process.stdin.write(line[3:])
+            assert process.stdout.readline().endswith(line)  # before the input has ended
+        process.stdout.close()
+        process.stdin.write(b"Once upon a time\n")
+        assert process.wait(timeout=60) == 141
+        assert process.stderr.read() == b""
+    impatience.cancel()
+
+
+def test_of_no_line_there_is_no_output():
+    assert run("--lines") == b""
+
+
+def test_an_empty_pipe_is_no_text():
+    finished = subprocess.run([*COMMAND, *SCORE], input=b"", capture_output=True, timeout=60)
+    assert (finished.returncode, finished.stdout) == (2, b"")
+    assert finished.stderr == b"gpt-cli: error: standard input is empty\n"
+
+
+@posix
+def test_a_terminal_without_a_file_is_told_to_give_one():
+    code, shown = run_on_terminal(*SCORE, "--lines")
+    assert code == 2
+    assert shown == "gpt-cli: error: no text: give a FILE, or a pipe on standard input\r\n"
+
+
+@posix
+def test_a_terminal_gets_a_header_over_the_lines_and_no_escape_codes(tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"Once upon a time\nThere was once a fox.\n")
+    code, shown = run_on_terminal(*SCORE, "--lines", str(file))
+    assert code == 0
+    assert "\x1b" not in shown
+    rows = shown.split("\r\n")
+    assert len(rows) == 4
+    assert rows[0].split() == ["tokens", "log-lik.", "perplexity", "bits/byte", "text"]
+    for row, text in zip(rows[1:3], ["Once upon a time", "There was once a fox."], strict=True):
+        assert row.endswith(f"  {text}")
+        assert row.index(text) == rows[0].index("text")
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        ["--max-perplexity", "nan"],
+        ["--min-perplexity", "-5"],
+        ["--min-perplexity", "9", "--max-perplexity", "8"],
+    ],
+)
+def test_a_filter_that_no_line_could_pass_is_refused(bounds, capsys):
+    assert app.run([*SCORE, *bounds, __file__]) == 2
+    assert "perplexity" in capsys.readouterr().err
+
+
+def test_a_text_that_cannot_be_scored_does_not_stop_the_others(tiny):
+    config = replace(tiny.model.config, vocab_size=1000)
+    small = gpt_cli.Engine(replace(tiny.model, config=config), tiny.tokenizer, "small", 0)
+    given = InputError("given")
+    first, unknown, surrogate, passed_on, last = small.score_many(
+        ["Once upon", "there was a fox", "\ud800", given, "a time"]
+    )
+    assert (first.tokens_scored, last.tokens_scored) == (1, 1)
+    assert "no token 1697" in str(unknown)
+    assert "not valid Unicode" in str(surrogate)
+    assert passed_on is given
+    with pytest.raises(InputError, match="no token 1697"):
+        small.score("there was a fox")
+
+
+def test_one_text_where_a_list_is_needed_is_refused(tiny):
+    with pytest.raises(TypeError, match="texts must be a list"):
+        tiny.score_many("Once")
+
+
+@posix
+def test_a_terminal_gets_the_facts_of_a_whole_text_and_no_escape_codes(whole, facts, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(whole.encode())
+    assert run_on_terminal(*SCORE, str(file)) == (0, facts.replace("\n", "\r\n"))
+
+
+# --- what cannot be used -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "what"),
+    [
+        (b"", [], "is empty"),
+        (b"\xef\xbb\xbf", [], "is empty"),
+        (b"\n", [], "a text needs 2 tokens"),
+        (b"a\n", [], "a text needs 2 tokens"),
+        (b"a\n", ["--json"], "a text needs 2 tokens"),
+        (b"caf\xe9 au lait\n", [], "is not UTF-8: byte 3"),
+        (b"once upon\n", ["--stride", "0"], "stride must be from 1 to 511"),
+        (b"once upon\n", ["--stride", "512"], "stride must be from 1 to 511"),
+        (b"once upon\n", ["--stride", "512", "--lines"], "stride must be from 1 to 511"),
+        (b"once upon\n", ["--stride", "many"], "--stride"),
+        (b"once upon\n", ["--max-perplexity", "few"], "--max-perplexity"),
+        (b"once upon\n", ["--max-perplexity", "9", "--tokens"], "--json"),
+        (b"once upon\n", ["--min-perplexity", "9", "--tokens", "--lines"], "--json"),
+        (b"once upon\n", ["another file"], "another file"),
+        (None, [], "No such file"),
+        (None, ["--lines"], "No such file"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(
+    data, arguments, what, tmp_path, capsys
+):
+    file = tmp_path / "text.txt"
+    if data is not None:
+        file.write_bytes(data)
+    assert app.run([*SCORE, str(file), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("gpt-cli: error: ")
+    assert what in printed.err
+
+
+def test_help_of_every_command_needs_no_numpy_and_no_tokenizer():
+    code = (
+        "import sys; from gpt_cli.cli import app;"
+        "codes = [app.run(line) for line in [['--help'], *([c, '--help'] for c in app.COMMANDS)]];"
+        "assert not {'numpy', 'tiktoken', 'rich'} & set(sys.modules); sys.exit(any(codes))"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    for command in ("score", "rank", "next"):
+        assert f"Usage: gpt-cli {command} [OPTIONS]".encode() in finished.stdout
