@@ -15,7 +15,7 @@ from gpt_cli.ops import Array
 from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer
 
-SLICE = 256  # rows of logits that exist at a time: one of GPT-2's takes 200 kB
+SLICE = 512  # rows of logits that exist at a time: one of GPT-2's takes 200 kB
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 
