@@ -282,10 +282,11 @@ class _Batch:
 def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:
     """Estimate the bytes that continuing these side by side takes beside the weights."""
     rows = len(requests)
-    prompt = max((len(request.prompt) for request in requests), default=0)
-    new = max((request.options.max_tokens for request in requests), default=0)
-    length = min(prompt + new, config.n_positions)
-    cached = all(request.options.use_cache for request in requests)
+    prompt = max((len(row.prompt) for row in requests), default=0)
+    room = [config.n_positions - len(row.prompt) for row in requests]
+    new = [min(row.options.max_tokens, left) for row, left in zip(requests, room, strict=True)]
+    length = prompt + max(new, default=0)
+    cached = all(row.options.use_cache for row in requests)
     # Keys and values; and one of them once more, while rows leave.
     cache = 3 * config.n_layer * rows * length * config.n_embd if cached else 0
     tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length

@@ -73,9 +73,18 @@ class _Window:
     """A stretch of a text, scored from its token `first` on, given those before."""
 
     text: int
+    whole: list[int]
     start: int
-    ids: Sequence[int]
-    first: int
+    end: int
+    first: int  # from the start
+
+    @property
+    def ids(self) -> list[int]:
+        """Those of the text from start to end, of which windows share most."""
+        return self.whole[self.start : self.end]
+
+    def __len__(self) -> int:
+        return self.end - self.start
 
 
 def score(
@@ -121,17 +130,18 @@ def _windows(text: int, ids: list[int], n_positions: int, stride: int) -> Iterat
     for start in range(0, len(ids), stride):
         end = min(start + n_positions, len(ids))
         if scored < end:
-            yield _Window(text, start, ids[start:end], scored - start)
+            yield _Window(text, ids, start, end, scored - start)
             scored = end
 
 
 def _side_by_side(windows: list[_Window]) -> Iterator[list[_Window]]:
     """Group windows of nearly equal length, as many as make one pass."""
-    windows = sorted(windows, key=lambda window: len(window.ids), reverse=True)
-    while windows:
-        rows = max(1, PASS // len(windows[0].ids))
-        yield windows[:rows]
-        windows = windows[rows:]
+    windows = sorted(windows, key=len, reverse=True)
+    place = 0
+    while place < len(windows):
+        rows = max(1, PASS // len(windows[place]))
+        yield windows[place : place + rows]
+        place += rows
 
 
 def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
@@ -141,7 +151,7 @@ def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
     inputs = _right_pad([window.ids[:-1] for window in windows])
     x = checked(hidden_states, model, xp.asarray(inputs))  # (B, T, C)
     # The state at a token predicts the next one.
-    states = [x[row, w.first - 1 : len(w.ids) - 1] for row, w in enumerate(windows)]
+    states = [x[row, w.first - 1 : len(w) - 1] for row, w in enumerate(windows)]
     return _log_likelihoods(model, states, [window.ids[window.first :] for window in windows])
 
 
