@@ -102,14 +102,15 @@ def test_linear_takes_a_transposed_matrix(ops):
     assert_close(ops, y, x.astype(np.float64) @ wte.T)
 
 
-@pytest.mark.parametrize("T", [1, 4])
+@pytest.mark.parametrize("T", [1, 4, 64, 150])
 @pytest.mark.parametrize("scale", [1.0, 0.25])
 @pytest.mark.parametrize("masked", [True, False])
 def test_attend(ops, T, scale, masked):
     q = array("q", 2, 3, T, 8)
-    keys, values = array("keys", 2, 3, 6, 8), array("values", 2, 3, 6, 8)
-    visible = np.arange(6) <= np.arange(6 - T, 6)[:, None] if masked else np.ones((T, 6), bool)
-    visible = (visible & (np.arange(6) >= np.array([0, 1 * masked])[:, None, None]))[:, None]
+    S = T + 2
+    keys, values = array("keys", 2, 3, S, 8), array("values", 2, 3, S, 8)
+    visible = np.arange(S) <= np.arange(S - T, S)[:, None] if masked else np.ones((T, S), bool)
+    visible = (visible & (np.arange(S) >= np.array([0, 1 * masked])[:, None, None]))[:, None]
     attended = ops.attend(
         ops.place(q.copy()),
         ops.place(keys),

@@ -65,7 +65,8 @@ class Ops(Protocol):
         """softmax(scale * q keysT, over what is visible) values.
 
         q (B, H, T, D), keys and values (B, H, S, D), visible (B or 1, 1, T, S) of booleans, or
-        None where every query sees every key -> (B, H, T, D).
+        None where every query sees every key -> (B, H, T, D). The queries are those of the last T
+        keys, and `visible` shows none of them a key after its own.
         """
         ...
 

@@ -11,6 +11,7 @@ import numpy as np
 from gpt_cli.ops import Array, LayerNorm, Linear
 from gpt_cli.ops.few_rows import MOST_ROWS, FewRows
 
+QUERIES = 64  # that `attend` takes at a time
 MASKED = np.finfo(np.float32).min  # finite: a row of padding, which sees nothing, gives no NaN
 
 
@@ -124,9 +125,16 @@ class NumPyOps:
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
     ) -> Array:
         """softmax(scale * q keysT) values, with nothing taken from keys that are not visible."""
-        scores: Array = q @ keys.swapaxes(-1, -2)  # (B, H, T, S)
-        scores *= scale
-        if visible is not None:
-            np.copyto(scores, MASKED, where=~visible)
-        attended: Array = softmax(scores) @ values
+        T, S = q.shape[2], keys.shape[2]
+        attended: Array = np.empty((*q.shape[:-1], values.shape[-1]), np.float32)
+        # Some queries at a time: their scores stay in the processor's cache, and the keys that
+        # come after all of them need none.
+        for start in range(0, T, QUERIES):
+            end = min(start + QUERIES, T)
+            seen = S if visible is None else S - T + end
+            scores = q[:, :, start:end] @ keys[:, :, :seen].swapaxes(-1, -2)  # (B, H, <T, <=S)
+            scores *= scale
+            if visible is not None:
+                np.copyto(scores, MASKED, where=~visible[:, :, start:end, :seen])
+            np.matmul(softmax(scores), values[:, :, :seen], out=attended[:, :, start:end])
         return attended
