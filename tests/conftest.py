@@ -1,5 +1,6 @@
 import functools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from gpt_cli.config import GPT2Config
 from gpt_cli.model import GPT2
 from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.tokenizer import Tokenizer
+
+os.environ.pop("PYTHONUNBUFFERED", None)  # commands are run as users have it: with buffers
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -912,6 +913,15 @@ def test_resume_refuses_another_seed(tmp_path):
     assert_one_line_error(finished.returncode, 2, finished.stderr.decode())
     assert b"--seed 1, not 2" in finished.stderr
     assert output.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("redirection", "code"), [(">/dev/full", 5), ("2>/dev/full", 0)])
+def test_a_full_disk_behind_an_output_changes_no_other_exit_code(redirection, code):
+    command = f"{shlex.join([*BATCH, '-n', '2'])} {redirection}"
+    finished = subprocess.run(command, shell=True, input=b"Once\n", capture_output=True)
+    assert finished.returncode == code, finished.stderr
+    assert finished.stderr.count(b"\n") == (code != 0)
 
 
 @posix

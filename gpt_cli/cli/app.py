@@ -19,7 +19,7 @@ from gpt_cli.cli.next import next_tokens
 from gpt_cli.cli.options import VERBOSE
 from gpt_cli.cli.rank import rank
 from gpt_cli.cli.score import score
-from gpt_cli.cli.text import note
+from gpt_cli.cli.text import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
@@ -85,7 +85,7 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:  # the reader of the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return 141
     except typer.TyperException as error:
         path = getattr(getattr(error, "ctx", None), "command_path", "gpt-cli")
@@ -98,6 +98,8 @@ def run(arguments: list[str]) -> int:
     except MemoryError as error:
         return _fail(ResourceError(f"out of memory: {error}"), verbose)
     except OSError as error:
+        if error.filename is None:  # the help, which does not fit on a full disk
+            silence(sys.stdout)
         place = "" if error.filename is None else f"{error.filename}: "
         return _fail(ResourceError(f"{place}{error.strerror or error}"), verbose)
     return 0

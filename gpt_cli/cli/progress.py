@@ -5,7 +5,7 @@ import sys
 import time
 from types import TracebackType
 
-from gpt_cli.cli.text import note, on_terminal
+from gpt_cli.cli.text import note, on_terminal, tell
 
 _SETTLED = 5.0  # seconds, before which a rate tells little about the time that is left
 
@@ -55,9 +55,7 @@ class Progress:
 
     def _renew(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1
-        if sys.stderr is not None:
-            sys.stderr.write(f"\r{line[:width].ljust(width)}\r")
-            sys.stderr.flush()
+        tell(f"\r{line[:width].ljust(width)}\r")
 
     def _line(self, now: float) -> str:
         seconds = max(now - self._start, 1e-9)

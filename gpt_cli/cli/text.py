@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import select
 import sys
 from collections.abc import Iterator
@@ -167,6 +168,7 @@ def write(text: str | bytes) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except OSError as error:
+        silence(sys.stdout)
         if error.errno in (errno.EPIPE, errno.EINVAL):  # the latter is Windows' word for it
             raise BrokenPipeError from None
         raise ResourceError(f"cannot write to standard output: {error.strerror}") from None
@@ -190,10 +192,24 @@ def _visible(character: str) -> str:
 
 def note(*lines: str) -> None:
     """Write lines to standard error, where there is one that takes them."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            sys.stderr.write("".join(f"{line}\n" for line in lines))
-            sys.stderr.flush()
+    tell("".join(f"{line}\n" for line in lines))
+
+
+def tell(text: str) -> None:
+    """Write to standard error, where there is one that takes it."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        silence(sys.stderr)
+
+
+def silence(stream: TextIO) -> None:
+    """Lead to nowhere what a stream did not take: Python would try it again when it exits."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def on_terminal(stream: TextIO | None) -> bool:
