@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -238,10 +238,12 @@ def _log_likelihoods(
     xp = model.ops.xp
     x = xp.concatenate(states)  # (N, C), whatever the rows
     ids = xp.asarray(np.concatenate([np.array(row) for row in targets]))
-    found: list[float] = []
-    for begin in range(0, len(x), SLICE):
-        logits = checked(unembed, model, x[begin : begin + SLICE])
-        logprobs = log_probabilities(xp, logits, ids[begin : begin + SLICE])
-        found += model.ops.to_host(logprobs).tolist()
-    values = iter(found)
+    slices = [slice(begin, begin + SLICE) for begin in range(0, len(x), SLICE)]
+    values = chain.from_iterable(_slice_likelihoods(model, x[s], ids[s]) for s in slices)
     return [list(islice(values, len(row))) for row in targets]
+
+
+def _slice_likelihoods(model: GPT2, x: Array, ids: Array) -> list[float]:
+    """Log-likelihoods of ids (n,) by states x (n, C); when this returns, their logits are gone."""
+    logits = checked(unembed, model, x)
+    return model.ops.to_host(log_probabilities(model.ops.xp, logits, ids)).tolist()
