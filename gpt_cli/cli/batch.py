@@ -28,7 +28,9 @@ def batch(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="OUT", help="Write a new file, not to the output."),
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="Write to a new file, not to standard output."
+        ),
     ] = None,
     resume: Annotated[
         bool,
