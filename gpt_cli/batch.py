@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from gpt_cli.config import GPT2Config
 from gpt_cli.errors import InputError
 from gpt_cli.generate import Completion, Options, Request, generate, working_set
 from gpt_cli.machine import free_memory
@@ -119,14 +120,16 @@ def _batches(model: GPT2, requests: dict[int, Request], batch_size: int | None) 
     batches = []
     free = free_memory()
     while places:
-        size = batch_size or LARGEST
-        if batch_size is None and free is not None:
-            while (
-                size > 1
-                and 2 * working_set(model.config, [requests[place] for place in places[:size]])
-                > free
-            ):
-                size //= 2
+        longest = [requests[place] for place in places[:LARGEST]]
+        size = batch_size or _fitting(model.config, longest, free)
         batches.append(places[:size])
         places = places[size:]
     return sorted(batches, key=min)
+
+
+def _fitting(config: GPT2Config, requests: list[Request], free: int | None) -> int:
+    """Return of how many of the rows a batch is: LARGEST, halved until half of `free` holds it."""
+    size = LARGEST
+    while free is not None and size > 1 and 2 * working_set(config, requests[:size]) > free:
+        size //= 2
+    return size

@@ -10,19 +10,20 @@ COMMAND = [sys.executable, "-m", "gpt_cli"]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and terminals")
 
 
-def run_on_terminal(*arguments: str, **env: str) -> tuple[int, str]:
-    """Run a command; return its exit code and all that a wide terminal got from it."""
+def run_on_terminal(*arguments: str, columns: int = 300, **env: str) -> tuple[int, str]:
+    """Run a command; return its exit code and all that a terminal so wide got from it."""
     import pty
     import termios
 
+    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 300))
+    termios.tcsetwinsize(theirs, (24, columns))
     process = subprocess.Popen(
         [*COMMAND, *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm", **env},
+        env={**inherited, "TERM": "xterm", **env},
     )
     os.close(theirs)
     shown = b""

@@ -2,12 +2,11 @@
 
 import json
 import math
-import os
 import subprocess
 
 import numpy as np
 import pytest
-from processes import COMMAND, posix
+from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
@@ -30,24 +29,8 @@ def run(*arguments, input=b""):
 
 def run_on_terminal_of(columns, *arguments):
     """Run a command; return its exit code and the lines that a terminal so wide got from it."""
-    import pty
-    import termios
-
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, columns))
-    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    process = subprocess.Popen(
-        [*COMMAND, *NEXT, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=env
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(ours, 65536):
-            shown += piece
-    except OSError:  # Linux says so when the other end is closed
-        pass
-    os.close(ours)
-    code, lines = process.wait(), shown.decode().split("\r\n")
+    code, shown = run_on_terminal(*NEXT, *arguments, columns=columns)
+    lines = shown.split("\r\n")
     assert lines.pop() == ""
     return code, lines
 

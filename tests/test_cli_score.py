@@ -439,6 +439,13 @@ def test_a_text_that_cannot_be_scored_does_not_stop_the_others(tiny):
         small.score("there was a fox")
 
 
+@pytest.mark.parametrize("text", ["Once upon\n\n", "Once upon\r\n\r\n", "\ufeff\ufeffOnce upon"])
+def test_the_text_of_a_record_is_the_text_that_was_scored(text):
+    told = json.loads(run("--json", "--tokens", input=text.encode()))
+    scored = b"".join(bytes(token["bytes"]) for token in told["logprobs"])
+    assert told["text"].encode() == scored
+
+
 def test_one_text_where_a_list_is_needed_is_refused(tiny):
     with pytest.raises(TypeError, match="texts must be a list"):
         tiny.score_many("Once")

@@ -10,7 +10,7 @@ import typer
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import Progress
-from gpt_cli.cli.rows import Output, Row, read_rows
+from gpt_cli.cli.rows import Output, Row, count_rows, read_rows
 from gpt_cli.cli.text import input_file, on_terminal
 from gpt_cli.errors import InputError, RowsError
 
@@ -95,8 +95,10 @@ def batch(
         overflow=overflow,
         top_logprobs=logprobs,
     )
-    records = Output(None if output == Path("-") else output, resume=resume)
-    total = _count(file, form)
+    output = None if output == Path("-") else output
+    records = Output(output, resume=resume)
+    streams = file == Path("-") or file.is_fifo() or file.is_char_device()
+    total = None if streams else count_rows(file)
     engine = gpt_cli.load(
         model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
     )
@@ -116,13 +118,6 @@ def batch(
         records.end(seen)
     if failed:
         raise RowsError(f"{failed} of {seen} rows failed: their records say why")
-
-
-def _count(file: Path, form: str) -> int | None:
-    """How many rows a file has; None where they come through a pipe."""
-    if file == Path("-") or file.is_fifo() or file.is_char_device():
-        return None
-    return sum(map(len, read_rows(file, form)))
 
 
 def _complete(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -43,20 +44,30 @@ def read_rows(file: Path, form: str) -> Iterator[list[Row]]:
     Raises:
         InputError: the file cannot be read.
     """
-    line = index = 0
+    indices = count()
+    for block in _row_lines(file):
+        if form == "auto" and block:
+            form = "jsonl" if block[0][1].lstrip().startswith(b"{") else "lines"
+        yield [_parse(next(indices), line, data, form) for line, data in block]
+
+
+def count_rows(file: Path) -> int:
+    """Return how many rows a file has.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    return sum(map(len, _row_lines(file)))
+
+
+def _row_lines(file: Path) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield the lines that are rows, with their numbers from 1, in lists of what comes at once."""
+    numbers = count(1)
     for block in read_lines(file):
-        rows = []
-        for data in block:
-            line += 1
-            if line == 1:
-                data = data.removeprefix(_BYTE_ORDER_MARK)
-            if not data.strip():
-                continue
-            if form == "auto":
-                form = "jsonl" if data.lstrip().startswith(b"{") else "lines"
-            rows.append(_parse(index, line, data, form))
-            index += 1
-        yield rows
+        lines = [(next(numbers), data) for data in block]
+        if lines[0][0] == 1:
+            lines[0] = 1, block[0].removeprefix(_BYTE_ORDER_MARK)
+        yield [(number, data) for number, data in lines if data.strip()]
 
 
 def _parse(index: int, line: int, data: bytes, form: str) -> Row:

@@ -96,7 +96,8 @@ def score(
     if whole is not None:
         score = engine.score(whole, stride=stride)
         plain = not (as_json or tokens)
-        write(scored.as_facts(score) if plain else show(scored.Scored(1, whole.encode(), score)))
+        line = scored.Scored(1, whole.encode(), whole, score)
+        write(scored.as_facts(score) if plain else show(line))
         return
     if aligned and not (filters or as_json or tokens):
         header = ("tokens", "log-lik.", "perplexity", "bits/byte")

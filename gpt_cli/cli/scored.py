@@ -20,6 +20,7 @@ class Scored:
 
     number: int  # from 1
     data: bytes
+    text: str | InputError  # what was scored of it
     score: Score | InputError
 
     def within(self, least: float | None, most: float | None) -> bool:
@@ -38,8 +39,8 @@ def score_lines(
         some = lines[begin : begin + _TOGETHER]
         texts = [_decoded(data, number + begin + place) for place, data in enumerate(some)]
         scores = engine.score_many(texts, stride=stride)
-        for place, (data, score) in enumerate(zip(some, scores, strict=True)):
-            yield Scored(number + begin + place, data, score)
+        for place, parts in enumerate(zip(some, texts, scores, strict=True)):
+            yield Scored(number + begin + place, *parts)
 
 
 def _decoded(data: bytes, number: int) -> str | InputError:
@@ -56,7 +57,7 @@ def as_json(engine: Engine, line: Scored, *, tokens: bool) -> str:
     if isinstance(score, InputError):
         return report.json_line(told | {"line": line.number} | report.error_record(score))
     told |= {
-        "text": _decoded(line.data, line.number),
+        "text": line.text,
         "model": engine.name,
         "tokens": len(score.ids),
         "tokens_scored": score.tokens_scored,
