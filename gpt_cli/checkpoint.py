@@ -9,7 +9,7 @@ misaligned and every product with it slow, and NumPy has no bfloat16.
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.model import GPT2, MLP, Attention, Block
-from gpt_cli.ops import Array, LayerNorm, Linear, Ops
+from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
 
 Float32 = NDArray[np.float32]
 
@@ -30,6 +30,7 @@ Float32 = NDArray[np.float32]
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
 _READERS = 4  # threads: the time goes into copying out of the page cache and faulting pages in
+_COMPARED = 1024  # rows, at a time
 _CACHE_LINE = 64  # bytes
 
 # What a file that is no safetensors file begins with.
@@ -50,28 +51,33 @@ class Tensor:
     dtype: str  # as safetensors writes it: F32, F16, BF16, ...
     shape: tuple[int, ...]
 
-    def read(self) -> Float32:
-        """Read the tensor into a new array, widened to float32."""
+    def __getitem__(self, rows: slice) -> Float32:
+        """Read some rows, or numbers where there is one axis, into a new array of float32."""
+        start, stop, _ = rows.indices(self.shape[0])
+        shape = (stop - start, *self.shape[1:])
+        first = start * math.prod(self.shape[1:])
+        array = aligned_empty(shape, np.dtype("<f4"))
         if self.dtype == "F32":
-            return self._fill(aligned_empty(self.shape, np.dtype("<f4")))
-        raw = self._fill(np.empty(self.shape, np.dtype("<f2" if self.dtype == "F16" else "<u2")))
-        array = aligned_empty(self.shape, np.dtype("<f4"))
-        if self.dtype == "F16":
-            array[...] = raw
-        else:  # bfloat16 is the upper half of a float32
-            np.left_shift(raw, 16, out=array.view("<u4"), dtype="<u4")
+            self._fill(array, first)
+        else:
+            raw = np.empty(shape, np.dtype("<f2" if self.dtype == "F16" else "<u2"))
+            self._fill(raw, first)
+            if self.dtype == "F16":
+                array[...] = raw
+            else:  # bfloat16 is the upper half of a float32
+                np.left_shift(raw, 16, out=array.view("<u4"), dtype="<u4")
         return array
 
-    def _fill(self, array: NDArray[Any]) -> NDArray[Any]:
+    def _fill(self, array: NDArray[Any], first: int) -> None:
+        """Read as many numbers as the array holds, from the tensor's number `first` on."""
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset)
+            file.seek(self.offset + first * array.itemsize)
             rest = array.data.cast("B")
             while rest:
                 count = file.readinto(rest)
                 if not count:
                     raise CheckpointError(f"{self.path} ended early: it changed while it was read")
                 rest = rest[count:]
-        return array
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -91,9 +97,7 @@ def load(folder: Path, ops: Ops) -> GPT2:
     config = GPT2Config.from_folder(folder)
     tensors = find_tensors(folder)
     check_tensors(tensors, config, folder)
-    with ThreadPoolExecutor(_READERS) as pool:
-        arrays = pool.map(lambda tensor: ops.place(tensor.read()), tensors.values())
-        return assemble(config, ops, dict(zip(tensors, arrays, strict=True)))
+    return assemble(config, ops, tensors)
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor]:
@@ -231,8 +235,18 @@ def check_tensors(tensors: dict[str, Tensor], config: GPT2Config, folder: Path) 
             )
 
 
-def assemble(config: GPT2Config, ops: Ops, arrays: dict[str, Array]) -> GPT2:
-    """Put the arrays in their places in the model; the names are the same."""
+def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
+    """Place tensors, on disk or in memory, with `ops`, and put them together; names are the same.
+
+    A head that is stored although it is tied wins where it differs, as in transformers; where it
+    does not, it need not lie in memory twice.
+    """
+    wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
+    if head is not None and config.tie_word_embeddings and _equal(wte, head):
+        tensors = {name: tensor for name, tensor in tensors.items() if tensor is not head}
+    with ThreadPoolExecutor(_READERS) as pool:
+        placed = pool.map(lambda item: _place(ops, *item), tensors.items())
+        arrays = dict(zip(tensors, placed, strict=True))
 
     def linear(name: str) -> Linear:
         return Linear(arrays[f"{name}.weight"], arrays[f"{name}.bias"])
@@ -253,18 +267,29 @@ def assemble(config: GPT2Config, ops: Ops, arrays: dict[str, Array]) -> GPT2:
             MLP(linear(f"{h}.mlp.c_fc"), linear(f"{h}.mlp.c_proj"), config.activation_function),
         )
 
-    wte = arrays["wte.weight"]
-    # A head that is stored although it is tied wins where it differs, as in transformers; where it
-    # does not, it need not lie in memory twice.
-    head = arrays.get("lm_head.weight", wte)
-    if config.tie_word_embeddings and ops.xp.array_equal(head, wte):
-        head = wte
     return GPT2(
         config=config,
         ops=ops,
-        wte=wte,
+        wte=arrays["wte.weight"],
         wpe=arrays["wpe.weight"],
         h=tuple(block(layer) for layer in range(config.n_layer)),
         ln_f=layer_norm("ln_f"),
-        lm_head=Linear(head.T),
+        lm_head=Linear(arrays.get("lm_head.weight", arrays["wte.weight"])),
     )
+
+
+def _equal(one: Rows, other: Rows) -> bool:
+    """Compare two matrices of one shape, some rows at a time."""
+    starts = range(0, one.shape[0], _COMPARED)
+    return all(
+        np.array_equal(one[start : start + _COMPARED], other[start : start + _COMPARED])
+        for start in starts
+    )
+
+
+def _place(ops: Ops, name: str, tensor: Rows) -> Any:
+    if name in ("wte.weight", "lm_head.weight"):
+        return ops.place_matrix(tensor, transposed=True)
+    if len(tensor.shape) == 2 and name != "wpe.weight":
+        return ops.place_matrix(tensor)
+    return ops.place(tensor[:])

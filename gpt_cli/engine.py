@@ -9,13 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
+from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
 from gpt_cli.model import GPT2, checked, forward, hidden_states, unembed
-from gpt_cli.ops import get_ops
+from gpt_cli.ops import get_ops, implementations
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, rank, score
 from gpt_cli.tokenizer import Tokenizer
+
+# Seconds that compiled operations take to be there, and what they save of each token, and of each
+# byte of the weights that it reads, as measured; see benchmarks/README.md.
+_PREPARATION = 0.45
+_GAIN, _GAIN_PER_BYTE = 0.3e-3, 1e-11
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -324,6 +330,7 @@ def load(
     revision: str | None = None,
     offline: bool = False,
     quiet: bool = True,
+    tokens: int | None = None,
 ) -> Engine:
     """Load a model.
 
@@ -334,13 +341,19 @@ def load(
         revision: a branch, tag or commit on the Hub.
         offline: use only what is on this machine.
         quiet: print no notice and no bar while downloading.
+        tokens: how many will be generated at most, if that is known. For few of them, operations
+            that are there at once are taken instead of faster ones.
 
     Raises:
         GPTCLIError: one of its subclasses, whose message says what to do.
     """
-    ops = get_ops(device, dtype)
+    implementations(device, dtype)  # what cannot be computed is not downloaded
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     start = time.perf_counter()
-    model = checkpoint.load(folder, ops)
+    brief = False
+    if tokens is not None:
+        size = checkpoint.memory(GPT2Config.from_folder(folder))["weights_bytes"]
+        brief = tokens * (_GAIN + _GAIN_PER_BYTE * size) < _PREPARATION
+    model = checkpoint.load(folder, get_ops(device, dtype, brief=brief))
     tokenizer = Tokenizer.from_folder(folder)
     return Engine(model, tokenizer, name, time.perf_counter() - start)

@@ -52,6 +52,10 @@ class ResourceError(GPTCLIError):
     exit_code = 5
 
 
+class MismatchError(GPTCLIError):
+    """Two ways to compute the same have not given the same."""
+
+
 class RowsError(GPTCLIError):
     """Some rows of many have failed; the others are done."""
 

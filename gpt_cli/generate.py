@@ -85,6 +85,7 @@ class Step:
     text: str  # the characters now certain; the token's own may come with a later step
     finish_reason: FinishReason | None  # set on the row's last step
     seconds: float  # since the first pass began
+    model_seconds: float  # of this step's forward pass, which all rows share
 
 
 @dataclass
@@ -331,7 +332,9 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
     for step in itertools.count():
         if not batch.rows:
             return
+        began = time.perf_counter()
         logits = batch.next_logits()
+        model_seconds = time.perf_counter() - began
         allowed = logits.copy()
         allowed[:, never] = -xp.inf
         for place, row in enumerate(batch.rows):
@@ -346,7 +349,10 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
         unfinished = []
         for place, row in enumerate(batch.rows):
             text, finish = row.push(ids[place])
-            yield Step(row.place, ids[place], logprobs[place], top[place], text, finish, seconds)
+            logprob = logprobs[place]
+            yield Step(
+                row.place, ids[place], logprob, top[place], text, finish, seconds, model_seconds
+            )
             if finish is None:
                 unfinished.append(place)
         batch.keep(unfinished)

@@ -1,11 +1,13 @@
-"""What this machine has left: how much memory a computation may take."""
+"""What this machine has: memory for a computation, memory that it took, threads."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+_STATUS = Path("/proc/self/status")
 
 
 def free_memory() -> int | None:
@@ -16,6 +18,45 @@ def free_memory() -> int | None:
     """
     known = [bytes for bytes in (_available(), _cgroup(), _limit()) if bytes is not None]
     return max(0, min(known)) if known else None
+
+
+def peak_memory() -> int | None:
+    """The most bytes that this process has had in memory so far; None where nobody tells."""
+    # Linux counts into ru_maxrss what the program that started this one had in memory.
+    own = _fields(_STATUS).get("VmHWM:")
+    if own is not None:
+        return own * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def cores() -> int:
+    """How many processor cores this process may use: where it may run, or its group's share."""
+    known = [_affinity()]
+    for group in _groups():
+        try:
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+        except (OSError, ValueError):  # no such group, or its limit is "max"
+            continue
+        known.append(max(1, round(quota / period)))
+    return min(known)
+
+
+def blas_threads() -> int:
+    """How many threads OpenBLAS, which NumPy comes with, takes for a matrix product."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # in its order
+        if (given := os.environ.get(name, "")).isdigit() and int(given) > 0:
+            return min(int(given), _affinity())
+    return _affinity()
+
+
+def _affinity() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _available() -> int | None:

@@ -14,7 +14,7 @@ import numpy as np
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.ops import Array, LayerNorm, Linear, Ops
+from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
 PASS = 1024  # tokens, in all rows, that callers compute at a time: what is held grows with them
 
@@ -56,11 +56,11 @@ class GPT2:
 
     config: GPT2Config
     ops: Ops
-    wte: Array  # (V, C) token embedding
+    wte: Matrix  # (C, V) token embedding: a column for each token
     wpe: Array  # (n_positions, C) position embedding
     h: tuple[Block, ...]
     ln_f: LayerNorm
-    lm_head: Linear  # (C, V), in most checkpoints wte transposed
+    lm_head: Linear  # (C, V), in most checkpoints wte again
 
 
 # --- the computation, leaf to whole --------------------------------------------------------------

@@ -13,10 +13,11 @@ import gpt_cli
 from gpt_cli import checkpoint
 from gpt_cli.config import GPT2Config
 from gpt_cli.model import GPT2
-from gpt_cli.ops.numpy_ops import NumPyOps
+from gpt_cli.ops import Ops, get_ops
 from gpt_cli.tokenizer import Tokenizer
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands are run as users have it: with buffers
+os.environ["GPT_CLI_OPS"] = "numpy"  # commands start at once; what computes models: see `ops`
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -44,20 +45,29 @@ def case_folder(tmp_path_factory) -> Callable[[str], Path]:
     return functools.cache(lambda case: CASES[case].write(tmp_path_factory.mktemp(case)))
 
 
+@pytest.fixture(scope="session", params=["numpy", "numba"])
+def ops(request) -> Ops:
+    """Each way to compute."""
+    pytest.importorskip(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPT_CLI_OPS", request.param)
+        return get_ops("cpu", "float32")
+
+
 @pytest.fixture(scope="session")
-def load_case(case_folder) -> Callable[[str], GPT2]:
+def load_case(case_folder, ops) -> Callable[[str], GPT2]:
     """Load the checkpoint of one of `checkpoints.CASES`, once."""
-    return functools.cache(lambda case: checkpoint.load(case_folder(case), NumPyOps()))
+    return functools.cache(lambda case: checkpoint.load(case_folder(case), ops))
 
 
 @pytest.fixture(scope="session")
-def make_model() -> Callable[..., GPT2]:
+def make_model(ops) -> Callable[..., GPT2]:
     """Make a model in memory: `checkpoints.CONFIG` with changes."""
 
     def make(seed: int = 0, **changes: object) -> GPT2:
         config = CONFIG | changes
         weights = make_weights(config, seed=seed)
-        return checkpoint.assemble(GPT2Config.from_dict(config), NumPyOps(), weights)
+        return checkpoint.assemble(GPT2Config.from_dict(config), ops, weights)
 
     return make
 

@@ -406,7 +406,7 @@ def test_the_locale_does_not_change_the_bytes():
     assert text_of("-n", "5", "--seed", "1", "--echo", input=text.encode(), env=plain) == expected
 
 
-@pytest.mark.parametrize("command", ["generate", "download", "models", "info"])
+@pytest.mark.parametrize("command", ["generate", "bench", "download", "models", "info"])
 def test_every_command_has_help_that_needs_no_numpy(command):
     code = (
         "import sys; from gpt_cli.cli import app; code = app.run(sys.argv[1:]);"

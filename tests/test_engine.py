@@ -74,6 +74,7 @@ def test_every_error_has_its_exit_code():
         "CheckpointError": 4,
         "ResourceError": 5,
         "RowsError": 6,
+        "MismatchError": 1,
     }
 
 
@@ -293,7 +294,7 @@ def test_half_of_a_surrogate_pair_is_refused(engine):
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_noticed_when_it_matters(engine):
     config = replace(engine.model.config, vocab_size=280)
-    model = replace(engine.model, config=config, wte=engine.model.wte[:280])
+    model = replace(engine.model, config=config, wte=engine.model.wte[:, :280])
     smaller = gpt_cli.Engine(model, engine.tokenizer, "", 0)
     for use in (smaller.score, lambda text: smaller.generate([text])):
         with pytest.raises(InputError, match=r"the model has no token 28\d"):

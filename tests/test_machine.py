@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ import pytest
 from processes import posix
 
 from gpt_cli import machine
-from gpt_cli.machine import free_memory
+from gpt_cli.machine import blas_threads, free_memory
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -74,3 +75,33 @@ def test_the_limit_of_the_process_counts():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     assert 2**28 < int(shown) < 2**30
+
+
+@posix
+def test_the_peak_is_that_of_this_process_and_stays():
+    code = "from gpt_cli.machine import peak_memory; x = {}; del x; print(peak_memory())"
+
+    def peak(*ones: str) -> int:
+        command = [sys.executable, "-c", code.format(*ones)]
+        return int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+    little, much = peak("0"), peak("b'1' * 300_000_000")
+    assert 1e6 < little < 100e6
+    assert 290e6 < much - little < 310e6
+
+
+def test_the_peak_is_unknown_where_nobody_tells(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "_STATUS", tmp_path / "none")
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert machine.peak_memory() is None
+
+
+@pytest.mark.parametrize(
+    ("openblas", "openmp", "threads"),
+    [("1", "2", 1), ("", "1", 1), ("0", "1", 1), ("", "", 3), ("7", "1", 3), ("many", "2", 2)],
+)
+def test_threads_are_what_openblas_takes(openblas, openmp, threads, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", openblas)
+    monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+    assert blas_threads() == threads

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,7 +114,8 @@ def test_how_the_work_is_cut_changes_nothing(
 
 def test_damaged_weights_are_no_score(make_model, tokenizer):
     model = make_model()
-    model.wte[:] = np.nan
+    damaged = np.full(model.config.n_embd, np.nan, np.float32)
+    model = replace(model, ln_f=replace(model.ln_f, weight=damaged))
     with pytest.raises(CheckpointError, match="damaged"):
         score(model, tokenizer, [[1, 2, 3]])
 

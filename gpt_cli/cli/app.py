@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from typer.main import get_command
 
 from gpt_cli import __version__
 from gpt_cli.cli.batch import batch
+from gpt_cli.cli.bench import bench
 from gpt_cli.cli.download import download
 from gpt_cli.cli.generate import generate
 from gpt_cli.cli.info import info
@@ -35,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "score": score,
     "rank": rank,
     "next": next_tokens,
+    "bench": bench,
     "tokenize": tokenize,
     "detokenize": detokenize,
     "download": download,
@@ -65,7 +68,12 @@ def main() -> None:
     """Run the command line and exit."""
     if "_GPT_CLI_COMPLETE" in os.environ:  # the shell asks for completions
         app()
-    sys.exit(run(sys.argv[1:] or ["--help"]))
+    code = run(sys.argv[1:] or ["--help"])
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError, ValueError):  # `run` has told of what can be told
+                stream.flush()
+    os._exit(code)  # Python would tidy up first, for 0.2 s where numba is loaded
 
 
 def run(arguments: list[str]) -> int:

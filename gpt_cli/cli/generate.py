@@ -82,7 +82,13 @@ def generate(
         top_logprobs=logprobs,
     )
     engine = gpt_cli.load(
-        model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        offline=offline,
+        quiet=quiet,
+        tokens=samples * max_tokens,
     )
     run = engine.run([text] * samples, options)
     streaming = stream and samples == 1 and not as_json

@@ -40,7 +40,13 @@ def next_tokens(
     from gpt_cli.cli import report
 
     engine = gpt_cli.load(
-        model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        offline=offline,
+        quiet=quiet,
+        tokens=1,
     )
     found = [
         report.token_record(engine, id, logprob) | {"probability": math.exp(logprob)}

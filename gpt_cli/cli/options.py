@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gpt_cli.machine import cores
+
 if TYPE_CHECKING:
     from gpt_cli.generate import Options
 
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
-# What the BLAS libraries that NumPy may be built with read when they are loaded.
+# What numba and the BLAS libraries that NumPy may be built with read when they are loaded.
 _THREAD_VARIABLES = (
+    "NUMBA_NUM_THREADS",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -59,7 +62,7 @@ PromptFile = Annotated[
 Device = Annotated[str, typer.Option(help="auto or cpu.")]
 Dtype = Annotated[str, typer.Option(help="Type of the weights: float32.")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads for matrix products; all cores if not set.")
+    int | None, typer.Option(min=1, help="Threads to compute with; all cores if not set.")
 ]
 
 # How to continue a prompt: the fields of gpt_cli.Options.
@@ -118,6 +121,12 @@ def generation_options(**given: Any) -> "Options":
 
 
 def limit_threads(threads: int | None) -> None:
-    """Let matrix products use this many threads; must be called before NumPy is imported."""
+    """Let matrix products use this many threads; must be called before NumPy is imported.
+
+    By default they take as many as the process may use cores, which the libraries do not know in a
+    container, unless one of their variables is set.
+    """
+    if threads is None and not any(name in os.environ for name in _THREAD_VARIABLES):
+        threads = cores()
     if threads is not None:
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))

@@ -10,6 +10,12 @@ from gpt_cli.cli.text import note, on_terminal, tell
 _SETTLED = 5.0  # seconds, before which a rate tells little about the time that is left
 
 
+def renew(line: str) -> None:
+    """Write over the line that a terminal shows on standard error."""
+    width = shutil.get_terminal_size().columns - 1
+    tell(f"\r{line[:width].ljust(width)}\r")
+
+
 class Progress:
     """Counts rows and tokens, and tells on standard error how far they are."""
 
@@ -32,7 +38,7 @@ class Progress:
             return
         self._last = now
         if self._renews:
-            self._renew(self._line(now))
+            renew(self._line(now))
         else:
             note(f"gpt-cli: {self._line(now)}")
 
@@ -49,13 +55,9 @@ class Progress:
         if not self._shown or self.rows == self._before:
             return
         if self._renews:
-            self._renew("")
+            renew("")
         if kind is None or kind is KeyboardInterrupt:
             note(f"gpt-cli: {self._line(time.perf_counter())}")
-
-    def _renew(self, line: str) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        tell(f"\r{line[:width].ljust(width)}\r")
 
     def _line(self, now: float) -> str:
         seconds = max(now - self._start, 1e-9)

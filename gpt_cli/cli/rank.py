@@ -65,7 +65,13 @@ def rank(
     from gpt_cli.cli import report
 
     engine = gpt_cli.load(
-        model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        offline=offline,
+        quiet=quiet,
+        tokens=len(listed),
     )
     ranked = engine.rank(text, list(given), by=by)
     if as_json or not on_terminal(sys.stdout):

@@ -5,6 +5,7 @@ are tested against. Shapes: B batch, T new tokens, S = past + T, H heads, D head
 """
 
 import importlib
+import os
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from gpt_cli.errors import InputError
 
 Array: TypeAlias = NDArray[Any]  # an array on the device that the ops compute on
+Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that have placed it
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,31 @@ class LayerNorm:
 class Linear:
     """A matrix (n_in, n_out), as GPT-2's checkpoints have it, and a bias (n_out,) or none."""
 
-    weight: Array
+    weight: Matrix
     bias: Array | None = None
+
+
+class Rows(Protocol):
+    """An array of the host, or a file that gives some rows of one at a time."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many there are along each axis."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> Array:
+        """Return a range of rows."""
+        ...
 
 
 class Ops(Protocol):
     """What the model asks of a device. An implementation may fuse inside one operation only."""
+
+    name: str
+    """What computes, for people."""
+
+    threads: int
+    """How many threads of the host compute."""
 
     xp: ModuleType
     """The array namespace, NumPy's or CuPy's, for everything that needs no fusing."""
@@ -43,12 +64,22 @@ class Ops(Protocol):
         """Move a float32 array of the host to the device, once."""
         ...
 
+    def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Matrix:
+        """Put a float32 matrix of the host where `linear` and `embed` want it.
+
+        Its rows are those of (n_in, n_out), or of (n_out, n_in) where it is `transposed`.
+        """
+        ...
+
     def to_host(self, array: Array) -> Array:
         """Copy an array of the device to the host."""
         ...
 
-    def embed(self, wte: Array, wpe: Array, ids: Array, positions: Array) -> Array:
-        """ids (B, T), positions (B or 1, T) -> wte[ids] + wpe[positions] (B, T, C)."""
+    def embed(self, wte: Matrix, wpe: Array, ids: Array, positions: Array) -> Array:
+        """Columns of wte (C, V) and rows of wpe (n_positions, C), added.
+
+        ids (B, T), positions (B or 1, T) -> (B, T, C).
+        """
         ...
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
@@ -65,28 +96,58 @@ class Ops(Protocol):
         """softmax(scale * q keysT, over what is visible) values.
 
         q (B, H, T, D), keys and values (B, H, S, D), visible (B or 1, 1, T, S) of booleans, or
-        None where every query sees every key -> (B, H, T, D). The queries are those of the last T
-        keys, and `visible` shows none of them a key after its own.
+        None for a single query that sees every key -> (B, H, T, D). The queries are those of the
+        last T keys, and `visible` shows none of them a key after its own.
         """
         ...
 
 
-# Which implementation computes for a device and a type of weights: (module, class).
+# What computes for a device and a type of weights: by name (module, class), the fastest first.
 _IMPLEMENTATIONS = {
-    ("cpu", "float32"): ("gpt_cli.ops.numpy_ops", "NumPyOps"),
+    ("cpu", "float32"): {
+        "numba": ("gpt_cli.ops.numba_ops", "NumbaOps"),
+        "numpy": ("gpt_cli.ops.numpy_ops", "NumPyOps"),
+    },
 }
+_CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
 
 
-def get_ops(device: str, dtype: str) -> Ops:
+def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
     """Return the operations for a device ("auto" takes the best there is) and a type of weights.
+
+    Where there are several, it is the fastest of those that are installed; or the last, which needs
+    nothing and is there at once, where so little is computed that it is `brief`; or the one that
+    the variable GPT_CLI_OPS names.
 
     Raises:
         InputError: nothing computes that.
+    """
+    several = implementations(device, dtype)
+    choice = os.environ.get(_CHOICE)
+    names = [choice] if choice else list(several)[-1:] if brief else list(several)
+    for name in names:
+        module, implementation = several[name]
+        try:
+            ops: Ops = getattr(importlib.import_module(module), implementation)()
+        except ImportError as error:
+            reason = error
+        else:
+            return ops
+    raise InputError(f"{_CHOICE}={choice} cannot be used ({reason}): pip install 'gpt-cli[fast]'")
+
+
+def implementations(device: str, dtype: str) -> dict[str, tuple[str, str]]:
+    """Return what computes for a device and a type of weights, by name, without loading it.
+
+    Raises:
+        InputError: nothing does, or GPT_CLI_OPS names something else.
     """
     key = ("cpu" if device == "auto" else device, dtype)
     if key not in _IMPLEMENTATIONS:
         offered = ", ".join(f"{dtype} on {device}" for device, dtype in _IMPLEMENTATIONS)
         raise InputError(f"cannot compute in {dtype} on {device}; this version offers {offered}")
-    module, name = _IMPLEMENTATIONS[key]
-    implementation: Ops = getattr(importlib.import_module(module), name)()
-    return implementation
+    several = _IMPLEMENTATIONS[key]
+    choice = os.environ.get(_CHOICE)
+    if choice and choice not in several:
+        raise InputError(f"{_CHOICE}={choice}: {dtype} on {key[0]} has {' and '.join(several)}")
+    return several

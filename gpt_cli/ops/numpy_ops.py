@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpt_cli.ops import Array, LayerNorm, Linear
+from gpt_cli.machine import blas_threads
+from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.few_rows import MOST_ROWS, FewRows
 
 QUERIES = 64  # that `attend` takes at a time
@@ -83,22 +84,28 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 class NumPyOps:
     """The operations of `gpt_cli.ops.Ops` on the CPU."""
 
+    name = "numpy"
     xp = np
 
     def __init__(self) -> None:
+        self.threads = blas_threads()
         self._few_rows = FewRows()
 
     def place(self, array: Array) -> Array:
         """Return the array itself: it is where it belongs."""
         return array
 
+    def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
+        """Return the matrix (n_in, n_out) itself."""
+        return rows[:].T if transposed else rows[:]
+
     def to_host(self, array: Array) -> Array:
         """Return the array itself."""
         return array
 
     def embed(self, wte: Array, wpe: Array, ids: Array, positions: Array) -> Array:
-        """Rows of wte and wpe, added: (B, T, C)."""
-        x: Array = wte[ids]
+        """Columns of wte and rows of wpe, added: (B, T, C)."""
+        x: Array = wte.T[ids]
         x += wpe[positions]
         return x
 
@@ -131,7 +138,7 @@ class NumPyOps:
         # come after all of them need none.
         for start in range(0, T, QUERIES):
             end = min(start + QUERIES, T)
-            seen = S if visible is None else S - T + end
+            seen = S - T + end
             scores = q[:, :, start:end] @ keys[:, :, :seen].swapaxes(-1, -2)  # (B, H, <T, <=S)
             scores *= scale
             if visible is not None:

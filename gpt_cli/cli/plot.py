@@ -1,0 +1,124 @@
+"""The time of each token against its position in the text: in characters, and as a picture."""
+
+import io
+import itertools
+import statistics
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpt_cli.errors import InputError, ResourceError
+
+if TYPE_CHECKING:
+    from gpt_cli.bench import Benchmark
+
+_COLUMNS, _LINES = 60, 12
+_ACROSS = "position in the text, in tokens"
+_FORMATS = (".png", ".svg", ".pdf")
+
+# Of each mode: its mark, its colour (told apart by all eyes), and what it does.
+_STYLES = {
+    "cache off": (
+        "o",
+        "#d55e00",
+        "without the cache: the whole text is computed again for each token",
+    ),
+    "cache on": ("*", "#0072b2", "with the cache: only the new token is computed"),
+}
+
+
+def curves(found: "Benchmark") -> str:
+    """Draw the milliseconds of each token upwards, its position in the text to the right."""
+    heights = {name: _columns(mode.token_s) for name, mode in found.modes.items()}
+    top = max(map(max, heights.values()))
+    grid = [[" "] * _COLUMNS for _ in range(_LINES)]
+    shown = {name: style for name, style in _STYLES.items() if name in heights}
+    for name, (mark, _, _) in shown.items():
+        for column, height in enumerate(heights[name]):
+            grid[round(height / top * (_LINES - 1))][column] = mark
+    labels = {_LINES - 1: number(1000 * top), 0: "0"}
+    drawn = [f"{labels.get(line, ''):>7} |{''.join(grid[line])}".rstrip() for line in range(_LINES)]
+    first, last = str(found.positions[0]), str(found.positions[-1])
+    return "\n".join(
+        [
+            "milliseconds for each token",
+            "",
+            *reversed(drawn),
+            f"{'':8}+{'-' * _COLUMNS}",
+            f"{'':9}{first}{_ACROSS:^{_COLUMNS - len(first) - len(last)}}{last}",
+            "",
+            *(f"{'':9}{mark}  {what}" for mark, _, what in shown.values()),
+        ]
+    )
+
+
+def _columns(token_s: list[float]) -> list[float]:
+    """Medians of as many stretches as there are columns; a few tokens take several columns each."""
+    count = len(token_s)
+    edges = [column * count // _COLUMNS for column in range(_COLUMNS + 1)]
+    return [
+        statistics.median(token_s[start : max(end, start + 1)])
+        for start, end in itertools.pairwise(edges)
+    ]
+
+
+def number(value: float) -> str:
+    """A number above 0 for people: three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
+
+
+def check_file(file: Path) -> None:
+    """Raise InputError unless a picture can become this file, before anything costly is done."""
+    if file.suffix.lower() not in _FORMATS:
+        raise InputError(f"--plot {file}: the name must end with {' or '.join(_FORMATS)}")
+    if not file.parent.is_dir():
+        raise InputError(f"--plot {file}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise InputError(f"--plot {file}: it is a folder")
+    if find_spec("matplotlib") is None:
+        raise InputError("--plot needs matplotlib: pip install 'gpt-cli[plot]'")
+
+
+def save(found: "Benchmark", file: Path) -> None:
+    """Draw the curves as a picture.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure  # no pyplot: nothing asks for a display
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, (_, colour, what) in _STYLES.items():
+        if name in found.modes:
+            times = [1000 * seconds for seconds in found.modes[name].token_s]
+            axes.plot(found.positions, times, ".-", markersize=3, color=colour, label=what)
+            axes.annotate(
+                name,
+                (found.positions[-1], times[-1]),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                color=colour,
+            )
+    rows = "" if found.batch == 1 else f", {found.batch} rows side by side"
+    figure.suptitle(
+        f"{found.model}, {found.max_tokens} tokens after a prompt of {found.prompt_tokens}{rows}: "
+        "time for each token",
+        wrap=True,
+        parse_math=False,  # the name of a folder may hold a $
+    )
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above, in no curve's way
+    axes.set_xlabel(_ACROSS)
+    axes.set_ylabel("time for each token, in milliseconds")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=file.suffix[1:].lower(), dpi=150)
+    try:
+        file.write_bytes(picture.getvalue())
+    except OSError as error:
+        raise ResourceError(f"cannot write {file}: {error.strerror}") from None

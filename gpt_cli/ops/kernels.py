@@ -1,0 +1,326 @@
+"""What numba compiles: the loops behind `numba_ops`.
+
+All numbers are float32, and numbers of a row lie side by side; rows may lie apart. Shapes: T rows,
+K = n_in, P panels of COLUMNS columns (see `pack`); for attention B batch, H heads, T queries,
+S keys, D head size.
+"""
+
+import os
+
+# How often a thread of OpenMP that has nothing to do looks for work before it sleeps; read when
+# the library is loaded. By default it looks for milliseconds, and keeps others, among them the
+# thread that it waits for, from a core.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.ufunc import omppool  # noqa: F401  # an ImportError where OpenMP is missing
+
+from gpt_cli.ops.tile import COLUMNS, ROWS, make_tile
+
+# Its threads are at work in 2 us, numba's own in 75: longer than many of these operations take.
+numba.config.THREADING_LAYER = "omp"
+
+QUERIES = 2 * ROWS  # that attention takes at a time
+
+# Sums may be added up in any order, but there may be infinities and NaNs: they tell of damaged
+# weights.
+_SUMS = {"reassoc", "contract", "arcp", "nsz"}
+_MASKED = np.finfo(np.float32).min  # finite: a row of padding, which sees nothing, gives no NaN
+# Divisions as NumPy has them: a check of each for zero would keep loops from being vectorized.
+_SETTINGS = {"nogil": True, "cache": True, "error_model": "numpy"}
+
+
+_highest, _8_rows, _4_rows, _2_rows, _1_row = (make_tile(rows) for rows in (ROWS, 8, 4, 2, 1))
+
+
+# --- the smallest parts, which are compiled into those that call them --------------------------
+
+
+@intrinsic
+def _pointer(typingctx, array, start):
+    """The address of the element of an array that lies `start` elements after its first."""
+
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.gep(data, [args[1]])
+
+    return types.CPointer(array.dtype)(array, types.intp), generate
+
+
+@intrinsic
+def _power_of_two(typingctx, exponent):
+    """2 to the power of an integer from -126 to 127, put together from the bits of a float32."""
+
+    def generate(context, builder, signature, args):
+        bits = builder.shl(builder.add(args[0], ir.IntType(32)(127)), ir.IntType(32)(23))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@njit
+def exp(x):
+    """e to the power of x, to within 2 units in the last place; at the ends of float32 it stops.
+
+    e^x = 2^n e^f with a whole n and |f| <= ln(2)/2, where a short Taylor series is exact enough.
+    NumPy's would do as well, but numba calls it number by number; this is done for whole vectors.
+    """
+    x = np.float32(-87) if x < np.float32(-87) else x
+    x = np.float32(88) if x > np.float32(88) else x
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    # ln(2) in two parts, of which the first has so few digits that its product with n is exact.
+    f = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    series = np.float32(1 / 5040)
+    for coefficient in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+        series = series * f + np.float32(coefficient)
+    return series * _power_of_two(np.int32(n))
+
+
+@njit(error_model="numpy")
+def gelu_new(x):
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), by tanh(u) = 2/(1 + e^-2u) - 1."""
+    u = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return x / (np.float32(1) + exp(np.float32(-2) * u))
+
+
+@intrinsic
+def _maximum(typingctx, one, other):
+    """The larger of two numbers, or NaN if one is that. Loops of `max` stay unvectorized."""
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 2)
+        return builder.call(
+            cgutils.get_or_insert_function(builder.module, kind, "llvm.maximum.f32"), args
+        )
+
+    return types.float32(types.float32, types.float32), generate
+
+
+@njit(fastmath=_SUMS, error_model="numpy")
+def _softmax(row, n):
+    """Replace the first n numbers of a row by their softmax."""
+    largest = row[0]
+    for place in range(1, n):
+        largest = _maximum(largest, row[place])
+    total = np.float32(0)
+    for place in range(n):
+        row[place] = exp(row[place] - largest)
+        total += row[place]
+    share = np.float32(1) / total
+    for place in range(n):
+        row[place] *= share
+
+
+@njit
+def _multiply(x, x_start, x_stride, T, w, w_start, K, bias, y, y_start, y_stride):
+    """T rows of tiles, one below the other: y (T, COLUMNS) = x (T, K) @ panel w + bias."""
+    r = 0
+    while r < T:
+        x_at, y_at = x_start + r * x_stride, y_start + r * y_stride
+        if T - r >= ROWS:
+            _highest(x, x_at, x_stride, w, w_start, K, bias, y, y_at, y_stride)
+            r += ROWS
+        elif T - r >= 8:
+            _8_rows(x, x_at, x_stride, w, w_start, K, bias, y, y_at, y_stride)
+            r += 8
+        elif T - r >= 4:
+            _4_rows(x, x_at, x_stride, w, w_start, K, bias, y, y_at, y_stride)
+            r += 4
+        elif T - r >= 2:
+            _2_rows(x, x_at, x_stride, w, w_start, K, bias, y, y_at, y_stride)
+            r += 2
+        else:
+            _1_row(x, x_at, x_stride, w, w_start, K, bias, y, y_at, y_stride)
+            r += 1
+
+
+# --- what `numba_ops` calls ---------------------------------------------------------------------
+
+
+@njit("void(f4[:,::1], f4[:,:,::1], i8)", **_SETTINGS)
+def pack_rows(part, panels, first):
+    """Put rows of a matrix (K, n_out), from its row `first` on, into its panels (P, K, COLUMNS).
+
+    The columns of a panel lie side by side, so that a product reads it from beginning to end.
+    """
+    rows, n_out = part.shape
+    for p in range(len(panels)):
+        start = p * COLUMNS
+        for k in range(rows):
+            for c in range(min(COLUMNS, n_out - start)):
+                panels[p, first + k, c] = part[k, start + c]
+
+
+@njit("void(f4[:,::1], f4[:,:,::1], i8)", **_SETTINGS)
+def pack_columns(part, panels, first):
+    """Put columns of a matrix, given as the rows of `part`, from column `first` on, into panels."""
+    columns, K = part.shape
+    for p in range(first // COLUMNS, -(-(first + columns) // COLUMNS)):
+        start = p * COLUMNS - first  # where the panel begins in `part`
+        for k in range(K):
+            for c in range(max(0, -start), min(COLUMNS, columns - start)):
+                panels[p, k, c] = part[start + c, k]
+
+
+@njit("void(f4[:,:,::1], f4[:,::1], i8[::1], i8[::1], f4[:,::1])", **_SETTINGS)
+def embed(wte, wpe, ids, positions, y):
+    """Add columns of the packed wte (P, C, COLUMNS) to rows of wpe: y (T, C)."""
+    for t in range(len(ids)):
+        panel, column = divmod(ids[t], COLUMNS)
+        for c in range(y.shape[1]):
+            y[t, c] = wte[panel, c, column] + wpe[positions[t], c]
+
+
+@njit(
+    "void(f4[:,::1], f4[::1], f4[::1], f4, f4[:,::1])", parallel=True, fastmath=_SUMS, **_SETTINGS
+)
+def layer_norm(x, weight, bias, epsilon, y):
+    """Normalize x (T, C) into the first C columns of y."""
+    T, C = x.shape
+    for t in prange(T):
+        mean = np.float32(0)
+        for c in range(C):
+            mean += x[t, c]
+        mean /= np.float32(C)
+        variance = np.float32(0)
+        for c in range(C):
+            variance += (x[t, c] - mean) ** 2
+        scale = np.float32(1) / np.sqrt(variance / np.float32(C) + epsilon)
+        for c in range(C):
+            y[t, c] = (x[t, c] - mean) * scale * weight[c] + bias[c]
+
+
+@njit(
+    "void(f4[:,:], f4[:,:,::1], f4[::1], b1, f4[:,::1])",
+    parallel=True, fastmath=_SUMS, **_SETTINGS,
+)  # fmt: skip
+def linear(x, w, bias, gelu, y):
+    """y (T, P * COLUMNS or more) = x (T, K) @ packed w (P, K, COLUMNS) + bias, maybe through GELU.
+
+    A panel stays in the cache, that of its thread, while all rows of x pass by.
+    """
+    (T, K), x_stride, y_stride = x.shape, x.strides[0] // 4, y.shape[1]
+    for number in prange(len(w)):
+        p = np.int64(number)
+        panel_bias = np.zeros(COLUMNS, np.float32)
+        for c in range(min(COLUMNS, len(bias) - p * COLUMNS)):  # it may be shorter, or empty
+            panel_bias[c] = bias[p * COLUMNS + c]
+        tile = np.empty(ROWS * COLUMNS, np.float32)
+        for start in range(0, T, ROWS):
+            rows = min(ROWS, T - start)
+            x_start, y_start = start * x_stride, start * y_stride + p * COLUMNS
+            if gelu:
+                _multiply(
+                    x, x_start, x_stride, rows,
+                    w, p * K * COLUMNS, K, panel_bias,
+                    tile, 0, COLUMNS,
+                )  # fmt: skip
+                for place in range(rows * COLUMNS):
+                    tile[place] = gelu_new(tile[place])
+                for t in range(rows):
+                    for c in range(COLUMNS):
+                        y[start + t, p * COLUMNS + c] = tile[t * COLUMNS + c]
+            else:
+                _multiply(
+                    x, x_start, x_stride, rows,
+                    w, p * K * COLUMNS, K, panel_bias,
+                    y, y_start, y_stride,
+                )  # fmt: skip
+
+
+@njit(
+    "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4, b1[:,:,:,::1], f4[:,:,::1])",
+    parallel=True, fastmath=_SUMS, **_SETTINGS,
+)  # fmt: skip
+def attend_one(q, keys, values, scale, visible, y):
+    """Attention of one query a row: q (B, H, 1, D) -> y (B, 1, H * D or more)."""
+    B, H, _, D = q.shape
+    S = keys.shape[2]
+    k_stride, v_stride = keys.strides[2] // 4, values.strides[2] // 4
+    for task in prange(B * H):
+        b, h = divmod(np.int64(task), H)
+        query = carray(_pointer(q, (b * q.strides[0] + h * q.strides[1]) // 4), (D,))
+        k_start = (b * keys.strides[0] + h * keys.strides[1]) // 4
+        k = carray(_pointer(keys, k_start), (S, k_stride))
+        v_start = (b * values.strides[0] + h * values.strides[1]) // 4
+        v = carray(_pointer(values, v_start), (S, v_stride))
+        shares = np.empty(S, np.float32)
+        for s in range(S):
+            score = np.float32(0)
+            for d in range(D):
+                score += query[d] * k[s, d]
+            shares[s] = score * scale
+        for s in range(S):
+            if not visible[b % len(visible), 0, 0, s]:
+                shares[s] = _MASKED
+        _softmax(shares, S)
+        mixed = np.zeros(D, np.float32)
+        for s in range(S):
+            for d in range(D):
+                mixed[d] += shares[s] * v[s, d]
+        for d in range(D):
+            y[b, 0, h * D + d] = mixed[d]
+
+
+@njit(
+    "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4, b1[:,:,:,::1], f4[:,:,::1])",
+    parallel=True, fastmath=_SUMS, **_SETTINGS,
+)  # fmt: skip
+def attend_many(q, keys, values, scale, visible, y):
+    """Attention of many queries: q (B, H, T, D) -> y (B, T, H * D or more).
+
+    Some queries at a time, so that their scores stay in the cache; they need no score of the keys
+    that come after all of them.
+    """
+    B, H, T, D = q.shape
+    S = keys.shape[2]
+    q_stride = q.strides[2] // 4
+    k_stride, v_stride = keys.strides[2] // 4, values.strides[2] // 4
+    key_panels, value_panels = -(-S // COLUMNS), -(-D // COLUMNS)
+    for task in prange(B * H):
+        b, h = divmod(np.int64(task), H)
+        q_start = (b * q.strides[0] + h * q.strides[1]) // 4
+        k_start = (b * keys.strides[0] + h * keys.strides[1]) // 4
+        k = carray(_pointer(keys, k_start), (S, k_stride))
+        v_start = (b * values.strides[0] + h * values.strides[1]) // 4
+        v = carray(_pointer(values, v_start), (S, v_stride))
+        packed_k = np.zeros((key_panels, D, COLUMNS), np.float32)  # keys transposed
+        for s in range(S):
+            for d in range(D):
+                packed_k[s // COLUMNS, d, s % COLUMNS] = k[s, d] * scale
+        packed_v = np.zeros((value_panels, S, COLUMNS), np.float32)
+        for s in range(S):
+            for d in range(D):
+                packed_v[d // COLUMNS, s, d % COLUMNS] = v[s, d]
+        width = key_panels * COLUMNS
+        shares = np.empty((QUERIES, width), np.float32)
+        mixed = np.empty((QUERIES, COLUMNS), np.float32)
+        nothing = np.zeros(COLUMNS, np.float32)
+        for start in range(0, T, QUERIES):
+            rows = min(QUERIES, T - start)
+            seen = S - T + start + rows
+            for p in range(-(-seen // COLUMNS)):
+                _multiply(
+                    q, q_start + start * q_stride, q_stride, rows,
+                    packed_k, p * D * COLUMNS, D, nothing,
+                    shares, p * COLUMNS, width,
+                )  # fmt: skip
+            for r in range(rows):
+                for s in range(seen):
+                    if not visible[b % len(visible), 0, start + r, s]:
+                        shares[r, s] = _MASKED
+                _softmax(shares[r], seen)
+            for p in range(value_panels):
+                _multiply(
+                    shares, 0, width, rows,
+                    packed_v, p * S * COLUMNS, seen, nothing,
+                    mixed, 0, COLUMNS,
+                )  # fmt: skip
+                for r in range(rows):
+                    for d in range(p * COLUMNS, min(D, (p + 1) * COLUMNS)):
+                        y[b, start + r, h * D + d] = mixed[r, d - p * COLUMNS]

@@ -1,0 +1,387 @@
+"""`gpt-cli bench` as a user meets it: a table and curves, JSON, a picture."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from processes import COMMAND, posix, run_on_terminal
+
+import gpt_cli
+from gpt_cli.bench import Benchmark, Mode, Plan, Spread
+from gpt_cli.cli import app, benched, plot
+
+BENCH = ["bench", "--model", "tiny"]
+FEW = [*BENCH, "-p", "4", "-n", "5", "-r", "2"]
+LEGEND_ON = "with the cache: only the new token is computed"
+LEGEND_OFF = "without the cache: the whole text is computed again for each token"
+
+
+def run(*arguments):
+    finished = subprocess.run([*COMMAND, *FEW, *arguments], capture_output=True, timeout=60)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    return finished.stdout.decode()
+
+
+def mode(token_s, growth):
+    one = Spread(0.25, 0.125, 0.5)
+    return Mode(one, one, one, one, one, one, one, token_s, growth)
+
+
+@pytest.fixture
+def found():
+    """120 tokens after 32: with the cache 2 ms each; without it 1 ms more for each 5 tokens."""
+    return Benchmark(
+        model="made up",
+        parameters=1_234_567,
+        weights_bytes=4_938_268,
+        ops="by hand",
+        threads=1,
+        prompt_tokens=32,
+        max_tokens=120,
+        batch=2,
+        repetitions=3,
+        load_s=0.012345,
+        peak_bytes=123_456_789,
+        positions=list(range(33, 153)),
+        early=(34, 43),
+        late=(143, 152),
+        cache_on=mode([0.002] * 120, 1.04),
+        cache_off=mode([0.001 * (1 + token // 5) for token in range(120)], 12.34),
+        ratio={"decode_tok_s": 123.4, "model_s": 5.678},
+        ids=[[1] * 120] * 2,
+    )
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def test_a_pipe_gets_table_curves_and_conclusion_without_escape_codes():
+    text = run()
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert "\r" not in text
+    head, table, notes, *_ = text.split("\n\n")
+    assert head.startswith("tiny: 2,271,360 parameters, computed by ")
+    assert head.endswith("\n4 prompt tokens, 5 new tokens, 1 row, 2 repetitions")
+    assert re.match(r"median \(min-max\) +cache on +cache off +ratio\n", table)
+    assert len(table.splitlines()) == 8
+    assert "weights 9 MB" in notes
+    assert LEGEND_ON in text
+    assert LEGEND_OFF in text
+    number = r"\d+\.\d"
+    assert re.fullmatch(
+        rf"With the cache, tokens 8 to 9 of the text took {number} times as long as tokens 6 to 7; "
+        rf"without it, {number} times\. All ids agree\.",
+        text.splitlines()[-1],
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "shown", "other"),
+    [
+        ("--cache", ("cache on", LEGEND_ON), LEGEND_OFF),
+        ("--no-cache", ("cache off", LEGEND_OFF), LEGEND_ON),
+    ],
+)
+def test_one_mode_alone_has_nothing_to_be_compared_with(flag, shown, other):
+    text = run(flag)
+    assert all(words in text for words in shown)
+    assert other not in text
+    assert "ratio" not in text
+
+
+def test_the_table_has_each_figure_with_its_range_and_its_ratio(found):
+    table = benched.as_text(found).split("\n\n")[1].splitlines()
+    cells = [re.split(r"  +", line) for line in table]
+    assert cells[0] == ["median (min-max)", "cache on", "cache off", "ratio"]
+    milliseconds, seconds = "250 (125-500)", "0.250 (0.125-0.500)"
+    assert cells[1:] == [
+        ["tokenization, ms", milliseconds, milliseconds, "-"],
+        ["first token, ms", milliseconds, milliseconds, "-"],
+        ["prefill, tokens/s", seconds, seconds, "-"],
+        ["decode, tokens/s", seconds, seconds, "123"],
+        ["model, ms a token", milliseconds, milliseconds, "5.7"],
+        ["the rest, ms a token", milliseconds, milliseconds, "-"],
+        ["whole text, s", seconds, seconds, "-"],
+    ]
+    for start in map(table[0].index, cells[0][1:]):
+        assert all(line[start - 1] == " " != line[start] for line in table)
+
+
+def test_one_token_has_no_rate_and_one_repetition_no_range(found):
+    single = replace(mode([0.5], None), total_s=Spread(2, 2, 2), decode_tok_s=None)
+    alone = replace(found, cache_on=single, cache_off=None, ratio=None, early=None, late=None)
+    text = benched.as_text(alone)
+    assert re.search(r"^decode, tokens/s +-$", text, re.MULTILINE)
+    assert re.search(r"^whole text, s +2\.00$", text, re.MULTILINE)
+
+
+def test_the_notes_tell_memory_and_loading(found):
+    text = benched.as_text(found)
+    assert "loaded in 0.0123 s; peak memory of the process 123 MB, weights 5 MB\n" in text
+    assert "ms a token: the time in which each row gets one\n" in text
+    unknown = benched.as_text(replace(found, peak_bytes=None, batch=1))
+    assert "peak memory of the process unknown" in unknown
+    assert "each row gets one" not in unknown
+
+
+def test_the_conclusion_says_what_was_seen_and_no_more(found):
+    said = "With the cache, tokens 143 to 152 of the text took 1.0 times as long as tokens 34 to 43"
+    assert benched.conclusion(found) == f"{said}; without it, 12.3 times. All ids agree."
+    alone = replace(found, cache_off=None, ratio=None)
+    assert benched.conclusion(alone) == f"{said}. All ids agree."
+    assert benched.conclusion(replace(alone, repetitions=1)) == f"{said}."
+    without = replace(found, cache_on=None, early=(34, 34), late=(35, 35), repetitions=1)
+    assert benched.conclusion(without) == (
+        "Without the cache, token 35 of the text took 12.3 times as long as token 34."
+    )
+    short = replace(found, early=None, late=None)
+    assert benched.conclusion(short) == "All ids agree."
+    shortest = replace(short, cache_off=None, repetitions=1)
+    assert benched.conclusion(shortest) == ""
+    assert benched.as_text(shortest).endswith(f"{LEGEND_ON}\n")
+
+
+def test_the_curves_are_where_the_axes_say(found):
+    lines = plot.curves(found).splitlines()
+    assert lines[0] == "milliseconds for each token"
+    marks = [line[9:].ljust(60) for line in lines[2:14]]
+    assert {line[8] for line in lines[2:14]} == {"|"}
+    assert lines[2].split()[0] == "24.0"
+    assert lines[13].split()[0] == "0"
+    for column in range(60):
+        drawn = {11 - row: line[column] for row, line in enumerate(marks) if line[column] != " "}
+        height = 1 + (2 * column // 5 + (2 * column + 1) // 5) / 2  # milliseconds, of two tokens
+        assert drawn == {round(height / 24 * 11): "o"} | {1: "*"}, column
+    assert lines[15].split(None, 1)[0] == "33"
+    assert lines[15].endswith(" 152")
+    assert len(lines[15]) == 69
+    assert lines[17:] == [f"{'':9}o  {LEGEND_OFF}", f"{'':9}*  {LEGEND_ON}"]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 59, 61, 1000])
+def test_any_number_of_tokens_fills_the_width(found, tokens):
+    times = [0.1 + 0.001 * token for token in range(tokens)]
+    shown = replace(
+        found,
+        positions=list(range(2, tokens + 2)),
+        cache_on=None,
+        cache_off=mode(times, None),
+    )
+    lines = plot.curves(shown).splitlines()
+    marks = [line[9:].ljust(60) for line in lines[2:14]]
+    assert all(sum(line[column] == "o" for line in marks) == 1 for column in range(60))
+    assert marks[0][59] == "o"
+    assert LEGEND_ON not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.012345, "0.0123"), (1, "1.00"), (99.94, "99.9"), (99.96, "100"), (12345.6, "12,346")],
+)
+def test_numbers_have_three_digits(value, shown):
+    assert plot.number(value) == shown
+
+
+@posix
+def test_a_terminal_sees_how_far_it_is_unless_quiet():
+    code, shown = run_on_terminal(*FEW)
+    assert code == 0
+    for what in ("warming up", "cache on, repetition 1 of 2", "cache off, repetition 2 of 2"):
+        assert f"\rgpt-cli: {what} " in shown
+    progress, table = shown.split("median (min-max)")
+    assert "All ids agree." in table
+    assert progress.count("\r\n") == 3  # the head; what was renewed has left nothing
+    *_, last, blank = re.findall(r"\r([^\r\n]+)\r", progress.split("tiny: ")[0])
+    assert last.startswith("gpt-cli: cache off, repetition 2 of 2 ")
+    assert blank.isspace()
+    assert len(blank) == len(last)
+    code, shown = run_on_terminal(*FEW, "--quiet")
+    assert code == 0
+    assert shown.startswith("tiny: ")
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def test_json_is_one_object_with_everything():
+    text = run("--json", "-b", "2")
+    assert text.count("\n") == 1
+    told = json.loads(text)
+    assert (told["model"], told["batch"], told["repetitions"]) == ("tiny", 2, 2)
+    assert (told["prompt_tokens"], told["max_tokens"]) == (4, 5)
+    assert told["positions"] == [5, 6, 7, 8, 9]
+    assert (told["early"], told["late"]) == ([6, 7], [8, 9])
+    assert [len(row) for row in told["ids"]] == [5, 5]
+    assert told["weights_bytes"] == 4 * told["parameters"]
+    assert told["peak_bytes"] is None or told["peak_bytes"] > told["weights_bytes"]
+    assert told["load_s"] > 0
+    for name in ("cache_on", "cache_off"):
+        assert len(told[name]["token_s"]) == 5
+        assert set(told[name]["first_token_s"]) == {"median", "min", "max"}
+        assert told[name]["growth"] > 0
+    for name, ratio in told["ratio"].items():
+        pair = told["cache_off"][name]["median"], told["cache_on"][name]["median"]
+        assert ratio == pytest.approx(pair[0] / pair[1]) or name.endswith("_tok_s")
+
+
+# --- flags ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch, found):
+    """What loading and measuring are asked for, while nothing is done."""
+    seen = {}
+
+    def load(name, **options):
+        seen["load"] = {"name": name} | options
+
+    def measure(engine, plan, starting):
+        seen["plan"] = plan
+        return found
+
+    monkeypatch.setattr(gpt_cli, "load", load, raising=False)
+    monkeypatch.setattr("gpt_cli.bench.measure", measure)
+    return seen
+
+
+def test_every_flag_arrives_where_it_has_its_effect(asked, capfd, monkeypatch):
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "7")
+    flags = (
+        "-m some/model -p 3 -n 5 -b 7 -r 9 --no-cache --device cpu --dtype float16 --revision v1 "
+        "--offline --threads 3 -q"
+    )
+    assert app.run(["bench", *flags.split()]) == 0
+    assert asked["plan"] == Plan(3, 5, 7, 9, (False,))
+    assert asked["load"] == {
+        "name": "some/model",
+        "device": "cpu",
+        "dtype": "float16",
+        "revision": "v1",
+        "offline": True,
+        "quiet": True,
+    }
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "3"
+    assert capfd.readouterr().out.startswith("made up: 1,234,567 parameters, computed by by hand")
+
+
+@pytest.mark.parametrize(
+    ("flags", "caches"), [([], (True, False)), (["--cache"], (True,)), (["--no-cache"], (False,))]
+)
+def test_both_modes_are_measured_unless_one_is_asked_for(flags, caches, asked):
+    assert app.run(["bench", *flags]) == 0
+    assert asked["plan"] == Plan(caches=caches)
+    assert asked["load"]["name"] == "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (["-p", "0"], "prompt-tokens must be 1 or more"),
+        (["-n", "0"], "max-tokens must be 1 or more"),
+        (["-b", "0"], "batch must be 1 or more"),
+        (["-r", "-1"], "repetitions must be 1 or more"),
+        (["-p", "many"], "--prompt-tokens"),
+        (["text"], "unexpected extra argument"),
+        (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
+        (["--plot", "curves"], "curves: the name must end with"),
+        (["--plot", "no/such/folder/x.png"], "there is no folder no/such/folder"),
+        (["--plot", "folder.png"], "folder.png: it is a folder"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_loaded(
+    flags, what, asked, capfd, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    Path("folder.png").mkdir()
+    assert app.run([*BENCH, *flags]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("gpt-cli: error: ")
+    assert what in printed.err
+    assert asked == {}
+
+
+def test_more_than_the_context_holds_is_refused(capfd):
+    assert app.run([*BENCH, "-p", "500", "-n", "13"]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "gpt-cli: error: 500 prompt tokens and 13 new ones are 513, more than the model's context "
+        "of 512; lower --prompt-tokens or --max-tokens\n"
+    )
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+
+def test_without_matplotlib_the_flag_says_how_to_get_it(asked, capfd, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert app.run([*BENCH, "--plot", str(tmp_path / "x.png")]) == 2
+    assert capfd.readouterr() == (
+        "",
+        "gpt-cli: error: --plot needs matplotlib: pip install 'gpt-cli[plot]'\n",
+    )
+    assert asked == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning"),
+    [("a.png", b"\x89PNG\r\n\x1a\n"), ("a.svg", b"<?xml"), ("a.PDF", b"%PDF")],
+)
+def test_a_picture_has_the_format_that_its_name_says(asked, name, beginning, capfd, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / name
+    assert app.run([*BENCH, "--plot", str(file)]) == 0
+    assert file.read_bytes().startswith(beginning)
+    printed = capfd.readouterr()
+    assert LEGEND_ON in printed.out
+    assert printed.err == ""
+
+
+def test_the_picture_shows_both_curves_and_says_what_they_are(found, monkeypatch, tmp_path):
+    figure_module = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    save = figure_module.Figure.savefig
+    monkeypatch.setattr(
+        figure_module.Figure,
+        "savefig",
+        lambda figure, *args, **options: drawn.append(figure) or save(figure, *args, **options),
+    )
+    plot.save(replace(found, model="a $model$"), tmp_path / "x.png")
+    (figure,) = drawn
+    (axes,) = figure.axes
+    curves = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert list(curves) == [LEGEND_OFF, LEGEND_ON]
+    for label, mode in ((LEGEND_OFF, found.cache_off), (LEGEND_ON, found.cache_on)):
+        milliseconds = [1000 * seconds for seconds in mode.token_s]
+        assert curves[label] == [
+            [*pair] for pair in zip(found.positions, milliseconds, strict=True)
+        ]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*curves]
+    assert [text.get_text() for text in axes.texts] == ["cache off", "cache on"]
+    assert figure.get_suptitle() == (
+        "a $model$, 120 tokens after a prompt of 32, 2 rows side by side: time for each token"
+    )
+    assert "tokens" in axes.get_xlabel()
+    assert "milliseconds" in axes.get_ylabel()
+    assert axes.get_yscale() == "linear"
+    assert axes.get_ylim()[0] == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_after_the_table(asked, capfd, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "full.png"
+    file.symlink_to("/dev/full")
+    assert app.run([*BENCH, "--plot", str(file)]) == 5
+    printed = capfd.readouterr()
+    assert printed.out.endswith("All ids agree.\n")
+    assert printed.err == f"gpt-cli: error: cannot write {file}: No space left on device\n"
