@@ -2,7 +2,11 @@
 
     python benchmarks/measure.py gpt-cli FOLDER
     python benchmarks/measure.py transformers FOLDER     # needs torch and transformers
-    python benchmarks/measure.py ctranslate2 FOLDER      # needs torch, transformers and ctranslate2
+    python benchmarks/measure.py ctranslate2 CONVERTED   # needs ctranslate2
+    python benchmarks/measure.py llama.cpp FILE          # needs llama-cpp-python
+    python benchmarks/measure.py openvino CONVERTED      # needs optimum-intel[openvino]
+
+What convert.py makes of the checkpoint is what the last three read. All compute in float32.
 
 All prompts are random ids, all decoding is greedy and never ends early. Rates are tokens a second:
     decode      128 new tokens after a prompt of 32, prefill not counted
@@ -10,6 +14,7 @@ All prompts are random ids, all decoding is greedy and never ends early. Rates a
     prefill     a prompt of 896, up to its first new token
     batch_8     8 prompts of 32 with 64 new tokens each, everything counted
     batch_64    64 prompts of 32 with 64 new tokens each, everything counted
+llama.cpp is asked for the logits of given tokens, without sampling, and has no batches here.
 Of gpt-cli alone, the median of three turns:
     forward     a text of 1024, with the logits of every token
     score       a text of 1024, with the log-likelihood of every token
@@ -20,10 +25,10 @@ import json
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Seconds to continue `batch` random prompts of `prompt` tokens by `new` tokens.
 Generate = Callable[[int, int, int], float]
@@ -80,7 +85,24 @@ def transformers_engine(folder: Path, threads: int) -> tuple[Generate, dict[str,
     from transformers import GPT2LMHeadModel
 
     torch.set_num_threads(threads)
-    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+    return _as_transformers(GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()), {}
+
+
+def openvino_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
+    """OpenVINO behind the interface of transformers, in float32, which is not its default."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from optimum.intel import OVModelForCausalLM
+
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": str(threads),
+    }
+    return _as_transformers(OVModelForCausalLM.from_pretrained(folder, ov_config=settings)), {}
+
+
+def _as_transformers(model: Any) -> Generate:
+    import torch
 
     def generate(batch: int, prompt: int, new: int) -> float:
         ids = torch.randint(0, model.config.vocab_size, (batch, prompt))
@@ -97,21 +119,17 @@ def transformers_engine(folder: Path, threads: int) -> tuple[Generate, dict[str,
             )
         return time.perf_counter() - start
 
-    return generate, {}
+    return generate
 
 
 def ctranslate2_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
-    """CTranslate2 in float32, on a copy of the checkpoint in its own format."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    """CTranslate2 in float32."""
     import ctranslate2
 
-    with tempfile.TemporaryDirectory() as scratch:
-        converted = str(Path(scratch, "model"))
-        ctranslate2.converters.TransformersConverter(str(folder)).convert(converted)
-        generator = ctranslate2.Generator(
-            converted, compute_type="float32", intra_threads=threads, inter_threads=1
-        )
-        vocabulary = json.loads(Path(converted, "vocabulary.json").read_text())
+    generator = ctranslate2.Generator(
+        str(folder), compute_type="float32", intra_threads=threads, inter_threads=1
+    )
+    vocabulary = json.loads((folder / "vocabulary.json").read_text())
 
     def generate(batch: int, prompt: int, new: int) -> float:
         prompts = [random.choices(vocabulary[:50000], k=prompt) for _ in range(batch)]  # noqa: S311
@@ -128,14 +146,43 @@ def ctranslate2_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, 
     return generate, {}
 
 
+def llama_engine(file: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
+    """llama.cpp by its Python binding: the library's own evaluation, one text at a time."""
+    from llama_cpp import Llama
+
+    model = Llama(
+        str(file),
+        n_ctx=1024,
+        n_batch=1024,
+        n_ubatch=1024,
+        n_threads=threads,
+        n_threads_batch=threads,
+        verbose=False,
+    )
+
+    def generate(batch: int, prompt: int, new: int) -> float:
+        ids = random.choices(range(model.n_vocab()), k=prompt + new - 1)  # noqa: S311
+        model.reset()
+        start = time.perf_counter()
+        model.eval(ids[:prompt])
+        for id in ids[prompt:]:
+            model.eval([id])
+        return time.perf_counter() - start
+
+    return generate, {}
+
+
 ENGINES = {
     "gpt-cli": gpt_cli_engine,
     "transformers": transformers_engine,
     "ctranslate2": ctranslate2_engine,
+    "llama.cpp": llama_engine,
+    "openvino": openvino_engine,
 }
+BATCHES = ENGINES.keys() - {"llama.cpp"}
 
 
-def figures(generate: Generate, others: dict[str, Seconds]) -> dict[str, float]:
+def figures(generate: Generate, others: dict[str, Seconds], batches: bool) -> dict[str, float]:
     """Measure each figure once."""
     generate(1, 32, 8)  # warm-up
     found = {
@@ -143,9 +190,10 @@ def figures(generate: Generate, others: dict[str, Seconds]) -> dict[str, float]:
         "decode_896": 64 / (generate(1, 896, 65) - generate(1, 896, 1)),
         "prefill": 896 / generate(1, 896, 1),
     }
-    generate(8, 32, 32)  # warm-up of what is done for small batches only
-    found["batch_8"] = 8 * 64 / generate(8, 32, 64)
-    found["batch_64"] = 64 * 64 / generate(64, 32, 64)
+    if batches:
+        generate(8, 32, 32)  # warm-up of what is done for small batches only
+        found["batch_8"] = 8 * 64 / generate(8, 32, 64)
+        found["batch_64"] = 64 * 64 / generate(64, 32, 64)
     # In turns, as one of them is compared with the other.
     rates: dict[str, list[float]] = {name: [] for name in others}
     for _ in range(3):
@@ -160,10 +208,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("path", type=Path)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    print(json.dumps(figures(*ENGINES[arguments.engine](arguments.folder, arguments.threads))))
+    generate, others = ENGINES[arguments.engine](arguments.path, arguments.threads)
+    print(json.dumps(figures(generate, others, arguments.engine in BATCHES)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Measure gpt-cli, and its peers beside it, in one run; write a table of medians and ratios.
 
     make bench                                                      # gpt-cli alone
-    python benchmarks/run.py --python PYTHON --peer transformers --peer ctranslate2 --save NAME
+    python benchmarks/run.py --peer transformers=PYTHON --peer llama.cpp=PYTHON --save NAME
 
-PYTHON is an interpreter that has the peers; what each needs is said in measure.py.
+PYTHON is an interpreter that has the peer; what each needs is said in measure.py and convert.py.
+Peers: transformers, ctranslate2, llama.cpp, openvino; and numpy, which is gpt-cli without numba.
 
-The checkpoint has GPT-2's 124M parameters with random weights, made here unless a FOLDER is given.
-Engines take turns, each round in fresh processes, so that a slow minute of the machine hits both.
+The checkpoint has GPT-2's 124M parameters with random weights, made here unless a FOLDER is given;
+--size 355M makes the next larger one. Engines take turns, each round in fresh processes, so that a
+slow minute of the machine hits all.
 """
 
 import argparse
@@ -36,23 +38,38 @@ UNITS = {
     "forward": "tokens/s",
     "score": "tokens/s",
     "process_20": "s",
-    "peak_memory": "MB",
+    "process_200": "s",
+    "memory_20": "MB",
+    "memory_200": "MB",
     "help": "s",
 }
 
 
-def make_checkpoint(folder: Path) -> Path:
-    """Write a checkpoint of GPT-2's size."""
+SIZES = {
+    "124M": {"n_layer": 12, "n_head": 12, "n_embd": 768},
+    "355M": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
+}
+PACKAGES = {  # of which a peer's version is told
+    "transformers": ["transformers", "torch"],
+    "ctranslate2": ["ctranslate2"],
+    "llama.cpp": ["llama-cpp-python"],
+    "openvino": ["openvino", "optimum-intel"],
+    "numpy": [],
+}
+OURS = ("gpt-cli", "numpy")
+
+
+def make_checkpoint(folder: Path, size: str) -> Path:
+    """Write a checkpoint of a published size."""
     from checkpoints import write_checkpoint
 
-    sizes = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}
-    write_checkpoint(folder, sizes)
+    write_checkpoint(folder, SIZES[size] | {"n_positions": 1024, "vocab_size": 50257})
     return folder
 
 
-def process(command: list[str]) -> tuple[float, float]:
+def process(command: list[str], **variables: str) -> tuple[float, float]:
     """Run a command; return its seconds and its peak memory in MB."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"} | variables
     start = time.perf_counter()
     child = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -65,20 +82,28 @@ def process(command: list[str]) -> tuple[float, float]:
     return seconds, usage.ru_maxrss * unit / 1e6
 
 
-def one_round(engine: str, python: str, folder: Path, threads: int) -> Figures:
+def one_round(engine: str, python: str, folder: Path, converted: Path, threads: int) -> Figures:
     """Measure everything once for one engine."""
-    measure = [python, str(HERE / "measure.py"), engine, str(folder), "--threads", str(threads)]
-    found: Figures = json.loads(subprocess.run(measure, check=True, capture_output=True).stdout)
+    variables = {"GPT_CLI_OPS": "numpy"} if engine == "numpy" else {}
+    name = "gpt-cli" if engine in OURS else engine
+    measure = [python, str(HERE / "measure.py"), name, str(converted), "--threads", str(threads)]
+    found: Figures = json.loads(
+        subprocess.run(
+            measure, check=True, capture_output=True, env=os.environ | variables
+        ).stdout.splitlines()[-1]
+    )
     prompt = "The computer"
-    if engine == "ctranslate2":  # its checkpoint must be converted first: no process to compare
-        return found
-    if engine == "gpt-cli":
+    if engine in OURS:
         start = [python, "-m", "gpt_cli"]
         found["help"] = process([*start, "--help"])[0]
-        command = [*start, "generate", "-m", str(folder), "-n", "20", "--temperature", "0", prompt]
-    else:
-        command = [python, str(HERE / "transformers_script.py"), str(folder), prompt]
-    found["process_20"], found["peak_memory"] = process(command)
+        command = [*start, "generate", "-m", str(folder), "--temperature", "0", prompt, "-n"]
+        found["process_20"], found["memory_20"] = process([*command, "20"], **variables)
+        found["process_200"], found["memory_200"] = process([*command, "200"], **variables)
+    elif engine in ("transformers", "llama.cpp"):
+        script = str(HERE / f"{engine.partition('.')[0]}_script.py")
+        for new in (20, 200):
+            command = [python, script, str(converted), prompt, str(new)]
+            found[f"process_{new}"], found[f"memory_{new}"] = process(command)
     return found
 
 
@@ -133,34 +158,51 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument(
-        "--peer", action="append", default=[], choices=["transformers", "ctranslate2"]
-    )
-    parser.add_argument("--python", default=sys.executable, help="an interpreter with the peers")
+    parser.add_argument("--size", choices=SIZES, default="124M", help="without a folder")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json and .md")
     arguments = parser.parse_args()
-    engines = {"gpt-cli": sys.executable} | dict.fromkeys(arguments.peer, arguments.python)
+    peers = dict(peer.split("=", 1) for peer in arguments.peer)
+    if unknown := peers.keys() - PACKAGES:
+        parser.error(f"no such peer: {', '.join(unknown)}")
+    engines = {"gpt-cli": sys.executable} | peers
     rounds: dict[str, list[Figures]] = {engine: [] for engine in engines}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.folder or make_checkpoint(Path(scratch))
+        folder = arguments.folder or make_checkpoint(Path(scratch, "model"), arguments.size)
+        converted = {
+            engine: convert(engine, python, folder, Path(scratch))
+            for engine, python in engines.items()
+        }
         for number in range(arguments.rounds):
             print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
             for engine, python in engines.items():
-                rounds[engine].append(one_round(engine, python, folder, arguments.threads))
+                rounds[engine].append(
+                    one_round(engine, python, folder, converted[engine], arguments.threads)
+                )
     print(table(rounds), end="")
     if arguments.save:
         where = machine() | {"threads": arguments.threads}
-        where |= versions(sys.executable, ["gpt-cli", "numpy"])
-        if arguments.peer:
-            where |= versions(arguments.python, [*arguments.peer, "torch"])
+        where |= versions(sys.executable, ["gpt-cli", "numpy", "numba"])
+        for peer, python in peers.items():
+            where |= versions(python, PACKAGES[peer])
         results = HERE / "results" / arguments.save
         results.with_suffix(".json").write_text(
             json.dumps({"machine": where, "rounds": rounds}, indent=1) + "\n"
         )
         facts = "".join(f"- {key}: {value}\n" for key, value in where.items())
         results.with_suffix(".md").write_text(f"{facts}\n{table(rounds)}")
+
+
+def convert(engine: str, python: str, folder: Path, scratch: Path) -> Path:
+    """Return what an engine reads, made from the checkpoint if need be."""
+    if engine in (*OURS, "transformers"):
+        return folder
+    out = scratch / engine
+    command = [python, str(HERE / "convert.py"), engine, str(folder), str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    return out
 
 
 if __name__ == "__main__":

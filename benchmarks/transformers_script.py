@@ -1,12 +1,14 @@
-"""What a user of transformers writes to continue a prompt by 20 tokens, as a whole process."""
+"""What a user of transformers writes to continue a prompt, as a whole process."""
 
 import sys
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder, prompt = sys.argv[1:]
+folder, prompt, new = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
 inputs = tokenizer(prompt, return_tensors="pt")
-output = model.generate(**inputs, max_new_tokens=20, do_sample=False, pad_token_id=0)
+output = model.generate(
+    **inputs, max_new_tokens=int(new), min_new_tokens=int(new), do_sample=False, pad_token_id=0
+)
 print(tokenizer.decode(output[0]))

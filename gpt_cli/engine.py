@@ -267,7 +267,7 @@ class Engine:
         ops = self.model.ops
         x = checked(hidden_states, self.model, ops.xp.asarray([ids]))
         logits = checked(unembed, self.model, x[:, -1])
-        found, logprobs = (ops.to_host(row[0]).tolist() for row in likeliest(ops.xp, logits, count))
+        found, logprobs = (ops.to_host(row[0]).tolist() for row in likeliest(ops, logits, count))
         return list(zip(found, logprobs, strict=True))
 
     def _request(self, prompt: str, options: Options, index: int) -> Request:

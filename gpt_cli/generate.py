@@ -341,7 +341,7 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
             if row.options.ignore_eos:
                 allowed[place, sorted(ends)] = -xp.inf
         chosen = _choose(xp, allowed, batch.rows, step)
-        logprobs = ops.to_host(log_probabilities(xp, logits, chosen)).tolist()
+        logprobs = ops.to_host(log_probabilities(ops, logits, chosen)).tolist()
         ids = ops.to_host(chosen).tolist()
         top = _top_logprobs(ops, logits, [row.options.top_logprobs for row in batch.rows])
         seconds = time.perf_counter() - start
@@ -376,9 +376,7 @@ def _top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[list[t
     """The likeliest tokens of each row, as many as it asks for, with their logarithms."""
     if not any(counts):
         return [[] for _ in counts]
-    ids, logprobs = (
-        ops.to_host(array).tolist() for array in likeliest(ops.xp, logits, max(counts))
-    )
+    ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))
     return [
         list(zip(ids[place], logprobs[place], strict=True))[:count]
         for place, count in enumerate(counts)

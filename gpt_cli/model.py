@@ -66,10 +66,10 @@ class GPT2:
 # --- the computation, leaf to whole --------------------------------------------------------------
 
 
-def split_heads(x: Array, n_head: int) -> Array:
-    """(B, T, C) -> (B, H, T, D)."""
-    B, T, C = x.shape
-    return x.reshape(B, T, n_head, C // n_head).swapaxes(1, 2)
+def split_heads(qkv: Array, n_head: int) -> Array:
+    """(B, T, 3C) -> (3, B, H, T, D): the queries, keys and values of each head."""
+    B, T, width = qkv.shape
+    return qkv.reshape(B, T, 3, n_head, width // (3 * n_head)).transpose(2, 0, 3, 1, 4)
 
 
 def merge_heads(x: Array) -> Array:
@@ -83,7 +83,7 @@ def attention(
 ) -> Array:
     """Each token gathers from those before it and from itself: x (B, T, C) -> (B, T, C)."""
     qkv = ops.linear(x, attn.c_attn)  # (B, T, 3C)
-    q, k, v = (split_heads(part, attn.n_head) for part in ops.xp.split(qkv, 3, axis=-1))
+    q, k, v = split_heads(qkv, attn.n_head)  # (B, H, T, D)
     if cache is not None:
         k, v = cache.append(layer, k, v)  # (B, H, S, D)
     gathered = ops.attend(q, k, v, attn.scale, visible)  # (B, H, T, D)

@@ -15,7 +15,7 @@ from types import ModuleType
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.ops import Array
+from gpt_cli.ops import Array, Ops
 
 # Of what logits are divided by: beyond, float32 soon knows it no more from 0 or from infinity.
 _SMALLEST, _LARGEST = 1e-6, 1e6
@@ -109,35 +109,26 @@ def softmax(xp: ModuleType, logits: Array) -> Array:
     return weights / weights.sum(axis=-1, keepdims=True, dtype=xp.float64)
 
 
-def log_normalizer(xp: ModuleType, logits: Array) -> Array:
-    """What to subtract from logits (B, V) for natural logarithms of probabilities: (B,) float64."""
-    peaks = logits.max(axis=-1)
-    # Row by row: a row of GPT-2's vocabulary stays in the processor's cache.
-    sums = [
-        xp.exp(row - peak).sum(dtype=xp.float64) for row, peak in zip(logits, peaks, strict=True)
-    ]
-    return peaks + xp.log(xp.stack(sums))
-
-
-def log_probabilities(xp: ModuleType, logits: Array, ids: Array) -> Array:
+def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
     """Natural logarithms of the probabilities of one token a row: ids (B,) -> (B,) float64."""
-    chosen = xp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
-    return chosen - log_normalizer(xp, logits)
+    chosen = ops.xp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
+    return chosen - ops.log_normalizer(logits)
 
 
-def likeliest(xp: ModuleType, logits: Array, count: int) -> tuple[Array, Array]:
+def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
     """The `count` likeliest tokens of each row, best first, and their logarithms.
 
     Returns:
         ids (B, count), and natural logarithms of their probabilities (B, count) float64.
     """
+    xp = ops.xp
     count = min(count, logits.shape[-1])
     ids = xp.argpartition(-logits, count - 1, axis=-1)[:, :count]
     ids = xp.sort(ids, axis=-1)  # of equal logits the lower id comes first
     found = xp.take_along_axis(logits, ids, axis=-1)
     order = xp.argsort(-found, axis=-1, kind="stable")
     ids, found = (xp.take_along_axis(array, order, axis=-1) for array in (ids, found))
-    return ids, found - log_normalizer(xp, logits)[:, None]
+    return ids, found - ops.log_normalizer(logits)[:, None]
 
 
 def sample(

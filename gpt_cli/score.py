@@ -246,4 +246,4 @@ def _log_likelihoods(
 def _slice_likelihoods(model: GPT2, x: Array, ids: Array) -> list[float]:
     """Log-likelihoods of ids (n,) by states x (n, C); when this returns, their logits are gone."""
     logits = checked(unembed, model, x)
-    return model.ops.to_host(log_probabilities(model.ops.xp, logits, ids)).tolist()
+    return model.ops.to_host(log_probabilities(model.ops, logits, ids)).tolist()

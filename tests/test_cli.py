@@ -163,6 +163,7 @@ def test_every_flag_arrives_where_it_has_its_effect(recorder):
         "revision": "v1",
         "offline": True,
         "quiet": True,
+        "tokens": 2 * 5,
     }
     assert recorder.prompts == ["text", "text"]
     assert recorder.options == Options(

@@ -164,11 +164,13 @@ def test_weights_are_the_same_after_a_pass(make_model):
 
 
 def test_heads_are_split_from_neighbouring_channels_and_merged_back():
-    x = np.arange(2 * 3 * 8).reshape(2, 3, 8)
-    heads = split_heads(x, 4)
-    assert heads.shape == (2, 4, 3, 2)
-    assert heads[1, 2, 0].tolist() == x[1, 0, 4:6].tolist()
-    assert np.array_equal(merge_heads(heads), x)
+    qkv = np.arange(2 * 3 * 24).reshape(2, 3, 24)
+    heads = split_heads(qkv, 4)
+    assert heads.shape == (3, 2, 4, 3, 2)
+    assert heads[0, 1, 2, 0].tolist() == qkv[1, 0, 4:6].tolist()
+    assert heads[2, 1, 2, 0].tolist() == qkv[1, 0, 20:22].tolist()
+    for number, part in enumerate(heads):
+        assert np.array_equal(merge_heads(part), qkv[:, :, 8 * number : 8 * number + 8])
 
 
 def test_a_decode_step_needs_no_mask():

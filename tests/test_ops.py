@@ -162,6 +162,20 @@ def test_attend_survives_scores_beyond_what_exp_can_take(ops):
     assert abs(attended).max() <= abs(values).max() * 1.00001
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (5, 50_257)])
+def test_log_normalizer(ops, shape):
+    logits = 5 * array("logits", shape[0], shape[1] + 3)[:, :-3]  # rows may lie apart
+    found = ops.to_host(ops.log_normalizer(logits))
+    exact = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+
+
+def test_the_normalizer_of_what_is_no_number_is_none(ops):
+    logits = np.array([[1, np.nan, 2], [1, 2, 3]], np.float32)
+    assert np.isnan(ops.to_host(ops.log_normalizer(logits))).tolist() == [True, False]
+
+
 def test_the_arguments_are_left_as_they_are(ops):
     x, matrix = array("x", 2, 4, 8), array("matrix", 8, 8)
     heads = array("heads", 2, 2, 4, 4)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gpt_cli.errors import InputError
+from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.sampling import (
     SamplingParams,
     likeliest,
@@ -212,22 +213,24 @@ def test_log_probabilities_are_the_logarithms_of_the_probabilities(logits):
         float(row[id]) - max(row) - math.log(math.fsum(np.exp(row - max(row)).tolist()))
         for row, id in zip(logits.astype(np.float64), ids, strict=True)
     ]
-    np.testing.assert_allclose(log_probabilities(np, logits, ids), exact, rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(
+        log_probabilities(NumPyOps(), logits, ids), exact, rtol=1e-6, atol=1e-5
+    )
 
 
 @given(logits=rows_of_logits, count=st.integers(1, 12))
 def test_the_likeliest_are_those_of_a_full_sort(logits, count):
-    ids, logprobs = likeliest(np, logits, count)
+    ids, logprobs = likeliest(NumPyOps(), logits, count)
     assert ids.shape == logprobs.shape == (2, min(count, 9))
     for row, found, values in zip(logits, ids, logprobs, strict=True):
         assert len(set(found.tolist())) == len(found)
         assert row[found].tolist() == sorted(row.tolist(), reverse=True)[:count]
-        each = log_probabilities(np, np.tile(row, (len(found), 1)), found)
+        each = log_probabilities(NumPyOps(), np.tile(row, (len(found), 1)), found)
         np.testing.assert_allclose(values, each, rtol=1e-12)
 
 
 def test_of_equally_likely_tokens_the_first_comes_first():
-    ids, _ = likeliest(np, np.array([[0, 3, 1, 3, 3, 2]], np.float32), 4)
+    ids, _ = likeliest(NumPyOps(), np.array([[0, 3, 1, 3, 3, 2]], np.float32), 4)
     assert ids.tolist() == [[1, 3, 4, 5]]
 
 

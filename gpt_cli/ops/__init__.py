@@ -101,6 +101,10 @@ class Ops(Protocol):
         """
         ...
 
+    def log_normalizer(self, logits: Array) -> Array:
+        """What to subtract from logits (B, V) for logarithms of probabilities: (B,) float64."""
+        ...
+
 
 # What computes for a device and a type of weights: by name (module, class), the fastest first.
 _IMPLEMENTATIONS = {

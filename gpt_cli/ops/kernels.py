@@ -324,3 +324,22 @@ def attend_many(q, keys, values, scale, visible, y):
                 for r in range(rows):
                     for d in range(p * COLUMNS, min(D, (p + 1) * COLUMNS)):
                         y[b, start + r, h * D + d] = mixed[r, d - p * COLUMNS]
+
+
+@njit("void(f4[:,:], f8[::1])", parallel=True, fastmath=_SUMS, **_SETTINGS)
+def log_normalizer(logits, y):
+    """Logarithm of the sum of exp(logits) in each row of (B, V) -> y (B,)."""
+    B, V = logits.shape
+    stride = logits.strides[0] // 4
+    for b in prange(B):
+        row = carray(_pointer(logits, np.int64(b) * stride), (V,))
+        largest = row[0]
+        for place in range(1, V):
+            largest = _maximum(largest, row[place])
+        total = 0.0
+        for start in range(0, V, 256):  # in float32 as far as no digit is lost
+            part = np.float32(0)
+            for place in range(start, min(V, start + 256)):
+                part += exp(row[place] - largest)
+            total += part
+        y[b] = largest + np.log(total)

@@ -109,3 +109,9 @@ class NumbaOps:
         attend = kernels.attend_one if T == 1 else kernels.attend_many
         attend(q, keys, values, scale, np.ascontiguousarray(visible), y)
         return y[:, :, : H * D].reshape(B, T, H, D).swapaxes(1, 2)
+
+    def log_normalizer(self, logits: Array) -> Array:
+        """The logarithm of the sum of exp(logits), over the last axis, in float64."""
+        normalizer = np.empty(len(logits))
+        kernels.log_normalizer(logits, normalizer)
+        return normalizer

@@ -145,3 +145,12 @@ class NumPyOps:
                 np.copyto(scores, MASKED, where=~visible[:, :, start:end, :seen])
             np.matmul(softmax(scores), values[:, :, :seen], out=attended[:, :, start:end])
         return attended
+
+    def log_normalizer(self, logits: Array) -> Array:
+        """The logarithm of the sum of exp(logits), over the last axis, in float64."""
+        peaks = logits.max(axis=-1)
+        # Row by row: a row of GPT-2's vocabulary stays in the processor's cache.
+        rows = zip(logits, peaks, strict=True)
+        sums = [np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows]
+        normalizer: Array = peaks + np.log(sums)
+        return normalizer
