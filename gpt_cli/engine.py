@@ -1,7 +1,10 @@
 """The public Python API: `load` a model, then generate with it and score with it."""
 
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count, takewhile
 from typing import Any, TypedDict, Unpack
 
@@ -22,6 +25,7 @@ from gpt_cli.tokenizer import Tokenizer
 # byte of the weights that it reads, as measured; see benchmarks/README.md.
 _PREPARATION = 0.45
 _GAIN, _GAIN_PER_BYTE = 0.3e-3, 1e-11
+_LONG = 2.0  # seconds, after which one is told what takes so long
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -354,6 +358,21 @@ def load(
     if tokens is not None:
         size = checkpoint.memory(GPT2Config.from_folder(folder))["weights_bytes"]
         brief = tokens * (_GAIN + _GAIN_PER_BYTE * size) < _PREPARATION
-    model = checkpoint.load(folder, get_ops(device, dtype, brief=brief))
+    with _notice_of_compilation(quiet):
+        ops = get_ops(device, dtype, brief=brief)
+    model = checkpoint.load(folder, ops)
     tokenizer = Tokenizer.from_folder(folder)
     return Engine(model, tokenizer, name, time.perf_counter() - start)
+
+
+@contextmanager
+def _notice_of_compilation(quiet: bool) -> Iterator[None]:
+    """Say what it is if this takes long: the first time, operations are compiled."""
+    told = "compiling for this processor, which is done once"
+    notice = threading.Timer(_LONG, print, [told], {"file": sys.stderr})
+    if not quiet and sys.stderr is not None:
+        notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()

@@ -15,6 +15,7 @@ from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
+from gpt_cli.cli.options import THREAD_VARIABLES
 from gpt_cli.generate import Options
 
 GENERATE = ["generate", "--model", "tiny"]
@@ -194,11 +195,52 @@ def test_the_model_may_come_from_the_environment(recorder, monkeypatch):
     assert recorder.loaded["name"] == "distilgpt2"
 
 
-def test_threads_are_told_to_the_libraries_that_multiply(recorder, monkeypatch):
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+@pytest.fixture
+def thread_variables(monkeypatch):
+    for name in THREAD_VARIABLES:
         monkeypatch.setenv(name, "7")
+    return monkeypatch
+
+
+def test_threads_are_told_to_the_libraries_that_compute(recorder, thread_variables):
     app.run(["generate", "text", "--threads", "3"])
-    assert os.environ["OPENBLAS_NUM_THREADS"] == os.environ["OMP_NUM_THREADS"] == "3"
+    assert {os.environ[name] for name in THREAD_VARIABLES} == {"3"}
+
+
+def test_threads_are_the_cores_that_may_be_used_unless_the_user_has_said_so(
+    recorder, thread_variables
+):
+    thread_variables.setattr("gpt_cli.cli.options.cores", lambda: 1)
+    app.run(["generate", "text"])
+    assert {os.environ[name] for name in THREAD_VARIABLES} == {"7"}
+    for name in THREAD_VARIABLES:
+        thread_variables.delenv(name)
+    app.run(["generate", "text"])
+    assert {os.environ[name] for name in THREAD_VARIABLES} == {"1"}
+
+
+def test_compiled_operations_give_the_same_text():
+    pytest.importorskip("numba")
+    arguments = ["generate", "-m", "tiny", "-s", "5", "-n", "60", "--samples", "3", "Once upon"]
+    texts = [
+        subprocess.run(
+            [*COMMAND, *arguments],
+            env=os.environ | {"GPT_CLI_OPS": name},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for name in ("numpy", "numba")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_an_unknown_way_to_compute_is_exit_code_2(recorder, monkeypatch, capsys):
+    monkeypatch.undo()
+    monkeypatch.setenv("GPT_CLI_OPS", "abacus")
+    assert app.run(["generate", "-m", "tiny", "text"]) == 2
+    assert capsys.readouterr().err == (
+        "gpt-cli: error: GPT_CLI_OPS=abacus: float32 on cpu has numba and numpy\n"
+    )
 
 
 def test_memory_that_runs_out_is_exit_code_5(recorder, monkeypatch, capsys):

@@ -1,4 +1,5 @@
 import inspect
+import time
 from dataclasses import fields, replace
 
 import numpy as np
@@ -29,6 +30,34 @@ def test_the_public_names_are_those_that_are_promised():
         assert getattr(gpt_cli, name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = gpt_cli.nothing
+
+
+@pytest.mark.parametrize(
+    ("tokens", "brief"), [(None, False), (0, True), (100, True), (100_000, False)]
+)
+def test_few_tokens_are_not_worth_a_long_preparation(monkeypatch, tokens, brief):
+    asked = []
+    real = gpt_cli.engine.get_ops
+    monkeypatch.setattr(
+        "gpt_cli.engine.get_ops", lambda *given, **how: asked.append(how) or real(*given, **how)
+    )
+    gpt_cli.load("tiny", tokens=tokens)
+    assert asked == [{"brief": brief}]
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_long_preparation_is_explained(monkeypatch, capsys, quiet):
+    real = gpt_cli.engine.get_ops
+
+    def slow(*given, **how):
+        time.sleep(0.2)
+        return real(*given, **how)
+
+    monkeypatch.setattr("gpt_cli.engine._LONG", 0.01)
+    monkeypatch.setattr("gpt_cli.engine.get_ops", slow)
+    gpt_cli.load("tiny", quiet=quiet)
+    told = "" if quiet else "compiling for this processor, which is done once\n"
+    assert capsys.readouterr().err == told
 
 
 def test_load_takes_a_name_a_device_and_a_type():

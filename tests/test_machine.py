@@ -105,3 +105,14 @@ def test_threads_are_what_openblas_takes(openblas, openmp, threads, monkeypatch)
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", openblas)
     monkeypatch.setenv("OMP_NUM_THREADS", openmp)
     assert blas_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("limit", "number"),
+    [("200000 100000", 2), ("150000 100000", 2), ("10000 100000", 1), ("max 100000", 3), ("x", 3)],
+)
+def test_the_share_of_a_group_limits_the_cores(group, monkeypatch, limit, number):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
+    assert machine.cores() == 3
+    (group / "cpu.max").write_text(limit + "\n")
+    assert machine.cores() == number

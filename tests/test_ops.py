@@ -1,6 +1,7 @@
 import math
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from checkpoints import noise
 from processes import posix
 
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.model import forward
 from gpt_cli.ops import LayerNorm, Linear, few_rows, get_ops
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps
 
@@ -205,9 +207,68 @@ def test_activations_have_their_limits_far_out(activation):
     assert y.tolist() == limits
 
 
-def test_the_implementation_follows_from_device_and_dtype():
-    assert isinstance(get_ops("cpu", "float32"), NumPyOps)
-    assert get_ops("auto", "float32")
+@pytest.fixture
+def unset(monkeypatch):
+    monkeypatch.delenv("GPT_CLI_OPS")
+    return monkeypatch
+
+
+def without_numba(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for name in ("numba_ops", "kernels", "tile"):
+        monkeypatch.delitem(sys.modules, f"gpt_cli.ops.{name}", raising=False)
+        monkeypatch.delattr(f"gpt_cli.ops.{name}", raising=False)
+
+
+def test_the_fastest_operations_are_taken_unless_little_is_computed(unset):
+    pytest.importorskip("numba")
+    assert get_ops("cpu", "float32").name == "numba"
+    assert get_ops("auto", "float32").name == "numba"
+    assert get_ops("cpu", "float32", brief=True).name == "numpy"
+
+
+def test_numpy_does_where_numba_is_missing(unset):
+    without_numba(unset)
+    assert get_ops("cpu", "float32").name == "numpy"
+
+
+@pytest.mark.parametrize("brief", [True, False])
+def test_the_operations_may_be_chosen(unset, brief):
+    unset.setenv("GPT_CLI_OPS", "numpy")
+    assert get_ops("cpu", "float32", brief=brief).name == "numpy"
+    pytest.importorskip("numba")
+    unset.setenv("GPT_CLI_OPS", "numba")
+    assert get_ops("cpu", "float32", brief=brief).name == "numba"
+
+
+def test_a_choice_that_cannot_be_had_is_an_error(unset):
+    unset.setenv("GPT_CLI_OPS", "abacus")
+    with pytest.raises(InputError, match="GPT_CLI_OPS=abacus: float32 on cpu has numba and numpy"):
+        get_ops("cpu", "float32")
+    unset.setenv("GPT_CLI_OPS", "numba")
+    without_numba(unset)
+    with pytest.raises(InputError, match=r"cannot be used .*: pip install 'gpt-cli\[fast\]'"):
+        get_ops("cpu", "float32")
+
+
+def test_it_is_known_how_many_threads_compute(ops):
+    assert 1 <= ops.threads <= os.cpu_count()
+
+
+@posix
+def test_compiled_operations_refuse_to_be_used_in_a_fork(make_model, ops):
+    if ops.name != "numba":
+        pytest.skip("NumPy's threads are made anew")
+    model = make_model()
+    forward(model, np.array([[1, 2]]))
+    child = os.fork()
+    if child == 0:
+        try:
+            forward(model, np.array([[1, 2]]))
+        except ResourceError:
+            os._exit(7)
+        os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("abacus", "float32"), ("cpu", "float7")])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
 # What numba and the BLAS libraries that NumPy may be built with read when they are loaded.
-_THREAD_VARIABLES = (
+THREAD_VARIABLES = (
     "NUMBA_NUM_THREADS",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -126,7 +126,7 @@ def limit_threads(threads: int | None) -> None:
     By default they take as many as the process may use cores, which the libraries do not know in a
     container, unless one of their variables is set.
     """
-    if threads is None and not any(name in os.environ for name in _THREAD_VARIABLES):
+    if threads is None and not any(name in os.environ for name in THREAD_VARIABLES):
         threads = cores()
     if threads is not None:
-        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))

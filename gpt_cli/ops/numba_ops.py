@@ -11,9 +11,14 @@ import numpy as np
 
 from gpt_cli.errors import ResourceError
 from gpt_cli.machine import blas_threads, cores
-from gpt_cli.ops import Array, LayerNorm, Linear, Rows, kernels
+from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.numpy_ops import ACTIVATIONS
 from gpt_cli.ops.tile import COLUMNS
+
+try:
+    from gpt_cli.ops import kernels
+except RuntimeError as error:  # numba found no folder for what it compiles
+    raise ImportError(f"{error}; set NUMBA_CACHE_DIR to a folder that can be written") from error
 
 # Rows lie this many floats further apart than they are long. Where they were a power of two apart,
 # the processor's cache would have to keep all rows of a tile in the same few places.

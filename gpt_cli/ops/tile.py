@@ -3,6 +3,9 @@
 LLVM vectorizes plain loops well, but it does not keep two dozen vectors of partial sums in
 registers by itself. So this one loop is written in LLVM's own language; everything around it is
 Python that numba compiles.
+
+numba keeps what it has compiled as long as kernels.py stays as it is: after a change here, touch
+that file.
 """
 
 from llvmlite import binding, ir
