@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,11 @@ PACKAGES = {  # of which a peer's version is told
 OURS = ("gpt-cli", "numpy")
 
 
-def make_checkpoint(folder: Path, size: str) -> Path:
+def make_checkpoint(folder: Path, size: str) -> None:
     """Write a checkpoint of a published size."""
     from checkpoints import write_checkpoint
 
     write_checkpoint(folder, SIZES[size] | {"n_positions": 1024, "vocab_size": 50257})
-    return folder
 
 
 def process(command: list[str], **variables: str) -> tuple[float, float]:
@@ -96,7 +96,8 @@ def one_round(engine: str, python: str, folder: Path, converted: Path, threads: 
     if engine in OURS:
         start = [python, "-m", "gpt_cli"]
         found["help"] = process([*start, "--help"])[0]
-        command = [*start, "generate", "-m", str(folder), "--temperature", "0", prompt, "-n"]
+        command = [*start, "generate", "-m", str(folder), "--temperature", "0"]
+        command += ["--ignore-eos", prompt, "-n"]
         found["process_20"], found["memory_20"] = process([*command, "20"], **variables)
         found["process_200"], found["memory_200"] = process([*command, "200"], **variables)
     elif engine in ("transformers", "llama.cpp"):
@@ -164,13 +165,24 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json and .md")
     arguments = parser.parse_args()
-    peers = dict(peer.split("=", 1) for peer in arguments.peer)
-    if unknown := peers.keys() - PACKAGES:
-        parser.error(f"no such peer: {', '.join(unknown)}")
+    peers = dict(peer.partition("=")[::2] for peer in arguments.peer)
+    if unknown := {name for name, python in peers.items() if name not in PACKAGES or not python}:
+        parser.error(f"give --peer NAME=PYTHON, and one of the peers: {', '.join(unknown)}")
+    where = machine() | {"threads": arguments.threads}
+    where |= versions(sys.executable, ["gpt-cli", "numpy", "numba"])
+    for peer, python in peers.items():
+        where |= versions(python, PACKAGES[peer])
     engines = {"gpt-cli": sys.executable} | peers
     rounds: dict[str, list[Figures]] = {engine: [] for engine in engines}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.folder or make_checkpoint(Path(scratch, "model"), arguments.size)
+        folder = arguments.folder or Path(scratch, "model")
+        if arguments.folder is None:
+            # In a process of its own: Linux would count its memory into that of the engines.
+            maker = get_context("spawn").Process(
+                target=make_checkpoint, args=(folder, arguments.size)
+            )
+            maker.start()
+            maker.join()
         converted = {
             engine: convert(engine, python, folder, Path(scratch))
             for engine, python in engines.items()
@@ -183,10 +195,6 @@ def main() -> None:
                 )
     print(table(rounds), end="")
     if arguments.save:
-        where = machine() | {"threads": arguments.threads}
-        where |= versions(sys.executable, ["gpt-cli", "numpy", "numba"])
-        for peer, python in peers.items():
-            where |= versions(python, PACKAGES[peer])
         results = HERE / "results" / arguments.save
         results.with_suffix(".json").write_text(
             json.dumps({"machine": where, "rounds": rounds}, indent=1) + "\n"
@@ -201,7 +209,7 @@ def convert(engine: str, python: str, folder: Path, scratch: Path) -> Path:
         return folder
     out = scratch / engine
     command = [python, str(HERE / "convert.py"), engine, str(folder), str(out)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return out
 
 

@@ -1,6 +1,7 @@
 """safetensors -> GPT2. Every quirk of the published checkpoints lives here and nowhere else.
 
-Each tensor is read once, straight into an aligned array of its own. The library's reader is not
+Each tensor is read straight into aligned arrays: whole, or some rows at a time where the operations
+want it in another order. The library's reader is not
 used for the data, only to check the file: mapped pages would count as memory beside the copies,
 the published `gpt2` file starts its data at an odd byte, which makes every view of a mapping
 misaligned and every product with it slow, and NumPy has no bfloat16.
@@ -23,6 +24,7 @@ from gpt_cli.config import GPT2Config
 from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
+from gpt_cli.ops.memory import aligned_empty
 
 Float32 = NDArray[np.float32]
 
@@ -31,7 +33,6 @@ _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
 _READERS = 4  # threads: the time goes into copying out of the page cache and faulting pages in
 _COMPARED = 1024  # rows, at a time
-_CACHE_LINE = 64  # bytes
 
 # What a file that is no safetensors file begins with.
 _IMPOSTORS = {
@@ -78,14 +79,6 @@ class Tensor:
                 if not count:
                     raise CheckpointError(f"{self.path} ended early: it changed while it was read")
                 rest = rest[count:]
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an uninitialized array that starts on a cache line, as vector instructions like it."""
-    size = math.prod(shape) * dtype.itemsize
-    buffer = np.empty(size + _CACHE_LINE, np.uint8)
-    start = -buffer.ctypes.data % _CACHE_LINE
-    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def load(folder: Path, ops: Ops) -> GPT2:

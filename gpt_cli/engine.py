@@ -16,12 +16,12 @@ from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
 from gpt_cli.model import GPT2, checked, forward, hidden_states, unembed
-from gpt_cli.ops import get_ops, implementations
+from gpt_cli.ops import check_available, get_ops
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, rank, score
 from gpt_cli.tokenizer import Tokenizer
 
-# Seconds that compiled operations take to be there, and what they save of each token, and of each
+# Seconds that compiled operations take to be there, and what they save of each pass, and of each
 # byte of the weights that it reads, as measured; see benchmarks/README.md.
 _PREPARATION = 0.45
 _GAIN, _GAIN_PER_BYTE = 0.3e-3, 1e-11
@@ -334,7 +334,7 @@ def load(
     revision: str | None = None,
     offline: bool = False,
     quiet: bool = True,
-    tokens: int | None = None,
+    passes: int | None = None,
 ) -> Engine:
     """Load a model.
 
@@ -345,30 +345,31 @@ def load(
         revision: a branch, tag or commit on the Hub.
         offline: use only what is on this machine.
         quiet: print no notice and no bar while downloading.
-        tokens: how many will be generated at most, if that is known. For few of them, operations
-            that are there at once are taken instead of faster ones.
+        passes: how often the model will be run for a token or a few, if that is known, such as
+            `max_tokens`. For few passes, operations that are there at once are taken instead of
+            faster ones.
 
     Raises:
         GPTCLIError: one of its subclasses, whose message says what to do.
     """
-    implementations(device, dtype)  # what cannot be computed is not downloaded
+    check_available(device, dtype)  # before anything is downloaded
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
-    start = time.perf_counter()
     brief = False
-    if tokens is not None:
+    if passes is not None:
         size = checkpoint.memory(GPT2Config.from_folder(folder))["weights_bytes"]
-        brief = tokens * (_GAIN + _GAIN_PER_BYTE * size) < _PREPARATION
-    with _notice_of_compilation(quiet):
+        brief = passes * (_GAIN + _GAIN_PER_BYTE * size) < _PREPARATION
+    with _notice_of_preparation(quiet):
         ops = get_ops(device, dtype, brief=brief)
+    start = time.perf_counter()
     model = checkpoint.load(folder, ops)
     tokenizer = Tokenizer.from_folder(folder)
     return Engine(model, tokenizer, name, time.perf_counter() - start)
 
 
 @contextmanager
-def _notice_of_compilation(quiet: bool) -> Iterator[None]:
-    """Say what it is if this takes long: the first time, operations are compiled."""
-    told = "compiling for this processor, which is done once"
+def _notice_of_preparation(quiet: bool) -> Iterator[None]:
+    """Say what it is if this takes long."""
+    told = "preparing the compiled operations; that takes long only the first time"
     notice = threading.Timer(_LONG, print, [told], {"file": sys.stderr})
     if not quiet and sys.stderr is not None:
         notice.start()

@@ -35,7 +35,7 @@ def peak_memory() -> int | None:
 
 
 def cores() -> int:
-    """How many processor cores this process may use: where it may run, or its group's share."""
+    """How many cores this process may use: where it may run, or its group's share (cgroup v2)."""
     known = [_affinity()]
     for group in _groups():
         try:

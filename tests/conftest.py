@@ -11,6 +11,7 @@ from hypothesis import settings
 
 import gpt_cli
 from gpt_cli import checkpoint
+from gpt_cli.cli.options import THREAD_VARIABLES
 from gpt_cli.config import GPT2Config
 from gpt_cli.model import GPT2
 from gpt_cli.ops import Ops, get_ops
@@ -23,6 +24,14 @@ GOLDEN = Path(__file__).parent / "golden"
 
 settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("reproducible")
+
+
+@pytest.fixture
+def thread_variables(monkeypatch):
+    """Give the variables that `--threads` sets a value, and let them be as they were afterwards."""
+    for name in THREAD_VARIABLES:
+        monkeypatch.setenv(name, "7")
+    return monkeypatch
 
 
 @pytest.fixture(scope="session")

@@ -82,9 +82,9 @@ def test_prompts_have_fewer_tokens_where_no_place_gives_as_many():
 
 def test_the_modes_take_turns_after_a_warm_up_and_all_is_greedy(engine):
     watched, told = Watched(engine), []
-    measure(watched, replace(SMALL, max_tokens=20), told.append)
+    measure(watched, replace(SMALL, max_tokens=25), told.append)
     assert [options.use_cache for _, options in watched.runs] == [True, False] * 3
-    assert [options.max_tokens for _, options in watched.runs] == [8] * 2 + [20] * 4
+    assert [options.max_tokens for _, options in watched.runs] == [20] * 2 + [25] * 4
     assert {tuple(texts) for texts, _ in watched.runs} == {tuple(prompts(engine, 5, 2))}
     assert {(o.temperature, o.ignore_eos, o.stop) for _, o in watched.runs} == {(0, True, ())}
     assert told == [
@@ -213,6 +213,7 @@ def clockwork(engine, monkeypatch):
         made = Clockwork(pace)
         made.model, made.tokenizing = engine.model, 0.125
         monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: made.now))
+        monkeypatch.setattr(bench, "_WARM_UP", 8)
         monkeypatch.setattr(bench, "prompts", lambda engine, tokens, batch: ["text"] * batch)
         return made
 

@@ -33,15 +33,15 @@ def test_the_public_names_are_those_that_are_promised():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "brief"), [(None, False), (0, True), (100, True), (100_000, False)]
+    ("passes", "brief"), [(None, False), (0, True), (100, True), (100_000, False)]
 )
-def test_few_tokens_are_not_worth_a_long_preparation(monkeypatch, tokens, brief):
+def test_few_passes_are_not_worth_a_long_preparation(monkeypatch, passes, brief):
     asked = []
     real = gpt_cli.engine.get_ops
     monkeypatch.setattr(
         "gpt_cli.engine.get_ops", lambda *given, **how: asked.append(how) or real(*given, **how)
     )
-    gpt_cli.load("tiny", tokens=tokens)
+    gpt_cli.load("tiny", passes=passes)
     assert asked == [{"brief": brief}]
 
 
@@ -56,8 +56,8 @@ def test_a_long_preparation_is_explained(monkeypatch, capsys, quiet):
     monkeypatch.setattr("gpt_cli.engine._LONG", 0.01)
     monkeypatch.setattr("gpt_cli.engine.get_ops", slow)
     gpt_cli.load("tiny", quiet=quiet)
-    told = "" if quiet else "compiling for this processor, which is done once\n"
-    assert capsys.readouterr().err == told
+    told = "preparing the compiled operations; that takes long only the first time\n"
+    assert capsys.readouterr().err == ("" if quiet else told)
 
 
 def test_load_takes_a_name_a_device_and_a_type():

@@ -256,7 +256,9 @@ def test_the_estimate_is_not_far_from_what_is_taken(
         taken = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 0.3 < taken / working_set(model.config, requests) <= 1
+    # What compiled operations take inside of themselves is not traced.
+    least = 0.4 if model.ops.name == "numpy" else 0.3
+    assert least < taken / working_set(model.config, requests) <= 1
 
 
 # --- finishing -----------------------------------------------------------------------------------

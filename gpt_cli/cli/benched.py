@@ -98,8 +98,8 @@ def _times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 99.95 else f"{ratio:.1f}"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _tokens(positions: tuple[int, int]) -> str:

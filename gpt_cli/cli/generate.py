@@ -88,7 +88,7 @@ def generate(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        tokens=samples * max_tokens,
+        passes=max_tokens,
     )
     run = engine.run([text] * samples, options)
     streaming = stream and samples == 1 and not as_json

@@ -46,7 +46,7 @@ def next_tokens(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        tokens=1,
+        passes=1,
     )
     found = [
         report.token_record(engine, id, logprob) | {"probability": math.exp(logprob)}

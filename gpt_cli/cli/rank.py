@@ -71,7 +71,7 @@ def rank(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        tokens=len(listed),
+        passes=len(listed),
     )
     ranked = engine.rank(text, list(given), by=by)
     if as_json or not on_terminal(sys.stdout):

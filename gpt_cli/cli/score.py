@@ -81,7 +81,14 @@ def score(
     from gpt_cli.cli import scored
 
     engine = gpt_cli.load(
-        model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        offline=offline,
+        quiet=quiet,
+        # About four characters are a token, and of many at a time each takes a tenth of a pass.
+        passes=None if whole is None else len(whole) // 40,
     )
 
     aligned = on_terminal(sys.stdout)

@@ -7,8 +7,9 @@ are tested against. Shapes: B batch, T new tokens, S = past + T, H heads, D head
 import importlib
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -106,14 +107,37 @@ class Ops(Protocol):
         ...
 
 
-# What computes for a device and a type of weights: by name (module, class), the fastest first.
+class _Implementation(NamedTuple):
+    module: str
+    name: str
+    needs: str | None = None  # a package that is an extra
+    extra: str | None = None
+
+
+# What computes for a device and a type of weights: by name, the fastest first.
 _IMPLEMENTATIONS = {
     ("cpu", "float32"): {
-        "numba": ("gpt_cli.ops.numba_ops", "NumbaOps"),
-        "numpy": ("gpt_cli.ops.numpy_ops", "NumPyOps"),
+        "numba": _Implementation("gpt_cli.ops.numba_ops", "NumbaOps", "numba", "fast"),
+        "numpy": _Implementation("gpt_cli.ops.numpy_ops", "NumPyOps"),
     },
 }
 _CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
+
+
+def check_available(device: str, dtype: str) -> None:
+    """Check, without loading anything, that something computes this: see `get_ops`.
+
+    Raises:
+        InputError: nothing does, or GPT_CLI_OPS names what is not there.
+    """
+    several = _several(device, dtype)
+    choice = os.environ.get(_CHOICE)
+    if choice and choice not in several:
+        raise InputError(f"{_CHOICE}={choice}: there is {' and '.join(several)} for {dtype}")
+    needs = several[choice].needs if choice else None
+    if choice and needs and find_spec(needs) is None:
+        extra = several[choice].extra
+        raise InputError(f"{_CHOICE}={choice} needs {needs}: pip install 'gpt-cli[{extra}]'")
 
 
 def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
@@ -126,32 +150,27 @@ def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
     Raises:
         InputError: nothing computes that.
     """
-    several = implementations(device, dtype)
-    choice = os.environ.get(_CHOICE)
-    names = [choice] if choice else list(several)[-1:] if brief else list(several)
+    check_available(device, dtype)
+    several = _several(device, dtype)
+    names = list(several)
+    if choice := os.environ.get(_CHOICE):
+        names = [choice]
+    elif brief:
+        names = names[-1:]
     for name in names:
-        module, implementation = several[name]
+        module, implementation, *_ = several[name]
         try:
             ops: Ops = getattr(importlib.import_module(module), implementation)()
         except ImportError as error:
             reason = error
         else:
             return ops
-    raise InputError(f"{_CHOICE}={choice} cannot be used ({reason}): pip install 'gpt-cli[fast]'")
+    raise InputError(f"{_CHOICE}={choice} cannot be used: {reason}")
 
 
-def implementations(device: str, dtype: str) -> dict[str, tuple[str, str]]:
-    """Return what computes for a device and a type of weights, by name, without loading it.
-
-    Raises:
-        InputError: nothing does, or GPT_CLI_OPS names something else.
-    """
+def _several(device: str, dtype: str) -> dict[str, _Implementation]:
     key = ("cpu" if device == "auto" else device, dtype)
     if key not in _IMPLEMENTATIONS:
         offered = ", ".join(f"{dtype} on {device}" for device, dtype in _IMPLEMENTATIONS)
         raise InputError(f"cannot compute in {dtype} on {device}; this version offers {offered}")
-    several = _IMPLEMENTATIONS[key]
-    choice = os.environ.get(_CHOICE)
-    if choice and choice not in several:
-        raise InputError(f"{_CHOICE}={choice}: {dtype} on {key[0]} has {' and '.join(several)}")
-    return several
+    return _IMPLEMENTATIONS[key]

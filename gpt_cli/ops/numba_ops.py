@@ -12,13 +12,22 @@ import numpy as np
 from gpt_cli.errors import ResourceError
 from gpt_cli.machine import blas_threads, cores
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
+from gpt_cli.ops.memory import aligned_empty
 from gpt_cli.ops.numpy_ops import ACTIVATIONS
-from gpt_cli.ops.tile import COLUMNS
 
+# How often a thread of OpenMP that has nothing to do looks for work before it sleeps. By default it
+# looks for milliseconds, and keeps others, among them the thread that it waits for, from a core.
+# The library reads this when it is loaded; it is not for others.
+_SPIN = "GOMP_SPINCOUNT"
+_set_by_user = _SPIN in os.environ
+os.environ.setdefault(_SPIN, "2000")
 try:
     from gpt_cli.ops import kernels
-except RuntimeError as error:  # numba found no folder for what it compiles
+except (RuntimeError, OSError) as error:  # numba has no folder or no room for what it compiles
     raise ImportError(f"{error}; set NUMBA_CACHE_DIR to a folder that can be written") from error
+finally:
+    if not _set_by_user:
+        del os.environ[_SPIN]
 
 # Rows lie this many floats further apart than they are long. Where they were a power of two apart,
 # the processor's cache would have to keep all rows of a tile in the same few places.
@@ -26,13 +35,37 @@ _GAP = 16
 _PIECE = 256 * 1024  # numbers that are read and packed at a time: 1 MB, which stays in a cache
 _NO_BIAS = np.empty(0, np.float32)
 
+# The process that has OpenMP's threads: they are not there in a fork of it, which must not wait for
+# them.
+_process: int | None = None
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Packed:
     """A matrix (n_in, n_out) in panels (P, n_in, COLUMNS) of columns that lie side by side."""
 
     panels: Array
     n_out: int
+
+
+def _side_by_side(array: Array) -> Array:
+    """Return the array, or a copy where the numbers of its rows do not lie side by side."""
+    return array if array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
+
+
+def _claim_threads() -> None:
+    """Note that this process has OpenMP's threads.
+
+    Raises:
+        ResourceError: it is a fork of one that has them.
+    """
+    global _process
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise ResourceError(
+            "compiled operations cannot be used in a fork of a process that has used them: start "
+            "it by multiprocessing's 'spawn', or set GPT_CLI_OPS=numpy"
+        )
 
 
 class NumbaOps:
@@ -42,9 +75,9 @@ class NumbaOps:
     xp = np
 
     def __init__(self) -> None:
-        self.threads = min(cores(), blas_threads(), numba.get_num_threads())
-        numba.set_num_threads(self.threads)
-        self._process = os.getpid()
+        _claim_threads()
+        most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+        self.threads = min(cores(), blas_threads(), most)
 
     def place(self, array: Array) -> Array:
         """Return the array itself: it is where it belongs."""
@@ -54,12 +87,13 @@ class NumbaOps:
         """Cut a matrix (n_in, n_out) into panels, some rows at a time while they are in cache."""
         n_rows, length = rows.shape
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
-        panels = np.empty((-(-n_out // COLUMNS), n_in, COLUMNS), np.float32)
+        shape = (-(-n_out // kernels.COLUMNS), n_in, kernels.COLUMNS)
+        panels = aligned_empty(shape, np.dtype(np.float32))
         panels[-1] = 0  # its last columns may be none of the matrix
         pack = kernels.pack_columns if transposed else kernels.pack_rows
         step = max(1, _PIECE // length)
         for start in range(0, n_rows, step):
-            pack(rows[start : start + step], panels, start)
+            pack(np.ascontiguousarray(rows[start : start + step]), panels, start)
         return Packed(panels, n_out)
 
     def to_host(self, array: Array) -> Array:
@@ -70,17 +104,17 @@ class NumbaOps:
         """Columns of wte and rows of wpe, added: (B, T, C). Every pass begins with it.
 
         Raises:
-            ResourceError: OpenMP's threads were left behind in the process that this is a fork of.
+            IndexError: an id or a position is out of range.
+            ResourceError: this is a fork of a process that has used compiled operations.
         """
-        if os.getpid() != self._process:
-            raise ResourceError(
-                "compiled operations cannot be used in a fork of the process that loaded the "
-                "model: start it by multiprocessing's 'spawn', or set GPT_CLI_OPS=numpy"
-            )
-        x = np.empty((*ids.shape, wpe.shape[1]), np.float32)
+        _claim_threads()
+        numba.set_num_threads(self.threads)  # of this Python thread
         columns = ids.astype(np.int64).ravel()
         rows = np.broadcast_to(positions, ids.shape).astype(np.int64).ravel()
-        kernels.embed(wte.panels, wpe, columns, rows, x.reshape(-1, x.shape[-1]))
+        x = np.empty((*ids.shape, wpe.shape[1]), np.float32)
+        y = x.reshape(-1, x.shape[-1])
+        if not kernels.embed(wte.panels, wpe, columns, rows, wte.n_out, y):
+            raise IndexError(f"an id or a position is out of range: {wte.n_out}, {len(wpe)}")
         return x
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
@@ -94,8 +128,8 @@ class NumbaOps:
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         """activation(x @ weight + bias), each panel of the weight read once for all rows."""
         packed: Packed = w.weight
-        rows = x.reshape(-1, x.shape[-1])
-        y = np.empty((len(rows), len(packed.panels) * COLUMNS + _GAP), np.float32)
+        rows = _side_by_side(x.reshape(-1, x.shape[-1]))
+        y = np.empty((len(rows), len(packed.panels) * kernels.COLUMNS + _GAP), np.float32)
         gelu = activation == "gelu_new"
         kernels.linear(rows, packed.panels, w.bias if w.bias is not None else _NO_BIAS, gelu, y)
         y = y[:, : packed.n_out]
@@ -110,13 +144,14 @@ class NumbaOps:
         B, H, T, D = q.shape
         y = np.empty((B, T, H * D + _GAP), np.float32)
         if visible is None:
-            visible = np.ones((1, 1, 1, keys.shape[2]), np.bool_)
+            visible = np.ones((1, 1, T, keys.shape[2]), np.bool_)
         attend = kernels.attend_one if T == 1 else kernels.attend_many
+        q, keys, values = map(_side_by_side, (q, keys, values))
         attend(q, keys, values, scale, np.ascontiguousarray(visible), y)
         return y[:, :, : H * D].reshape(B, T, H, D).swapaxes(1, 2)
 
     def log_normalizer(self, logits: Array) -> Array:
         """The logarithm of the sum of exp(logits), over the last axis, in float64."""
         normalizer = np.empty(len(logits))
-        kernels.log_normalizer(logits, normalizer)
+        kernels.log_normalizer(_side_by_side(logits), normalizer)
         return normalizer
