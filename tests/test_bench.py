@@ -244,7 +244,6 @@ def test_every_figure_is_what_it_is_called(clockwork):
     assert off.growth == 15 / 9
     assert found.ratio == pytest.approx(
         {
-            "tokenize_s": 1,
             "first_token_s": 1,
             "prefill_tok_s": 1,
             "decode_tok_s": 12 / 5,

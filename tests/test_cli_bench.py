@@ -115,7 +115,15 @@ def test_the_table_has_each_figure_with_its_range_and_its_ratio(found):
 
 def test_one_token_has_no_rate_and_one_repetition_no_range(found):
     single = replace(mode([0.5], None), total_s=Spread(2, 2, 2), decode_tok_s=None)
-    alone = replace(found, cache_on=single, cache_off=None, ratio=None, early=None, late=None)
+    alone = replace(
+        found,
+        positions=[33],
+        cache_on=single,
+        cache_off=None,
+        ratio=None,
+        early=None,
+        late=None,
+    )
     text = benched.as_text(alone)
     assert re.search(r"^decode, tokens/s +-$", text, re.MULTILINE)
     assert re.search(r"^whole text, s +2\.00$", text, re.MULTILINE)
@@ -147,9 +155,20 @@ def test_the_conclusion_says_what_was_seen_and_no_more(found):
     assert benched.as_text(shortest).endswith(f"{LEGEND_ON}\n")
 
 
+def after_a_slow_one(found):
+    """What was found, after a first token that took the time of a long prompt."""
+    on, off = found.cache_on, found.cache_off
+    return replace(
+        found,
+        positions=[found.positions[0] - 1, *found.positions],
+        cache_on=replace(on, token_s=[9.0, *on.token_s]),
+        cache_off=replace(off, token_s=[9.0, *off.token_s]),
+    )
+
+
 def test_the_curves_are_where_the_axes_say(found):
-    lines = plot.curves(found).splitlines()
-    assert lines[0] == "milliseconds for each token"
+    lines = plot.curves(after_a_slow_one(found)).splitlines()
+    assert lines[0] == "milliseconds for each token after the first"
     marks = [line[9:].ljust(60) for line in lines[2:14]]
     assert {line[8] for line in lines[2:14]} == {"|"}
     assert lines[2].split()[0] == "24.0"
@@ -175,6 +194,7 @@ def test_any_number_of_tokens_fills_the_width(found, tokens):
     )
     lines = plot.curves(shown).splitlines()
     marks = [line[9:].ljust(60) for line in lines[2:14]]
+    assert lines[15].split()[0] == ("2" if tokens == 1 else "3")
     assert all(sum(line[column] == "o" for line in marks) == 1 for column in range(60))
     assert marks[0][59] == "o"
     assert LEGEND_ON not in "".join(lines)
@@ -354,7 +374,7 @@ def test_the_picture_shows_both_curves_and_says_what_they_are(found, monkeypatch
         "savefig",
         lambda figure, *args, **options: drawn.append(figure) or save(figure, *args, **options),
     )
-    plot.save(replace(found, model="a $model$"), tmp_path / "x.png")
+    plot.save(replace(after_a_slow_one(found), model="a $model$"), tmp_path / "x.png")
     (figure,) = drawn
     (axes,) = figure.axes
     curves = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}

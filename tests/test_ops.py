@@ -277,6 +277,18 @@ def test_what_is_no_number_stays_so(ops):
         assert np.isnan(y[0, 0, :, 0]).all()
 
 
+def test_the_compiled_exponential_is_exact_to_two_units_in_the_last_place():
+    pytest.importorskip("numba")
+    from gpt_cli.ops.kernels import exp
+
+    for x in np.linspace(-86.9, 88, 5000, dtype=np.float32):
+        exact = np.float32(math.exp(x))
+        assert abs(exp(x) - exact) <= 2 * np.spacing(exact)
+    assert exp(np.float32(-88)) == exp(np.float32(-np.inf)) == 0
+    assert exp(np.float32(100)) == exp(np.float32(88))
+    assert np.isnan(exp(np.float32(np.nan)))
+
+
 @pytest.fixture
 def unset(monkeypatch):
     monkeypatch.delenv("GPT_CLI_OPS")

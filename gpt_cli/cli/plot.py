@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS, _LINES = 60, 12
 _ACROSS = "position in the text, in tokens"
+_UPWARDS = "milliseconds for each token after the first"
 _FORMATS = (".png", ".svg", ".pdf")
 
 # Of each mode: its mark, its colour (told apart by all eyes), and what it does.
@@ -29,7 +30,8 @@ _STYLES = {
 
 def curves(found: "Benchmark") -> str:
     """Draw the milliseconds of each token upwards, its position in the text to the right."""
-    heights = {name: _columns(mode.token_s) for name, mode in found.modes.items()}
+    positions, times = _drawn(found)
+    heights = {name: _columns(token_s) for name, token_s in times.items()}
     top = max(map(max, heights.values()))
     grid = [[" "] * _COLUMNS for _ in range(_LINES)]
     shown = {name: style for name, style in _STYLES.items() if name in heights}
@@ -38,10 +40,10 @@ def curves(found: "Benchmark") -> str:
             grid[round(height / top * (_LINES - 1))][column] = mark
     labels = {_LINES - 1: number(1000 * top), 0: "0"}
     drawn = [f"{labels.get(line, ''):>7} |{''.join(grid[line])}".rstrip() for line in range(_LINES)]
-    first, last = str(found.positions[0]), str(found.positions[-1])
+    first, last = str(positions[0]), str(positions[-1])
     return "\n".join(
         [
-            "milliseconds for each token",
+            _UPWARDS,
             "",
             *reversed(drawn),
             f"{'':8}+{'-' * _COLUMNS}",
@@ -50,6 +52,16 @@ def curves(found: "Benchmark") -> str:
             *(f"{'':9}{mark}  {what}" for mark, _, what in shown.values()),
         ]
     )
+
+
+def _drawn(found: "Benchmark") -> tuple[list[int], dict[str, list[float]]]:
+    """Positions, and of each mode the seconds: of all but the first token, if there are others.
+
+    The first takes the time of the whole prompt, beside which all others would lie on the ground.
+    """
+    start = 1 if len(found.positions) > 1 else 0
+    times = {name: mode.token_s[start:] for name, mode in found.modes.items()}
+    return found.positions[start:], times
 
 
 def _columns(token_s: list[float]) -> list[float]:
@@ -90,13 +102,14 @@ def save(found: "Benchmark", file: Path) -> None:
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
+    positions, times = _drawn(found)
     for name, (_, colour, what) in _STYLES.items():
-        if name in found.modes:
-            times = [1000 * seconds for seconds in found.modes[name].token_s]
-            axes.plot(found.positions, times, ".-", markersize=3, color=colour, label=what)
+        if name in times:
+            milliseconds = [1000 * seconds for seconds in times[name]]
+            axes.plot(positions, milliseconds, ".-", markersize=3, color=colour, label=what)
             axes.annotate(
                 name,
-                (found.positions[-1], times[-1]),
+                (positions[-1], milliseconds[-1]),
                 xytext=(6, 0),
                 textcoords="offset points",
                 va="center",
@@ -111,7 +124,7 @@ def save(found: "Benchmark", file: Path) -> None:
     )
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above, in no curve's way
     axes.set_xlabel(_ACROSS)
-    axes.set_ylabel("time for each token, in milliseconds")
+    axes.set_ylabel(_UPWARDS)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)

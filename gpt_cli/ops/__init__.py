@@ -132,11 +132,12 @@ def check_available(device: str, dtype: str) -> None:
     """
     several = _several(device, dtype)
     choice = os.environ.get(_CHOICE)
-    if choice and choice not in several:
+    if not choice:
+        return
+    if choice not in several:
         raise InputError(f"{_CHOICE}={choice}: there is {' and '.join(several)} for {dtype}")
-    needs = several[choice].needs if choice else None
-    if choice and needs and find_spec(needs) is None:
-        extra = several[choice].extra
+    _, _, needs, extra = several[choice]
+    if needs and find_spec(needs) is None:
         raise InputError(f"{_CHOICE}={choice} needs {needs}: pip install 'gpt-cli[{extra}]'")
 
 
