@@ -156,7 +156,7 @@ def _power_of_two(typingctx, exponent):
     return types.float32(types.int32), generate
 
 
-@njit
+@njit(fastmath={"contract"})  # in this order only, also in functions that add up in any
 def exp(x):
     """e to the power of x, to within 2 units in the last place; 0 below -87, e^88 above 88.
 
@@ -175,7 +175,7 @@ def exp(x):
     return np.float32(0) if too_small else series * _power_of_two(np.int32(n))
 
 
-@njit(error_model="numpy")
+@njit(fastmath={"contract"}, error_model="numpy")
 def gelu_new(x):
     """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), by tanh(u) = 2/(1 + e^-2u) - 1."""
     u = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
