@@ -1,5 +1,6 @@
 """The public Python API: `load` a model, then generate with it and score with it."""
 
+import signal
 import sys
 import threading
 import time
@@ -358,7 +359,7 @@ def load(
     if passes is not None:
         size = checkpoint.memory(GPT2Config.from_folder(folder))["weights_bytes"]
         brief = passes * (_GAIN + _GAIN_PER_BYTE * size) < _PREPARATION
-    with _notice_of_preparation(quiet):
+    with _preparation(quiet):
         ops = get_ops(device, dtype, brief=brief)
     start = time.perf_counter()
     model = checkpoint.load(folder, ops)
@@ -367,13 +368,25 @@ def load(
 
 
 @contextmanager
-def _notice_of_preparation(quiet: bool) -> Iterator[None]:
-    """Say what it is if this takes long."""
-    told = "preparing the compiled operations; that takes long only the first time"
+def _preparation(quiet: bool) -> Iterator[None]:
+    """Say what it is if this takes long, and let an interrupt wait for its end.
+
+    LLVM calls Python while it compiles, and what is raised there, as an interrupt is, gets lost.
+    """
+    told = "preparing the compiled operations; the first time takes about ten seconds"
     notice = threading.Timer(_LONG, print, [told], {"file": sys.stderr})
+    interrupts: list[int] = []
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    held = usual and threading.current_thread() is threading.main_thread()
+    if held:
+        signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     if not quiet and sys.stderr is not None:
         notice.start()
     try:
         yield
     finally:
         notice.cancel()
+        if held:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupts:
+        raise KeyboardInterrupt

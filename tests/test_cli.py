@@ -231,7 +231,7 @@ def test_an_unknown_way_to_compute_is_exit_code_2(monkeypatch, capsys):
     monkeypatch.setenv("GPT_CLI_OPS", "abacus")
     assert app.run(["generate", "-m", "tiny", "text"]) == 2
     assert capsys.readouterr().err == (
-        "gpt-cli: error: GPT_CLI_OPS=abacus: there is numba and numpy for float32\n"
+        "gpt-cli: error: GPT_CLI_OPS must be numba or numpy for float32, not 'abacus'\n"
     )
 
 

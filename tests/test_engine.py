@@ -1,10 +1,13 @@
 import inspect
+import os
+import signal
 import time
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from checkpoints import CONFIG, END, END_ID, VOCAB, write_checkpoint
+from processes import posix
 
 import gpt_cli
 from gpt_cli.batch import ROW_OPTIONS
@@ -56,8 +59,23 @@ def test_a_long_preparation_is_explained(monkeypatch, capsys, quiet):
     monkeypatch.setattr("gpt_cli.engine._LONG", 0.01)
     monkeypatch.setattr("gpt_cli.engine.get_ops", slow)
     gpt_cli.load("tiny", quiet=quiet)
-    told = "preparing the compiled operations; that takes long only the first time\n"
+    told = "preparing the compiled operations; the first time takes about ten seconds\n"
     assert capsys.readouterr().err == ("" if quiet else told)
+
+
+@posix
+def test_an_interrupt_waits_for_the_end_of_the_preparation(monkeypatch):
+    prepared = []
+
+    def interrupted(*given, **how):
+        os.kill(os.getpid(), signal.SIGINT)
+        prepared.append(True)
+
+    monkeypatch.setattr("gpt_cli.engine.get_ops", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpt_cli.load("tiny")
+    assert prepared
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_load_takes_a_name_a_device_and_a_type():

@@ -326,7 +326,9 @@ def test_the_operations_may_be_chosen(unset, brief):
 
 def test_a_choice_that_cannot_be_had_is_an_error(unset):
     unset.setenv("GPT_CLI_OPS", "abacus")
-    with pytest.raises(InputError, match="there is numba and numpy for float32"):
+    with pytest.raises(
+        InputError, match="GPT_CLI_OPS must be numba or numpy for float32, not 'abacus'"
+    ):
         get_ops("cpu", "float32")
     unset.setenv("GPT_CLI_OPS", "numba")
     without_numba(unset)

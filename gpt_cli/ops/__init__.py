@@ -135,7 +135,7 @@ def check_available(device: str, dtype: str) -> None:
     if not choice:
         return
     if choice not in several:
-        raise InputError(f"{_CHOICE}={choice}: there is {' and '.join(several)} for {dtype}")
+        raise InputError(f"{_CHOICE} must be {' or '.join(several)} for {dtype}, not {choice!r}")
     _, _, needs, extra = several[choice]
     if needs and find_spec(needs) is None:
         raise InputError(f"{_CHOICE}={choice} needs {needs}: pip install 'gpt-cli[{extra}]'")
