@@ -165,7 +165,8 @@ def test_attend(ops, T, D, scale, padding):
     )
     scores = scale * q.astype(np.float64) @ keys.swapaxes(-1, -2)
     exact = exact_softmax(np.where(visible, scores, -np.inf)) @ values
-    assert_close(ops, attended, exact, tolerance=4e-6)
+    # Scores grow with the head size, and what rounds off of them with them.
+    assert_close(ops, attended, exact, tolerance=2e-6 if D == 8 else 4e-6)
 
 
 def test_numbers_need_not_lie_side_by_side(ops):
@@ -258,20 +259,16 @@ def test_activations_are_exact_to_a_millionth(ops, activation):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_have_their_limits_far_out(ops, activation):
-    y = activated(ops, np.array([-1e4, -200, 0, 200, 1e4], np.float32), activation)
+    x = np.array([-1e4, -200, 0, 200, 1e4], np.float32)
     limits = [-1, -1, 0, 1, 1] if activation == "tanh" else [0, 0, 0, 200, 1e4]
-    assert abs(y - limits).max() < 1e-30
+    assert ACTIVATIONS[activation](x.copy()).tolist() == limits
+    assert abs(activated(ops, x, activation) - limits).max() < 1e-30
 
 
 def test_what_is_no_number_stays_so(ops):
     x = np.array([np.nan, 1, np.inf, 2], np.float32)[None, None, :, None]
     seen = np.tril(np.ones((4, 4), bool))[None, None]
-    assert np.isnan(activated(ops, x[0, 0, :, 0], "gelu_new")).tolist() == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert np.isnan(activated(ops, x[0, 0, :, 0], "gelu_new")).tolist() == [True, *[False] * 3]
     for q, keys, values in ((x, x, abs(x)), (np.ones_like(x), x, np.ones_like(x))):
         y = ops.to_host(ops.attend(q, keys, values, 1.0, seen))
         assert np.isnan(y[0, 0, :, 0]).all()
@@ -298,7 +295,7 @@ def unset(monkeypatch):
 def without_numba(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.setattr("gpt_cli.ops.find_spec", lambda name: None)
-    for name in ("numba_ops", "kernels", "tile"):
+    for name in ("numba_ops", "kernels"):
         monkeypatch.delitem(sys.modules, f"gpt_cli.ops.{name}", raising=False)
         monkeypatch.delattr(f"gpt_cli.ops.{name}", raising=False)
 

@@ -312,9 +312,7 @@ def linear(x, w, bias, gelu, y):
         for c in range(min(COLUMNS, len(bias) - first)):  # it may be shorter, or empty
             panel_bias[c] = bias[first + c]
         if not gelu:
-            _multiply(
-                x, 0, x_stride, T, w, first * K, K, panel_bias, y, first, y.shape[1]
-            )  # fmt: skip
+            _multiply(x, 0, x_stride, T, w, first * K, K, panel_bias, y, first, y.shape[1])
             continue
         # In a place of its own a tile is one run of numbers, long enough to be vectorized.
         tile = np.empty(ROWS * COLUMNS, np.float32)
