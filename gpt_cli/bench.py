@@ -244,7 +244,7 @@ def _edge(new_tokens: int) -> int:
 def _benchmark(
     engine: Engine, plan: Plan, prompt_tokens: int, ids: list[list[int]], modes: dict[bool, Mode]
 ) -> Benchmark:
-    sizes = checkpoint.memory(engine.model.config)
+    sizes = checkpoint.memory(engine.model.config, engine.model.ops.dtype)
     first, last = prompt_tokens + 1, prompt_tokens + plan.max_tokens
     width = _edge(plan.max_tokens)
     return Benchmark(

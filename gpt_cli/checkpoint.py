@@ -1,10 +1,14 @@
 """safetensors -> GPT2. Every quirk of the published checkpoints lives here and nowhere else.
 
 Each tensor is read straight into aligned arrays: whole, or some rows at a time where the operations
-want it in another order. The library's reader is not
-used for the data, only to check the file: mapped pages would count as memory beside the copies,
-the published `gpt2` file starts its data at an odd byte, which makes every view of a mapping
-misaligned and every product with it slow, and NumPy has no bfloat16.
+want it in another order. The library's reader is not used for the data, only to check the file:
+mapped pages would count as memory beside the copies, the published `gpt2` file starts its data at
+an odd byte, which makes every view of a mapping misaligned and every product with it slow, and
+NumPy has no bfloat16.
+
+Matrices may be stored in int8, as `quantize` writes them: `NAME.weight` as I8 in the shape that it
+has in float32, and the scales of its blocks as F32, `NAME.weight_scale`: (blocks, n_out), for wte
+and lm_head (n_out, blocks). `ops.int8` says what they stand for.
 """
 
 import json
@@ -14,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +28,18 @@ from gpt_cli.config import GPT2Config
 from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
+from gpt_cli.ops.int8 import BLOCK, Int8Rows
 from gpt_cli.ops.memory import aligned_empty
-
-Float32 = NDArray[np.float32]
 
 # Causal masks that old versions of transformers stored as if they were weights.
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
 _READERS = 4  # threads: the time goes into copying out of the page cache and faulting pages in
 _COMPARED = 1024  # rows, at a time
+
+T = TypeVar("T", bound=Rows)
+
+SCALE = "_scale"  # at the end of the names of an int8 matrix's scales
 
 # What a file that is no safetensors file begins with.
 _IMPOSTORS = {
@@ -52,13 +59,16 @@ class Tensor:
     dtype: str  # as safetensors writes it: F32, F16, BF16, ...
     shape: tuple[int, ...]
 
-    def __getitem__(self, rows: slice) -> Float32:
-        """Read some rows, or numbers where there is one axis, into a new array of float32."""
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
+        """Read some rows, or numbers where there is one axis, into a new array.
+
+        It is of float32, but for whole numbers, which stay int8.
+        """
         start, stop, _ = rows.indices(self.shape[0])
         shape = (stop - start, *self.shape[1:])
         first = start * math.prod(self.shape[1:])
-        array = aligned_empty(shape, np.dtype("<f4"))
-        if self.dtype == "F32":
+        array = aligned_empty(shape, np.dtype("i1" if self.dtype == "I8" else "<f4"))
+        if self.dtype in ("F32", "I8"):
             self._fill(array, first)
         else:
             raw = np.empty(shape, np.dtype("<f2" if self.dtype == "F16" else "<u2"))
@@ -93,7 +103,7 @@ def load(folder: Path, ops: Ops) -> GPT2:
     return assemble(config, ops, tensors)
 
 
-def find_tensors(folder: Path) -> dict[str, Tensor]:
+def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
     """Return the tensors of a folder by GPT-2's own names, without reading their data.
 
     Raises:
@@ -108,7 +118,27 @@ def find_tensors(folder: Path) -> dict[str, Tensor]:
             if name in tensors:
                 raise CheckpointError(f"{path}: the tensor {name} is there twice")
             tensors[name] = tensor
-    return tensors
+    return _with_scales(tensors, folder)
+
+
+def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor | Int8Rows]:
+    """Join the matrices in int8 with their scales."""
+    joined: dict[str, Tensor | Int8Rows] = dict(tensors)
+    for name, weight in tensors.items():
+        scale = tensors.get(name + SCALE)
+        if weight.dtype != "I8" or scale is None:
+            continue  # what is left without its other half is refused by its type, or its name
+        transposed = is_transposed(name)
+        blocks = list(weight.shape)
+        blocks[transposed] = -(-blocks[transposed] // BLOCK)
+        if (scale.dtype, list(scale.shape)) != ("F32", blocks):
+            raise CheckpointError(
+                f"{folder}: the tensor {name + SCALE} is {scale.dtype} {list(scale.shape)}, "
+                f"but must be F32 {blocks}"
+            )
+        joined[name] = Int8Rows(weight, scale, transposed)
+        del joined[name + SCALE]
+    return joined
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -190,18 +220,35 @@ def expected_shapes(
         yield "lm_head.weight", (config.vocab_size, C)
 
 
-def memory(config: GPT2Config) -> dict[str, int]:
-    """Count a model's parameters, and the bytes it takes in float32 with one full context."""
-    parameters = sum(math.prod(shape) for _, shape in expected_shapes(config))
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor is what `Ops.place_matrix` takes, and may be in int8."""
+    return len(shape) == 2 and name != "wpe.weight"
+
+
+def is_transposed(name: str) -> bool:
+    """Return whether a matrix is stored as (n_out, n_in)."""
+    return name in ("wte.weight", "lm_head.weight")
+
+
+def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
+    """Count a model's parameters, and the bytes that it takes: its weights, and a full context."""
+    shapes = dict(expected_shapes(config))
+    parameters = sum(map(math.prod, shapes.values()))
+    weights = 4 * parameters
+    if dtype == "int8":
+        matrices = sum(math.prod(shape) for name, shape in shapes.items() if is_matrix(name, shape))
+        weights -= 3 * matrices - 2 * matrices // BLOCK
     per_token = 2 * 4 * config.n_layer * config.n_embd  # a key and a value in each layer
     return {
         "parameters": parameters,
-        "weights_bytes": 4 * parameters,
+        "weights_bytes": weights,
         "kv_cache_bytes": per_token * config.n_positions,
     }
 
 
-def check_tensors(tensors: dict[str, Tensor], config: GPT2Config, folder: Path) -> None:
+def check_tensors(
+    tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config, folder: Path
+) -> None:
     """Compare what is there with what must be there.
 
     Raises:
@@ -222,7 +269,7 @@ def check_tensors(tensors: dict[str, Tensor], config: GPT2Config, folder: Path) 
             f"{folder}: {len(unknown)} tensors that GPT-2 does not have: {', '.join(unknown[:3])}"
         )
     for name, tensor in tensors.items():
-        if tensor.dtype not in ("F32", "F16", "BF16"):
+        if isinstance(tensor, Tensor) and tensor.dtype not in ("F32", "F16", "BF16"):
             raise CheckpointError(
                 f"{folder}: the tensor {name} is {tensor.dtype}; F32, F16 and BF16 can be read"
             )
@@ -231,12 +278,9 @@ def check_tensors(tensors: dict[str, Tensor], config: GPT2Config, folder: Path) 
 def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
     """Place tensors, on disk or in memory, with `ops`, and put them together; names are the same.
 
-    A head that is stored although it is tied wins where it differs, as in transformers; where it
-    does not, it need not lie in memory twice.
+    A head that is stored although it is tied wins where it differs, as in transformers.
     """
-    wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
-    if head is not None and config.tie_word_embeddings and _equal(wte, head):
-        tensors = {name: tensor for name, tensor in tensors.items() if tensor is not head}
+    tensors = without_tied_head(tensors, config)
     with ThreadPoolExecutor(_READERS) as pool:
         placed = pool.map(lambda item: _place(ops, *item), tensors.items())
         arrays = dict(zip(tensors, placed, strict=True))
@@ -271,6 +315,14 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
     )
 
 
+def without_tied_head(tensors: Mapping[str, T], config: GPT2Config) -> dict[str, T]:
+    """Leave out a head that is stored although it is tied, and no other than wte."""
+    wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
+    if head is None or not config.tie_word_embeddings or not _equal(wte, head):
+        return dict(tensors)
+    return {name: tensor for name, tensor in tensors.items() if tensor is not head}
+
+
 def _equal(one: Rows, other: Rows) -> bool:
     """Compare two matrices of one shape, some rows at a time."""
     starts = range(0, one.shape[0], _COMPARED)
@@ -281,8 +333,6 @@ def _equal(one: Rows, other: Rows) -> bool:
 
 
 def _place(ops: Ops, name: str, tensor: Rows) -> Any:
-    if name in ("wte.weight", "lm_head.weight"):
-        return ops.place_matrix(tensor, transposed=True)
-    if len(tensor.shape) == 2 and name != "wpe.weight":
-        return ops.place_matrix(tensor)
+    if is_matrix(name, tensor.shape):
+        return ops.place_matrix(tensor, transposed=is_transposed(name))
     return ops.place(tensor[:])

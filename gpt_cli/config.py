@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ _ALIASES = {
 
 # Other names of the same function.
 _ACTIVATION_ALIASES = {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
+
+# What says that the matrices are stored in int8. Other programs, which cannot know what the numbers
+# mean, refuse what they do not know.
+INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
 
 _LARGEST_SIZE = 2**20  # far above any GPT-2; a size beyond it is a damaged file
 
@@ -45,6 +49,7 @@ class GPT2Config:
     tie_word_embeddings: bool = True  # the head is wte
     bos_token_id: int | None = 50256
     eos_token_id: tuple[int, ...] = (50256,)
+    stored_dtype: str = "float32"  # of the matrices, or int8: quantization_config
 
     @property
     def head_size(self) -> int:
@@ -85,6 +90,7 @@ class GPT2Config:
             if raw.get("add_cross_attention"):
                 raise ValueError("add_cross_attention is set, and GPT-2 has none")
             config = cls(**{name: read(name, raw[name]) for name, read in _FIELDS if name in raw})
+            config = replace(config, stored_dtype=_stored_dtype(raw.get("quantization_config")))
             if config.n_positions < 2:
                 raise ValueError("n_positions is 1, which leaves no room for a new token")
             if config.n_embd % config.n_head:
@@ -132,6 +138,16 @@ def _token(name: str, value: Any) -> int | None:
 def _tokens(name: str, value: Any) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [value]
     return tuple(id for id in (_token(name, item) for item in ids) if id is not None)
+
+
+def _stored_dtype(quantization: Any) -> str:
+    if quantization is None:
+        return "float32"
+    if quantization != INT8:
+        raise ValueError(
+            f"quantization_config is {quantization!r:.80}, and only {INT8} can be read"
+        )
+    return "int8"
 
 
 _FIELDS: list[tuple[str, Callable[[str, Any], Any]]] = [

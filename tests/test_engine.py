@@ -82,7 +82,7 @@ def test_load_takes_a_name_a_device_and_a_type():
     parameters = inspect.signature(gpt_cli.load).parameters
     assert parameters["name"].default == "gpt2"
     assert parameters["device"].default == "auto"
-    assert parameters["dtype"].default == "float32"
+    assert parameters["dtype"].default == "auto"
 
 
 def test_a_folder_can_be_loaded(case_folder):

@@ -20,6 +20,7 @@ from gpt_cli.cli.info import info
 from gpt_cli.cli.models import models
 from gpt_cli.cli.next import next_tokens
 from gpt_cli.cli.options import VERBOSE
+from gpt_cli.cli.quantize import quantize
 from gpt_cli.cli.rank import rank
 from gpt_cli.cli.score import score
 from gpt_cli.cli.text import note, silence
@@ -42,6 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tokenize": tokenize,
     "detokenize": detokenize,
     "download": download,
+    "quantize": quantize,
     "models": models,
     "info": info,
 }

@@ -58,7 +58,7 @@ def batch(
     seed: flags.Seed = None,
     cache: flags.Cache = True,
     device: flags.Device = "auto",
-    dtype: flags.Dtype = "float32",
+    dtype: flags.Dtype = "auto",
     threads: flags.Threads = None,
     revision: flags.Revision = None,
     offline: flags.Offline = False,

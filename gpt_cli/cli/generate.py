@@ -38,7 +38,7 @@ def generate(
     ] = 1,
     cache: flags.Cache = True,
     device: flags.Device = "auto",
-    dtype: flags.Dtype = "float32",
+    dtype: flags.Dtype = "auto",
     threads: flags.Threads = None,
     revision: flags.Revision = None,
     offline: flags.Offline = False,

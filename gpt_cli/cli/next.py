@@ -25,7 +25,7 @@ def next_tokens(
     special: flags.Special = False,
     model: flags.Model = "gpt2",
     device: flags.Device = "auto",
-    dtype: flags.Dtype = "float32",
+    dtype: flags.Dtype = "auto",
     threads: flags.Threads = None,
     revision: flags.Revision = None,
     offline: flags.Offline = False,

@@ -60,7 +60,9 @@ PromptFile = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto or cpu.")]
-Dtype = Annotated[str, typer.Option(help="Type of the weights: float32.")]
+Dtype = Annotated[
+    str, typer.Option(help="Weights in float32, or in int8 for speed; auto: as stored.")
+]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads to compute with; all cores if not set.")
 ]

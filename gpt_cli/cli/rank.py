@@ -36,7 +36,7 @@ def rank(
     file: flags.PromptFile = None,
     model: flags.Model = "gpt2",
     device: flags.Device = "auto",
-    dtype: flags.Dtype = "float32",
+    dtype: flags.Dtype = "auto",
     threads: flags.Threads = None,
     revision: flags.Revision = None,
     offline: flags.Offline = False,

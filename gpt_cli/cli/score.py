@@ -53,7 +53,7 @@ def score(
     ] = None,
     model: flags.Model = "gpt2",
     device: flags.Device = "auto",
-    dtype: flags.Dtype = "float32",
+    dtype: flags.Dtype = "auto",
     threads: flags.Threads = None,
     revision: flags.Revision = None,
     offline: flags.Offline = False,

@@ -21,6 +21,8 @@ from gpt_cli.hub.local import (
     format_size,
     hub_id,
     list_models,
+    new_folder,
+    other_files,
     tokenizer_files,
 )
 
@@ -33,6 +35,8 @@ __all__ = [
     "find",
     "format_size",
     "list_models",
+    "new_folder",
+    "other_files",
     "read_config",
     "read_tokenizer",
     "resolve",

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
+from gpt_cli.errors import CheckpointError, ModelNotFoundError, ResourceError
 from gpt_cli.hub.local import (
     INDEX,
     cache_folder,
     format_size,
     model_files,
+    new_folder,
     repo_folder,
 )
 
@@ -38,20 +39,10 @@ WAY_OUT = "or use a model that is here (`gpt-cli models` lists them), such as `-
 
 def fetch_folder(repo: str, revision: str, to: Path, quiet: bool) -> Path:
     """Fetch the files that make the model into a new folder, which appears when it is whole."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InputError(f"{to} exists and is not an empty folder: name a new one")
-    beside = next(parent for parent in to.parents if parent.exists())
-    # The client takes what its cache has, and fetches the rest straight into the folder. The model
-    # lies one level down because the scratch folder itself is readable for its owner only.
-    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=beside) as scratch:
-        folder = Path(scratch, "model")
-        folder.mkdir()
+    with new_folder(to) as folder:
+        # The client takes what its cache has, and fetches the rest straight into the folder.
         fetch_model(repo, revision, folder, quiet)
         shutil.rmtree(folder / ".cache")  # the client's own notes
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if to.exists():
-            to.rmdir()  # it is empty; POSIX would replace it, Windows would not
-        folder.replace(to)
     return to
 
 

@@ -7,7 +7,9 @@ model takes to find.
 import json
 import os
 import re
-from collections.abc import Callable, Collection
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +46,34 @@ class LocalModel:
     origin: Literal["bundled", "cached"]
     size: int  # of all its files, in bytes
     commit: str | None  # None for a bundled one
+
+
+@contextmanager
+def new_folder(to: Path) -> Iterator[Path]:
+    """Give a folder to fill, which becomes `to` (absolute) when that has gone well.
+
+    Raises:
+        InputError: `to` is no new or empty folder.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise InputError(f"{to} exists and is not an empty folder: name a new one")
+    beside = next(parent for parent in to.parents if parent.exists())
+    # One level down because the scratch folder itself is readable for its owner only.
+    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=beside) as scratch:
+        folder = Path(scratch, "model")
+        folder.mkdir()
+        yield folder
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if to.exists():
+            to.rmdir()  # it is empty; POSIX would replace it, Windows would not
+        folder.replace(to)
+
+
+def other_files(folder: Path) -> list[Path]:
+    """The files that a model's folder has beside its weights and its configuration."""
+    names = {path.name for path in folder.iterdir()}
+    optional = [_GENERATION_CONFIG] if _GENERATION_CONFIG in names else []
+    return [folder / name for name in [*tokenizer_files(names), *optional]]
 
 
 def list_models() -> list[LocalModel]:

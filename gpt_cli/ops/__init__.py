@@ -55,6 +55,9 @@ class Ops(Protocol):
     name: str
     """What computes, for people."""
 
+    dtype: str
+    """What the weights are held in."""
+
     threads: int
     """How many threads of the host compute."""
 
@@ -112,6 +115,7 @@ class _Implementation(NamedTuple):
     name: str
     needs: str | None = None  # a package that is an extra
     extra: str | None = None
+    on_demand: bool = False  # only where it is asked for by name
 
 
 # What computes for a device and a type of weights: by name, the fastest first.
@@ -119,6 +123,11 @@ _IMPLEMENTATIONS = {
     ("cpu", "float32"): {
         "numba": _Implementation("gpt_cli.ops.numba_ops", "NumbaOps", "numba", "fast"),
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "NumPyOps"),
+    },
+    ("cpu", "int8"): {
+        "numba": _Implementation("gpt_cli.ops.numba_ops", "Int8NumbaOps", "numba", "fast"),
+        # The reference. It would be slower than float32.
+        "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
     },
 }
 _CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
@@ -128,17 +137,21 @@ def check_available(device: str, dtype: str) -> None:
     """Check, without loading anything, that something computes this: see `get_ops`.
 
     Raises:
-        InputError: nothing does, or GPT_CLI_OPS names what is not there.
+        InputError: nothing does, or it needs a package that is not installed, or GPT_CLI_OPS names
+            what is not there.
     """
     several = _several(device, dtype)
     choice = os.environ.get(_CHOICE)
-    if not choice:
-        return
-    if choice not in several:
+    if choice and choice not in several:
         raise InputError(f"{_CHOICE} must be {' or '.join(several)} for {dtype}, not {choice!r}")
-    _, _, needs, extra = several[choice]
-    if needs and find_spec(needs) is None:
-        raise InputError(f"{_CHOICE}={choice} needs {needs}: pip install 'gpt-cli[{extra}]'")
+    missing = {
+        name: entry for name, entry in several.items() if entry.needs and not find_spec(entry.needs)
+    }
+    names = [choice] if choice else [name for name in several if not several[name].on_demand]
+    if all(name in missing for name in names):
+        _, _, needs, extra, _ = missing[names[0]]
+        what = f"{_CHOICE}={choice}" if choice else f"computing in {dtype}"
+        raise InputError(f"{what} needs {needs}: pip install 'gpt-cli[{extra}]'")
 
 
 def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
@@ -153,7 +166,7 @@ def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
     """
     check_available(device, dtype)
     several = _several(device, dtype)
-    names = list(several)
+    names = [name for name in several if not several[name].on_demand]
     if choice := os.environ.get(_CHOICE):
         names = [choice]
     elif brief:
@@ -166,7 +179,7 @@ def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
             reason = error
         else:
             return ops
-    raise InputError(f"{_CHOICE}={choice} cannot be used: {reason}")
+    raise InputError(f"{names[-1]} cannot compute in {dtype} here: {reason}")
 
 
 def _several(device: str, dtype: str) -> dict[str, _Implementation]:

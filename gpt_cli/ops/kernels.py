@@ -10,6 +10,8 @@ language; everything else is Python. (All of it is in one file, as numba compile
 the file of a function has changed.)
 """
 
+import itertools
+
 import numba
 import numpy as np
 from llvmlite import binding, ir
@@ -18,29 +20,114 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.ufunc import omppool  # noqa: F401  # an ImportError where OpenMP is missing
 
+from gpt_cli.ops.int8 import BLOCK, LARGEST_ACTIVATION, SMALLEST
+
 # Its threads are at work in 2 us, numba's own in 75: longer than many of these operations take.
 numba.config.THREADING_LAYER = "omp"
 
-_features = binding.get_host_cpu_features()
-LANES = 16 if _features.get("avx512f") else 8 if _features.get("avx") else 4  # floats in a vector
+
+def _features():
+    """What the processor can do that numba compiles for: this one, unless its settings differ."""
+    given = numba.config.CPU_FEATURES
+    if given is None:
+        return {name for name, there in binding.get_host_cpu_features().items() if there}
+    return {name[1:] for name in given.split(",") if name.startswith("+")}
+
+
+_there = _features()
+_AVX512 = {"avx512f", "avx512bw"} <= _there
+LANES = 16 if _AVX512 else 8 if "avx2" in _there else 4  # floats in a vector
 COLUMNS = 2 * LANES  # of a tile: two vectors
 # Rows of the highest tile: 2 partial sums a row, 2 vectors of the matrix and a number of x take
 # 27 of the 32 registers of AVX-512 and ARM, or 15 of 16.
-ROWS = 12 if _features.get("avx512f") or _features.get("neon") else 6
+ROWS = 12 if _AVX512 or "neon" in _there else 6
+_VNNI = "avx512vnni" in _there if _AVX512 else LANES == 8 and "avxvnni" in _there
+
+# Of matrices of int8: see `pack_int8_rows`.
+_INT8_ROWS = ROWS // 2  # of the highest tile: 4 partial sums a row
+_SCALES = 2 * COLUMNS  # bytes before those of the weights
+BLOCK_BYTES = _SCALES + BLOCK * COLUMNS
 
 _INDEX = ir.IntType(64)
-_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+_BYTE, _SHORT, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_INTS = ir.VectorType(_INT, LANES)
 QUERIES = 2 * ROWS  # that attention takes at a time
 
 # Sums may be added up in any order, but there may be infinities and NaNs: they tell of damaged
 # weights.
 _SUMS = {"reassoc", "contract", "arcp", "nsz"}
 _MASKED = np.finfo(np.float32).min  # finite: a row of padding, which sees nothing, gives no NaN
-# Divisions as NumPy has them: a check of each for zero would keep loops from being vectorized.
-_SETTINGS = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
-# --- the tile ------------------------------------------------------------------------------------
+def _kernel(signature, **settings):
+    """Decorate what `numba_ops` calls: `prepare` compiles it, for arguments of these types."""
+    # Divisions as NumPy has them: a check of each for zero would keep loops from being vectorized.
+    compiler = njit(nogil=True, cache=True, error_model="numpy", **settings)
+
+    def decorate(function):
+        dispatcher = compiler(function)
+        dispatcher.wanted = signature
+        return dispatcher
+
+    return decorate
+
+
+def prepare(*kernels) -> None:
+    """Compile kernels, or load what an earlier process has compiled.
+
+    Not all at once when this module is imported: each takes memory, and 10 ms where it is loaded.
+    """
+    for kernel in kernels:
+        if not kernel.signatures:
+            kernel.compile(kernel.wanted)
+            kernel.disable_compile()
+
+
+# --- the tiles -----------------------------------------------------------------------------------
+
+
+def _at(builder, pointer, offset, kind=None):
+    """Return the address `offset` elements further on, as one of `kind`."""
+    place = builder.gep(pointer, [offset])
+    return place if kind is None else builder.bitcast(place, kind.as_pointer())
+
+
+def _halves(builder, pointer, element):
+    """Load two vectors of LANES elements that lie side by side."""
+    vector = ir.VectorType(element, LANES)
+    return [
+        builder.load(_at(builder, pointer, _INDEX(start), vector), align=1) for start in (0, LANES)
+    ]
+
+
+def _every_lane(builder, number):
+    """Return a vector that has the number in every lane."""
+    undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+    first = builder.insert_element(undefined, number, _INT(0))
+    lanes = ir.Constant(ir.VectorType(_INT, LANES), [0] * LANES)
+    return builder.shuffle_vector(first, undefined, lanes)
+
+
+def _call(builder, name, *args):
+    """Call a function of LLVM whose result is of the type of its first argument."""
+    kind = ir.FunctionType(args[0].type, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def _multiply_add(builder, one, other, total):
+    return _call(builder, f"llvm.fmuladd.v{LANES}f32", one, other, total)
+
+
+def _store_row(builder, values, pointer):
+    """Store two vectors of floats side by side."""
+    for value, start in zip(values, (0, LANES), strict=True):
+        builder.store(value, _at(builder, pointer, _INDEX(start), _VECTOR), align=4)
+
+
+def _stay_in_place(builder):
+    """Let nothing be moved across this: unrolled, a loop would need more registers."""
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
 
 def make_tile(rows):
@@ -77,25 +164,9 @@ def _generate(rows, context, builder, signature, args):
     def row(pointer, stride, number):
         return builder.gep(pointer, [builder.mul(stride, _INDEX(number))])
 
-    def halves(pointer):
-        places = (builder.gep(pointer, [_INDEX(start)]) for start in (0, LANES))
-        return [builder.bitcast(place, _VECTOR.as_pointer()) for place in places]
-
-    def load(pointer):
-        return builder.load(pointer, align=4)
-
-    def every_lane(number):
-        undefined = ir.Constant(_VECTOR, ir.Undefined)
-        first = builder.insert_element(undefined, number, ir.IntType(32)(0))
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        return builder.shuffle_vector(first, undefined, lanes)
-
-    multiply_add = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{LANES}f32"
-    )
     x_rows = [row(place(0, x_start), x_stride, number) for number in range(rows)]
     w_first, y_first = place(3, w_start), place(7, y_start)
-    bias = [load(half) for half in halves(place(6, _INDEX(0)))]
+    bias = _halves(builder, place(6, _INDEX(0)), _FLOAT)
     # LLVM turns these places in memory into registers.
     sums = [[cgutils.alloca_once_value(builder, half) for half in bias] for _ in x_rows]
     for pair in sums:
@@ -103,21 +174,150 @@ def _generate(rows, context, builder, signature, args):
             builder.store(half, total)
 
     with cgutils.for_range(builder, K) as loop:
-        # Nothing may be moved across this: unrolled, the loop would need more registers.
-        builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
-        w_row = [load(half) for half in halves(row(w_first, loop.index, COLUMNS))]
+        _stay_in_place(builder)
+        w_row = _halves(builder, row(w_first, loop.index, COLUMNS), _FLOAT)
         for x_row, pair in zip(x_rows, sums, strict=True):
-            number = every_lane(builder.load(builder.gep(x_row, [loop.index])))
+            number = _every_lane(builder, builder.load(builder.gep(x_row, [loop.index])))
             for total, half in zip(pair, w_row, strict=True):
-                added = builder.call(multiply_add, [half, number, builder.load(total)])
+                added = _multiply_add(builder, half, number, builder.load(total))
                 builder.store(added, total)
     for number, pair in enumerate(sums):
-        for total, half in zip(pair, halves(row(y_first, y_stride, number)), strict=True):
-            builder.store(builder.load(total), half, align=4)
+        _store_row(builder, map(builder.load, pair), row(y_first, y_stride, number))
     return context.get_dummy_value()
 
 
 _highest, _8_rows, _4_rows, _2_rows, _1_row = (make_tile(rows) for rows in (ROWS, 8, 4, 2, 1))
+
+
+def make_int8_tile(rows):
+    """Make the same for a matrix of int8: see `pack_int8_rows`, and for x `_round_row`.
+
+    tile(digits, offsets, steps, row, w, w_start, bias, y, y_start, y_stride): rows of x from `row`
+    on, all of them (T, blocks, 2, BLOCK), (T, blocks) and (T,); the panel of w from byte w_start.
+    """
+
+    @intrinsic
+    def tile(
+        typingctx,
+        digits, offsets, steps, row, blocks,
+        w, w_start,
+        bias,
+        y, y_start, y_stride,
+    ):  # fmt: skip
+        index = types.intp
+        signature = types.void(
+            digits, offsets, steps, index, index, w, index, bias, y, index, index
+        )
+        return signature, lambda *given: _generate_int8(rows, *given)
+
+    return tile
+
+
+def _generate_int8(rows, context, builder, signature, args):
+    """Write the code of a tile of so many rows, over weights of int8."""
+    first_row, blocks, w_start, y_start, y_stride = (args[i] for i in (3, 4, 6, 9, 10))
+
+    def array(argument, kind=None):
+        data = context.make_array(signature.args[argument])(context, builder, args[argument]).data
+        return data if kind is None else builder.bitcast(data, kind.as_pointer())
+
+    digits, offsets, steps = array(0, _BYTE), array(1), array(2)
+    panel = _at(builder, array(5, _BYTE), w_start)
+    halves, places = range(2), range(2)  # of the columns; of the digits: high, low
+    zero = ir.Constant(_VECTOR, [0.0] * LANES)
+    totals = [[cgutils.alloca_once_value(builder, zero) for _ in halves] for _ in range(rows)]
+    sums = [[[cgutils.alloca_once(builder, _INTS) for _ in halves] for _ in places] for _ in totals]
+    for pair in totals:
+        for total in pair:
+            builder.store(zero, total)
+
+    with cgutils.for_range(builder, blocks) as block:
+        for place in itertools.chain(*sums):
+            for total in place:
+                builder.store(ir.Constant(_INTS, [0] * LANES), total)
+        numbers = [
+            builder.add(builder.mul(builder.add(first_row, _INDEX(row)), blocks), block.index)
+            for row in range(rows)
+        ]
+        x_rows = [
+            _at(builder, digits, builder.mul(number, _INDEX(2 * BLOCK)), _INT) for number in numbers
+        ]
+        scales = _at(builder, panel, builder.mul(block.index, _INDEX(BLOCK_BYTES)))
+        weights = _at(builder, scales, _INDEX(_SCALES), _INT)
+        with cgutils.for_range(builder, _INDEX(BLOCK // 4)) as four:
+            _stay_in_place(builder)
+            start = builder.mul(four.index, _INDEX(COLUMNS))
+            w_row = [
+                _as_factor(builder, half)
+                for half in _halves(builder, _at(builder, weights, start), _INT)
+            ]
+            for x_row, pairs in zip(x_rows, sums, strict=True):
+                for place, pair in zip(places, pairs, strict=True):
+                    at = builder.add(four.index, _INDEX(place * BLOCK // 4))
+                    x_four = _every_lane(builder, builder.load(_at(builder, x_row, at)))
+                    for total, half in zip(pair, w_row, strict=True):
+                        builder.store(_add_fours(builder, builder.load(total), half, x_four), total)
+        scale = [
+            builder.bitcast(builder.shl(builder.zext(half, _INTS), _same(16)), _VECTOR)
+            for half in _halves(builder, builder.bitcast(scales, _SHORT.as_pointer()), _SHORT)
+        ]
+        for number, pair, (high, low) in zip(numbers, totals, sums, strict=True):
+            offset = _every_lane(builder, builder.load(_at(builder, offsets, number)))
+            for half in halves:
+                whole = builder.shl(builder.load(high[half]), _same(8))
+                whole = builder.sub(builder.add(whole, builder.load(low[half])), offset)
+                whole = builder.sitofp(whole, _VECTOR)
+                added = _multiply_add(builder, whole, scale[half], builder.load(pair[half]))
+                builder.store(added, pair[half])
+
+    bias = _halves(builder, array(7), _FLOAT)
+    for row, pair in enumerate(totals):
+        at = builder.add(first_row, _INDEX(row))
+        step = _every_lane(builder, builder.load(_at(builder, steps, at)))
+        result = [
+            _multiply_add(builder, builder.load(total), step, half)
+            for total, half in zip(pair, bias, strict=True)
+        ]
+        start = builder.add(y_start, builder.mul(y_stride, _INDEX(row)))
+        _store_row(builder, result, _at(builder, array(8), start))
+    return context.get_dummy_value()
+
+
+def _same(number):
+    return ir.Constant(_INTS, [number] * LANES)
+
+
+def _as_factor(builder, weights):
+    """Prepare weights, 4 bytes for each lane, for `_add_fours`."""
+    if _VNNI:
+        return weights
+    shorts = builder.bitcast(weights, ir.VectorType(_SHORT, 2 * LANES))
+    eight = ir.Constant(shorts.type, [8] * 2 * LANES)
+    # The even bytes and the odd ones, each as a number of 16 bits.
+    return builder.lshr(builder.shl(shorts, eight), eight), builder.lshr(shorts, eight)
+
+
+def _add_fours(builder, total, weights, x):
+    """In each lane, add the products of 4 weights, which are unsigned, and 4 int8 of x."""
+    if _VNNI:
+        return _call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", total, weights, x)
+    shorts = builder.bitcast(x, ir.VectorType(_SHORT, 2 * LANES))
+    eight = ir.Constant(shorts.type, [8] * 2 * LANES)
+    pairs = builder.ashr(builder.shl(shorts, eight), eight), builder.ashr(shorts, eight)
+    for one, other in zip(weights, pairs, strict=True):
+        # LLVM knows this pattern: it is a single instruction of most processors.
+        wide = ir.VectorType(_INT, 2 * LANES)
+        products = builder.mul(builder.sext(one, wide), builder.sext(other, wide))
+        for start in (0, 1):
+            lanes = ir.Constant(_INTS, list(range(start, 2 * LANES, 2)))
+            half = builder.shuffle_vector(products, ir.Constant(wide, ir.Undefined), lanes)
+            total = builder.add(total, half)
+    return total
+
+
+_int8_highest, _int8_4_rows, _int8_2_rows, _int8_1_row = (
+    make_int8_tile(rows) for rows in (_INT8_ROWS, 4, 2, 1)
+)
 
 
 # --- the smallest parts, which are compiled into those that call them --------------------------
@@ -150,8 +350,18 @@ def _power_of_two(typingctx, exponent):
     """2 to the power of an integer from -126 to 127, put together from the bits of a float32."""
 
     def generate(context, builder, signature, args):
-        bits = builder.shl(builder.add(args[0], ir.IntType(32)(127)), ir.IntType(32)(23))
-        return builder.bitcast(bits, ir.FloatType())
+        bits = builder.shl(builder.add(args[0], _INT(127)), _INT(23))
+        return builder.bitcast(bits, _FLOAT)
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def _float_of(typingctx, bits):
+    """The float32 of these bits."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], _FLOAT)
 
     return types.float32(types.int32), generate
 
@@ -187,10 +397,7 @@ def _maximum(typingctx, one, other):
     """The larger of two numbers, or NaN if one is that. Loops of `max` stay unvectorized."""
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 2)
-        return builder.call(
-            cgutils.get_or_insert_function(builder.module, kind, "llvm.maximum.f32"), args
-        )
+        return _call(builder, "llvm.maximum.f32", *args)
 
     return types.float32(types.float32, types.float32), generate
 
@@ -233,10 +440,86 @@ def _multiply(x, x_start, x_stride, T, w, w_start, K, bias, y, y_start, y_stride
             r += 1
 
 
+@njit
+def _multiply_int8(digits, offsets, steps, row, T, w, w_start, bias, y, y_start, y_stride):
+    """The same as `_multiply` with int8 weights, for T rows of x from `row` on."""
+    blocks = offsets.shape[1]
+    r = 0
+    while r < T:
+        at, y_at = row + r, y_start + r * y_stride
+        if T - r >= _INT8_ROWS:
+            _int8_highest(digits, offsets, steps, at, blocks, w, w_start, bias, y, y_at, y_stride)
+            r += _INT8_ROWS
+        elif T - r >= 4:
+            _int8_4_rows(digits, offsets, steps, at, blocks, w, w_start, bias, y, y_at, y_stride)
+            r += 4
+        elif T - r >= 2:
+            _int8_2_rows(digits, offsets, steps, at, blocks, w, w_start, bias, y, y_at, y_stride)
+            r += 2
+        else:
+            _int8_1_row(digits, offsets, steps, at, blocks, w, w_start, bias, y, y_at, y_stride)
+            r += 1
+
+
+@njit(error_model="numpy")
+def _round_row(x, t, digits, offsets, steps):
+    """Round row t of x (T, n_in) to whole steps: see `int8.round_activations`.
+
+    A number of steps is 256 * high + low, both int8: digits (T, blocks, 2, BLOCK), with zeros after
+    the row's end. As weights are stored with 128 added, products of a block are too large by
+    offsets (T, blocks): 128 times the sum of its numbers.
+    """
+    n_in = x.shape[1]
+    largest = np.float32(0)
+    for k in range(n_in):
+        largest = _maximum(largest, abs(x[t, k]))
+    steps[t] = largest / np.float32(LARGEST_ACTIVATION)
+    per_step = np.float32(LARGEST_ACTIVATION) / max(largest, np.float32(SMALLEST))
+    for block in range(digits.shape[1]):
+        start = block * BLOCK
+        total = np.int32(0)
+        for place in range(min(BLOCK, n_in - start)):
+            number = np.int32(np.floor(x[t, start + place] * per_step + np.float32(0.5)))
+            high = (number + np.int32(128)) >> np.int32(8)
+            digits[t, block, 0, place] = high
+            digits[t, block, 1, place] = number - (high << np.int32(8))
+            total += number
+        offsets[t, block] = np.int32(128) * total
+
+
+@intrinsic
+def _bits_of(typingctx, number):
+    """The bits of a float32."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], _INT)
+
+    return types.int32(types.float32), generate
+
+
+@njit
+def _put_scale(panels, panel, block, column, scale):
+    """Store the upper half of a float32, rounded, the lower byte first."""
+    bits = _bits_of(scale) + np.int32(0x8000)
+    panels[panel, block, 2 * column] = bits >> np.int32(16)
+    panels[panel, block, 2 * column + 1] = bits >> np.int32(24)
+
+
+@njit
+def _int8_weight(panels, panel, k, column):
+    """One weight of a matrix that `pack_int8_rows` has packed."""
+    block, place = divmod(k, BLOCK)
+    low = np.int32(panels[panel, block, 2 * column])
+    high = np.int32(panels[panel, block, 2 * column + 1])
+    scale = _float_of((high << np.int32(24)) + (low << np.int32(16)))
+    at = _SCALES + (place // 4 * COLUMNS + column) * 4 + place % 4
+    return np.float32(np.int32(panels[panel, block, at]) - np.int32(128)) * scale
+
+
 # --- what `numba_ops` calls ---------------------------------------------------------------------
 
 
-@njit("void(f4[:,::1], f4[:,:,::1], i8)", **_SETTINGS)
+@_kernel("void(f4[:,::1], f4[:,:,::1], i8)")
 def pack_rows(part, panels, first):
     """Put rows of a matrix (K, n_out), from its row `first` on, into its panels (P, K, COLUMNS).
 
@@ -250,7 +533,7 @@ def pack_rows(part, panels, first):
                 panels[p, first + k, c] = part[k, start + c]
 
 
-@njit("void(f4[:,::1], f4[:,:,::1], i8)", **_SETTINGS)
+@_kernel("void(f4[:,::1], f4[:,:,::1], i8)")
 def pack_columns(part, panels, first):
     """Put columns of a matrix, given as the rows of `part`, from column `first` on, into panels."""
     columns, K = part.shape
@@ -261,7 +544,7 @@ def pack_columns(part, panels, first):
                 panels[p, k, c] = part[start + c, k]
 
 
-@njit("b1(f4[:,:,::1], f4[:,::1], i8[::1], i8[::1], i8, f4[:,::1])", parallel=True, **_SETTINGS)
+@_kernel("b1(f4[:,:,::1], f4[:,::1], i8[::1], i8[::1], i8, f4[:,::1])", parallel=True)
 def embed(wte, wpe, ids, positions, vocabulary, y):
     """Add columns of the packed wte (P, C, COLUMNS) to rows of wpe: y (T, C).
 
@@ -277,9 +560,7 @@ def embed(wte, wpe, ids, positions, vocabulary, y):
     return True
 
 
-@njit(
-    "void(f4[:,::1], f4[::1], f4[::1], f4, f4[:,::1])", parallel=True, fastmath=_SUMS, **_SETTINGS
-)
+@_kernel("void(f4[:,::1], f4[::1], f4[::1], f4, f4[:,::1])", parallel=True, fastmath=_SUMS)
 def layer_norm(x, weight, bias, epsilon, y):
     """Normalize x (T, C) into the first C columns of y."""
     T, C = x.shape
@@ -296,10 +577,7 @@ def layer_norm(x, weight, bias, epsilon, y):
             y[t, c] = (x[t, c] - mean) * scale * weight[c] + bias[c]
 
 
-@njit(
-    "void(f4[:,:], f4[:,:,::1], f4[::1], b1, f4[:,::1])",
-    parallel=True, fastmath=_SUMS, **_SETTINGS,
-)  # fmt: skip
+@_kernel("void(f4[:,:], f4[:,:,::1], f4[::1], b1, f4[:,::1])", parallel=True, fastmath=_SUMS)
 def linear(x, w, bias, gelu, y):
     """y (T, P * COLUMNS or more) = x (T, K) @ packed w (P, K, COLUMNS) + bias, maybe through GELU.
 
@@ -328,10 +606,11 @@ def linear(x, w, bias, gelu, y):
                     y[start + t, first + c] = tile[t * COLUMNS + c]
 
 
-@njit(
+@_kernel(
     "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4, b1[:,:,:,::1], f4[:,:,::1])",
-    parallel=True, fastmath=_SUMS, **_SETTINGS,
-)  # fmt: skip
+    parallel=True,
+    fastmath=_SUMS,
+)
 def attend_one(q, keys, values, scale, visible, y):
     """Attention of one query a row: q (B, H, 1, D) -> y (B, 1, H * D or more)."""
     B, H, _, D = q.shape
@@ -357,10 +636,11 @@ def attend_one(q, keys, values, scale, visible, y):
             y[b, 0, h * D + d] = mixed[d]
 
 
-@njit(
+@_kernel(
     "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4, b1[:,:,:,::1], f4[:,:,::1])",
-    parallel=True, fastmath=_SUMS, **_SETTINGS,
-)  # fmt: skip
+    parallel=True,
+    fastmath=_SUMS,
+)
 def attend_many(q, keys, values, scale, visible, y):
     """Attention of many queries: q (B, H, T, D) -> y (B, T, H * D or more).
 
@@ -410,7 +690,7 @@ def attend_many(q, keys, values, scale, visible, y):
                         y[b, start + r, h * D + d] = mixed[r, d - p * COLUMNS]
 
 
-@njit("void(f4[:,:], f8[::1])", parallel=True, fastmath=_SUMS, **_SETTINGS)
+@_kernel("void(f4[:,:], f8[::1])", parallel=True, fastmath=_SUMS)
 def log_normalizer(logits, y):
     """Logarithm of the sum of exp(logits) in each row of (B, V) -> y (B,)."""
     B, V = logits.shape
@@ -427,3 +707,89 @@ def log_normalizer(logits, y):
                 part += exp(row[place] - largest)
             total += part
         y[b] = largest + np.log(total)
+
+
+# --- the same for int8 ----------------------------------------------------------------------------
+
+
+@_kernel("void(i1[:,::1], f4[:,::1], u1[:,:,::1], i8)")
+def pack_int8_rows(part, scales, panels, first):
+    """Put rows of a matrix (n_in, n_out), from row `first` on, into panels of its columns.
+
+    panels (P, blocks, BLOCK_BYTES): of each block COLUMNS scales as bfloat16; then 4 weights of
+    each column that follow each other in it, then the next 4, up to BLOCK. Weights are bytes with
+    128 added, as instructions multiply an unsigned byte with a signed one.
+    """
+    rows, n_out = part.shape
+    for panel in range(len(panels)):
+        columns = min(COLUMNS, n_out - panel * COLUMNS)
+        for row in range(rows):
+            block, place = divmod(first + row, BLOCK)
+            at = _SCALES + place // 4 * COLUMNS * 4 + place % 4
+            for c in range(columns):
+                panels[panel, block, at + 4 * c] = part[row, panel * COLUMNS + c] + 128
+        for row in range(len(scales)):
+            for c in range(columns):
+                _put_scale(panels, panel, first // BLOCK + row, c, scales[row, panel * COLUMNS + c])
+
+
+@_kernel("void(i1[:,::1], f4[:,::1], u1[:,:,::1], i8)")
+def pack_int8_columns(part, scales, panels, first):
+    """Put columns of a matrix, given as the rows of `part`, from column `first` on, into panels."""
+    columns, n_in = part.shape
+    for column in range(columns):
+        panel, c = divmod(first + column, COLUMNS)
+        for k in range(n_in):
+            block, place = divmod(k, BLOCK)
+            at = _SCALES + (place // 4 * COLUMNS + c) * 4 + place % 4
+            panels[panel, block, at] = part[column, k] + 128
+        for block in range(scales.shape[1]):
+            _put_scale(panels, panel, block, c, scales[column, block])
+
+
+@_kernel("b1(u1[:,:,::1], f4[:,::1], i8[::1], i8[::1], i8, f4[:,::1])", parallel=True)
+def embed_int8(wte, wpe, ids, positions, vocabulary, y):
+    """The same as `embed`, of a wte in int8."""
+    for t in range(len(ids)):
+        if not (0 <= ids[t] < vocabulary and 0 <= positions[t] < len(wpe)):
+            return False
+    for t in prange(len(ids)):
+        panel, column = divmod(ids[t], COLUMNS)
+        for c in range(y.shape[1]):
+            y[t, c] = _int8_weight(wte, panel, c, column) + wpe[positions[t], c]
+    return True
+
+
+@_kernel("void(f4[:,:], u1[:,:,::1], f4[::1], b1, f4[:,::1])", parallel=True)
+def linear_int8(x, w, bias, gelu, y):
+    """The same as `linear`, with w in int8 and x rounded to 16 bits."""
+    T, blocks = len(x), w.shape[1]
+    digits = np.zeros((T, blocks, 2, BLOCK), np.int8)
+    offsets = np.empty((T, blocks), np.int32)
+    steps = np.empty(T, np.float32)
+    if T == 1:
+        _round_row(x, 0, digits, offsets, steps)
+    else:
+        for t in prange(T):
+            _round_row(x, np.int64(t), digits, offsets, steps)
+    for number in prange(len(w)):
+        first, w_start = np.int64(number) * COLUMNS, np.int64(number) * blocks * BLOCK_BYTES
+        panel_bias = np.zeros(COLUMNS, np.float32)
+        for c in range(min(COLUMNS, len(bias) - first)):
+            panel_bias[c] = bias[first + c]
+        if not gelu:
+            _multiply_int8(
+                digits, offsets, steps, 0, T, w, w_start, panel_bias, y, first, y.shape[1]
+            )
+            continue
+        tile = np.empty(ROWS * COLUMNS, np.float32)
+        for start in range(0, T, ROWS):
+            rows = min(ROWS, T - start)
+            _multiply_int8(
+                digits, offsets, steps, start, rows, w, w_start, panel_bias, tile, 0, COLUMNS
+            )
+            for place in range(rows * COLUMNS):
+                tile[place] = gelu_new(tile[place])
+            for t in range(rows):
+                for c in range(COLUMNS):
+                    y[start + t, first + c] = tile[t * COLUMNS + c]

@@ -1,9 +1,14 @@
 """The operations on the CPU, compiled: what NumPy does in several passes is one, on all cores.
 
+With weights in float32, or in int8: then what is multiplied with them is rounded to 16 bits, for
+which processors have instructions, and sums over a block of weights are exact.
+
 The loops are in `kernels`; here is what they work on. `numpy_ops` is the reference.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numba
@@ -12,6 +17,7 @@ import numpy as np
 from gpt_cli.errors import ResourceError
 from gpt_cli.machine import blas_threads, cores
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
+from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import aligned_empty
 from gpt_cli.ops.numpy_ops import ACTIVATIONS
 
@@ -21,10 +27,20 @@ from gpt_cli.ops.numpy_ops import ACTIVATIONS
 _SPIN = "GOMP_SPINCOUNT"
 _set_by_user = _SPIN in os.environ
 os.environ.setdefault(_SPIN, "2000")
+
+
+@contextmanager
+def _as_import_error() -> Iterator[None]:
+    """Turn an error of numba, which has no folder or no room for what it compiles, into one."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise ImportError(f"{error}; set NUMBA_CACHE_DIR to a writable folder") from error
+
+
 try:
-    from gpt_cli.ops import kernels
-except (RuntimeError, OSError) as error:  # numba has no folder or no room for what it compiles
-    raise ImportError(f"{error}; set NUMBA_CACHE_DIR to a folder that can be written") from error
+    with _as_import_error():
+        from gpt_cli.ops import kernels
 finally:
     if not _set_by_user:
         del os.environ[_SPIN]
@@ -42,7 +58,7 @@ _process: int | None = None
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A matrix (n_in, n_out) in panels (P, n_in, COLUMNS) of columns that lie side by side."""
+    """A matrix (n_in, n_out) in panels of columns that lie side by side: see `kernels.pack_...`."""
 
     panels: Array
     n_out: int
@@ -72,10 +88,20 @@ class NumbaOps:
     """The operations of `gpt_cli.ops.Ops` on the CPU."""
 
     name = "numba"
+    dtype = "float32"
     xp = np
+    _pack_rows, _pack_columns = staticmethod(kernels.pack_rows), staticmethod(kernels.pack_columns)
+    _embed = staticmethod(kernels.embed)
+    _linear = staticmethod(kernels.linear)
 
     def __init__(self) -> None:
         _claim_threads()
+        with _as_import_error():
+            kernels.prepare(
+                *(self._pack_rows, self._pack_columns, self._embed, self._linear),
+                *(kernels.layer_norm, kernels.attend_one, kernels.attend_many),
+                kernels.log_normalizer,
+            )
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         self.threads = min(cores(), blas_threads(), most)
 
@@ -87,14 +113,21 @@ class NumbaOps:
         """Cut a matrix (n_in, n_out) into panels, some rows at a time while they are in cache."""
         n_rows, length = rows.shape
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
-        shape = (-(-n_out // kernels.COLUMNS), n_in, kernels.COLUMNS)
-        panels = aligned_empty(shape, np.dtype(np.float32))
+        panels = self._empty_panels(-(-n_out // kernels.COLUMNS), n_in)
         panels[-1] = 0  # its last columns may be none of the matrix
-        pack = kernels.pack_columns if transposed else kernels.pack_rows
-        step = max(1, _PIECE // length)
+        step = max(1, _PIECE // length // self._rows_together) * self._rows_together
         for start in range(0, n_rows, step):
-            pack(np.ascontiguousarray(rows[start : start + step]), panels, start)
+            self._pack(rows, slice(start, start + step), transposed, panels)
         return Packed(panels, n_out)
+
+    _rows_together = 1  # that are packed
+
+    def _empty_panels(self, count: int, n_in: int) -> Array:
+        return aligned_empty((count, n_in, kernels.COLUMNS), np.dtype(np.float32))
+
+    def _pack(self, rows: Rows, part: slice, transposed: bool, panels: Array) -> None:
+        pack = self._pack_columns if transposed else self._pack_rows
+        pack(np.ascontiguousarray(rows[part]), panels, part.start)
 
     def to_host(self, array: Array) -> Array:
         """Return the array itself."""
@@ -113,7 +146,7 @@ class NumbaOps:
         rows = np.broadcast_to(positions, ids.shape).astype(np.int64).ravel()
         x = np.empty((*ids.shape, wpe.shape[1]), np.float32)
         y = x.reshape(-1, x.shape[-1])
-        if not kernels.embed(wte.panels, wpe, columns, rows, wte.n_out, y):
+        if not self._embed(wte.panels, wpe, columns, rows, wte.n_out, y):
             raise IndexError(f"an id or a position is out of range: {wte.n_out}, {len(wpe)}")
         return x
 
@@ -131,7 +164,7 @@ class NumbaOps:
         rows = _side_by_side(x.reshape(-1, x.shape[-1]))
         y = np.empty((len(rows), len(packed.panels) * kernels.COLUMNS + _GAP), np.float32)
         gelu = activation == "gelu_new"
-        kernels.linear(rows, packed.panels, w.bias if w.bias is not None else _NO_BIAS, gelu, y)
+        self._linear(rows, packed.panels, w.bias if w.bias is not None else _NO_BIAS, gelu, y)
         y = y[:, : packed.n_out]
         if activation is not None and not gelu:
             y = ACTIVATIONS[activation](y)
@@ -155,3 +188,25 @@ class NumbaOps:
         normalizer = np.empty(len(logits))
         kernels.log_normalizer(_side_by_side(logits), normalizer)
         return normalizer
+
+
+class Int8NumbaOps(NumbaOps):
+    """The same with weights in int8, of which a quarter of the bytes is read."""
+
+    dtype = "int8"
+    _pack_rows = staticmethod(kernels.pack_int8_rows)
+    _pack_columns = staticmethod(kernels.pack_int8_columns)
+    _embed = staticmethod(kernels.embed_int8)
+    _linear = staticmethod(kernels.linear_int8)
+    _rows_together = BLOCK
+
+    def _empty_panels(self, count: int, n_in: int) -> Array:
+        return aligned_empty((count, -(-n_in // BLOCK), kernels.BLOCK_BYTES), np.dtype(np.uint8))
+
+    def _pack(self, rows: Rows, part: slice, transposed: bool, panels: Array) -> None:
+        if isinstance(rows, Int8Rows):
+            weight, scale = rows.parts(part)
+        else:
+            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
+        pack = self._pack_columns if transposed else self._pack_rows
+        pack(np.ascontiguousarray(weight), np.ascontiguousarray(scale), panels, part.start)

@@ -11,6 +11,7 @@ import numpy as np
 from gpt_cli.machine import blas_threads
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.few_rows import MOST_ROWS, FewRows
+from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
 
 QUERIES = 64  # that `attend` takes at a time
 MASKED = np.finfo(np.float32).min  # finite: a row of padding, which sees nothing, gives no NaN
@@ -85,6 +86,7 @@ class NumPyOps:
     """The operations of `gpt_cli.ops.Ops` on the CPU."""
 
     name = "numpy"
+    dtype = "float32"
     xp = np
 
     def __init__(self) -> None:
@@ -154,3 +156,23 @@ class NumPyOps:
         sums = [np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows]
         normalizer: Array = peaks + np.log(sums)
         return normalizer
+
+
+class Int8NumPyOps(NumPyOps):
+    """What the operations with int8 weights compute, though not in int8, and so not faster.
+
+    Activations and weights are rounded, and then multiplied in float32.
+    """
+
+    dtype = "int8"
+
+    def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
+        """Return the matrix (n_in, n_out) that is left when it has been rounded to int8."""
+        if isinstance(rows, Int8Rows):
+            return super().place_matrix(rows, transposed=transposed)
+        rounded = quantize(rows[:], transposed=transposed)
+        return super().place_matrix(rounded, transposed=transposed)
+
+    def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
+        """activation(x @ weight + bias), of rounded numbers."""
+        return super().linear(round_activations(x), w, activation)

@@ -1,0 +1,25 @@
+"""`gpt-cli quantize`: write a model's int8 form, of which a start reads a quarter of the bytes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpt_cli.cli.options import Offline, Quiet, Revision, Verbose
+from gpt_cli.cli.text import write
+
+
+def quantize(
+    name: Annotated[str, typer.Argument(help="As for generate --model.")],
+    to: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="The new folder.")],
+    revision: Revision = None,
+    offline: Offline = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a model with int8 weights into a new folder, and print that; --model takes it."""
+    from gpt_cli import hub
+    from gpt_cli import quantize as int8
+
+    int8.write(hub.resolve(name, revision=revision, offline=offline, quiet=quiet), to)
+    write(f"{to}\n")

@@ -1,0 +1,57 @@
+"""A checkpoint in float32 -> the same in int8, written as `checkpoint` reads it."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from gpt_cli import checkpoint, hub
+from gpt_cli.config import INT8, GPT2Config
+from gpt_cli.errors import CheckpointError, InputError, ResourceError
+from gpt_cli.ops import Array, Rows
+from gpt_cli.ops.int8 import quantize
+
+
+def write(source: Path, to: Path) -> None:
+    """Write the int8 form of the checkpoint in a folder into a new one, which appears when whole.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+        InputError: it is in int8 already, or `to` is no new or empty folder.
+        ResourceError: the disk is full or cannot be written.
+    """
+    config = GPT2Config.from_folder(source)
+    tensors = checkpoint.find_tensors(source)
+    checkpoint.check_tensors(tensors, config, source)
+    if config.stored_dtype == "int8":
+        raise InputError(f"{source} is in int8 already")
+    try:
+        with hub.new_folder(to.resolve()) as folder:
+            described = json.loads((source / "config.json").read_bytes())
+            described["quantization_config"] = INT8
+            (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+            for file in hub.other_files(source):
+                shutil.copyfile(file, folder / file.name)
+            rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config)))
+            save_file(rounded, folder / "model.safetensors", {"format": "pt"})
+            (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ResourceError(f"cannot write {to}: {reason}; name another folder") from error
+
+
+def _rounded(tensors: Mapping[str, Rows]) -> Iterator[tuple[str, Array]]:
+    """Yield what the file holds: int8 matrices with their scales, and the rest as it is."""
+    for name, tensor in tensors.items():
+        if checkpoint.is_matrix(name, tensor.shape):
+            int8 = quantize(tensor, transposed=checkpoint.is_transposed(name))
+            yield name, int8.weight[:]
+            name, array = name + checkpoint.SCALE, int8.scale[:]
+        else:
+            array = tensor[:]
+        if not np.isfinite(array).all():
+            raise CheckpointError(f"the tensor {name} is not finite: the weights are damaged")
+        yield name, array
