@@ -5,7 +5,8 @@
     python benchmarks/convert.py openvino FOLDER OUT      # needs optimum-intel[openvino]
 
 FOLDER holds config.json, one model.safetensors and a tokenizer (vocab.json, merges.txt). All stays
-float32.
+float32; with --dtype int8 llama.cpp's matrices become Q8_0 and OpenVINO's int8, and CTranslate2's
+stay as they are, as it rounds them when it reads them.
 """
 
 import argparse
@@ -16,14 +17,14 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def to_ctranslate2(folder: Path, out: Path) -> None:
+def to_ctranslate2(folder: Path, out: Path, dtype: str) -> None:
     """Write CTranslate2's folder."""
     import ctranslate2
 
     ctranslate2.converters.TransformersConverter(str(folder)).convert(str(out))
 
 
-def to_gguf(folder: Path, out: Path) -> None:
+def to_gguf(folder: Path, out: Path, dtype: str) -> None:
     """Write a GGUF file, as llama.cpp has it: matrices of layers transposed to (n_out, n_in)."""
     import gguf
     import numpy as np
@@ -38,7 +39,10 @@ def to_gguf(folder: Path, out: Path) -> None:
     writer.add_feed_forward_length(config.get("n_inner") or 4 * config["n_embd"])
     writer.add_head_count(config["n_head"])
     writer.add_layer_norm_eps(config.get("layer_norm_epsilon", 1e-5))
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    q8_0 = gguf.GGMLQuantizationType.Q8_0
+    writer.add_file_type(
+        gguf.LlamaFileType.MOSTLY_Q8_0 if dtype == "int8" else gguf.LlamaFileType.ALL_F32
+    )
 
     ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     tokens = sorted(ids, key=ids.__getitem__)
@@ -59,19 +63,26 @@ def to_gguf(folder: Path, out: Path) -> None:
         if theirs is None or name.endswith(".attn.bias"):  # a stored causal mask
             continue
         is_layer_matrix = tensor.ndim == 2 and name.startswith("h.")
-        writer.add_tensor(theirs, np.ascontiguousarray(tensor.T if is_layer_matrix else tensor))
+        tensor = np.ascontiguousarray(tensor.T if is_layer_matrix else tensor)
+        if dtype == "int8" and tensor.ndim == 2 and name != "wpe.weight":
+            writer.add_tensor(theirs, gguf.quants.quantize(tensor, q8_0), raw_dtype=q8_0)
+        else:
+            writer.add_tensor(theirs, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def to_openvino(folder: Path, out: Path) -> None:
+def to_openvino(folder: Path, out: Path, dtype: str) -> None:
     """Write OpenVINO's folder."""
-    from optimum.intel import OVModelForCausalLM
+    from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
     # Unless told, it would make large models int8.
-    OVModelForCausalLM.from_pretrained(folder, export=True, load_in_8bit=False).save_pretrained(out)
+    how = {"load_in_8bit": False}
+    if dtype == "int8":
+        how = {"quantization_config": OVWeightQuantizationConfig(bits=8, sym=True)}
+    OVModelForCausalLM.from_pretrained(folder, export=True, **how).save_pretrained(out)
 
 
 CONVERSIONS = {"ctranslate2": to_ctranslate2, "llama.cpp": to_gguf, "openvino": to_openvino}
@@ -85,8 +96,9 @@ def main() -> None:
     parser.add_argument("peer", choices=CONVERSIONS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--dtype", choices=("float32", "int8"), default="float32")
     arguments = parser.parse_args()
-    CONVERSIONS[arguments.peer](arguments.folder, arguments.out)
+    CONVERSIONS[arguments.peer](arguments.folder, arguments.out, arguments.dtype)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
     python benchmarks/measure.py llama.cpp FILE          # needs llama-cpp-python
     python benchmarks/measure.py openvino CONVERTED      # needs optimum-intel[openvino]
 
-What convert.py makes of the checkpoint is what the last three read. All compute in float32.
+What convert.py makes of the checkpoint is what the last three read. All compute in float32, or with
+--dtype int8 with weights of 8 bits, for which llama.cpp and gpt-cli read other files.
 
 All prompts are random ids, all decoding is greedy and never ends early. Rates are tokens a second:
     decode      128 new tokens after a prompt of 32, prefill not counted
@@ -36,7 +37,7 @@ Generate = Callable[[int, int, int], float]
 Seconds = Callable[[int], float]
 
 
-def gpt_cli_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
+def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
     """The engine of this repository, without its tokenizer: random ids have no text."""
     from gpt_cli.cli.options import limit_threads
 
@@ -50,7 +51,7 @@ def gpt_cli_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seco
     from gpt_cli.ops import get_ops
     from gpt_cli.tokenizer import Tokenizer
 
-    model = checkpoint.load(folder, get_ops("auto", "float32"))
+    model = checkpoint.load(folder, get_ops("auto", dtype))
     tokenizer = Tokenizer.from_folder(folder)
     rng = np.random.default_rng(0)
 
@@ -78,8 +79,10 @@ def gpt_cli_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seco
     return generate, {"forward": forward_seconds, "score": score_seconds}
 
 
-def transformers_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
-    """The reference, on PyTorch."""
+def transformers_engine(
+    folder: Path, threads: int, dtype: str
+) -> tuple[Generate, dict[str, Seconds]]:
+    """The reference, on PyTorch, in float32 always."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from transformers import GPT2LMHeadModel
@@ -88,16 +91,17 @@ def transformers_engine(folder: Path, threads: int) -> tuple[Generate, dict[str,
     return _as_transformers(GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()), {}
 
 
-def openvino_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
-    """OpenVINO behind the interface of transformers, in float32, which is not its default."""
+def openvino_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
+    """OpenVINO behind the interface of transformers.
+
+    Float32 is not its default. With weights of int8 it is left to multiply what it rounds to int8.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"
     from optimum.intel import OVModelForCausalLM
 
-    settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": str(threads),
-    }
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(threads)}
+    if dtype == "float32":
+        settings["INFERENCE_PRECISION_HINT"] = "f32"
     return _as_transformers(OVModelForCausalLM.from_pretrained(folder, ov_config=settings)), {}
 
 
@@ -122,12 +126,14 @@ def _as_transformers(model: Any) -> Generate:
     return generate
 
 
-def ctranslate2_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
-    """CTranslate2 in float32."""
+def ctranslate2_engine(
+    folder: Path, threads: int, dtype: str
+) -> tuple[Generate, dict[str, Seconds]]:
+    """CTranslate2."""
     import ctranslate2
 
     generator = ctranslate2.Generator(
-        str(folder), compute_type="float32", intra_threads=threads, inter_threads=1
+        str(folder), compute_type=dtype, intra_threads=threads, inter_threads=1
     )
     vocabulary = json.loads((folder / "vocabulary.json").read_text())
 
@@ -146,7 +152,7 @@ def ctranslate2_engine(folder: Path, threads: int) -> tuple[Generate, dict[str, 
     return generate, {}
 
 
-def llama_engine(file: Path, threads: int) -> tuple[Generate, dict[str, Seconds]]:
+def llama_engine(file: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
     """llama.cpp by its Python binding: the library's own evaluation, one text at a time."""
     from llama_cpp import Llama
 
@@ -209,9 +215,10 @@ def main() -> None:
     )
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("path", type=Path)
+    parser.add_argument("--dtype", choices=("float32", "int8"), default="float32")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    generate, others = ENGINES[arguments.engine](arguments.path, arguments.threads)
+    generate, others = ENGINES[arguments.engine](arguments.path, arguments.threads, arguments.dtype)
     print(json.dumps(figures(generate, others, arguments.engine in BATCHES)))
 
 

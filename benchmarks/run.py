@@ -2,9 +2,11 @@
 
     make bench                                                      # gpt-cli alone
     python benchmarks/run.py --peer transformers=PYTHON --peer llama.cpp=PYTHON --save NAME
+    python benchmarks/run.py --dtype int8 --peer float32=PYTHON --peer llama.cpp=PYTHON
 
 PYTHON is an interpreter that has the peer; what each needs is said in measure.py and convert.py.
-Peers: transformers, ctranslate2, llama.cpp, openvino; and numpy, which is gpt-cli without numba.
+Peers: transformers, ctranslate2, llama.cpp, openvino; numpy, which is gpt-cli without numba; and
+float32, which is gpt-cli in float32 beside itself in int8.
 
 The checkpoint has GPT-2's 124M parameters with random weights, made here unless a FOLDER is given;
 --size 355M makes the next larger one. Engines take turns, each round in fresh processes, so that a
@@ -56,8 +58,10 @@ PACKAGES = {  # of which a peer's version is told
     "llama.cpp": ["llama-cpp-python"],
     "openvino": ["openvino", "optimum-intel"],
     "numpy": [],
+    "float32": [],
 }
-OURS = ("gpt-cli", "numpy")
+OURS = ("gpt-cli", "numpy", "float32")
+DTYPES = {"float32": "float32", "transformers": "float32"}  # whatever the others compute in
 
 
 def make_checkpoint(folder: Path, size: str) -> None:
@@ -82,11 +86,12 @@ def process(command: list[str], **variables: str) -> tuple[float, float]:
     return seconds, usage.ru_maxrss * unit / 1e6
 
 
-def one_round(engine: str, python: str, folder: Path, converted: Path, threads: int) -> Figures:
+def one_round(engine: str, python: str, converted: Path, threads: int, dtype: str) -> Figures:
     """Measure everything once for one engine."""
     variables = {"GPT_CLI_OPS": "numpy"} if engine == "numpy" else {}
     name = "gpt-cli" if engine in OURS else engine
-    measure = [python, str(HERE / "measure.py"), name, str(converted), "--threads", str(threads)]
+    measure = [python, str(HERE / "measure.py"), name, str(converted)]
+    measure += ["--threads", str(threads), "--dtype", dtype]
     found: Figures = json.loads(
         subprocess.run(
             measure, check=True, capture_output=True, env=os.environ | variables
@@ -96,7 +101,7 @@ def one_round(engine: str, python: str, folder: Path, converted: Path, threads: 
     if engine in OURS:
         start = [python, "-m", "gpt_cli"]
         found["help"] = process([*start, "--help"])[0]
-        command = [*start, "generate", "-m", str(folder), "--temperature", "0"]
+        command = [*start, "generate", "-m", str(converted), "--temperature", "0"]
         command += ["--ignore-eos", prompt, "-n"]
         found["process_20"], found["memory_20"] = process([*command, "20"], **variables)
         found["process_200"], found["memory_200"] = process([*command, "200"], **variables)
@@ -160,6 +165,7 @@ def main() -> None:
     )
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--size", choices=SIZES, default="124M", help="without a folder")
+    parser.add_argument("--dtype", choices=("float32", "int8"), default="float32")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -168,7 +174,7 @@ def main() -> None:
     peers = dict(peer.partition("=")[::2] for peer in arguments.peer)
     if unknown := {name for name, python in peers.items() if name not in PACKAGES or not python}:
         parser.error(f"give --peer NAME=PYTHON, and one of the peers: {', '.join(unknown)}")
-    where = machine() | {"threads": arguments.threads}
+    where = machine() | {"threads": arguments.threads, "dtype": arguments.dtype}
     where |= versions(sys.executable, ["gpt-cli", "numpy", "numba"])
     for peer, python in peers.items():
         where |= versions(python, PACKAGES[peer])
@@ -183,15 +189,16 @@ def main() -> None:
             )
             maker.start()
             maker.join()
+        dtypes = {engine: DTYPES.get(engine, arguments.dtype) for engine in engines}
         converted = {
-            engine: convert(engine, python, folder, Path(scratch))
+            engine: convert(engine, python, folder, Path(scratch), dtypes[engine])
             for engine, python in engines.items()
         }
         for number in range(arguments.rounds):
             print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
             for engine, python in engines.items():
                 rounds[engine].append(
-                    one_round(engine, python, folder, converted[engine], arguments.threads)
+                    one_round(engine, python, converted[engine], arguments.threads, dtypes[engine])
                 )
     print(table(rounds), end="")
     if arguments.save:
@@ -203,12 +210,16 @@ def main() -> None:
         results.with_suffix(".md").write_text(f"{facts}\n{table(rounds)}")
 
 
-def convert(engine: str, python: str, folder: Path, scratch: Path) -> Path:
+def convert(engine: str, python: str, folder: Path, scratch: Path, dtype: str) -> Path:
     """Return what an engine reads, made from the checkpoint if need be."""
-    if engine in (*OURS, "transformers"):
-        return folder
     out = scratch / engine
-    command = [python, str(HERE / "convert.py"), engine, str(folder), str(out)]
+    if engine in OURS and dtype == "int8":
+        command = [python, "-m", "gpt_cli", "quantize", str(folder), "-o", str(out)]
+    elif engine in (*OURS, "transformers"):
+        return folder
+    else:
+        command = [python, str(HERE / "convert.py"), engine, str(folder), str(out)]
+        command += ["--dtype", dtype]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return out
 

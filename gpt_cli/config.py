@@ -22,8 +22,7 @@ _ALIASES = {
 # Other names of the same function.
 _ACTIVATION_ALIASES = {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 
-# What says that the matrices are stored in int8. Other programs, which cannot know what the numbers
-# mean, refuse what they do not know.
+# What says in config.json that `quantize` has written the matrices, in int8.
 INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
 
 _LARGEST_SIZE = 2**20  # far above any GPT-2; a size beyond it is a damaged file
