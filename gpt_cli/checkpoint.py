@@ -238,7 +238,8 @@ def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
     if dtype == "int8":
         matrices = sum(math.prod(shape) for name, shape in shapes.items() if is_matrix(name, shape))
         weights -= 3 * matrices - 2 * matrices // BLOCK
-    per_token = 2 * 4 * config.n_layer * config.n_embd  # a key and a value in each layer
+    number = 2 if dtype == "int8" else 4  # bytes in the cache
+    per_token = 2 * number * config.n_layer * config.n_embd  # a key and a value in each layer
     return {
         "parameters": parameters,
         "weights_bytes": weights,

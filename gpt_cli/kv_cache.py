@@ -8,18 +8,19 @@ class KVCache:
     """Room for `capacity` tokens of `batch` texts, preallocated and written in place.
 
     All layers share one length, which grows once per forward pass. Memory:
-    2 * n_layer * batch * capacity * n_embd * 4 bytes, taken from the system only as it is written.
+    2 * n_layer * batch * capacity * n_embd numbers, taken from the system only as it is written.
 
     Attributes:
-        k, v: (n_layer, B, H, capacity, D), of which the first `length` columns are valid.
+        k, v: (n_layer, B, H, capacity, D), of which the first `length` columns are valid; they have
+            the precision of `ops.cache_dtype`.
         length: tokens stored, counting the padding of shorter rows.
     """
 
     def __init__(self, config: GPT2Config, ops: Ops, batch: int, capacity: int):
         self._config, self._ops = config, ops
         shape = (config.n_layer, batch, config.n_head, capacity, config.head_size)
-        self.k: Array = ops.xp.empty(shape, ops.xp.float32)
-        self.v: Array = ops.xp.empty(shape, ops.xp.float32)
+        self.k: Array = ops.xp.empty(shape, ops.cache_dtype)
+        self.v: Array = ops.xp.empty(shape, ops.cache_dtype)
         self.length = 0
 
     def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
@@ -29,8 +30,8 @@ class KVCache:
             Views (B, H, S, D) of all keys and values of the layer, the new ones last.
         """
         end = self.length + k.shape[2]
-        self.k[layer, :, :, self.length : end] = k
-        self.v[layer, :, :, self.length : end] = v
+        self._ops.store(k, self.k[layer, :, :, self.length : end])
+        self._ops.store(v, self.v[layer, :, :, self.length : end])
         return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
 
     def advance(self, tokens: int) -> None:

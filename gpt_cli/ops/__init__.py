@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError
@@ -58,6 +59,9 @@ class Ops(Protocol):
     dtype: str
     """What the weights are held in."""
 
+    cache_dtype: type[np.floating[Any]]
+    """What a cache holds keys and values in."""
+
     threads: int
     """How many threads of the host compute."""
 
@@ -94,12 +98,17 @@ class Ops(Protocol):
         """x (..., n_in) -> activation(x @ weight + bias), (..., n_out)."""
         ...
 
+    def store(self, x: Array, place: Array) -> None:
+        """Copy keys or values x (B, H, T, D) to their place in a cache, rounded to its type."""
+        ...
+
     def attend(
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
     ) -> Array:
         """softmax(scale * q keysT, over what is visible) values.
 
-        q (B, H, T, D), keys and values (B, H, S, D), visible (B or 1, 1, T, S) of booleans, or
+        q (B, H, T, D), keys and values (B, H, S, D), which are taken as a cache would have rounded
+        them, visible (B or 1, 1, T, S) of booleans, or
         None for a single query that sees every key -> (B, H, T, D). The queries are those of the
         last T keys, and `visible` shows none of them a key after its own.
         """

@@ -53,6 +53,7 @@ _BYTE, _SHORT, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _INTS = ir.VectorType(_INT, LANES)
 QUERIES = 2 * ROWS  # that attention takes at a time
+FEW = 8  # rows are done by one thread before others have begun
 
 # Sums may be added up in any order, but there may be infinities and NaNs: they tell of damaged
 # weights.
@@ -73,15 +74,15 @@ def _kernel(signature, **settings):
     return decorate
 
 
-def prepare(*kernels) -> None:
+def prepare(cache_dtype, *kernels) -> None:
     """Compile kernels, or load what an earlier process has compiled.
 
-    Not all at once when this module is imported: each takes memory, and 10 ms where it is loaded.
+    Only when they are needed: it takes up to seconds for each, and 10 ms where it is loaded.
     """
     for kernel in kernels:
-        if not kernel.signatures:
-            kernel.compile(kernel.wanted)
-            kernel.disable_compile()
+        kernel.disable_compile(False)
+        kernel.compile(kernel.wanted.replace("cache", "f4" if cache_dtype == np.float32 else "u2"))
+        kernel.disable_compile()
 
 
 # --- the tiles -----------------------------------------------------------------------------------
@@ -341,8 +342,25 @@ def _head(array, b, h):
     numba knows that its inner axis has no gaps, which it does not know of a slice; only such loops
     are vectorized.
     """
-    start = (b * array.strides[0] + h * array.strides[1]) // 4
-    return carray(_pointer(array, start), (array.shape[2], array.strides[2] // 4))
+    size = array.itemsize
+    start = (b * array.strides[0] + h * array.strides[1]) // size
+    return carray(_pointer(array, start), (array.shape[2], array.strides[2] // size))
+
+
+@njit
+def _part(array, start, count):
+    """So many elements of an array that lie side by side, from number `start` on.
+
+    numba knows that they are counted from 0. Of an index that may be negative it does not, and then
+    tests each, which keeps a loop from being vectorized.
+    """
+    return carray(_pointer(array, start), (count,))
+
+
+@njit
+def _row(array, t):
+    """Row t of an array (T, n), whose rows may lie apart."""
+    return _part(array, t * (array.strides[0] // array.itemsize), array.shape[1])
 
 
 @intrinsic
@@ -364,6 +382,73 @@ def _float_of(typingctx, bits):
         return builder.bitcast(args[0], _FLOAT)
 
     return types.float32(types.int32), generate
+
+
+@intrinsic
+def _bits_of(typingctx, number):
+    """The bits of a float32."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], _INT)
+
+    return types.int32(types.float32), generate
+
+
+@njit
+def _float_of_half(bits):
+    """The float32 of the bits of a float16, where the processor does not know these."""
+    upper = np.int32(bits & np.uint16(0x7FFF)) << np.int32(13)
+    if upper >= np.int32(0x7C00 << 13):  # infinite, or no number
+        number = _float_of(upper | np.int32(0x7F800000))
+    else:
+        number = _float_of(upper) * np.float32(2.0**112)  # the exponents count from elsewhere
+    return -number if bits & np.uint16(0x8000) else number
+
+
+@intrinsic
+def _float(typingctx, number):
+    """A number as float32, which may be the bits of a float16: numba has no such type."""
+
+    def generate(context, builder, signature, args):
+        if number == types.float32:
+            return args[0]
+        if {"f16c", "neon"} & _there:
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), _FLOAT)
+        return context.compile_internal(builder, _float_of_half.py_func, signature, args)
+
+    return types.float32(number), generate
+
+
+@njit
+def _half_of_float(number):
+    """The bits of the float16 next to a float32, where the processor does not know these."""
+    bits = _bits_of(number)
+    sign, size = (bits >> np.int32(16)) & np.int32(0x8000), bits & np.int32(0x7FFFFFFF)
+    if size > np.int32(0x7F800000):
+        half = np.int32(0x7E00)  # no number
+    elif size >= np.int32(0x47800000):  # 65536 or more
+        half = np.int32(0x7C00)
+    elif size < np.int32(0x38800000):  # below 2^-14 they have less digits the smaller they are
+        half = np.int32(np.rint(_float_of(size) * np.float32(2.0**24)))
+    else:
+        even = np.int32(0xFFF) + ((size >> np.int32(13)) & np.int32(1))
+        half = (size + even - np.int32(112 << 23)) >> np.int32(13)
+    return np.uint16(sign | half)
+
+
+@intrinsic
+def _kept(typingctx, number, kind):
+    """A float32 as what is of the type of `kind`: float32, or the bits of a float16."""
+
+    def generate(context, builder, signature, args):
+        if kind == types.float32:
+            return args[0]
+        if {"f16c", "neon"} & _there:
+            return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), _SHORT)
+        of_one = kind(types.float32)
+        return context.compile_internal(builder, _half_of_float.py_func, of_one, args[:1])
+
+    return kind(number, kind), generate
 
 
 @njit(fastmath={"contract"})  # in this order only, also in functions that add up in any
@@ -402,18 +487,24 @@ def _maximum(typingctx, one, other):
     return types.float32(types.float32, types.float32), generate
 
 
-@njit(fastmath=_SUMS, error_model="numpy")
-def _softmax(row, n):
-    """Replace the first n numbers of a row by their softmax."""
+@njit(fastmath=_SUMS)
+def _largest(row):
     largest = row[0]
-    for place in range(1, n):
+    for place in range(1, len(row)):
         largest = _maximum(largest, row[place])
+    return largest
+
+
+@njit(fastmath=_SUMS, error_model="numpy")
+def _softmax(row):
+    """Replace numbers by their softmax."""
+    largest = _largest(row)
     total = np.float32(0)
-    for place in range(n):
+    for place in range(len(row)):
         row[place] = exp(row[place] - largest)
         total += row[place]
     share = np.float32(1) / total
-    for place in range(n):
+    for place in range(len(row)):
         row[place] *= share
 
 
@@ -462,39 +553,32 @@ def _multiply_int8(digits, offsets, steps, row, T, w, w_start, bias, y, y_start,
 
 
 @njit(error_model="numpy")
-def _round_row(x, t, digits, offsets, steps):
-    """Round row t of x (T, n_in) to whole steps: see `int8.round_activations`.
+def _round_row(x, digits, offsets, steps, t):
+    """Round a row x (n_in,) to whole steps, as row t of what is rounded: see `int8`.
 
     A number of steps is 256 * high + low, both int8: digits (T, blocks, 2, BLOCK), with zeros after
     the row's end. As weights are stored with 128 added, products of a block are too large by
     offsets (T, blocks): 128 times the sum of its numbers.
     """
-    n_in = x.shape[1]
+    n_in, blocks = len(x), offsets.shape[1]
     largest = np.float32(0)
     for k in range(n_in):
-        largest = _maximum(largest, abs(x[t, k]))
+        largest = _maximum(largest, abs(x[k]))
     steps[t] = largest / np.float32(LARGEST_ACTIVATION)
     per_step = np.float32(LARGEST_ACTIVATION) / max(largest, np.float32(SMALLEST))
-    for block in range(digits.shape[1]):
+    for block in range(blocks):
         start = block * BLOCK
+        part = _part(x, start, min(BLOCK, n_in - start))
+        high_digits = _part(digits, (t * blocks + block) * 2 * BLOCK, BLOCK)
+        low_digits = _part(digits, ((t * blocks + block) * 2 + 1) * BLOCK, BLOCK)
         total = np.int32(0)
-        for place in range(min(BLOCK, n_in - start)):
-            number = np.int32(np.floor(x[t, start + place] * per_step + np.float32(0.5)))
+        for place in range(len(part)):
+            number = np.int32(np.floor(part[place] * per_step + np.float32(0.5)))
             high = (number + np.int32(128)) >> np.int32(8)
-            digits[t, block, 0, place] = high
-            digits[t, block, 1, place] = number - (high << np.int32(8))
+            high_digits[place] = high
+            low_digits[place] = number - (high << np.int32(8))
             total += number
         offsets[t, block] = np.int32(128) * total
-
-
-@intrinsic
-def _bits_of(typingctx, number):
-    """The bits of a float32."""
-
-    def generate(context, builder, signature, args):
-        return builder.bitcast(args[0], _INT)
-
-    return types.int32(types.float32), generate
 
 
 @njit
@@ -544,7 +628,7 @@ def pack_columns(part, panels, first):
                 panels[p, k, c] = part[start + c, k]
 
 
-@_kernel("b1(f4[:,:,::1], f4[:,::1], i8[::1], i8[::1], i8, f4[:,::1])", parallel=True)
+@_kernel("b1(f4[:,:,::1], f4[:,::1], i8[::1], i8[::1], i8, f4[:,::1])")
 def embed(wte, wpe, ids, positions, vocabulary, y):
     """Add columns of the packed wte (P, C, COLUMNS) to rows of wpe: y (T, C).
 
@@ -553,28 +637,39 @@ def embed(wte, wpe, ids, positions, vocabulary, y):
     for t in range(len(ids)):
         if not (0 <= ids[t] < vocabulary and 0 <= positions[t] < len(wpe)):
             return False
-    for t in prange(len(ids)):
+    for t in range(len(ids)):
         panel, column = divmod(ids[t], COLUMNS)
         for c in range(y.shape[1]):
             y[t, c] = wte[panel, c, column] + wpe[positions[t], c]
     return True
 
 
-@_kernel("void(f4[:,::1], f4[::1], f4[::1], f4, f4[:,::1])", parallel=True, fastmath=_SUMS)
+@njit(fastmath=_SUMS, error_model="numpy")
+def _normalize(x, weight, bias, epsilon, y):
+    """Layer norm of one row, into the first numbers of y."""
+    C = len(x)
+    mean = np.float32(0)
+    for c in range(C):
+        mean += x[c]
+    mean /= np.float32(C)
+    variance = np.float32(0)
+    for c in range(C):
+        variance += (x[c] - mean) ** 2
+    scale = np.float32(1) / np.sqrt(variance / np.float32(C) + epsilon)
+    for c in range(C):
+        y[c] = (x[c] - mean) * scale * weight[c] + bias[c]
+
+
+@_kernel("void(f4[:,::1], f4[::1], f4[::1], f4, f4[:,::1])", parallel=True)
 def layer_norm(x, weight, bias, epsilon, y):
     """Normalize x (T, C) into the first C columns of y."""
-    T, C = x.shape
-    for t in prange(T):
-        mean = np.float32(0)
-        for c in range(C):
-            mean += x[t, c]
-        mean /= np.float32(C)
-        variance = np.float32(0)
-        for c in range(C):
-            variance += (x[t, c] - mean) ** 2
-        scale = np.float32(1) / np.sqrt(variance / np.float32(C) + epsilon)
-        for c in range(C):
-            y[t, c] = (x[t, c] - mean) * scale * weight[c] + bias[c]
+    T = len(x)
+    if T < FEW:
+        for t in range(T):
+            _normalize(_row(x, t), weight, bias, epsilon, _row(y, t))
+    else:
+        for t in prange(T):
+            _normalize(_row(x, np.int64(t)), weight, bias, epsilon, _row(y, np.int64(t)))
 
 
 @_kernel("void(f4[:,:], f4[:,:,::1], f4[::1], b1, f4[:,::1])", parallel=True, fastmath=_SUMS)
@@ -606,41 +701,105 @@ def linear(x, w, bias, gelu, y):
                     y[start + t, first + c] = tile[t * COLUMNS + c]
 
 
-@_kernel(
-    "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4, b1[:,:,:,::1], f4[:,:,::1])",
-    parallel=True,
-    fastmath=_SUMS,
-)
+@njit(fastmath=_SUMS)
+def _scores(query, keys, shares):
+    """The products of a query (D,) and keys (S, D or more): shares (S,). Four at a time."""
+    (S, stride), D = keys.shape, len(query)
+    for four in range(S // 4):
+        s = 4 * four
+        one, two = _part(keys, s * stride, D), _part(keys, (s + 1) * stride, D)
+        three, last = _part(keys, (s + 2) * stride, D), _part(keys, (s + 3) * stride, D)
+        a = b = c = e = np.float32(0)
+        for d in range(D):
+            a += query[d] * _float(one[d])
+            b += query[d] * _float(two[d])
+            c += query[d] * _float(three[d])
+            e += query[d] * _float(last[d])
+        shares[s], shares[s + 1], shares[s + 2], shares[s + 3] = a, b, c, e
+    for s in range(S // 4 * 4, S):
+        key = _part(keys, s * stride, D)
+        a = np.float32(0)
+        for d in range(D):
+            a += query[d] * _float(key[d])
+        shares[s] = a
+
+
+@njit(fastmath=_SUMS)
+def _mix(shares, values, mixed):
+    """Add up shares (S,) of values (S, D or more) in mixed (D,). Four at a time."""
+    (S, stride), D = values.shape, len(mixed)
+    for d in range(D):
+        mixed[d] = np.float32(0)
+    for four in range(S // 4):
+        s = 4 * four
+        one, two = _part(values, s * stride, D), _part(values, (s + 1) * stride, D)
+        three, last = _part(values, (s + 2) * stride, D), _part(values, (s + 3) * stride, D)
+        a, b, c, e = shares[s], shares[s + 1], shares[s + 2], shares[s + 3]
+        for d in range(D):
+            mixed[d] += (
+                a * _float(one[d]) + b * _float(two[d]) + c * _float(three[d]) + e * _float(last[d])
+            )
+    for s in range(S // 4 * 4, S):
+        value, a = _part(values, s * stride, D), shares[s]
+        for d in range(D):
+            mixed[d] += a * _float(value[d])
+
+
+@njit
+def _store_head(rows, places, D):
+    """Copy the first D numbers of each row."""
+    for t in range(len(rows)):
+        x, y = _row(rows, t), _row(places, t)
+        for d in range(D):
+            y[d] = _kept(x[d], y[d])
+
+
+@njit
+def _mask(shares, visible, start):
+    """Let shares count for nothing where `visible`, from its number `start` on, says so."""
+    part = _part(visible, start, len(shares))
+    for s in range(len(shares)):
+        shares[s] = shares[s] if part[s] else _MASKED
+
+
+_ATTEND = "void(f4[:,:,:,:], cache[:,:,:,:], cache[:,:,:,:], f4, b1[:,:,:,::1], f4[:,:,::1])"
+
+
+@_kernel("void(f4[:,:,:,:], cache[:,:,:,:])", parallel=True)
+def store(x, y):
+    """Copy keys or values (B, H, T, D) to another place, rounded to what is kept."""
+    B, H, T, D = x.shape
+    if B * T < FEW:
+        for row in range(B * H):
+            _store_head(_head(x, row // H, row % H), _head(y, row // H, row % H), D)
+    else:
+        for row in prange(B * H):
+            b, h = divmod(np.int64(row), H)
+            _store_head(_head(x, b, h), _head(y, b, h), D)
+
+
+@_kernel(_ATTEND, parallel=True)
 def attend_one(q, keys, values, scale, visible, y):
-    """Attention of one query a row: q (B, H, 1, D) -> y (B, 1, H * D or more)."""
+    """Attention of one query a row: q (B, H, 1, D) -> y (B, 1, H * D or more).
+
+    `visible` may be empty: then all is.
+    """
     B, H, _, D = q.shape
     S = keys.shape[2]
     for task in prange(B * H):
         b, h = divmod(np.int64(task), H)
-        query, k, v = _head(q, b, h)[0], _head(keys, b, h), _head(values, b, h)
+        query = _part(_row(_head(q, b, h), 0), 0, D)
         shares = np.empty(S, np.float32)
+        _scores(query, _head(keys, b, h), shares)
         for s in range(S):
-            score = np.float32(0)
-            for d in range(D):
-                score += query[d] * k[s, d]
-            shares[s] = score * scale
-        for s in range(S):
-            if not visible[b % len(visible), 0, 0, s]:
-                shares[s] = _MASKED
-        _softmax(shares, S)
-        mixed = np.zeros(D, np.float32)
-        for s in range(S):
-            for d in range(D):
-                mixed[d] += shares[s] * v[s, d]
-        for d in range(D):
-            y[b, 0, h * D + d] = mixed[d]
+            shares[s] *= scale
+        if visible.size:
+            _mask(shares, visible, b % len(visible) * S)
+        _softmax(shares)
+        _mix(shares, _head(values, b, h), _part(y, b * y.shape[2] + h * D, D))
 
 
-@_kernel(
-    "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4, b1[:,:,:,::1], f4[:,:,::1])",
-    parallel=True,
-    fastmath=_SUMS,
-)
+@_kernel(_ATTEND, parallel=True, fastmath=_SUMS)
 def attend_many(q, keys, values, scale, visible, y):
     """Attention of many queries: q (B, H, T, D) -> y (B, T, H * D or more).
 
@@ -656,11 +815,11 @@ def attend_many(q, keys, values, scale, visible, y):
         packed_k = np.zeros((key_panels, D, COLUMNS), np.float32)  # keys transposed
         for s in range(S):
             for d in range(D):
-                packed_k[s // COLUMNS, d, s % COLUMNS] = k[s, d] * scale
+                packed_k[s // COLUMNS, d, s % COLUMNS] = _float(k[s, d]) * scale
         packed_v = np.zeros((value_panels, S, COLUMNS), np.float32)
         for s in range(S):
             for d in range(D):
-                packed_v[d // COLUMNS, s, d % COLUMNS] = v[s, d]
+                packed_v[d // COLUMNS, s, d % COLUMNS] = _float(v[s, d])
         width = key_panels * COLUMNS
         shares = np.empty((QUERIES, width), np.float32)
         mixed = np.empty((QUERIES, COLUMNS), np.float32)
@@ -675,10 +834,9 @@ def attend_many(q, keys, values, scale, visible, y):
                     shares, p * COLUMNS, width,
                 )  # fmt: skip
             for r in range(rows):
-                for s in range(seen):
-                    if not visible[b % len(visible), 0, start + r, s]:
-                        shares[r, s] = _MASKED
-                _softmax(shares[r], seen)
+                row = _part(shares, r * width, seen)
+                _mask(row, visible, (b % len(visible) * T + start + r) * S)
+                _softmax(row)
             for p in range(value_panels):
                 _multiply(
                     shares, 0, width, rows,
@@ -690,22 +848,24 @@ def attend_many(q, keys, values, scale, visible, y):
                         y[b, start + r, h * D + d] = mixed[r, d - p * COLUMNS]
 
 
-@_kernel("void(f4[:,:], f8[::1])", parallel=True, fastmath=_SUMS)
+@njit(fastmath=_SUMS)
+def _sum_of_exp(row, largest):
+    total = np.float32(0)
+    for place in range(len(row)):
+        total += exp(row[place] - largest)
+    return total
+
+
+@_kernel("void(f4[:,:], f8[::1])", parallel=True)
 def log_normalizer(logits, y):
     """Logarithm of the sum of exp(logits) in each row of (B, V) -> y (B,)."""
     B, V = logits.shape
-    stride = logits.strides[0] // 4
     for b in prange(B):
-        row = carray(_pointer(logits, np.int64(b) * stride), (V,))
-        largest = row[0]
-        for place in range(1, V):
-            largest = _maximum(largest, row[place])
+        row = _row(logits, np.int64(b))
+        largest = _largest(row)
         total = 0.0
-        for start in range(0, V, 256):  # short sums in float32, their sum in float64
-            part = np.float32(0)
-            for place in range(start, min(V, start + 256)):
-                part += exp(row[place] - largest)
-            total += part
+        for start in range(0, V, 1024):  # short sums in float32, their sum in float64
+            total += _sum_of_exp(_part(row, start, min(1024, V - start)), largest)
         y[b] = largest + np.log(total)
 
 
@@ -747,13 +907,13 @@ def pack_int8_columns(part, scales, panels, first):
             _put_scale(panels, panel, block, c, scales[column, block])
 
 
-@_kernel("b1(u1[:,:,::1], f4[:,::1], i8[::1], i8[::1], i8, f4[:,::1])", parallel=True)
+@_kernel("b1(u1[:,:,::1], f4[:,::1], i8[::1], i8[::1], i8, f4[:,::1])")
 def embed_int8(wte, wpe, ids, positions, vocabulary, y):
     """The same as `embed`, of a wte in int8."""
     for t in range(len(ids)):
         if not (0 <= ids[t] < vocabulary and 0 <= positions[t] < len(wpe)):
             return False
-    for t in prange(len(ids)):
+    for t in range(len(ids)):
         panel, column = divmod(ids[t], COLUMNS)
         for c in range(y.shape[1]):
             y[t, c] = _int8_weight(wte, panel, c, column) + wpe[positions[t], c]
@@ -767,11 +927,12 @@ def linear_int8(x, w, bias, gelu, y):
     digits = np.zeros((T, blocks, 2, BLOCK), np.int8)
     offsets = np.empty((T, blocks), np.int32)
     steps = np.empty(T, np.float32)
-    if T == 1:
-        _round_row(x, 0, digits, offsets, steps)
+    if T < FEW:
+        for t in range(T):
+            _round_row(_row(x, t), digits, offsets, steps, t)
     else:
         for t in prange(T):
-            _round_row(x, np.int64(t), digits, offsets, steps)
+            _round_row(_row(x, np.int64(t)), digits, offsets, steps, np.int64(t))
     for number in prange(len(w)):
         first, w_start = np.int64(number) * COLUMNS, np.int64(number) * blocks * BLOCK_BYTES
         panel_bias = np.zeros(COLUMNS, np.float32)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
@@ -50,6 +51,7 @@ finally:
 _GAP = 16
 _PIECE = 256 * 1024  # numbers that are read and packed at a time: 1 MB, which stays in a cache
 _NO_BIAS = np.empty(0, np.float32)
+_ALL = np.empty((0, 1, 1, 0), np.bool_)  # is visible
 
 # The process that has OpenMP's threads: they are not there in a fork of it, which must not wait for
 # them.
@@ -67,6 +69,11 @@ class Packed:
 def _side_by_side(array: Array) -> Array:
     """Return the array, or a copy where the numbers of its rows do not lie side by side."""
     return array if array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
+
+
+def _as_compiled(cached: Array) -> Array:
+    """Return keys or values as numba takes them, which does not know float16."""
+    return cached.view(np.uint16) if cached.dtype == np.float16 else cached
 
 
 def _claim_threads() -> None:
@@ -89,6 +96,7 @@ class NumbaOps:
 
     name = "numba"
     dtype = "float32"
+    cache_dtype: type[np.floating[Any]] = np.float32
     xp = np
     _pack_rows, _pack_columns = staticmethod(kernels.pack_rows), staticmethod(kernels.pack_columns)
     _embed = staticmethod(kernels.embed)
@@ -98,8 +106,9 @@ class NumbaOps:
         _claim_threads()
         with _as_import_error():
             kernels.prepare(
+                self.cache_dtype,
                 *(self._pack_rows, self._pack_columns, self._embed, self._linear),
-                *(kernels.layer_norm, kernels.attend_one, kernels.attend_many),
+                *(kernels.layer_norm, kernels.store, kernels.attend_one, kernels.attend_many),
                 kernels.log_normalizer,
             )
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
@@ -170,17 +179,25 @@ class NumbaOps:
             y = ACTIVATIONS[activation](y)
         return y.reshape(*x.shape[:-1], packed.n_out)
 
+    def store(self, x: Array, place: Array) -> None:
+        """Copy keys or values to their place, rounded to its type."""
+        kernels.store(_side_by_side(x), _as_compiled(place))
+
     def attend(
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
     ) -> Array:
         """softmax(scale * q keysT) values, with nothing taken from keys that are not visible."""
         B, H, T, D = q.shape
         y = np.empty((B, T, H * D + _GAP), np.float32)
-        if visible is None:
-            visible = np.ones((1, 1, T, keys.shape[2]), np.bool_)
+        visible = _ALL if visible is None else np.ascontiguousarray(visible)
         attend = kernels.attend_one if T == 1 else kernels.attend_many
+        if keys.dtype != self.cache_dtype:  # there is no cache: they are as they were computed
+            kept = np.empty((2, *keys.shape), self.cache_dtype)
+            for x, place in zip((keys, values), kept, strict=True):
+                self.store(x, place)
+            keys, values = kept
         q, keys, values = map(_side_by_side, (q, keys, values))
-        attend(q, keys, values, scale, np.ascontiguousarray(visible), y)
+        attend(q, _as_compiled(keys), _as_compiled(values), scale, visible, y)
         return y[:, :, : H * D].reshape(B, T, H, D).swapaxes(1, 2)
 
     def log_normalizer(self, logits: Array) -> Array:
@@ -194,6 +211,7 @@ class Int8NumbaOps(NumbaOps):
     """The same with weights in int8, of which a quarter of the bytes is read."""
 
     dtype = "int8"
+    cache_dtype = np.float16
     _pack_rows = staticmethod(kernels.pack_int8_rows)
     _pack_columns = staticmethod(kernels.pack_int8_columns)
     _embed = staticmethod(kernels.embed_int8)

@@ -5,6 +5,7 @@ Only arrays that an operation has made itself are changed in place.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,7 @@ class NumPyOps:
 
     name = "numpy"
     dtype = "float32"
+    cache_dtype: type[np.floating[Any]] = np.float32
     xp = np
 
     def __init__(self) -> None:
@@ -130,6 +132,10 @@ class NumPyOps:
             y = ACTIVATIONS[activation](y)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
+    def store(self, x: Array, place: Array) -> None:
+        """Copy keys or values to their place, rounded to its type."""
+        place[...] = x
+
     def attend(
         self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
     ) -> Array:
@@ -165,6 +171,7 @@ class Int8NumPyOps(NumPyOps):
     """
 
     dtype = "int8"
+    cache_dtype = np.float16
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
         """Return the matrix (n_in, n_out) that is left when it has been rounded to int8."""
@@ -176,3 +183,10 @@ class Int8NumPyOps(NumPyOps):
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         """activation(x @ weight + bias), of rounded numbers."""
         return super().linear(round_activations(x), w, activation)
+
+    def attend(
+        self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
+    ) -> Array:
+        """The same, of keys and values that have been rounded to float16."""
+        keys, values = (x.astype(np.float16).astype(np.float32) for x in (keys, values))
+        return super().attend(q, keys, values, scale, visible)
