@@ -361,14 +361,16 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
 
 def _choose(xp: ModuleType, logits: Array, rows: Sequence[_Row], step: int) -> Array:
     """Sample the next token of each row (B,), rows of equal parameters together."""
-    draws = xp.asarray(uniforms([row.key for row in rows], step))
     alike: dict[SamplingParams, list[int]] = {}
     for place, row in enumerate(rows):
         alike.setdefault(row.sampling, []).append(place)
     chosen = xp.empty(len(rows), xp.int64)
     for params, places in alike.items():
         seen = [rows[place].ids for place in places]
-        chosen[places] = sample(xp, logits[places], draws[places], params, seen)
+        # The likeliest token needs no draw.
+        keys = [rows[place].key for place in places] if params.temperature else []
+        draws = xp.asarray(uniforms(keys, step))
+        chosen[places] = sample(xp, logits[places], draws, params, seen)
     return chosen
 
 

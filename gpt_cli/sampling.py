@@ -19,6 +19,7 @@ from gpt_cli.ops import Array, Ops
 
 # Of what logits are divided by: beyond, float32 soon knows it no more from 0 or from infinity.
 _SMALLEST, _LARGEST = 1e-6, 1e6
+_GROUP = 64  # columns, of which only the largest is looked at first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,21 @@ def keep_from(xp: ModuleType, logits: Array, bound: Array) -> Array:
     return xp.where(logits >= bound, logits, -xp.inf)
 
 
+def likely_columns(xp: ModuleType, logits: Array, k: int) -> Array:
+    """Columns in which the k largest of each row are, and few others: cheaper than to sort a row.
+
+    In groups of columns, k groups have a largest number that is no smaller than the k-th largest
+    of these: so the k-th largest of all is no smaller, either.
+    """
+    B, V = logits.shape
+    groups = V // _GROUP
+    if groups < k:
+        return xp.arange(V)
+    largest = logits[:, : groups * _GROUP].reshape(B, _GROUP, groups).max(axis=1)
+    bound = xp.partition(largest, -k, axis=-1)[:, [-k]]
+    return xp.flatnonzero((logits >= bound).any(axis=0))
+
+
 def top_k(xp: ModuleType, logits: Array, k: int) -> Array:
     """Keep the k largest of each row."""
     k = min(k, logits.shape[-1])
@@ -143,7 +159,8 @@ def sample(
     Args:
         xp: the array namespace of `logits` and `uniforms`.
         logits: (B, V); -inf is never chosen.
-        uniforms: (B,) in [0, 1), the place of the draw in the cumulated probabilities.
+        uniforms: (B,) in [0, 1), the place of the draw in the cumulated probabilities. Not used
+            where the temperature is 0.
         params: the filters.
         seen: the ids of each row so far, for the repeat penalty.
 
@@ -155,12 +172,11 @@ def sample(
     if params.temperature == 0:
         return xp.argmax(logits, axis=-1)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / params.temperature
-    ids = xp.arange(logits.shape[-1])
-    if 0 < params.top_k < len(ids):
-        logits = top_k(xp, logits, params.top_k)
-        # Go on with the columns that any row has kept: what follows is cheap for so few.
-        ids = xp.flatnonzero((logits > -xp.inf).any(axis=0))
-        logits = logits[:, ids]
+    if 0 < params.top_k < logits.shape[-1]:
+        ids = likely_columns(xp, logits, params.top_k)
+        logits = top_k(xp, logits[:, ids], params.top_k)
+    else:
+        ids = xp.arange(logits.shape[-1])
     if params.top_p < 1:
         logits = top_p(xp, logits, params.top_p)
     if params.min_p > 0:
