@@ -15,7 +15,7 @@ from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError, ResourceError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import free_memory
-from gpt_cli.model import GPT2, PASS, checked, hidden_states, unembed
+from gpt_cli.model import GPT2, PASS, Decoder, checked, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import (
     SamplingParams,
@@ -239,6 +239,7 @@ class _Batch:
         self._model = model
         self._use_cache = use_cache
         self._cache: KVCache | None = None
+        self._decoder: Decoder | None = None  # of a single row
         self._padding: Array | None = None
 
     def next_logits(self) -> Array:
@@ -246,6 +247,9 @@ class _Batch:
         model, xp = self._model, self._model.ops.xp
         if self._cache is not None:
             passes = [np.array([row.window[-1:] for row in self.rows])]
+            if len(self.rows) == 1 and self._padding is None:
+                self._decoder = self._decoder or Decoder(model, self._cache)
+                return checked(self._decoder, xp.asarray(passes[0]))[:, -1]
         else:  # the first token, and without a cache every one
             ids, padding = left_pad([row.window for row in self.rows])
             self._padding = None if padding is None else xp.asarray(padding)
@@ -277,7 +281,7 @@ class _Batch:
         for row in self.rows:
             if row.growth == 0:
                 row.window = row.window[-(self._model.config.n_positions // 2) :]
-                self._cache = None
+                self._cache = self._decoder = None
 
 
 def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:

@@ -23,20 +23,24 @@ class KVCache:
         self.v: Array = ops.xp.empty(shape, ops.cache_dtype)
         self.length = 0
 
-    def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
-        """Store one layer's k, v (B, H, T, D) of the new tokens.
+    def append(self, ops: Ops, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
+        """Store one layer's k, v (B, H, T, D) of the new tokens, with `ops`.
 
         Returns:
             Views (B, H, S, D) of all keys and values of the layer, the new ones last.
         """
         end = self.length + k.shape[2]
-        self._ops.store(k, self.k[layer, :, :, self.length : end])
-        self._ops.store(v, self.v[layer, :, :, self.length : end])
+        ops.store(k, self.k[layer, :, :, self.length : end])
+        ops.store(v, self.v[layer, :, :, self.length : end])
         return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
 
     def advance(self, tokens: int) -> None:
         """Count the tokens that every layer has stored in this forward pass."""
         self.length += tokens
+
+    def rewind(self, tokens: int) -> None:
+        """Forget the last tokens."""
+        self.length -= tokens
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows of the batch, in this order."""

@@ -6,8 +6,8 @@ Multitask Learners", 2019; each block normalizes its input, not its output.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Concatenate, ParamSpec
+from dataclasses import dataclass, replace
+from typing import ParamSpec
 
 import numpy as np
 
@@ -85,7 +85,7 @@ def attention(
     qkv = ops.linear(x, attn.c_attn)  # (B, T, 3C)
     q, k, v = split_heads(qkv, attn.n_head)  # (B, H, T, D)
     if cache is not None:
-        k, v = cache.append(layer, k, v)  # (B, H, S, D)
+        k, v = cache.append(ops, layer, k, v)  # (B, H, S, D)
     gathered = ops.attend(q, k, v, attn.scale, visible)  # (B, H, T, D)
     return ops.linear(merge_heads(gathered), attn.c_proj)
 
@@ -100,8 +100,8 @@ def block(
     ops: Ops, x: Array, b: Block, visible: Array | None, cache: KVCache | None, layer: int
 ) -> Array:
     """One layer: attention and MLP, each reading a normalized x and adding to x (B, T, C)."""
-    x = x + attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer)
-    return x + mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp)
+    x = ops.add(x, attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer))
+    return ops.add(x, mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp))
 
 
 def visibility(ops: Ops, T: int, S: int, padding: Array | None) -> Array | None:
@@ -158,19 +158,40 @@ def forward(
     return unembed(model, hidden_states(model, ids, cache, padding=padding))
 
 
+class Decoder:
+    """`forward`, one new token at a time, of a single text after a cache.
+
+    Where the operations can record a pass, it is recorded here, and repeated for each token.
+    """
+
+    def __init__(self, model: GPT2, cache: KVCache):
+        self._model, self._cache = model, cache
+        self._recorder = model.ops.recorder(cache.length, model.config.activation_function)
+        if self._recorder is not None:
+            recording = replace(model, ops=self._recorder)
+            self._recorder.finish(forward(recording, model.ops.xp.zeros((1, 1), int), cache))
+            cache.rewind(1)  # nothing has been computed yet
+
+    def __call__(self, ids: Array) -> Array:
+        """Compute the logits of what follows: ids (1, 1) -> (1, 1, V), good until the next call."""
+        if self._recorder is None:
+            return forward(self._model, ids, self._cache)
+        logits = self._recorder.step(ids, self._cache.length)
+        self._cache.advance(1)
+        return logits
+
+
 P = ParamSpec("P")
 
 
-def checked(
-    compute: Callable[Concatenate[GPT2, P], Array], model: GPT2, *args: P.args, **kwargs: P.kwargs
-) -> Array:
+def checked(compute: Callable[P, Array], *args: P.args, **kwargs: P.kwargs) -> Array:
     """Call one of the functions above, with a model whose weights may be damaged.
 
     Raises:
         CheckpointError: a result is infinite or no number, so the weights must be, too.
     """
     with np.errstate(all="ignore"):  # the error says it, once
-        result = compute(model, *args, **kwargs)
-    if not model.ops.xp.isfinite(result.max()):
+        result = compute(*args, **kwargs)
+    if not np.isfinite(float(result.max())):
         raise CheckpointError("the model computes no finite numbers: its weights are damaged")
     return result

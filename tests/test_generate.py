@@ -346,10 +346,11 @@ def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
 
 def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypatch):
     passes = []
-    monkeypatch.setattr(
-        "gpt_cli.generate.hidden_states",
-        lambda *args, **options: passes.append(args) or hidden_states(*args, **options),
-    )
+    for module in ("generate", "model"):
+        monkeypatch.setattr(
+            f"gpt_cli.{module}.hidden_states",
+            lambda *args, **options: passes.append(args) or hidden_states(*args, **options),
+        )
     steps = generate(endless, tokenizer, [Request([1, 2, 3], Options(temperature=0))])
     assert passes == []
     for count in (1, 2, 3):

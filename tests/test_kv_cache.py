@@ -23,16 +23,16 @@ def test_it_has_room_for_each_layer_row_head_and_token(cache):
 
 def test_append_returns_all_that_a_layer_holds_with_the_new_ones_last(cache):
     first, second = keys(3), keys(2, "more")
-    cache.append(1, first, -first)
+    cache.append(NumPyOps(), 1, first, -first)
     cache.advance(3)
-    k, v = cache.append(1, second, -second)
+    k, v = cache.append(NumPyOps(), 1, second, -second)
     assert np.array_equal(k, np.concatenate([first, second], axis=2))
     assert np.array_equal(v, -k)
 
 
 def test_every_layer_appends_at_the_same_place_until_advance(cache):
     for layer in range(3):
-        k, _ = cache.append(layer, keys(1) + layer, keys(1))
+        k, _ = cache.append(NumPyOps(), layer, keys(1) + layer, keys(1))
         assert k.shape[2] == 1
     cache.advance(1)
     assert cache.length == 1
@@ -40,13 +40,13 @@ def test_every_layer_appends_at_the_same_place_until_advance(cache):
 
 
 def test_it_is_written_in_place(cache):
-    k, v = cache.append(0, keys(2), keys(2))
+    k, v = cache.append(NumPyOps(), 0, keys(2), keys(2))
     assert np.shares_memory(k, cache.k)
     assert np.shares_memory(v, cache.v)
 
 
 def test_keep_drops_rows_and_keeps_the_length(cache):
-    cache.append(0, keys(2), keys(2))
+    cache.append(NumPyOps(), 0, keys(2), keys(2))
     cache.advance(2)
     cache.keep([1])
     assert cache.length == 2
@@ -57,11 +57,11 @@ def test_keep_drops_rows_and_keeps_the_length(cache):
 def test_copies_begin_alike_and_go_on_apart(make_model):
     model = make_model()
     one = KVCache(model.config, model.ops, 1, 3)
-    one.append(2, keys(3)[:1], -keys(3)[:1])
+    one.append(model.ops, 2, keys(3)[:1], -keys(3)[:1])
     one.advance(3)
     copies = one.copies(2, 5)
     assert copies.length == 3
-    k, v = copies.append(2, keys(2), keys(2, "more"))
+    k, v = copies.append(model.ops, 2, keys(2), keys(2, "more"))
     assert np.array_equal(k, np.concatenate([np.repeat(keys(3)[:1], 2, axis=0), keys(2)], axis=2))
     assert np.array_equal(v[:, :, :3], np.repeat(-keys(3)[:1], 2, axis=0))
     assert one.length == 3

@@ -114,8 +114,34 @@ class Ops(Protocol):
         """
         ...
 
+    def add(self, x: Array, y: Array) -> Array:
+        """x + y."""
+        ...
+
+    def recorder(self, past: int, activation: str) -> "Recorder | None":
+        """Operations that record a decode step of one text after `past` tokens; None if none do.
+
+        `activation` is that of the MLPs.
+        """
+        ...
+
     def log_normalizer(self, logits: Array) -> Array:
         """What to subtract from logits (B, V) for logarithms of probabilities: (B,) float64."""
+        ...
+
+
+class Recorder(Ops, Protocol):
+    """Operations that only note what to do, until their `step` does it."""
+
+    def finish(self, result: Array) -> None:
+        """Take what the model has returned: the recording is at its end."""
+        ...
+
+    def step(self, ids: Array, past: int) -> Array:
+        """Do for a token ids (1, 1) after `past` others what was recorded; return the result.
+
+        It is the same array each time.
+        """
         ...
 
 

@@ -747,7 +747,7 @@ def _mix(shares, values, mixed):
 
 @njit
 def _store_head(rows, places, D):
-    """Copy the first D numbers of each row."""
+    """Copy the first D numbers of each row, rounded to what is kept."""
     for t in range(len(rows)):
         x, y = _row(rows, t), _row(places, t)
         for d in range(D):
@@ -954,3 +954,63 @@ def linear_int8(x, w, bias, gelu, y):
             for t in range(rows):
                 for c in range(COLUMNS):
                     y[start + t, first + c] = tile[t * COLUMNS + c]
+
+
+# --- a recorded pass -----------------------------------------------------------------------------
+
+LAYER_NORM, LINEAR, ADD, STORE, ATTEND = range(5)  # what a row of a program asks for
+
+
+def _pointer_to(kind):
+    """Make a function for numba's code: an address, which is an integer, as a pointer."""
+
+    @intrinsic
+    def pointer(typingctx, address):
+        def generate(context, builder, signature, args):
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return pointer
+
+
+_bytes_at, _halves_at, _floats_at = map(_pointer_to, (types.uint8, types.uint16, types.float32))
+
+
+@_kernel("void(i8[:,::1], f4[::1], i8)")
+def repeat_int8(program, numbers, past):
+    """Do what `recorder` has recorded for one token of one text, after `past` others.
+
+    A row of the program says what to do, and where: addresses and sizes, as recorder.py writes
+    them. numbers (len(program),): the epsilon or the scale that a row needs.
+    """
+    everything = np.empty((0, 1, 1, 0), np.bool_)
+    for number in range(len(program)):
+        what, x, y = program[number, 0], _floats_at(program[number, 1]), program[number, 2]
+        n, one, other = program[number, 3], program[number, 4], program[number, 5]
+        if what == LAYER_NORM:
+            weight, bias = carray(_floats_at(one), (n,)), carray(_floats_at(other), (n,))
+            out = carray(_floats_at(y), (1, n))
+            layer_norm(carray(x, (1, n)), weight, bias, numbers[number], out)
+        elif what == LINEAR:
+            panels, blocks = program[number, 6], -(-n // BLOCK)
+            w = carray(_bytes_at(one), (panels, blocks, BLOCK_BYTES))
+            bias = carray(_floats_at(other), (program[number, 7],))
+            out = carray(_floats_at(y), (1, panels * COLUMNS))
+            linear_int8(carray(x, (1, n)), w, bias, program[number, 8] != 0, out)
+        elif what == ADD:
+            first, second = carray(x, (n,)), carray(_floats_at(one), (n,))
+            out = carray(_floats_at(y), (n,))
+            for place in range(n):
+                out[place] = first[place] + second[place]
+        elif what == STORE:
+            D, H, room = n, one, other
+            heads = carray(_halves_at(y + 2 * past * D), (H, room * D))
+            _store_head(carray(x, (H, D)), heads, D)
+        else:
+            D, H, room = n, program[number, 6], program[number, 7]
+            keys = carray(_halves_at(one), (1, H, room, D))[:, :, : past + 1]
+            values = carray(_halves_at(other), (1, H, room, D))[:, :, : past + 1]
+            out = carray(_floats_at(y), (1, 1, H * D))
+            query = carray(x, (1, H, 1, D))
+            attend_one(query, keys, values, numbers[number], everything, out)

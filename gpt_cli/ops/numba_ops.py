@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numba
@@ -17,7 +18,7 @@ import numpy as np
 
 from gpt_cli.errors import ResourceError
 from gpt_cli.machine import blas_threads, cores
-from gpt_cli.ops import Array, LayerNorm, Linear, Rows
+from gpt_cli.ops import Array, LayerNorm, Linear, Recorder, Rows
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import aligned_empty
 from gpt_cli.ops.numpy_ops import ACTIVATIONS
@@ -97,10 +98,11 @@ class NumbaOps:
     name = "numba"
     dtype = "float32"
     cache_dtype: type[np.floating[Any]] = np.float32
-    xp = np
+    xp: ModuleType = np
     _pack_rows, _pack_columns = staticmethod(kernels.pack_rows), staticmethod(kernels.pack_columns)
     _embed = staticmethod(kernels.embed)
     _linear = staticmethod(kernels.linear)
+    _more: tuple[Any, ...] = ()  # kernels
 
     def __init__(self) -> None:
         _claim_threads()
@@ -109,7 +111,7 @@ class NumbaOps:
                 self.cache_dtype,
                 *(self._pack_rows, self._pack_columns, self._embed, self._linear),
                 *(kernels.layer_norm, kernels.store, kernels.attend_one, kernels.attend_many),
-                kernels.log_normalizer,
+                *(kernels.log_normalizer, *self._more),
             )
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         self.threads = min(cores(), blas_threads(), most)
@@ -200,6 +202,14 @@ class NumbaOps:
         attend(q, _as_compiled(keys), _as_compiled(values), scale, visible, y)
         return y[:, :, : H * D].reshape(B, T, H, D).swapaxes(1, 2)
 
+    def add(self, x: Array, y: Array) -> Array:
+        """x + y."""
+        return x + y
+
+    def recorder(self, past: int, activation: str) -> Recorder | None:
+        """None: beside weights of float32, Python takes little time."""
+        return None
+
     def log_normalizer(self, logits: Array) -> Array:
         """The logarithm of the sum of exp(logits), over the last axis, in float64."""
         normalizer = np.empty(len(logits))
@@ -216,7 +226,14 @@ class Int8NumbaOps(NumbaOps):
     _pack_columns = staticmethod(kernels.pack_int8_columns)
     _embed = staticmethod(kernels.embed_int8)
     _linear = staticmethod(kernels.linear_int8)
+    _more = (kernels.repeat_int8,)
     _rows_together = BLOCK
+
+    def recorder(self, past: int, activation: str) -> Recorder | None:
+        """A recorder, if the activation is compiled, too."""
+        from gpt_cli.ops import recorder  # here, as that is made of this class
+
+        return recorder.Recorder(self, past) if activation == "gelu_new" else None
 
     def _empty_panels(self, count: int, n_in: int) -> Array:
         return aligned_empty((count, -(-n_in // BLOCK), kernels.BLOCK_BYTES), np.dtype(np.uint8))

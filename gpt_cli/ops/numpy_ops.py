@@ -5,6 +5,7 @@ Only arrays that an operation has made itself are changed in place.
 
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class NumPyOps:
     name = "numpy"
     dtype = "float32"
     cache_dtype: type[np.floating[Any]] = np.float32
-    xp = np
+    xp: ModuleType = np
 
     def __init__(self) -> None:
         self.threads = blas_threads()
@@ -153,6 +154,13 @@ class NumPyOps:
                 np.copyto(scores, MASKED, where=~visible[:, :, start:end, :seen])
             np.matmul(softmax(scores), values[:, :, :seen], out=attended[:, :, start:end])
         return attended
+
+    def add(self, x: Array, y: Array) -> Array:
+        """x + y."""
+        return x + y
+
+    def recorder(self, past: int, activation: str) -> None:
+        """None: NumPy is called for each operation."""
 
     def log_normalizer(self, logits: Array) -> Array:
         """The logarithm of the sum of exp(logits), over the last axis, in float64."""
