@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from gpt_cli import checkpoint, hub
@@ -38,8 +39,8 @@ def write(source: Path, to: Path) -> None:
             rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config)))
             save_file(rounded, folder / "model.safetensors", {"format": "pt"})
             (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ResourceError(f"cannot write {to}: {reason}; name another folder") from error
 
 

@@ -12,6 +12,7 @@ from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.sampling import (
     SamplingParams,
     likeliest,
+    likely_columns,
     log_probabilities,
     min_p,
     repeat_penalty,
@@ -29,6 +30,15 @@ LAST_UNIFORM = 1 - 2**-53
 rows_of_logits = arrays(
     np.float32, (2, 9), elements=st.floats(-60, 60, width=32, allow_subnormal=False)
 )
+
+# Equal logits, and some that have been removed; every row has one that has not.
+rows_with_ties = arrays(
+    np.float32,
+    st.tuples(st.integers(1, 3), st.integers(1, 60)),
+    elements=st.one_of(
+        st.just(-np.inf), st.integers(-3, 3), st.floats(-60, 60, width=32, allow_subnormal=False)
+    ),
+).map(lambda logits: np.hstack([logits, np.ones((len(logits), 1), np.float32)]))
 
 
 def params(**changes) -> SamplingParams:
@@ -143,6 +153,43 @@ def test_the_penalty_comes_before_the_greedy_choice():
 def test_greedy_ignores_every_filter_and_draw():
     greedy = SamplingParams(temperature=0, top_k=1, top_p=0.01, min_p=1)
     assert draw_all([0.0, 3.0, 1.0], [0, 0.5, LAST_UNIFORM], greedy) == [1, 1, 1]
+
+
+# --- the columns in which the largest are looked for ---------------------------------------------
+
+
+@given(logits=rows_with_ties, k=st.integers(1, 61), group=st.integers(1, 8))
+def test_the_likely_columns_hold_the_k_largest_and_their_equals(logits, k, group):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpt_cli.sampling._GROUP", group)
+        columns = likely_columns(np, logits, min(k, logits.shape[1])).tolist()
+    assert columns == sorted(set(columns))
+    for row in logits:
+        kth = sorted(row)[-min(k, len(row))]
+        assert set(np.flatnonzero(row >= kth)) <= set(columns)
+
+
+def test_of_many_columns_few_are_likely():
+    logits = noise("likely", 3, 50257).astype(np.float32)
+    assert 40 <= len(likely_columns(np, logits, 40)) <= 3 * 60
+
+
+@given(
+    logits=rows_with_ties,
+    k=st.integers(1, 61),
+    group=st.integers(1, 8),
+    p=st.sampled_from([1.0, 0.9, 0.3]),
+    place=st.floats(0, 1, exclude_max=True),
+)
+def test_to_look_in_few_columns_changes_no_draw(logits, k, group, p, place):
+    draw = (np, logits, np.full(len(logits), place), params(top_k=k, top_p=p), [[]] * len(logits))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpt_cli.sampling._GROUP", group)
+        ids = sample(*draw)
+        patch.setattr(
+            "gpt_cli.sampling.likely_columns", lambda xp, logits, k: xp.arange(logits.shape[1])
+        )
+        assert ids.tolist() == sample(*draw).tolist()
 
 
 # --- the draw ------------------------------------------------------------------------------------

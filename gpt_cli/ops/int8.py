@@ -47,18 +47,19 @@ class Int8Rows:
     def __getitem__(self, rows: slice, /) -> Array:
         """Return some rows in float32."""
         weight, scale = self.parts(rows)
-        if self.transposed:
-            block = np.arange(weight.shape[1]) // BLOCK
-            return weight * scale[:, block]
-        start = rows.indices(self.shape[0])[0]
-        block = np.arange(start, start + len(weight)) // BLOCK - start // BLOCK
-        return weight * scale[block]
+        with np.errstate(invalid="ignore"):  # of a damaged scale the product tells
+            if self.transposed:
+                block = np.arange(weight.shape[1]) // BLOCK
+                return weight * scale[:, block]
+            start = rows.indices(self.shape[0])[0]
+            block = np.arange(start, start + len(weight)) // BLOCK - start // BLOCK
+            return weight * scale[block]
 
 
 def quantize(rows: Rows, *, transposed: bool = False) -> Int8Rows:
     """Round a float32 matrix to int8, (n_in, n_out), or (n_out, n_in) where it is `transposed`.
 
-    The scale of a block is infinite, or no number, if one of its weights is.
+    The scale of a block is no number if one of its weights is none, or infinite.
     """
     n_rows, length = rows.shape
     weight = np.empty((n_rows, length), np.int8)
@@ -89,8 +90,7 @@ def _to_bfloat16(scale: Array) -> Array:
     """Round positive float32 numbers up to the upper half of their bits: weights must fit."""
     bits: Array = scale.view(np.uint32)
     bits = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
-    rounded: Array = bits.view(np.float32)
-    return rounded
+    return np.where(np.isfinite(scale), bits.view(np.float32), np.float32(np.nan))
 
 
 # Activations are rounded to whole numbers, of which the largest in its row is this. They are

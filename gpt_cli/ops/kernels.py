@@ -584,7 +584,7 @@ def _round_row(x, digits, offsets, steps, t):
 @njit
 def _put_scale(panels, panel, block, column, scale):
     """Store the upper half of a float32, rounded, the lower byte first."""
-    bits = _bits_of(scale) + np.int32(0x8000)
+    bits = np.int32(0x7FC00000) if np.isnan(scale) else _bits_of(scale) + np.int32(0x8000)
     panels[panel, block, 2 * column] = bits >> np.int32(16)
     panels[panel, block, 2 * column + 1] = bits >> np.int32(24)
 

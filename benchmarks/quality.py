@@ -1,0 +1,255 @@
+"""Measure what int8 weights cost in quality, beside llama.cpp's Q8_0 if asked.
+
+    python benchmarks/quality.py tiny FOLDER
+    python benchmarks/quality.py tiny FOLDER --llama PYTHON --save NAME
+
+PYTHON is an interpreter that has llama-cpp-python, gguf and safetensors; convert.py makes its files
+from the checkpoint. Each checkpoint gives one JSON line. All is compared with the logits of gpt-cli
+in float32 for the same ids, at every position:
+    kl                 the mean KL divergence from the probabilities of float32, in nats
+    top1               the share of positions where the likeliest token is that of float32
+    top1_clear         the same on the half of the positions where float32 sees it lead by the most
+    perplexity         of texts of the model's own only; the first token is given
+    perplexity_change  relative to that of float32
+llama.cpp in float32 is there as a check: it tells whether texts and conversion agree. What is left
+is its GELU, which it looks up in float16. Its keys and values are in float32 here, and not in
+float16 as they are by default.
+
+A FOLDER reads random ids, as its weights may be random, too. With --own, and where a name is given
+such as `tiny`, a model reads texts that it has written itself, in float32 and at temperature 1: one
+after another, each with its end token.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from run import PACKAGES, machine, versions
+
+if TYPE_CHECKING:
+    from gpt_cli import Engine
+
+HERE = Path(__file__).parent
+EVALUATE = "--evaluate"  # how this script calls itself with the interpreter of llama.cpp
+
+RANDOM = {"texts": 4, "tokens": 256}
+OWN = {"texts": 8, "tokens": 400}
+SLICE = 64  # positions at a time: in float64, the logits of many would take gigabytes
+
+Ids = list[int]
+Logits = NDArray[np.float32]  # (T, V)
+Figures = dict[str, float]
+
+
+def random_texts(engine: "Engine", texts: int, tokens: int, seed: int) -> list[Ids]:
+    """Draw ids, each as likely as any other."""
+    vocab_size = engine.model.config.vocab_size
+    return np.random.default_rng(seed).integers(vocab_size, size=(texts, tokens)).tolist()
+
+
+def own_texts(engine: "Engine", texts: int, tokens: int, seed: int) -> list[Ids]:
+    """Let the model write, from the token that begins a text; after an end, it begins again."""
+    start = engine.model.config.bos_token_id
+    if start is None:
+        raise SystemExit(f"{engine.name} has no token to begin a text with")
+    written: list[Ids] = [[start] for _ in range(texts)]
+    while min(map(len, written)) < tokens:
+        options = {"temperature": 1, "top_k": 0, "top_p": 1, "seed": seed}
+        stories = engine.generate([""] * texts, max_tokens=tokens - 1, **options)
+        for ids, story in zip(written, stories, strict=True):
+            ids += story.ids
+        seed += 1
+    return [ids[:tokens] for ids in written]
+
+
+def all_logits(engine: "Engine", texts: list[Ids]) -> list[Logits]:
+    """Compute the logits of each text."""
+    return [engine.logits([ids])[0] for ids in texts]
+
+
+def log_softmax(logits: Logits) -> NDArray[np.float64]:
+    """Return logarithms of probabilities, in float64."""
+    shifted = logits - logits.max(axis=-1, keepdims=True).astype(np.float64)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def compare(
+    texts: list[Ids], reference: list[Logits], others: Iterable[Logits], own: bool
+) -> Figures:
+    """Return how far other logits are from those of the reference."""
+    kl, same, lead, loss, change = [], [], [], [], []
+    for ids, all_ours, all_theirs in zip(texts, reference, others, strict=True):
+        if all_theirs.shape != all_ours.shape:
+            raise SystemExit(f"logits are {all_theirs.shape} and not {all_ours.shape}")
+        for start in range(0, len(ids), SLICE):
+            ours, theirs = all_ours[start : start + SLICE], all_theirs[start : start + SLICE]
+            p, q = log_softmax(ours), log_softmax(theirs)
+            kl.append((np.exp(p) * (p - q)).sum(axis=-1))
+            same.append(ours.argmax(axis=-1) == theirs.argmax(axis=-1))
+            second, first = np.partition(ours, [-2, -1], axis=-1)[:, -2:].T
+            lead.append(first - second)
+            following = np.array(ids[start + 1 : start + 1 + SLICE])
+            rows = np.arange(len(following))
+            loss.append(-q[rows, following])
+            change.append(p[rows, following] - q[rows, following])
+    agrees, leads = np.concatenate(same), np.concatenate(lead)
+    found = {
+        "kl": float(np.concatenate(kl).mean()),
+        "top1": float(agrees.mean()),
+        "top1_clear": float(agrees[leads >= np.median(leads)].mean()),
+    }
+    if own:
+        found["perplexity"] = math.exp(np.concatenate(loss).mean())
+        found["perplexity_change"] = math.expm1(np.concatenate(change).mean())
+    return found
+
+
+def in_float32(folder: Path, scratch: Path) -> Path:
+    """Return the checkpoint, or a copy in float32: llama.cpp does not read all of it in less."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    if all(tensor.dtype == np.float32 for tensor in tensors.values()):
+        return folder
+    copy = scratch / "float32"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
+def llama_logits(python: str, folder: Path, dtype: str, texts: list[Ids]) -> Iterable[Logits]:
+    """Yield the logits of each text as llama.cpp computes them, in a process of its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model, ids, out = (Path(scratch, name) for name in ("model.gguf", "ids.npz", "out.npz"))
+        source = in_float32(folder, Path(scratch))
+        command = [python, str(HERE / "convert.py"), "llama.cpp", str(source), str(model)]
+        subprocess.run([*command, "--dtype", dtype], check=True, stdout=subprocess.DEVNULL)
+        np.savez(ids, *map(np.array, texts))
+        command = [python, __file__, EVALUATE, str(model), str(ids), str(out)]
+        subprocess.run(command, check=True)
+        with np.load(out, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                yield arrays[name]  # one text at a time is read from the file
+
+
+def evaluate(model: str, ids: str, out: str) -> None:
+    """Write llama.cpp's logits of texts: what the other interpreter does."""
+    import llama_cpp
+
+    with np.load(ids, allow_pickle=False) as arrays:
+        texts = [arrays[name].tolist() for name in arrays.files]
+    longest, threads = max(map(len, texts)), os.cpu_count()
+    llama = llama_cpp.Llama(
+        model,
+        n_ctx=longest,
+        n_batch=longest,
+        n_ubatch=longest,
+        n_threads=threads,
+        n_threads_batch=threads,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        logits_all=True,
+        verbose=False,
+    )
+    found = []
+    for text in texts:
+        llama.reset()
+        llama.eval(text)
+        found.append(llama.scores[: len(text)].copy())
+    np.savez(out, *found)
+
+
+def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Compare everything for one checkpoint."""
+    import gpt_cli
+    from gpt_cli import hub
+
+    folder = hub.resolve(name)
+    own = arguments.own or not Path(name).is_dir()
+    size = OWN if own else RANDOM
+    engine = gpt_cli.load(name, dtype="float32")
+    count = arguments.texts or size["texts"]
+    tokens = min(arguments.tokens or size["tokens"], engine.model.config.n_positions)
+    texts = (own_texts if own else random_texts)(engine, count, tokens, arguments.seed)
+    reference = all_logits(engine, texts)
+    del engine
+    found: dict[str, Any] = {
+        "checkpoint": Path(name).resolve().name if Path(name).is_dir() else name,
+        "texts": f"{count} x {tokens} {'own' if own else 'random'}",
+    }
+    ours = all_logits(gpt_cli.load(name, dtype="int8"), texts)
+    found["int8"] = compare(texts, reference, ours, own)
+    del ours
+    if arguments.llama:
+        for label, dtype in (("Q8_0", "int8"), ("llama_float32", "float32")):
+            theirs = llama_logits(arguments.llama, folder, dtype, texts)
+            found[label] = compare(texts, reference, theirs, own)
+    return found
+
+
+def table(checkpoints: list[dict[str, Any]]) -> str:
+    """Write a row for each checkpoint; the ratio is of our KL divergence to llama.cpp's."""
+    kinds = ("int8", "Q8_0")
+    units = {"top1": "same top-1", "top1_clear": "clear half", "perplexity_change": "perplexity"}
+    columns = ["texts", "KL int8", "KL Q8_0", "ratio"]
+    columns += [f"{unit} {kind}" for unit in units.values() for kind in kinds]
+    columns += ["KL llama.cpp float32"]
+    lines = ["| " + " | ".join(["", *columns]) + " |", "|" + "-|" * (len(columns) + 1)]
+    for found in checkpoints:
+        kl = {kind: found.get(kind, {}).get("kl") for kind in (*kinds, "llama_float32")}
+        cells = [found["checkpoint"], found["texts"]]
+        cells += ["" if kl[kind] is None else f"{kl[kind]:.2e}" for kind in kinds]
+        cells += [f"{kl['int8'] / kl['Q8_0']:.3g}" if kl["Q8_0"] else ""]
+        for unit in units:
+            values = [found.get(kind, {}).get(unit) for kind in kinds]
+            form = "+.3%" if unit == "perplexity_change" else ".1%"
+            cells += ["" if value is None else format(value, form) for value in values]
+        cells += ["" if kl["llama_float32"] is None else f"{kl['llama_float32']:.2e}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, print, and save where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
+    parser.add_argument("--own", action="store_true", help="let folders write their texts, too")
+    parser.add_argument("--texts", type=int, help="how many; 4 random ones, or 8 of its own")
+    parser.add_argument("--tokens", type=int, help="of each text; 256 random ones, or 400")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--llama", metavar="PYTHON", help="compare llama.cpp, too")
+    parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.md")
+    arguments = parser.parse_args()
+    where = machine() | {"seed": arguments.seed}
+    where |= versions(sys.executable, ["gpt-cli", "numpy", "numba"])
+    if arguments.llama:
+        where |= versions(arguments.llama, PACKAGES["llama.cpp"])
+    checkpoints = []
+    for name in arguments.checkpoints:
+        checkpoints.append(measure(name, arguments))
+        print(json.dumps(checkpoints[-1]), flush=True)
+    if arguments.save:
+        facts = "".join(f"- {key}: {value}\n" for key, value in where.items())
+        results = HERE / "results" / f"{arguments.save}.md"
+        results.write_text(f"{facts}\n{table(checkpoints)}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [EVALUATE]:
+        evaluate(*sys.argv[2:])
+    else:
+        main()

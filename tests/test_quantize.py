@@ -1,0 +1,516 @@
+"""Checkpoints in int8: `gpt-cli quantize` writes them, and all that loads a model reads them."""
+
+import errno
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import (
+    CASES,
+    CONFIG,
+    Stored,
+    make_weights,
+    safetensors_bytes,
+    store,
+    stored_tensors,
+    write_checkpoint,
+)
+from processes import COMMAND, posix
+from safetensors import safe_open
+
+import gpt_cli
+from gpt_cli import checkpoint
+from gpt_cli.cli import app
+from gpt_cli.config import GPT2Config
+from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.model import forward
+from gpt_cli.ops import get_ops
+from gpt_cli.ops.int8 import quantize
+
+FILE = "model.safetensors"
+SAID = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}  # in config.json
+WIDE = CONFIG | {"n_embd": 96, "n_layer": 2}  # several blocks in each row and column
+IDS = [[*range(0, 280, 7)], [*range(3, 283, 7)]]
+STORED = [
+    "hub",
+    "saved",
+    "shards",
+    "f16",
+    "bf16",
+    "untied",
+    "tied_but_stored",
+    "tied_but_different",
+    "padded_vocabulary",
+    "wide",
+]
+
+
+@pytest.fixture(params=["numpy", "numba"])
+def computed_by(request, monkeypatch) -> str:
+    pytest.importorskip(request.param)
+    monkeypatch.setenv("GPT_CLI_OPS", request.param)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def original(case_folder, tmp_path_factory):
+    """The folder of one of `STORED`, in which the weights are no int8."""
+    wide = write_checkpoint(tmp_path_factory.mktemp("wide"), WIDE)
+    return lambda case: wide if case == "wide" else case_folder(case)
+
+
+@pytest.fixture(scope="module")
+def in_int8(original, tmp_path_factory):
+    """The folder that the command makes of one of `STORED`, once."""
+
+    @functools.cache
+    def make(case: str) -> Path:
+        folder = tmp_path_factory.mktemp("int8") / case
+        assert app.run(["quantize", str(original(case)), "--output", str(folder)]) == 0
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return write_checkpoint(tmp_path / "source", CONFIG)
+
+
+def load(folder: Path, dtype: str = "auto"):
+    return gpt_cli.load(str(folder), dtype=dtype)
+
+
+def config_of(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_bytes())
+
+
+def everything_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def refusal(capsys, code: int, *arguments: object) -> str:
+    """The one line with which a command fails."""
+    assert app.run([str(argument) for argument in arguments]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("gpt-cli: error: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+# --- what a folder in int8 computes --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", STORED)
+def test_the_logits_are_those_of_the_original_that_is_rounded_when_loaded(
+    original, in_int8, computed_by, case
+):
+    engine, other = load(in_int8(case), "int8"), load(original(case), "int8")
+    assert engine.model.ops.name == other.model.ops.name == computed_by
+    assert np.array_equal(engine.logits(IDS), other.logits(IDS))
+
+
+def rounded(folder: Path) -> dict:
+    """The tensors of a checkpoint with its matrices as near as int8 comes to them."""
+    tensors = checkpoint.find_tensors(folder)
+    for name, tensor in tensors.items():
+        if checkpoint.is_matrix(name, tensor.shape):
+            tensors[name] = quantize(tensor[:], transposed=checkpoint.is_transposed(name))[:]
+    return tensors
+
+
+@pytest.mark.parametrize("case", STORED)
+def test_in_float32_it_is_a_model_of_the_rounded_weights(original, in_int8, computed_by, case):
+    config = GPT2Config.from_folder(original(case))
+    model = checkpoint.assemble(config, get_ops("cpu", "float32"), rounded(original(case)))
+    expected = forward(model, np.array(IDS))
+    engine = load(in_int8(case), "float32")
+    assert engine.model.ops.dtype == "float32"
+    assert abs(engine.logits(IDS) - expected).max() <= 1e-5 * expected.std()
+    exact = load(original(case), "float32").logits(IDS)
+    assert abs(expected - exact).max() > 1e-3 * exact.std()
+
+
+def test_the_type_is_that_of_the_file_unless_another_is_asked_for(original, in_int8, computed_by):
+    for dtype, of_int8, of_original in (
+        ("auto", "int8", "float32"),
+        ("int8", "int8", "int8"),
+        ("float32", "float32", "float32"),
+    ):
+        assert load(in_int8("saved"), dtype).model.ops.dtype == of_int8
+        assert load(original("saved"), dtype).model.ops.dtype == of_original
+
+
+def test_it_can_be_quantized_no_second_time(in_int8, tmp_path, capsys):
+    said = refusal(capsys, 2, "quantize", in_int8("hub"), "-o", tmp_path / "new")
+    assert "is in int8 already" in said
+    assert everything_below(tmp_path) == set()
+
+
+# --- what is in the folder -----------------------------------------------------------------------
+
+
+def stored_in(folder: Path) -> dict[str, tuple[str, list[int]]]:
+    """The types and the shapes in a file, by the name of each tensor."""
+    with safe_open(folder / FILE, framework="np") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
+
+
+def test_the_file_has_each_matrix_in_int8_with_the_scales_of_its_blocks(in_int8):
+    expected = {"wpe.weight": ("F32", [80, 96])}
+    expected |= {"wte.weight": ("I8", [290, 96]), "wte.weight_scale": ("F32", [290, 2])}
+    for h in ("h.0", "h.1"):
+        for name, n_in, n_out, blocks in (
+            ("attn.c_attn", 96, 288, 2),
+            ("attn.c_proj", 96, 96, 2),
+            ("mlp.c_fc", 96, 384, 2),
+            ("mlp.c_proj", 384, 96, 6),
+        ):
+            expected[f"{h}.{name}.weight"] = "I8", [n_in, n_out]
+            expected[f"{h}.{name}.weight_scale"] = "F32", [blocks, n_out]
+            expected[f"{h}.{name}.bias"] = "F32", [n_out]
+    for ln in ("h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"):
+        expected |= {f"{ln}.{part}": ("F32", [96]) for part in ("weight", "bias")}
+    assert stored_in(in_int8("wide")) == expected
+
+
+@pytest.mark.parametrize("case", STORED[:-1])
+def test_the_file_has_the_same_names_however_the_original_was_stored(in_int8, case):
+    has_head = case in ("untied", "tied_but_different")
+    vocab_size = CASES[case].config["vocab_size"]
+    head = {
+        "lm_head.weight": ("I8", [vocab_size, 32]),
+        "lm_head.weight_scale": ("F32", [vocab_size, 1]),
+    }
+    plain = stored_in(in_int8("hub")) | {
+        "wte.weight": ("I8", [vocab_size, 32]),
+        "wte.weight_scale": ("F32", [vocab_size, 1]),
+    }
+    assert stored_in(in_int8(case)) == plain | (head if has_head else {})
+
+
+@pytest.mark.parametrize("case", ["hub", "bf16"])
+def test_what_is_no_matrix_stays_exactly_as_it_is(original, in_int8, case):
+    before, after = (checkpoint.find_tensors(place(case)) for place in (original, in_int8))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        if not checkpoint.is_matrix(name, tensor.shape):
+            assert np.array_equal(tensor[:], after[name][:]), name
+
+
+def test_everything_else_that_a_model_needs_is_carried_over(source, tmp_path, capfd):
+    (source / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    (source / "added_tokens.json").write_text("{}")
+    (source / "pytorch_model.bin").write_bytes(b"of no use")
+    to = tmp_path / "deep" / "down"
+    assert app.run(["quantize", str(source), "-o", str(to)]) == 0
+    assert capfd.readouterr() == (f"{to}\n", "")
+    carried = ["vocab.json", "merges.txt", "generation_config.json", "added_tokens.json"]
+    assert everything_below(to) == {*carried, "config.json", FILE}
+    for name in carried:
+        assert (to / name).read_bytes() == (source / name).read_bytes()
+    assert config_of(to) == CONFIG | {"quantization_config": SAID}
+    assert load(to).model.config.eos_token_id == (5, 6)
+
+
+@posix
+def test_the_weights_can_be_read_by_whoever_can_read_the_rest(in_int8):
+    modes = {path.stat().st_mode for path in in_int8("hub").iterdir()}
+    assert len(modes) == 1
+
+
+@posix
+def test_of_links_as_the_cache_has_them_the_files_are_carried_over(source, tmp_path):
+    links = tmp_path / "links"
+    links.mkdir()
+    for file in source.iterdir():
+        (links / file.name).symlink_to(file)
+    to = tmp_path / "new"
+    assert app.run(["quantize", str(links), "-o", str(to)]) == 0
+    assert not any(file.is_symlink() for file in to.iterdir())
+    assert (to / "vocab.json").read_bytes() == (source / "vocab.json").read_bytes()
+
+
+def test_an_empty_folder_is_filled(source, tmp_path):
+    to = tmp_path / "new"
+    to.mkdir()
+    assert app.run(["quantize", str(source), "-o", str(to)]) == 0
+    assert load(to).model.ops.dtype == "int8"
+
+
+def test_info_tells_the_type_and_how_little_memory_it_takes(original, in_int8, capfd):
+    facts = []
+    for folder in (original("wide"), in_int8("wide")):
+        assert app.run(["info", str(folder), "--json"]) == 0
+        facts.append(json.loads(capfd.readouterr().out))
+    assert [each["stored_dtype"] for each in facts] == ["float32", "int8"]
+    assert facts[0]["parameters"] == facts[1]["parameters"]
+    assert facts[0]["weights_bytes"] / 4 < facts[1]["weights_bytes"] < facts[0]["weights_bytes"] / 3
+    assert facts[1]["kv_cache_bytes"] == facts[0]["kv_cache_bytes"] / 2
+    assert app.run(["info", str(in_int8("wide"))]) == 0
+    assert "int8" in capfd.readouterr().out
+
+
+# --- what cannot be written ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", ["a file", "a folder"])
+def test_what_is_there_already_is_left_alone(source, tmp_path, capsys, there):
+    to = tmp_path / "new"
+    if there == "a folder":
+        to.mkdir()
+        (to / "precious").write_text("mine")
+    else:
+        to.write_text("mine")
+    before = everything_below(tmp_path)
+    said = refusal(capsys, 2, "quantize", source, "-o", to)
+    assert f"{to} exists and is not an empty folder" in said
+    assert everything_below(tmp_path) == before
+
+
+def test_a_name_that_is_no_model_is_exit_code_3(tmp_path, capsys):
+    refusal(capsys, 3, "quantize", tmp_path / "nothing", "-o", tmp_path / "new")
+    refusal(capsys, 3, "quantize", "no/model", "--offline", "-o", tmp_path / "new")
+    assert everything_below(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["wte.weight", "h.2.mlp.c_proj.weight", "h.0.ln_1.bias", "wpe.weight"]
+)
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7FFFFFFF])
+def test_weights_that_are_not_finite_are_not_written(source, tmp_path, capsys, name, bits):
+    weights = make_weights(CONFIG)
+    weights[name].reshape(-1)[7:8].view(np.uint32)[:] = bits
+    tensors = stored_tensors(CONFIG) | {name: store(weights[name])}
+    (source / FILE).write_bytes(safetensors_bytes(tensors))
+    before = everything_below(tmp_path)
+    said = refusal(capsys, 4, "quantize", source, "-o", tmp_path / "new")
+    assert f"the tensor {name}" in said
+    assert "is not finite" in said
+    assert everything_below(tmp_path) == before
+
+
+def test_a_model_that_is_not_whole_is_not_written(source, tmp_path, capsys):
+    (source / FILE).write_bytes((source / FILE).read_bytes()[:-1])
+    before = everything_below(tmp_path)
+    assert "not safetensors" in refusal(capsys, 4, "quantize", source, "-o", tmp_path / "new")
+    assert everything_below(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_made_is_exit_code_5(source, tmp_path, capsys):
+    (tmp_path / "file").write_text("no folder")
+    to = tmp_path / "file" / "new"
+    said = refusal(capsys, 5, "quantize", source, "-o", to)
+    assert f"cannot write {to}: " in said
+    assert "name another folder" in said
+
+
+def test_an_error_while_files_are_copied_leaves_nothing(source, tmp_path, capsys, monkeypatch):
+    def copyfile(source, to):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gpt_cli.quantize.shutil.copyfile", copyfile)
+    before = everything_below(tmp_path)
+    said = refusal(capsys, 5, "quantize", source, "-o", tmp_path / "new")
+    assert "No space left on device" in said
+    assert everything_below(tmp_path) == before
+
+
+@posix
+def test_a_full_disk_is_exit_code_5(tmp_path):
+    import resource
+
+    to = tmp_path / "new"
+    finished = subprocess.run(
+        [*COMMAND, "quantize", "tiny", "-o", str(to)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
+        capture_output=True,
+        timeout=60,
+    )
+    assert finished.returncode == 5, finished.stderr
+    assert finished.stderr.decode().startswith(f"gpt-cli: error: cannot write {to}: ")
+    assert finished.stderr.count(b"\n") == 1
+    assert everything_below(tmp_path) == set()
+
+
+# --- what cannot be read -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "gptq", "bits": 4},
+        SAID | {"block_size": 32},
+        SAID | {"bits": 4},
+        SAID | {"more": 1},
+        {},
+        "int8",
+        [],
+        False,
+    ],
+    ids=str,
+)
+def test_another_kind_of_quantization_is_refused(source, tmp_path, capsys, quantization):
+    (source / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": quantization}))
+    for arguments in (["quantize", source, "-o", tmp_path / "new"], ["info", source]):
+        said = refusal(capsys, 4, *arguments)
+        assert f"{source / 'config.json'}: quantization_config is " in said
+    with pytest.raises(CheckpointError, match="quantization_config is "):
+        load(source)
+
+
+def test_no_quantization_may_be_said_so(source):
+    (source / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": None}))
+    assert load(source).model.ops.dtype == "float32"
+
+
+def int8_tensor(*shape: int) -> Stored:
+    return Stored("I8", shape, bytes(int(np.prod(shape))))
+
+
+FC, PROJ = "h.1.mlp.c_fc.weight", "h.1.mlp.c_proj.weight"
+WRONG_TENSORS = {
+    "no scale": ({FC: int8_tensor(32, 128)}, f"{FC} is I8"),
+    "no int8": ({FC + "_scale": store(np.ones((1, 128), np.float32))}, FC + "_scale"),
+    "no weight": ({"h.3_scale": store(np.ones(3, np.float32))}, "h.3_scale"),
+    "an unsigned weight": (
+        {
+            FC: Stored("U8", (32, 128), bytes(32 * 128)),
+            FC + "_scale": store(np.ones((1, 128), np.float32)),
+        },
+        FC,
+    ),
+    "too many blocks": (
+        {
+            FC: int8_tensor(32, 128),
+            FC + "_scale": store(np.ones((2, 128), np.float32)),
+        },
+        f"{FC}_scale is F32 [2, 128], but must be F32 [1, 128]",
+    ),
+    "too few blocks": (
+        {
+            PROJ: int8_tensor(128, 32),
+            PROJ + "_scale": store(np.ones((1, 32), np.float32)),
+        },
+        f"{PROJ}_scale is F32 [1, 32], but must be F32 [2, 32]",
+    ),
+    "transposed scales": (
+        {
+            "wte.weight": int8_tensor(290, 32),
+            "wte.weight_scale": store(np.ones((5, 32), np.float32)),
+        },
+        "wte.weight_scale is F32 [5, 32], but must be F32 [290, 1]",
+    ),
+    "half scales": (
+        {
+            FC: int8_tensor(32, 128),
+            FC + "_scale": store(np.ones((1, 128), np.float32), "F16"),
+        },
+        f"{FC}_scale is F16 [1, 128], but must be F32 [1, 128]",
+    ),
+    "a weight of another size": (
+        {
+            FC: int8_tensor(32, 127),
+            FC + "_scale": store(np.ones((1, 127), np.float32)),
+        },
+        f"{FC} has the shape [32, 127], but config.json asks for [32, 128]",
+    ),
+    "a single number": (
+        {
+            FC: int8_tensor(),
+            FC + "_scale": store(np.ones((), np.float32)),
+        },
+        FC,
+    ),
+    "a row": (
+        {
+            "wte.weight": int8_tensor(290),
+            "wte.weight_scale": store(np.ones(5, np.float32)),
+        },
+        "wte.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_TENSORS)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_wrong_tensor_is_named(source, fault, dtype):
+    changes, complaint = WRONG_TENSORS[fault]
+    (source / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": SAID}))
+    (source / FILE).write_bytes(safetensors_bytes(stored_tensors(CONFIG) | changes))
+    with pytest.raises(CheckpointError) as caught:
+        load(source, dtype)
+    assert str(caught.value).startswith(f"{source}: ")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_scale_that_is_not_finite_is_noticed(source, computed_by, dtype):
+    scale = np.ones((1, 128), np.float32)
+    scale[0, 5] = np.inf
+    changes = {FC: int8_tensor(32, 128), FC + "_scale": store(scale)}
+    (source / FILE).write_bytes(safetensors_bytes(stored_tensors(CONFIG) | changes))
+    with pytest.raises(CheckpointError, match="its weights are damaged"):
+        load(source, dtype).logits(IDS)
+
+
+# --- what int8 needs -----------------------------------------------------------------------------
+
+
+def test_int8_is_computed_by_compiled_operations_unless_the_reference_is_asked_for(monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.delenv("GPT_CLI_OPS")
+    for brief in (True, False):
+        assert get_ops("cpu", "int8", brief=brief).name == "numba"
+    monkeypatch.setenv("GPT_CLI_OPS", "numpy")
+    assert get_ops("cpu", "int8").name == "numpy"
+    monkeypatch.setenv("GPT_CLI_OPS", "abacus")
+    with pytest.raises(InputError, match="must be numba or numpy for int8, not 'abacus'"):
+        get_ops("cpu", "int8")
+
+
+def run_without_numba(*arguments: object, **env: str):
+    """Run a command where numba cannot be found."""
+    code = "import sys; sys.modules['numba'] = None; from gpt_cli.cli.app import main; main()"
+    inherited = {name: value for name, value in os.environ.items() if name != "GPT_CLI_OPS"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=inherited | env,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("env", [{}, {"GPT_CLI_OPS": "numba"}])
+def test_without_numba_one_is_told_what_to_install(in_int8, env):
+    for model in (["-m", "tiny", "--dtype", "int8"], ["-m", in_int8("saved")]):
+        finished = run_without_numba("generate", *model, "text", **env)
+        what = "GPT_CLI_OPS=numba" if env else "computing in int8"
+        assert finished.returncode == 2
+        assert finished.stdout == b""
+        assert finished.stderr.decode() == (
+            f"gpt-cli: error: {what} needs numba: pip install 'gpt-cli[fast]'\n"
+        )
+
+
+def test_without_numba_int8_can_be_written_and_computed_in_float32(source, tmp_path):
+    to = tmp_path / "new"
+    assert run_without_numba("quantize", source, "-o", to).returncode == 0
+    arguments = ["-m", to, "--dtype", "float32", "--seed", "1", "-n", "3", "text"]
+    finished = run_without_numba("generate", *arguments)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    assert finished.stdout
+
+
+def test_a_type_that_nothing_computes_is_refused(source, thread_variables, capsys):
+    said = refusal(capsys, 2, "generate", "-m", source, "--dtype", "float7", "text")
+    assert "cannot compute in float7 on " in said
+    assert "int8 on cpu" in said
