@@ -377,7 +377,7 @@ def _preparation(quiet: bool) -> Iterator[None]:
 
     LLVM calls Python while it compiles, and what is raised there, as an interrupt is, gets lost.
     """
-    told = "preparing the compiled operations; the first time takes about ten seconds"
+    told = "preparing the compiled operations; the first time takes 10 to 20 seconds"
     notice = threading.Timer(_LONG, print, [told], {"file": sys.stderr})
     interrupts: list[int] = []
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler

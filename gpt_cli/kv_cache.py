@@ -28,8 +28,13 @@ class KVCache:
 
         Returns:
             Views (B, H, S, D) of all keys and values of the layer, the new ones last.
+
+        Raises:
+            IndexError: there is no room for them.
         """
-        end = self.length + k.shape[2]
+        end, capacity = self.length + k.shape[2], self.k.shape[3]
+        if end > capacity:
+            raise IndexError(f"the cache has room for {capacity} tokens, not for {end}")
         ops.store(k, self.k[layer, :, :, self.length : end])
         ops.store(v, self.v[layer, :, :, self.length : end])
         return self.k[layer, :, :, :end], self.v[layer, :, :, :end]

@@ -454,6 +454,17 @@ def test_float16_is_written_by_a_processor_that_does_not_know_it(numbers):
     assert_same_numbers(rounded_without_hardware(numbers), as_float16(numbers))
 
 
+def test_the_borders_of_float16_are_those_of_numpy(compiled):
+    ends = [np.nan, np.inf, 3e38, 65_536, 65_520, 65_519.99, 65_504, 1, 0]
+    small = [2.0**-14, 2.0**-14 - 2.0**-25, 2.0**-24, 2.0**-25, 2.0**-26, 1e-45]
+    numbers = np.array([*ends, *small], np.float32)
+    for x in (numbers, -numbers):
+        assert_same_numbers(rounded_without_hardware(x), as_float16(x))
+        stored = np.zeros((1, 1, 1, len(x)), np.float16)
+        compiled.store(x[None, None, None], stored)
+        assert_same_numbers(stored[0, 0, 0], as_float16(x))
+
+
 def test_a_number_between_two_float16_is_rounded_to_the_even_one():
     halfs = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)[::7]
     after = np.nextafter(halfs.astype(np.float16), np.float16(np.inf)).astype(np.float32)

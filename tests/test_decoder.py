@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+from checkpoints import CONFIG, make_weights
+
+from gpt_cli import checkpoint
+from gpt_cli.config import GPT2Config
+from gpt_cli.generate import Completion, Options, Request, generate
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import Decoder, forward
+from gpt_cli.ops import get_ops
+
+TEXT = np.arange(1, 41)[None] * 7 % CONFIG["vocab_size"]
+CHANGES = [
+    {},
+    {"n_embd": 96, "n_head": 2, "n_inner": 100},
+    {"n_layer": 1, "tie_word_embeddings": False, "scale_attn_weights": False},
+    {"activation_function": "gelu"},  # is not recorded
+]
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def ops(request):
+    pytest.importorskip("numba")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPT_CLI_OPS", "numba")
+        return get_ops("cpu", request.param)
+
+
+def model_with(ops, **changes):
+    config = CONFIG | changes
+    return checkpoint.assemble(GPT2Config.from_dict(config), ops, make_weights(config))
+
+
+def begun(model, tokens=5, capacity=40):
+    """A cache of the text's first tokens."""
+    cache = KVCache(model.config, model.ops, 1, capacity)
+    forward(model, TEXT[:, :tokens], cache)
+    return cache
+
+
+def assert_alike(found, expected):
+    """The same but for the last bits, which may tip a number from one 16-bit number to the next."""
+    assert found.shape == expected.shape
+    assert abs(found - expected).max() <= 1e-3 * expected.astype(np.float32).std()
+
+
+def test_only_a_pass_of_int8_weights_is_recorded(ops):
+    assert (ops.recorder(3, "gelu_new") is None) == (ops.dtype == "float32")
+    assert ops.recorder(3, "gelu") is None
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_a_decoder_computes_what_forward_does(ops, changes):
+    model = model_with(ops, **changes)
+    cache, other = begun(model), begun(model)
+    decode = Decoder(model, cache)
+    assert cache.length == 5
+    for place in range(5, 40):
+        id = TEXT[:, place : place + 1]
+        assert_alike(decode(id), forward(model, id, other))
+    assert cache.length == other.length == 40
+    assert_alike(cache.k, other.k)
+    assert_alike(cache.v, other.v)
+
+
+def test_decoders_of_several_texts_do_not_disturb_each_other(ops):
+    model = model_with(ops)
+    short, long = Decoder(model, begun(model, 1)), Decoder(model, begun(model, 20))
+    others = begun(model, 1), begun(model, 20)
+    for id in TEXT[0, 20:30]:
+        for decode, other in zip((short, long), others, strict=True):
+            assert_alike(decode(id[None, None]), forward(model, id[None, None], other))
+
+
+def test_a_full_cache_is_noticed(ops):
+    model = model_with(ops)
+    decode = Decoder(model, begun(model, 5, capacity=6))
+    decode(TEXT[:, :1])
+    with pytest.raises(IndexError, match="the cache has room for 6 tokens"):
+        decode(TEXT[:, :1])
+
+
+def test_an_id_that_the_model_does_not_have_is_noticed(ops):
+    model = model_with(ops)
+    decode = Decoder(model, begun(model))
+    for id in (-1, CONFIG["vocab_size"]):
+        with pytest.raises(IndexError):
+            decode(np.array([[id]]))
+
+
+@pytest.mark.parametrize("overflow", ["error", "shift"])
+def test_the_last_row_of_a_batch_goes_on_as_it_would_alone(ops, tokenizer, overflow):
+    model = model_with(ops)
+    options = Options(max_tokens=100, temperature=0, ignore_eos=True, overflow=overflow)
+    rows = [Request([1, 2, 3], options), Request([4, 5, 6], Options(max_tokens=5, seed=1), 1)]
+
+    def ids(requests):
+        done = [Completion(len(row.prompt), 0) for row in requests]
+        for step in generate(model, tokenizer, requests):
+            done[step.row].add(step)
+        return done[0].ids
+
+    alone = ids(rows[:1])
+    assert len(alone) == (100 if overflow == "shift" else 77)
+    assert ids(rows) == alone
