@@ -186,7 +186,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     reference = all_logits(engine, texts)
     del engine
     found: dict[str, Any] = {
-        "checkpoint": Path(name).resolve().name if Path(name).is_dir() else name,
+        "checkpoint": Path(name).absolute().name if Path(name).is_dir() else name,
         "texts": f"{count} x {tokens} {'own' if own else 'random'}",
     }
     ours = all_logits(gpt_cli.load(name, dtype="int8"), texts)

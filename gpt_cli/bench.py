@@ -82,6 +82,7 @@ class Benchmark:
     model: str
     parameters: int
     weights_bytes: int
+    dtype: str  # of the weights
     ops: str  # what computes
     threads: int
     prompt_tokens: int  # of each row
@@ -251,6 +252,7 @@ def _benchmark(
         model=engine.name,
         parameters=sizes["parameters"],
         weights_bytes=sizes["weights_bytes"],
+        dtype=engine.model.ops.dtype,
         ops=engine.model.ops.name,
         threads=engine.model.ops.threads,
         prompt_tokens=prompt_tokens,

@@ -39,6 +39,7 @@ def found():
         model="made up",
         parameters=1_234_567,
         weights_bytes=4_938_268,
+        dtype="float7",
         ops="by hand",
         threads=1,
         prompt_tokens=32,
@@ -66,7 +67,7 @@ def test_a_pipe_gets_table_curves_and_conclusion_without_escape_codes():
     assert "\x1b" not in text
     assert "\r" not in text
     head, table, notes, *_ = text.split("\n\n")
-    assert head.startswith("tiny: 2,271,360 parameters, computed by ")
+    assert head.startswith("tiny: 2,271,360 parameters in float32, computed by ")
     assert head.endswith("\n4 prompt tokens, 5 new tokens, 1 row, 2 repetitions")
     assert re.match(r"median \(min-max\) +cache on +cache off +ratio\n", table)
     assert len(table.splitlines()) == 8
@@ -287,7 +288,8 @@ def test_every_flag_arrives_where_it_has_its_effect(asked, capfd, thread_variabl
         "quiet": True,
     }
     assert os.environ["OPENBLAS_NUM_THREADS"] == "3"
-    assert capfd.readouterr().out.startswith("made up: 1,234,567 parameters, computed by by hand")
+    head = "made up: 1,234,567 parameters in float7, computed by by hand"
+    assert capfd.readouterr().out.startswith(head)
 
 
 @pytest.mark.parametrize(

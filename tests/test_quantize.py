@@ -453,9 +453,10 @@ def test_a_wrong_tensor_is_named(source, fault, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_scale_that_is_not_finite_is_noticed(source, computed_by, dtype):
+@pytest.mark.parametrize("bits", [0x7F800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_scale_that_is_not_finite_is_noticed(source, computed_by, dtype, bits):
     scale = np.ones((1, 128), np.float32)
-    scale[0, 5] = np.inf
+    scale.view(np.uint32)[0, 5] = bits
     changes = {FC: int8_tensor(32, 128), FC + "_scale": store(scale)}
     (source / FILE).write_bytes(safetensors_bytes(stored_tensors(CONFIG) | changes))
     with pytest.raises(CheckpointError, match="its weights are damaged"):

@@ -46,14 +46,15 @@ def conclusion(found: Benchmark) -> str:
 
 
 def _head(found: Benchmark) -> str:
-    what = f"{found.model}: {found.parameters:,} parameters, computed by {found.ops}"
+    what = f"{found.model}: {found.parameters:,} parameters in {found.dtype}"
     plan = [
         _counted(found.prompt_tokens, "prompt token"),
         _counted(found.max_tokens, "new token"),
         _counted(found.batch, "row"),
         _counted(found.repetitions, "repetition"),
     ]
-    return f"{what} with {_counted(found.threads, 'thread')}\n{', '.join(plan)}"
+    by = f"computed by {found.ops} with {_counted(found.threads, 'thread')}"
+    return f"{what}, {by}\n{', '.join(plan)}"
 
 
 def _table(found: Benchmark) -> str:
