@@ -126,7 +126,7 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
     joined: dict[str, Tensor | Int8Rows] = dict(tensors)
     for name, weight in tensors.items():
         scale = tensors.get(name + SCALE)
-        if weight.dtype != "I8" or len(weight.shape) != 2 or scale is None:
+        if weight.dtype != "I8" or scale is None or not is_matrix(name, weight.shape):
             continue  # what is left without its other half is refused by its type, or its name
         transposed = is_transposed(name)
         blocks = list(weight.shape)

@@ -48,7 +48,7 @@ class GPT2Config:
     tie_word_embeddings: bool = True  # the head is wte
     bos_token_id: int | None = 50256
     eos_token_id: tuple[int, ...] = (50256,)
-    stored_dtype: str = "float32"  # of the matrices, or int8: quantization_config
+    dtype: str = "float32"  # to compute in; int8 where quantization_config says so
 
     @property
     def head_size(self) -> int:
@@ -89,7 +89,7 @@ class GPT2Config:
             if raw.get("add_cross_attention"):
                 raise ValueError("add_cross_attention is set, and GPT-2 has none")
             config = cls(**{name: read(name, raw[name]) for name, read in _FIELDS if name in raw})
-            config = replace(config, stored_dtype=_stored_dtype(raw.get("quantization_config")))
+            config = replace(config, dtype=_dtype(raw.get("quantization_config")))
             if config.n_positions < 2:
                 raise ValueError("n_positions is 1, which leaves no room for a new token")
             if config.n_embd % config.n_head:
@@ -139,7 +139,7 @@ def _tokens(name: str, value: Any) -> tuple[int, ...]:
     return tuple(id for id in (_token(name, item) for item in ids) if id is not None)
 
 
-def _stored_dtype(quantization: Any) -> str:
+def _dtype(quantization: Any) -> str:
     if quantization is None:
         return "float32"
     if quantization != INT8:

@@ -358,7 +358,7 @@ def load(
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     config = GPT2Config.from_folder(folder)
     if dtype == "auto":
-        dtype = config.stored_dtype
+        dtype = config.dtype
     brief = False
     if passes is not None:
         size = checkpoint.memory(config, dtype)["weights_bytes"]

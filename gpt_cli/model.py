@@ -192,6 +192,6 @@ def checked(compute: Callable[P, Array], *args: P.args, **kwargs: P.kwargs) -> A
     """
     with np.errstate(all="ignore"):  # the error says it, once
         result = compute(*args, **kwargs)
-    if not np.isfinite(float(result.max())):
+    if not np.isfinite(float(result.max() - result.min())):
         raise CheckpointError("the model computes no finite numbers: its weights are damaged")
     return result

@@ -1,4 +1,4 @@
-"""A checkpoint in float32 -> the same in int8, written as `checkpoint` reads it."""
+"""A checkpoint -> the same in int8, written as `checkpoint` reads it."""
 
 import json
 import shutil
@@ -27,8 +27,10 @@ def write(source: Path, to: Path) -> None:
     config = GPT2Config.from_folder(source)
     tensors = checkpoint.find_tensors(source)
     checkpoint.check_tensors(tensors, config, source)
-    if config.stored_dtype == "int8":
+    if config.dtype == "int8":
         raise InputError(f"{source} is in int8 already")
+    if missing := [file.name for file in hub.other_files(source) if not file.is_file()]:
+        raise CheckpointError(f"{source} has no {' and no '.join(missing)}")
     try:
         with hub.new_folder(to.resolve()) as folder:
             described = json.loads((source / "config.json").read_bytes())
@@ -36,7 +38,7 @@ def write(source: Path, to: Path) -> None:
             (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
             for file in hub.other_files(source):
                 shutil.copyfile(file, folder / file.name)
-            rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config)))
+            rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config), source))
             save_file(rounded, folder / "model.safetensors", {"format": "pt"})
             (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     except (OSError, SafetensorError) as error:
@@ -44,15 +46,16 @@ def write(source: Path, to: Path) -> None:
         raise ResourceError(f"cannot write {to}: {reason}; name another folder") from error
 
 
-def _rounded(tensors: Mapping[str, Rows]) -> Iterator[tuple[str, Array]]:
+def _rounded(tensors: Mapping[str, Rows], source: Path) -> Iterator[tuple[str, Array]]:
     """Yield what the file holds: int8 matrices with their scales, and the rest as it is."""
     for name, tensor in tensors.items():
         if checkpoint.is_matrix(name, tensor.shape):
             int8 = quantize(tensor, transposed=checkpoint.is_transposed(name))
-            yield name, int8.weight[:]
-            name, array = name + checkpoint.SCALE, int8.scale[:]
+            arrays = {name: int8.weight[:], name + checkpoint.SCALE: int8.scale[:]}
         else:
-            array = tensor[:]
-        if not np.isfinite(array).all():
-            raise CheckpointError(f"the tensor {name} is not finite: the weights are damaged")
-        yield name, array
+            arrays = {name: tensor[:]}
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise CheckpointError(
+                f"{source}: the tensor {name} is not finite: the weights are damaged"
+            )
+        yield from arrays.items()

@@ -250,7 +250,7 @@ def test_info_tells_the_type_and_how_little_memory_it_takes(original, in_int8, c
     for folder in (original("wide"), in_int8("wide")):
         assert app.run(["info", str(folder), "--json"]) == 0
         facts.append(json.loads(capfd.readouterr().out))
-    assert [each["stored_dtype"] for each in facts] == ["float32", "int8"]
+    assert [each["dtype"] for each in facts] == ["float32", "int8"]
     assert facts[0]["parameters"] == facts[1]["parameters"]
     assert facts[0]["weights_bytes"] / 4 < facts[1]["weights_bytes"] < facts[0]["weights_bytes"] / 3
     assert facts[1]["kv_cache_bytes"] == facts[0]["kv_cache_bytes"] / 2
@@ -294,6 +294,14 @@ def test_weights_that_are_not_finite_are_not_written(source, tmp_path, capsys, n
     said = refusal(capsys, 4, "quantize", source, "-o", tmp_path / "new")
     assert f"the tensor {name}" in said
     assert "is not finite" in said
+    assert everything_below(tmp_path) == before
+
+
+def test_a_model_without_a_tokenizer_is_not_written(source, tmp_path, capsys):
+    (source / "merges.txt").unlink()
+    before = everything_below(tmp_path)
+    said = refusal(capsys, 4, "quantize", source, "-o", tmp_path / "new")
+    assert f"{source} has no merges.txt" in said
     assert everything_below(tmp_path) == before
 
 

@@ -19,7 +19,7 @@ def quantize(
 ) -> None:
     """Write a model with int8 weights into a new folder, and print that; --model takes it."""
     from gpt_cli import hub
-    from gpt_cli import quantize as int8
+    from gpt_cli.quantize import write as write_int8
 
-    int8.write(hub.resolve(name, revision=revision, offline=offline, quiet=quiet), to)
+    write_int8(hub.resolve(name, revision=revision, offline=offline, quiet=quiet), to)
     write(f"{to}\n")

@@ -192,9 +192,9 @@ def check_available(device: str, dtype: str) -> None:
 def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
     """Return the operations for a device ("auto" takes the best there is) and a type of weights.
 
-    Where there are several, it is the fastest of those that are installed; or the last, which needs
-    nothing and is there at once, where so little is computed that it is `brief`; or the one that
-    the variable GPT_CLI_OPS names.
+    Where there are several, it is the fastest of those that are installed; or the last, which for
+    float32 is there at once, where so little is computed that it is `brief`; or the one that the
+    variable GPT_CLI_OPS names.
 
     Raises:
         InputError: nothing computes that.

@@ -11,7 +11,8 @@ import numpy as np
 
 from gpt_cli.ops import Array, Rows
 
-BLOCK = 64  # also in files, and in what numba has compiled
+# These are in what numba has compiled, too: who changes one must clear its cache.
+BLOCK = 64  # and in files
 LARGEST = 127  # of an int8 whose negative is one, too
 
 
@@ -24,7 +25,7 @@ class Int8Rows:
 
     Attributes:
         weight: int8, from -LARGEST to LARGEST.
-        scale: float32, of no more precision than bfloat16 has.
+        scale: float32, with the precision of bfloat16 (`quantize` makes no other).
         transposed: which of the two.
     """
 
@@ -96,7 +97,7 @@ def _to_bfloat16(scale: Array) -> Array:
 # Activations are rounded to whole numbers, of which the largest in its row is this. They are
 # 256 * high + low, both int8, so that products of int8 do for them.
 LARGEST_ACTIVATION = 256 * LARGEST + LARGEST
-SMALLEST = 1e-30  # below, a row counts as zero
+SMALLEST = 1e-30  # of a row's largest number: rows below it become smaller still
 
 
 def round_activations(x: Array) -> Array:

@@ -1,6 +1,7 @@
 """What numba compiles: the loops behind `numba_ops`.
 
-All numbers are float32, and numbers of a row lie side by side; rows may lie apart. Shapes: T rows,
+Numbers are float32 where nothing else is said, and those of a row lie side by side; rows may lie
+apart. Shapes: T rows,
 K = n_in, P panels of COLUMNS columns (see `pack_rows`); for attention B batch, H heads, T queries,
 S keys, D head size.
 
@@ -193,8 +194,8 @@ _highest, _8_rows, _4_rows, _2_rows, _1_row = (make_tile(rows) for rows in (ROWS
 def make_int8_tile(rows):
     """Make the same for a matrix of int8: see `pack_int8_rows`, and for x `_round_row`.
 
-    tile(digits, offsets, steps, row, w, w_start, bias, y, y_start, y_stride): rows of x from `row`
-    on, all of them (T, blocks, 2, BLOCK), (T, blocks) and (T,); the panel of w from byte w_start.
+    tile(digits, offsets, steps, row, blocks, w, w_start, bias, y, y_start, y_stride): rows of x
+    from `row` on, of (T, blocks, 2, BLOCK), (T, blocks) and (T,); a panel of w from byte w_start.
     """
 
     @intrinsic
@@ -979,9 +980,9 @@ _bytes_at, _halves_at, _floats_at = map(_pointer_to, (types.uint8, types.uint16,
 
 @_kernel("void(i8[:,::1], f4[::1], i8)")
 def repeat_int8(program, numbers, past):
-    """Do what `recorder` has recorded for one token of one text, after `past` others.
+    """Do what `numba_ops.Int8Recorder` has recorded for one token of a text, after `past` others.
 
-    A row of the program says what to do, and where: addresses and sizes, as recorder.py writes
+    A row of the program says what to do, and where: addresses and sizes, as the recorder notes
     them. numbers (len(program),): the epsilon or the scale that a row needs.
     """
     everything = np.empty((0, 1, 1, 0), np.bool_)
