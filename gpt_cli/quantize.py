@@ -29,14 +29,15 @@ def write(source: Path, to: Path) -> None:
     checkpoint.check_tensors(tensors, config, source)
     if config.dtype == "int8":
         raise InputError(f"{source} is in int8 already")
-    if missing := [file.name for file in hub.other_files(source) if not file.is_file()]:
+    others = hub.other_files(source)
+    if missing := [file.name for file in others if not file.is_file()]:
         raise CheckpointError(f"{source} has no {' and no '.join(missing)}")
     try:
         with hub.new_folder(to.resolve()) as folder:
             described = json.loads((source / "config.json").read_bytes())
             described["quantization_config"] = INT8
             (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-            for file in hub.other_files(source):
+            for file in others:
                 shutil.copyfile(file, folder / file.name)
             rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config), source))
             save_file(rounded, folder / "model.safetensors", {"format": "pt"})

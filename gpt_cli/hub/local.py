@@ -72,8 +72,7 @@ def new_folder(to: Path) -> Iterator[Path]:
 def other_files(folder: Path) -> list[Path]:
     """The files that a model's folder has beside its weights and its configuration."""
     names = {path.name for path in folder.iterdir()}
-    optional = [_GENERATION_CONFIG] if _GENERATION_CONFIG in names else []
-    return [folder / name for name in [*tokenizer_files(names), *optional]]
+    return [folder / name for name in _other_names(names)]
 
 
 def list_models() -> list[LocalModel]:
@@ -186,11 +185,15 @@ def model_files(
             f"{repo} has its weights only as {pickles[0]}, which may run code when it is opened; "
             "only safetensors are opened"
         )
-    optional = [_GENERATION_CONFIG] if _GENERATION_CONFIG in names else []
-    needed = [*weights, *tokenizer_files(names), *optional, CONFIG]
+    needed = [*weights, *_other_names(names), CONFIG]
     if missing := [name for name in needed if name not in names]:
         raise ModelNotFoundError(f"{repo} has no {', '.join(missing)}: it is not a whole GPT-2")
     return needed
+
+
+def _other_names(names: Collection[str]) -> list[str]:
+    optional = [_GENERATION_CONFIG] if _GENERATION_CONFIG in names else []
+    return [*tokenizer_files(names), *optional]
 
 
 def tokenizer_files(names: Collection[str]) -> list[str]:

@@ -1,9 +1,8 @@
 """What numba compiles: the loops behind `numba_ops`.
 
 Numbers are float32 where nothing else is said, and those of a row lie side by side; rows may lie
-apart. Shapes: T rows,
-K = n_in, P panels of COLUMNS columns (see `pack_rows`); for attention B batch, H heads, T queries,
-S keys, D head size.
+apart. Shapes: T rows, K = n_in, P panels of COLUMNS columns (see `pack_rows`); for attention B
+batch, H heads, T queries, S keys, D head size.
 
 LLVM vectorizes plain loops well, but it does not keep two dozen vectors of partial sums in
 registers by itself. So the innermost loop of every product, the tile, is written in LLVM's own
@@ -601,6 +600,24 @@ def _int8_weight(panels, panel, k, column):
     return np.float32(np.int32(panels[panel, block, at]) - np.int32(128)) * scale
 
 
+@njit
+def _in_range(numbers, end):
+    inside = True
+    for number in numbers:
+        inside = inside and 0 <= number < end
+    return inside
+
+
+@njit
+def _put_gelu(tile, rows, y, row, column):
+    """Put a tile, a place of its own and so one run of numbers, through GELU to where it belongs."""
+    for place in range(rows * COLUMNS):
+        tile[place] = gelu_new(tile[place])
+    for t in range(rows):
+        for c in range(COLUMNS):
+            y[row + t, column + c] = tile[t * COLUMNS + c]
+
+
 # --- what `numba_ops` calls ---------------------------------------------------------------------
 
 
@@ -635,9 +652,8 @@ def embed(wte, wpe, ids, positions, vocabulary, y):
 
     Returns False, and does nothing, where an id or a position is out of range.
     """
-    for t in range(len(ids)):
-        if not (0 <= ids[t] < vocabulary and 0 <= positions[t] < len(wpe)):
-            return False
+    if not _in_range(ids, vocabulary) or not _in_range(positions, len(wpe)):
+        return False
     for t in range(len(ids)):
         panel, column = divmod(ids[t], COLUMNS)
         for c in range(y.shape[1]):
@@ -695,11 +711,7 @@ def linear(x, w, bias, gelu, y):
             _multiply(
                 x, start * x_stride, x_stride, rows, w, first * K, K, panel_bias, tile, 0, COLUMNS
             )
-            for place in range(rows * COLUMNS):
-                tile[place] = gelu_new(tile[place])
-            for t in range(rows):
-                for c in range(COLUMNS):
-                    y[start + t, first + c] = tile[t * COLUMNS + c]
+            _put_gelu(tile, rows, y, start, first)
 
 
 @njit(fastmath=_SUMS)
@@ -911,9 +923,8 @@ def pack_int8_columns(part, scales, panels, first):
 @_kernel("b1(u1[:,:,::1], f4[:,::1], i8[::1], i8[::1], i8, f4[:,::1])")
 def embed_int8(wte, wpe, ids, positions, vocabulary, y):
     """The same as `embed`, of a wte in int8."""
-    for t in range(len(ids)):
-        if not (0 <= ids[t] < vocabulary and 0 <= positions[t] < len(wpe)):
-            return False
+    if not _in_range(ids, vocabulary) or not _in_range(positions, len(wpe)):
+        return False
     for t in range(len(ids)):
         panel, column = divmod(ids[t], COLUMNS)
         for c in range(y.shape[1]):
@@ -950,11 +961,7 @@ def linear_int8(x, w, bias, gelu, y):
             _multiply_int8(
                 digits, offsets, steps, start, rows, w, w_start, panel_bias, tile, 0, COLUMNS
             )
-            for place in range(rows * COLUMNS):
-                tile[place] = gelu_new(tile[place])
-            for t in range(rows):
-                for c in range(COLUMNS):
-                    y[start + t, first + c] = tile[t * COLUMNS + c]
+            _put_gelu(tile, rows, y, start, first)
 
 
 # --- a recorded pass -----------------------------------------------------------------------------
