@@ -610,7 +610,7 @@ def _in_range(numbers, end):
 
 @njit
 def _put_gelu(tile, rows, y, row, column):
-    """Put a tile, a place of its own and so one run of numbers, through GELU to where it belongs."""
+    """Put a tile, which is one run of numbers, through GELU, and its rows where they belong."""
     for place in range(rows * COLUMNS):
         tile[place] = gelu_new(tile[place])
     for t in range(rows):
