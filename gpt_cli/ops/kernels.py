@@ -791,6 +791,19 @@ def store(x, y):
             _store_head(_head(x, b, h), _head(y, b, h), D)
 
 
+@njit
+def _attend_head(query, keys, values, scale, visible, y):
+    """Attention of one query of one head, (D,) -> y (D,); `visible` (S,), or empty: then all is."""
+    shares = np.empty(len(keys), np.float32)
+    _scores(query, keys, shares)
+    for s in range(len(shares)):
+        shares[s] *= scale
+    if len(visible):
+        _mask(shares, visible, 0)
+    _softmax(shares)
+    _mix(shares, values, y)
+
+
 @_kernel(_ATTEND, parallel=True)
 def attend_one(q, keys, values, scale, visible, y):
     """Attention of one query a row: q (B, H, 1, D) -> y (B, 1, H * D or more).
@@ -798,18 +811,13 @@ def attend_one(q, keys, values, scale, visible, y):
     `visible` may be empty: then all is.
     """
     B, H, _, D = q.shape
-    S = keys.shape[2]
+    seen = visible.shape[3]
     for task in prange(B * H):
         b, h = divmod(np.int64(task), H)
         query = _part(_row(_head(q, b, h), 0), 0, D)
-        shares = np.empty(S, np.float32)
-        _scores(query, _head(keys, b, h), shares)
-        for s in range(S):
-            shares[s] *= scale
-        if visible.size:
-            _mask(shares, visible, b % len(visible) * S)
-        _softmax(shares)
-        _mix(shares, _head(values, b, h), _part(y, b * y.shape[2] + h * D, D))
+        mask = _part(visible, b % max(1, len(visible)) * seen, seen)
+        mixed = _part(y, b * y.shape[2] + h * D, D)
+        _attend_head(query, _head(keys, b, h), _head(values, b, h), scale, mask, mixed)
 
 
 @_kernel(_ATTEND, parallel=True, fastmath=_SUMS)
@@ -932,6 +940,32 @@ def embed_int8(wte, wpe, ids, positions, vocabulary, y):
     return True
 
 
+@njit
+def _multiply_panels(digits, offsets, steps, w, bias, gelu, y, panels):
+    """The columns of a product that some panels of w give, for all rows of x, maybe through GELU.
+
+    Args: x as `_round_row` leaves it; w, bias and y as of `linear_int8`; panels, a range.
+    """
+    T, blocks = offsets.shape
+    panel_bias = np.empty(COLUMNS, np.float32)
+    tile = np.empty(ROWS * COLUMNS, np.float32)
+    for number in panels:
+        first, w_start = number * COLUMNS, number * blocks * BLOCK_BYTES
+        for c in range(COLUMNS):
+            panel_bias[c] = bias[first + c] if first + c < len(bias) else np.float32(0)
+        if not gelu:
+            _multiply_int8(
+                digits, offsets, steps, 0, T, w, w_start, panel_bias, y, first, y.shape[1]
+            )
+            continue
+        for start in range(0, T, ROWS):
+            rows = min(ROWS, T - start)
+            _multiply_int8(
+                digits, offsets, steps, start, rows, w, w_start, panel_bias, tile, 0, COLUMNS
+            )
+            _put_gelu(tile, rows, y, start, first)
+
+
 @_kernel("void(f4[:,:], u1[:,:,::1], f4[::1], b1, f4[:,::1])", parallel=True)
 def linear_int8(x, w, bias, gelu, y):
     """The same as `linear`, with w in int8 and x rounded to 16 bits."""
@@ -945,28 +979,25 @@ def linear_int8(x, w, bias, gelu, y):
     else:
         for t in prange(T):
             _round_row(_row(x, np.int64(t)), digits, offsets, steps, np.int64(t))
-    for number in prange(len(w)):
-        first, w_start = np.int64(number) * COLUMNS, np.int64(number) * blocks * BLOCK_BYTES
-        panel_bias = np.zeros(COLUMNS, np.float32)
-        for c in range(min(COLUMNS, len(bias) - first)):
-            panel_bias[c] = bias[first + c]
-        if not gelu:
-            _multiply_int8(
-                digits, offsets, steps, 0, T, w, w_start, panel_bias, y, first, y.shape[1]
-            )
-            continue
-        tile = np.empty(ROWS * COLUMNS, np.float32)
-        for start in range(0, T, ROWS):
-            rows = min(ROWS, T - start)
-            _multiply_int8(
-                digits, offsets, steps, start, rows, w, w_start, panel_bias, tile, 0, COLUMNS
-            )
-            _put_gelu(tile, rows, y, start, first)
+    for panel in prange(len(w)):
+        one = range(np.int64(panel), np.int64(panel) + 1)
+        _multiply_panels(digits, offsets, steps, w, bias, gelu, y, one)
 
 
 # --- a recorded pass -----------------------------------------------------------------------------
+#
+# Most of its operations are done in less time than it takes to wake threads for one. So the threads
+# are woken once for all of them. The first one goes through the program; where an operation has
+# parts, it puts them up, and each thread takes the next part that nobody has taken. Nobody waits
+# for a thread that has taken nothing, and a thread that finds nothing to take for a while goes back
+# to sleep until the next pass: what else runs on this machine may have its processor.
 
 LAYER_NORM, LINEAR, ADD, STORE, ATTEND = range(5)  # what a row of a program asks for
+
+_PUT_UP, _DONE = 0, 16  # the places of a board that threads use: far apart, in different cache lines
+BOARD = 32
+_NOTHING = 0xFFFFFFFF  # no row has so many parts
+_PATIENCE = 20_000  # looks at the board in vain: some 50 us
 
 
 def _pointer_to(kind):
@@ -982,43 +1013,141 @@ def _pointer_to(kind):
     return pointer
 
 
-_bytes_at, _halves_at, _floats_at = map(_pointer_to, (types.uint8, types.uint16, types.float32))
+_bytes_at, _digits_at, _halves_at, _ints_at, _floats_at = map(
+    _pointer_to, (types.uint8, types.int8, types.uint16, types.int32, types.float32)
+)
 
 
-@_kernel("void(i8[:,::1], f4[::1], i8)")
-def repeat_int8(program, numbers, past):
+def _place(context, builder, signature, args):
+    """Return the address of an element: args are an array and an index."""
+    data = context.make_array(signature.args[0])(context, builder, args[0]).data
+    return builder.gep(data, [args[1]])
+
+
+def _atomic(what):
+    """Make a function for numba's code: change a place of a board; return what was there.
+
+    What a thread has written before one such call, others see after theirs.
+    """
+
+    @intrinsic
+    def change(typingctx, board, place, number):
+        def generate(context, builder, signature, args):
+            place = _place(context, builder, signature, args)
+            return builder.atomic_rmw(what, place, args[2], "seq_cst")
+
+        return types.int64(board, types.intp, types.int64), generate
+
+    return change
+
+
+_put, _add = _atomic("xchg"), _atomic("add")
+
+
+@intrinsic
+def _look(typingctx, board, place):
+    """What is at a place of a board."""
+
+    def generate(context, builder, signature, args):
+        return builder.load_atomic(_place(context, builder, signature, args), "seq_cst", 8)
+
+    return types.int64(board, types.intp), generate
+
+
+@njit
+def _rounded(row):
+    """Where a row of the program that is a product has its x rounded: see `_round_row`."""
+    blocks = -(-row[4] // BLOCK)
+    digits = carray(_digits_at(row[10]), (1, blocks, 2, BLOCK))
+    return digits, carray(_ints_at(row[11]), (1, blocks)), carray(_floats_at(row[12]), (1,))
+
+
+@njit
+def _begin(row, number, past):
+    """Do a row of the program, or what comes before its parts."""
+    what, x, y, n = row[0], _floats_at(row[2]), row[3], row[4]
+    if what == LAYER_NORM:
+        weight, bias = carray(_floats_at(row[5]), (n,)), carray(_floats_at(row[6]), (n,))
+        _normalize(carray(x, (n,)), weight, bias, number, carray(_floats_at(y), (n,)))
+    elif what == LINEAR:
+        digits, offsets, steps = _rounded(row)
+        _round_row(carray(x, (n,)), digits, offsets, steps, 0)
+    elif what == ADD:
+        first, second = carray(x, (n,)), carray(_floats_at(row[5]), (n,))
+        out = carray(_floats_at(y), (n,))
+        for place in range(n):
+            out[place] = first[place] + second[place]
+    elif what == STORE:
+        H, room = row[5], row[6]
+        heads = carray(_halves_at(y + 2 * past * n), (H, room * n))
+        _store_head(carray(x, (H, n)), heads, n)
+
+
+@njit
+def _do_part(row, number, past, part):
+    """Do one of the parts of a row of the program: some columns of a product, or some heads."""
+    what, parts, x, y, n = row[0], row[1], row[2], row[3], row[4]
+    if what == LINEAR:
+        panels = row[7]
+        w = carray(_bytes_at(row[5]), (panels, -(-n // BLOCK), BLOCK_BYTES))
+        bias = carray(_floats_at(row[6]), (row[8],))
+        out = carray(_floats_at(y), (1, panels * COLUMNS))
+        some = range(panels * part // parts, panels * (part + 1) // parts)
+        digits, offsets, steps = _rounded(row)
+        _multiply_panels(digits, offsets, steps, w, bias, row[9] != 0, out, some)
+    else:
+        H, room, everything = row[7], row[8], np.empty(0, np.bool_)
+        for h in range(H * part // parts, H * (part + 1) // parts):
+            keys = carray(_halves_at(row[5] + 2 * h * room * n), (past + 1, n))
+            values = carray(_halves_at(row[6] + 2 * h * room * n), (past + 1, n))
+            query = carray(_floats_at(x + 4 * h * n), (n,))
+            mixed = carray(_floats_at(y + 4 * h * n), (n,))
+            _attend_head(query, keys, values, number, everything, mixed)
+
+
+@njit
+def _part_of(program, seen):
+    """Which row and which part of it the board says; a part of -1 where there is none to take."""
+    row, part = seen >> 32, seen & _NOTHING
+    return row, part if row < len(program) and part < program[row, 1] else -1
+
+
+@njit
+def _take_part(program, numbers, past, board):
+    """Do the next part that nobody has taken. Return if there was one."""
+    _, part = _part_of(program, _look(board, _PUT_UP))
+    if part < 0:
+        return False
+    # Others may have taken it by now, and the rest; then this is one of the next row, or none.
+    row, part = _part_of(program, _add(board, _PUT_UP, 1))
+    if part < 0:
+        return False
+    _do_part(program[row], numbers[row], past, part)
+    _add(board, _DONE, 1)
+    return True
+
+
+@_kernel("void(i8[:,::1], f4[::1], i8, i8[::1], i8)", parallel=True)
+def repeat_int8(program, numbers, past, board, threads):
     """Do what `numba_ops.Int8Recorder` has recorded for one token of a text, after `past` others.
 
-    A row of the program says what to do, and where: addresses and sizes, as the recorder notes
-    them. numbers (len(program),): the epsilon or the scale that a row needs.
+    A row of the program says what to do, in how many parts, and where: addresses and sizes, as the
+    recorder notes them. numbers (len(program),): the epsilon or the scale that a row needs.
     """
-    everything = np.empty((0, 1, 1, 0), np.bool_)
-    for number in range(len(program)):
-        what, x, y = program[number, 0], _floats_at(program[number, 1]), program[number, 2]
-        n, one, other = program[number, 3], program[number, 4], program[number, 5]
-        if what == LAYER_NORM:
-            weight, bias = carray(_floats_at(one), (n,)), carray(_floats_at(other), (n,))
-            out = carray(_floats_at(y), (1, n))
-            layer_norm(carray(x, (1, n)), weight, bias, numbers[number], out)
-        elif what == LINEAR:
-            panels, blocks = program[number, 6], -(-n // BLOCK)
-            w = carray(_bytes_at(one), (panels, blocks, BLOCK_BYTES))
-            bias = carray(_floats_at(other), (program[number, 7],))
-            out = carray(_floats_at(y), (1, panels * COLUMNS))
-            linear_int8(carray(x, (1, n)), w, bias, program[number, 8] != 0, out)
-        elif what == ADD:
-            first, second = carray(x, (n,)), carray(_floats_at(one), (n,))
-            out = carray(_floats_at(y), (n,))
-            for place in range(n):
-                out[place] = first[place] + second[place]
-        elif what == STORE:
-            D, H, room = n, one, other
-            heads = carray(_halves_at(y + 2 * past * D), (H, room * D))
-            _store_head(carray(x, (H, D)), heads, D)
+    _put(board, _PUT_UP, _NOTHING)
+    for thread in prange(threads):
+        if thread == 0:
+            for row in range(len(program)):
+                _begin(program[row], numbers[row], past)
+                if program[row, 1]:
+                    _put(board, _DONE, 0)
+                    _put(board, _PUT_UP, row << 32)
+                    while _take_part(program, numbers, past, board):
+                        pass
+                    while _look(board, _DONE) < program[row, 1]:
+                        pass
+            _put(board, _PUT_UP, len(program) << 32)
         else:
-            D, H, room = n, program[number, 6], program[number, 7]
-            keys = carray(_halves_at(one), (1, H, room, D))[:, :, : past + 1]
-            values = carray(_halves_at(other), (1, H, room, D))[:, :, : past + 1]
-            out = carray(_floats_at(y), (1, 1, H * D))
-            query = carray(x, (1, H, 1, D))
-            attend_one(query, keys, values, numbers[number], everything, out)
+            patience = _PATIENCE
+            while patience and _look(board, _PUT_UP) >> 32 < len(program):
+                patience = _PATIENCE if _take_part(program, numbers, past, board) else patience - 1

@@ -53,6 +53,7 @@ _GAP = 16
 _PIECE = 256 * 1024  # numbers that are read and packed at a time: 1 MB, which stays in a cache
 _NO_BIAS = np.empty(0, np.float32)
 _ALL = np.empty((0, 1, 1, 0), np.bool_)  # is visible
+_PARTS = 4  # of an operation that is recorded, for each thread: one may be slower than another
 
 # The process that has OpenMP's threads: they are not there in a fork of it, which must not wait for
 # them.
@@ -261,6 +262,7 @@ class Int8Recorder(Int8NumbaOps):
         self._past = past  # tokens, when it is recorded
         self._rows: list[list[int]] = []
         self._numbers: list[float] = []
+        self._board = np.empty(kernels.BOARD, np.int64)
         self._kept: list[Array] = []  # the arrays whose addresses the rows have
 
     def finish(self, result: Array) -> None:
@@ -282,7 +284,9 @@ class Int8Recorder(Int8NumbaOps):
         if past >= self._capacity:
             raise IndexError(f"the cache has room for {self._capacity} tokens")
         self._x[:] = super().embed(self._wte, self._wpe, ids, np.array([[past]]))
-        kernels.repeat_int8(self._program, self._epsilons_and_scales, past)
+        kernels.repeat_int8(
+            self._program, self._epsilons_and_scales, past, self._board, self.threads
+        )
         return self._result
 
     def embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array) -> Array:
@@ -303,7 +307,12 @@ class Int8Recorder(Int8NumbaOps):
         y = np.empty((1, 1, len(panels) * kernels.COLUMNS), np.float32)
         bias = np.empty(0, np.float32) if w.bias is None else w.bias
         sizes = len(panels), len(bias), activation == "gelu_new"
-        self._note(kernels.LINEAR, x, y, x.size, panels, bias, *sizes)
+        blocks = panels.shape[1]
+        digits = np.zeros((blocks, 2, BLOCK), np.int8)
+        rounded = digits, np.empty(blocks, np.int32), np.empty(1, np.float32)
+        self._note(
+            *(kernels.LINEAR, x, y, x.size, panels, bias, *sizes, *rounded), parts=len(panels)
+        )
         return y[..., : w.weight.n_out]
 
     def add(self, x: Array, y: Array) -> Array:
@@ -326,14 +335,17 @@ class Int8Recorder(Int8NumbaOps):
         """Record it, of keys and values that become more with each token."""
         _, H, _, D = q.shape
         y = np.empty((1, H, 1, D), np.float32)
-        self._note(kernels.ATTEND, q, y, D, keys, values, H, _capacity(keys), number=scale)
+        sizes = H, _capacity(keys)
+        self._note(kernels.ATTEND, q, y, D, keys, values, *sizes, number=scale, parts=H)
         return y
 
-    def _note(self, what: int, *arguments: Array | int, number: float = 0) -> None:
-        """Add a row to the program, with the addresses of arrays."""
+    def _note(
+        self, what: int, *arguments: Array | int, number: float = 0, parts: int = 0
+    ) -> None:
+        """Add a row to the program, with the addresses of arrays; threads share its parts."""
         self._kept += (x for x in arguments if isinstance(x, np.ndarray))
         places = (x.ctypes.data if isinstance(x, np.ndarray) else int(x) for x in arguments)
-        self._rows.append([what, *places])
+        self._rows.append([what, min(parts, _PARTS * self.threads), *places])
         self._numbers.append(number)
 
 
