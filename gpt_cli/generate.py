@@ -21,7 +21,6 @@ from gpt_cli.sampling import (
     SamplingParams,
     check,
     likeliest,
-    log_probabilities,
     sample,
     uniforms,
 )
@@ -339,15 +338,15 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
         began = time.perf_counter()
         logits = batch.next_logits()
         model_seconds = time.perf_counter() - began
-        allowed = logits.copy()
-        allowed[:, never] = -xp.inf
+        normalizer = ops.log_normalizer(logits)  # of all, also of what may not be chosen
+        top = _top_logprobs(ops, logits, [row.options.top_logprobs for row in batch.rows])
+        logits[:, never] = -xp.inf
         for place, row in enumerate(batch.rows):
             if row.options.ignore_eos:
-                allowed[place, sorted(ends)] = -xp.inf
-        chosen = _choose(xp, allowed, batch.rows, step)
-        logprobs = ops.to_host(log_probabilities(ops, logits, chosen)).tolist()
+                logits[place, sorted(ends)] = -xp.inf
+        chosen = _choose(xp, logits, batch.rows, step)
+        logprobs = ops.to_host(logits[xp.arange(len(chosen)), chosen] - normalizer).tolist()
         ids = ops.to_host(chosen).tolist()
-        top = _top_logprobs(ops, logits, [row.options.top_logprobs for row in batch.rows])
         seconds = time.perf_counter() - start
 
         unfinished = []
@@ -371,10 +370,11 @@ def _choose(xp: ModuleType, logits: Array, rows: Sequence[_Row], step: int) -> A
     chosen = xp.empty(len(rows), xp.int64)
     for params, places in alike.items():
         seen = [rows[place].ids for place in places]
+        some = places if len(alike) > 1 else slice(None)  # a list would make a copy
         # The likeliest token needs no draw.
         keys = [rows[place].key for place in places] if params.temperature else []
         draws = xp.asarray(uniforms(keys, step))
-        chosen[places] = sample(xp, logits[places], draws, params, seen)
+        chosen[some] = sample(xp, logits[some], draws, params, seen)
     return chosen
 
 

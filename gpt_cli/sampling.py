@@ -127,8 +127,7 @@ def softmax(xp: ModuleType, logits: Array) -> Array:
 
 def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
     """Natural logarithms of the probabilities of one token a row: ids (B,) -> (B,) float64."""
-    chosen = ops.xp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
-    return chosen - ops.log_normalizer(logits)
+    return logits[ops.xp.arange(len(ids)), ids] - ops.log_normalizer(logits)
 
 
 def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:

@@ -877,17 +877,23 @@ def _sum_of_exp(row, largest):
     return total
 
 
+@njit
+def _log_sum_of_exp(row):
+    largest = _largest(row)
+    total = 0.0
+    for start in range(0, len(row), 1024):  # short sums in float32, their sum in float64
+        total += _sum_of_exp(_part(row, start, min(1024, len(row) - start)), largest)
+    return largest + np.log(total)
+
+
 @_kernel("void(f4[:,:], f8[::1])", parallel=True)
 def log_normalizer(logits, y):
     """Logarithm of the sum of exp(logits) in each row of (B, V) -> y (B,)."""
-    B, V = logits.shape
-    for b in prange(B):
-        row = _row(logits, np.int64(b))
-        largest = _largest(row)
-        total = 0.0
-        for start in range(0, V, 1024):  # short sums in float32, their sum in float64
-            total += _sum_of_exp(_part(row, start, min(1024, V - start)), largest)
-        y[b] = largest + np.log(total)
+    if len(logits) == 1:
+        y[0] = _log_sum_of_exp(_row(logits, 0))
+        return
+    for b in prange(len(logits)):
+        y[b] = _log_sum_of_exp(_row(logits, np.int64(b)))
 
 
 # --- the same for int8 ----------------------------------------------------------------------------
