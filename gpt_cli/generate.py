@@ -296,7 +296,9 @@ def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:
     tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length
     widths = 6 * config.n_embd + 3 * config.inner_size
     layer = tokens * (widths + config.n_head * length)  # with the scores of the attention
-    vocabulary = 10 * rows * config.vocab_size  # logits, and what sampling makes of them
+    among_all = any(row.options.top_k == 0 for row in requests)
+    # Logits, and what sampling makes of them, or of the few that top-k leaves.
+    vocabulary = (10 if among_all else 7) * rows * config.vocab_size
     return 4 * (cache + max(layer, vocabulary))
 
 

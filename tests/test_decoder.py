@@ -41,7 +41,9 @@ def begun(model, tokens=5, capacity=40):
 def assert_alike(found, expected):
     """The same but for the last bits, which may tip a number from one 16-bit number to the next."""
     assert found.shape == expected.shape
-    assert abs(found - expected).max() <= 1e-3 * expected.astype(np.float32).std()
+    found, expected = found.astype(np.float32), expected.astype(np.float32)
+    last = 2.0**-10 * abs(expected)  # of float16, which keys and values are
+    assert (abs(found - expected) <= 1e-3 * expected.std() + last).all()
 
 
 def test_only_a_pass_of_int8_weights_is_recorded(ops):
