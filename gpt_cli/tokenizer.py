@@ -180,7 +180,7 @@ class Tokenizer:
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that stand for no token, such as rows of padding."""
-        return sorted(set(range(vocab_size)) - self._bytes.keys())
+        return [id for id in range(vocab_size) if id not in self._bytes]
 
 
 def _read_merges(text: str) -> list[str]:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from checkpoints import CONFIG, make_weights
@@ -63,6 +65,25 @@ def test_a_decoder_computes_what_forward_does(ops, changes):
     assert cache.length == other.length == 40
     assert_alike(cache.k, other.k)
     assert_alike(cache.v, other.v)
+
+
+def test_a_recorded_step_is_the_same_with_any_number_of_threads(ops):
+    """Also where fewer come than are called: nobody waits for one who has taken nothing."""
+    if ops.dtype != "int8":
+        pytest.skip("is not recorded")
+    from gpt_cli.ops import kernels
+
+    model = model_with(ops, n_embd=256, n_head=8, vocab_size=1000)
+    recorder = ops.recorder(5, "gelu_new")
+    cache = begun(model)
+    recorder.finish(forward(replace(model, ops=recorder), TEXT[:, :1], cache))
+    expected = recorder.step(TEXT[:, :1], 5).copy()
+    for threads in (1, 2, 3, 16) * 10:
+        recorder._result[:] = np.nan
+        kernels.repeat_int8(
+            recorder._program, recorder._epsilons_and_scales, 5, recorder._board, threads
+        )
+        assert np.array_equal(recorder._result, expected)
 
 
 def test_decoders_of_several_texts_do_not_disturb_each_other(ops):

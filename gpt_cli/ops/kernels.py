@@ -1000,8 +1000,8 @@ def linear_int8(x, w, bias, gelu, y):
 
 LAYER_NORM, LINEAR, ADD, STORE, ATTEND = range(5)  # what a row of a program asks for
 
-_PUT_UP, _DONE = 0, 16  # the places of a board that threads use: far apart, in different cache lines
-BOARD = 32
+# The places of a board that threads use, in different cache lines.
+_PUT_UP, _DONE, BOARD = 0, 16, 32
 _NOTHING = 0xFFFFFFFF  # no row has so many parts
 _PATIENCE = 20_000  # looks at the board in vain: some 50 us
 
