@@ -609,6 +609,13 @@ def _in_range(numbers, end):
 
 
 @njit
+def _take_bias(bias, first, panel_bias):
+    """Copy the bias of the columns from `first` on; it may be shorter, or empty."""
+    for c in range(COLUMNS):
+        panel_bias[c] = bias[first + c] if first + c < len(bias) else np.float32(0)
+
+
+@njit
 def _put_gelu(tile, rows, y, row, column):
     """Put a tile, which is one run of numbers, through GELU, and its rows where they belong."""
     for place in range(rows * COLUMNS):
@@ -689,29 +696,40 @@ def layer_norm(x, weight, bias, epsilon, y):
             _normalize(_row(x, np.int64(t)), weight, bias, epsilon, _row(y, np.int64(t)))
 
 
-@_kernel("void(f4[:,:], f4[:,:,::1], f4[::1], b1, f4[:,::1])", parallel=True, fastmath=_SUMS)
-def linear(x, w, bias, gelu, y):
-    """y (T, P * COLUMNS or more) = x (T, K) @ packed w (P, K, COLUMNS) + bias, maybe through GELU.
+@njit
+def _multiply_panels(x, w, bias, gelu, y, panels):
+    """The columns of a product that some panels of w give, for all rows of x, maybe through GELU.
 
-    A panel stays in the cache, that of its thread, while all rows of x pass by.
+    The arguments are those of `linear`, and a range. A panel stays in the cache, that of its
+    thread, while all rows of x pass by.
     """
     (T, K), x_stride = x.shape, x.strides[0] // 4
-    for number in prange(len(w)):
-        first = np.int64(number) * COLUMNS
-        panel_bias = np.zeros(COLUMNS, np.float32)
-        for c in range(min(COLUMNS, len(bias) - first)):  # it may be shorter, or empty
-            panel_bias[c] = bias[first + c]
+    panel_bias = np.empty(COLUMNS, np.float32)
+    tile = np.empty(ROWS * COLUMNS, np.float32)
+    for number in panels:
+        first, w_start = number * COLUMNS, number * COLUMNS * K
+        _take_bias(bias, first, panel_bias)
         if not gelu:
-            _multiply(x, 0, x_stride, T, w, first * K, K, panel_bias, y, first, y.shape[1])
+            _multiply(x, 0, x_stride, T, w, w_start, K, panel_bias, y, first, y.shape[1])
             continue
         # In a place of its own a tile is one run of numbers, long enough to be vectorized.
-        tile = np.empty(ROWS * COLUMNS, np.float32)
         for start in range(0, T, ROWS):
             rows = min(ROWS, T - start)
             _multiply(
-                x, start * x_stride, x_stride, rows, w, first * K, K, panel_bias, tile, 0, COLUMNS
+                x, start * x_stride, x_stride, rows, w, w_start, K, panel_bias, tile, 0, COLUMNS
             )
             _put_gelu(tile, rows, y, start, first)
+
+
+@_kernel("void(f4[:,:], f4[:,:,::1], f4[::1], b1, f4[:,::1])", parallel=True)
+def linear(x, w, bias, gelu, y):
+    """y (T, P * COLUMNS or more) = x (T, K) @ packed w (P, K, COLUMNS) + bias, maybe through GELU.
+
+    bias may be empty.
+    """
+    for panel in prange(len(w)):
+        one = range(np.int64(panel), np.int64(panel) + 1)
+        _multiply_panels(x, w, bias, gelu, y, one)
 
 
 @njit(fastmath=_SUMS)
@@ -947,18 +965,14 @@ def embed_int8(wte, wpe, ids, positions, vocabulary, y):
 
 
 @njit
-def _multiply_panels(digits, offsets, steps, w, bias, gelu, y, panels):
-    """The columns of a product that some panels of w give, for all rows of x, maybe through GELU.
-
-    Args: x as `_round_row` leaves it; w, bias and y as of `linear_int8`; panels, a range.
-    """
+def _multiply_int8_panels(digits, offsets, steps, w, bias, gelu, y, panels):
+    """The same as `_multiply_panels`, with w in int8 and x as `_round_row` leaves it."""
     T, blocks = offsets.shape
     panel_bias = np.empty(COLUMNS, np.float32)
     tile = np.empty(ROWS * COLUMNS, np.float32)
     for number in panels:
         first, w_start = number * COLUMNS, number * blocks * BLOCK_BYTES
-        for c in range(COLUMNS):
-            panel_bias[c] = bias[first + c] if first + c < len(bias) else np.float32(0)
+        _take_bias(bias, first, panel_bias)
         if not gelu:
             _multiply_int8(
                 digits, offsets, steps, 0, T, w, w_start, panel_bias, y, first, y.shape[1]
@@ -987,7 +1001,7 @@ def linear_int8(x, w, bias, gelu, y):
             _round_row(_row(x, np.int64(t)), digits, offsets, steps, np.int64(t))
     for panel in prange(len(w)):
         one = range(np.int64(panel), np.int64(panel) + 1)
-        _multiply_panels(digits, offsets, steps, w, bias, gelu, y, one)
+        _multiply_int8_panels(digits, offsets, steps, w, bias, gelu, y, one)
 
 
 # --- a recorded pass -----------------------------------------------------------------------------
@@ -998,7 +1012,7 @@ def linear_int8(x, w, bias, gelu, y):
 # for a thread that has taken nothing, and a thread that finds nothing to take for a while goes back
 # to sleep until the next pass: what else runs on this machine may have its processor.
 
-LAYER_NORM, LINEAR, ADD, STORE, ATTEND = range(5)  # what a row of a program asks for
+LAYER_NORM, LINEAR, LINEAR_INT8, ADD, STORE, ATTEND = range(6)  # what a row of a program asks for
 
 # The places of a board that threads use, in different cache lines.
 _PUT_UP, _DONE, BOARD = 0, 16, 32
@@ -1019,9 +1033,19 @@ def _pointer_to(kind):
     return pointer
 
 
-_bytes_at, _digits_at, _halves_at, _ints_at, _floats_at = map(
-    _pointer_to, (types.uint8, types.int8, types.uint16, types.int32, types.float32)
+_bytes_at, _digits_at, _ints_at, _floats_at = map(
+    _pointer_to, (types.uint8, types.int8, types.int32, types.float32)
 )
+
+
+@intrinsic
+def _like(typingctx, array, address):
+    """The same for numbers of the type of an array's."""
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[1], context.get_value_type(signature.return_type))
+
+    return types.CPointer(array.dtype)(array, types.int64), generate
 
 
 def _place(context, builder, signature, args):
@@ -1069,13 +1093,13 @@ def _rounded(row):
 
 
 @njit
-def _begin(row, number, past):
+def _begin(row, number, past, kept):
     """Do a row of the program, or what comes before its parts."""
     what, x, y, n = row[0], _floats_at(row[2]), row[3], row[4]
     if what == LAYER_NORM:
         weight, bias = carray(_floats_at(row[5]), (n,)), carray(_floats_at(row[6]), (n,))
         _normalize(carray(x, (n,)), weight, bias, number, carray(_floats_at(y), (n,)))
-    elif what == LINEAR:
+    elif what == LINEAR_INT8:
         digits, offsets, steps = _rounded(row)
         _round_row(carray(x, (n,)), digits, offsets, steps, 0)
     elif what == ADD:
@@ -1085,30 +1109,33 @@ def _begin(row, number, past):
             out[place] = first[place] + second[place]
     elif what == STORE:
         H, room = row[5], row[6]
-        heads = carray(_halves_at(y + 2 * past * n), (H, room * n))
+        heads = carray(_like(kept, y + kept.itemsize * past * n), (H, room * n))
         _store_head(carray(x, (H, n)), heads, n)
 
 
 @njit
-def _do_part(row, number, past, part):
+def _do_part(row, number, past, kept, part):
     """Do one of the parts of a row of the program: some columns of a product, or some heads."""
     what, parts, x, y, n = row[0], row[1], row[2], row[3], row[4]
-    if what == LINEAR:
-        panels = row[7]
-        w = carray(_bytes_at(row[5]), (panels, -(-n // BLOCK), BLOCK_BYTES))
-        bias = carray(_floats_at(row[6]), (row[8],))
-        out = carray(_floats_at(y), (1, panels * COLUMNS))
-        some = range(panels * part // parts, panels * (part + 1) // parts)
-        digits, offsets, steps = _rounded(row)
-        _multiply_panels(digits, offsets, steps, w, bias, row[9] != 0, out, some)
-    else:
-        H, room, everything = row[7], row[8], np.empty(0, np.bool_)
+    if what == ATTEND:
+        H, size, everything = row[7], row[8] * n * kept.itemsize, np.empty(0, np.bool_)
         for h in range(H * part // parts, H * (part + 1) // parts):
-            keys = carray(_halves_at(row[5] + 2 * h * room * n), (past + 1, n))
-            values = carray(_halves_at(row[6] + 2 * h * room * n), (past + 1, n))
+            keys = carray(_like(kept, row[5] + h * size), (past + 1, n))
+            values = carray(_like(kept, row[6] + h * size), (past + 1, n))
             query = carray(_floats_at(x + 4 * h * n), (n,))
             mixed = carray(_floats_at(y + 4 * h * n), (n,))
             _attend_head(query, keys, values, number, everything, mixed)
+        return
+    panels, gelu = row[7], row[9] != 0
+    some = range(panels * part // parts, panels * (part + 1) // parts)
+    bias, out = carray(_floats_at(row[6]), (row[8],)), carray(_floats_at(y), (1, panels * COLUMNS))
+    if what == LINEAR:
+        w = carray(_floats_at(row[5]), (panels, n, COLUMNS))
+        _multiply_panels(carray(_floats_at(x), (1, n)), w, bias, gelu, out, some)
+    else:
+        w = carray(_bytes_at(row[5]), (panels, -(-n // BLOCK), BLOCK_BYTES))
+        digits, offsets, steps = _rounded(row)
+        _multiply_int8_panels(digits, offsets, steps, w, bias, gelu, out, some)
 
 
 @njit
@@ -1119,7 +1146,7 @@ def _part_of(program, seen):
 
 
 @njit
-def _take_part(program, numbers, past, board):
+def _take_part(program, numbers, past, kept, board):
     """Do the next part that nobody has taken. Return if there was one."""
     _, part = _part_of(program, _look(board, _PUT_UP))
     if part < 0:
@@ -1128,27 +1155,28 @@ def _take_part(program, numbers, past, board):
     row, part = _part_of(program, _add(board, _PUT_UP, 1))
     if part < 0:
         return False
-    _do_part(program[row], numbers[row], past, part)
+    _do_part(program[row], numbers[row], past, kept, part)
     _add(board, _DONE, 1)
     return True
 
 
-@_kernel("void(i8[:,::1], f4[::1], i8, i8[::1], i8)", parallel=True)
-def repeat_int8(program, numbers, past, board, threads):
-    """Do what `numba_ops.Int8Recorder` has recorded for one token of a text, after `past` others.
+@_kernel("void(i8[:,::1], f4[::1], i8, cache[::1], i8[::1], i8)", parallel=True)
+def repeat(program, numbers, past, kept, board, threads):
+    """Do what `numba_ops.StepRecorder` has recorded for one token of a text, after `past` others.
 
     A row of the program says what to do, in how many parts, and where: addresses and sizes, as the
-    recorder notes them. numbers (len(program),): the epsilon or the scale that a row needs.
+    recorder notes them. numbers (len(program),): the epsilon or the scale that a row needs. kept:
+    empty, of the type of keys and values.
     """
     _put(board, _PUT_UP, _NOTHING)
     for thread in prange(threads):
         if thread == 0:
             for row in range(len(program)):
-                _begin(program[row], numbers[row], past)
+                _begin(program[row], numbers[row], past, kept)
                 if program[row, 1]:
                     _put(board, _DONE, 0)
                     _put(board, _PUT_UP, row << 32)
-                    while _take_part(program, numbers, past, board):
+                    while _take_part(program, numbers, past, kept, board):
                         pass
                     while _look(board, _DONE) < program[row, 1]:
                         pass
@@ -1156,4 +1184,5 @@ def repeat_int8(program, numbers, past, board, threads):
         else:
             patience = _PATIENCE
             while patience and _look(board, _PUT_UP) >> 32 < len(program):
-                patience = _PATIENCE if _take_part(program, numbers, past, board) else patience - 1
+                taken = _take_part(program, numbers, past, kept, board)
+                patience = _PATIENCE if taken else patience - 1

@@ -103,7 +103,6 @@ class NumbaOps:
     _pack_rows, _pack_columns = staticmethod(kernels.pack_rows), staticmethod(kernels.pack_columns)
     _embed = staticmethod(kernels.embed)
     _linear = staticmethod(kernels.linear)
-    _more: tuple[Any, ...] = ()  # kernels
 
     def __init__(self) -> None:
         _claim_threads()
@@ -112,7 +111,7 @@ class NumbaOps:
                 self.cache_dtype,
                 *(self._pack_rows, self._pack_columns, self._embed, self._linear),
                 *(kernels.layer_norm, kernels.store, kernels.attend_one, kernels.attend_many),
-                *(kernels.log_normalizer, *self._more),
+                *(kernels.log_normalizer, kernels.repeat),
             )
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         self.threads = min(cores(), blas_threads(), most)
@@ -208,8 +207,8 @@ class NumbaOps:
         return x + y
 
     def recorder(self, past: int, activation: str) -> Recorder | None:
-        """None: beside weights of float32, Python takes little time."""
-        return None
+        """A recorder, if the activation is compiled, too."""
+        return StepRecorder(self, past) if activation == "gelu_new" else None
 
     def log_normalizer(self, logits: Array) -> Array:
         """The logarithm of the sum of exp(logits), over the last axis, in float64."""
@@ -227,12 +226,7 @@ class Int8NumbaOps(NumbaOps):
     _pack_columns = staticmethod(kernels.pack_int8_columns)
     _embed = staticmethod(kernels.embed_int8)
     _linear = staticmethod(kernels.linear_int8)
-    _more = (kernels.repeat_int8,)
     _rows_together = BLOCK
-
-    def recorder(self, past: int, activation: str) -> Recorder | None:
-        """A recorder, if the activation is compiled, too."""
-        return Int8Recorder(self, past) if activation == "gelu_new" else None
 
     def _empty_panels(self, count: int, n_in: int) -> Array:
         return aligned_empty((count, -(-n_in // BLOCK), kernels.BLOCK_BYTES), np.dtype(np.uint8))
@@ -246,23 +240,25 @@ class Int8NumbaOps(NumbaOps):
         pack(np.ascontiguousarray(weight), np.ascontiguousarray(scale), panels, part.start)
 
 
-class Int8Recorder(Int8NumbaOps):
+class StepRecorder(NumbaOps):
     """A decode step as a list of what to do: recorded once, then done in one call for each token.
 
-    A token is a hundred operations, and Python takes as long for each as a small matrix takes to be
-    read. So the model is run once with these operations, which compute nothing, but note what to
-    compute and where. `kernels.repeat_int8` does it then. What a step is stands in model.py and
-    nowhere else. It is recorded for one new token of one text after a cache.
+    A token is a hundred operations. For each, Python and waking the threads take as long as a small
+    matrix takes to be read. So the model is run once with these operations, which compute nothing,
+    but note what to compute and where. `kernels.repeat` does it then. What a step is stands in
+    model.py and nowhere else. It is recorded for one new token of one text after a cache.
 
     The arrays that they return stay where they are; what is in them changes with each `step`.
     """
 
-    def __init__(self, ops: Int8NumbaOps, past: int):
-        self.threads = ops.threads
+    def __init__(self, ops: NumbaOps, past: int):
+        self._ops = ops
+        self.dtype, self.cache_dtype, self.threads = ops.dtype, ops.cache_dtype, ops.threads
         self._past = past  # tokens, when it is recorded
         self._rows: list[list[int]] = []
         self._numbers: list[float] = []
         self._board = np.empty(kernels.BOARD, np.int64)
+        self._nothing_kept = _as_compiled(np.empty(0, self.cache_dtype))
         self._kept: list[Array] = []  # the arrays whose addresses the rows have
 
     def finish(self, result: Array) -> None:
@@ -283,10 +279,9 @@ class Int8Recorder(Int8NumbaOps):
         """
         if past >= self._capacity:
             raise IndexError(f"the cache has room for {self._capacity} tokens")
-        self._x[:] = super().embed(self._wte, self._wpe, ids, np.array([[past]]))
-        kernels.repeat_int8(
-            self._program, self._epsilons_and_scales, past, self._board, self.threads
-        )
+        self._x[:] = self._ops.embed(self._wte, self._wpe, ids, np.array([[past]]))
+        program = self._program, self._epsilons_and_scales
+        kernels.repeat(*program, past, self._nothing_kept, self._board, self.threads)
         return self._result
 
     def embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array) -> Array:
@@ -305,14 +300,15 @@ class Int8Recorder(Int8NumbaOps):
         """Record it."""
         panels = w.weight.panels
         y = np.empty((1, 1, len(panels) * kernels.COLUMNS), np.float32)
-        bias = np.empty(0, np.float32) if w.bias is None else w.bias
-        sizes = len(panels), len(bias), activation == "gelu_new"
-        blocks = panels.shape[1]
-        digits = np.zeros((blocks, 2, BLOCK), np.int8)
-        rounded = digits, np.empty(blocks, np.int32), np.empty(1, np.float32)
-        self._note(
-            *(kernels.LINEAR, x, y, x.size, panels, bias, *sizes, *rounded), parts=len(panels)
-        )
+        bias = _NO_BIAS if w.bias is None else w.bias
+        given = x, y, x.size, panels, bias, len(panels), len(bias), activation == "gelu_new"
+        if panels.dtype == np.float32:
+            self._note(kernels.LINEAR, *given, parts=len(panels))
+        else:
+            blocks = panels.shape[1]
+            digits = np.zeros((blocks, 2, BLOCK), np.int8)
+            rounded = digits, np.empty(blocks, np.int32), np.empty(1, np.float32)
+            self._note(kernels.LINEAR_INT8, *given, *rounded, parts=len(panels))
         return y[..., : w.weight.n_out]
 
     def add(self, x: Array, y: Array) -> Array:
@@ -339,9 +335,7 @@ class Int8Recorder(Int8NumbaOps):
         self._note(kernels.ATTEND, q, y, D, keys, values, *sizes, number=scale, parts=H)
         return y
 
-    def _note(
-        self, what: int, *arguments: Array | int, number: float = 0, parts: int = 0
-    ) -> None:
+    def _note(self, what: int, *arguments: Array | int, number: float = 0, parts: int = 0) -> None:
         """Add a row to the program, with the addresses of arrays; threads share its parts."""
         self._kept += (x for x in arguments if isinstance(x, np.ndarray))
         places = (x.ctypes.data if isinstance(x, np.ndarray) else int(x) for x in arguments)
