@@ -19,6 +19,7 @@ from gpt_cli.generate import (
     left_pad,
     working_set,
 )
+from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import forward, hidden_states, unembed
 from gpt_cli.ops import Linear
 from gpt_cli.sampling import sample, softmax
@@ -345,18 +346,15 @@ def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
 
 
 def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypatch):
-    passes = []
-    for module in ("generate", "model"):
-        monkeypatch.setattr(
-            f"gpt_cli.{module}.hidden_states",
-            lambda *args, **options: passes.append(args) or hidden_states(*args, **options),
-        )
+    caches = []
+    monkeypatch.setattr(
+        "gpt_cli.generate.KVCache", lambda *args: caches.append(KVCache(*args)) or caches[-1]
+    )
     steps = generate(endless, tokenizer, [Request([1, 2, 3], Options(temperature=0))])
-    assert passes == []
-    for count in (1, 2, 3):
+    assert caches == []
+    for new in (0, 1, 2):
         next(steps)
-        assert len(passes) == count
-    assert [ids.shape[1] for _, ids, *_ in passes] == [3, 1, 1]
+        assert caches[0].length == 3 + new
 
 
 def test_logprobs_are_the_models_own_whatever_the_filters(endless, tokenizer):
