@@ -10,7 +10,6 @@ from typing import Any
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import InputError
 from gpt_cli.generate import Completion, Options, Request, generate, working_set
-from gpt_cli.machine import free_memory
 from gpt_cli.model import GPT2
 from gpt_cli.tokenizer import Tokenizer
 
@@ -118,7 +117,7 @@ def _batches(model: GPT2, requests: dict[int, Request], batch_size: int | None) 
 
     places = sorted(requests, key=length, reverse=True)
     batches = []
-    free = free_memory()
+    free = model.ops.free_memory()
     while places:
         longest = [requests[place] for place in places[:LARGEST]]
         size = batch_size or _fitting(model.config, longest, free)

@@ -234,11 +234,10 @@ def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
     """Count a model's parameters, and the bytes that it takes: its weights, and a full context."""
     shapes = dict(expected_shapes(config))
     parameters = sum(map(math.prod, shapes.values()))
-    weights = 4 * parameters
-    if dtype == "int8":
-        matrices = sum(math.prod(shape) for name, shape in shapes.items() if is_matrix(name, shape))
-        weights -= 3 * matrices - 2 * matrices // BLOCK
-    number = 2 if dtype == "int8" else 4  # bytes in the cache
+    matrices = sum(math.prod(shape) for name, shape in shapes.items() if is_matrix(name, shape))
+    saved = {"float32": 0, "float16": 2 * matrices, "int8": 3 * matrices - 2 * matrices // BLOCK}
+    weights = 4 * parameters - saved[dtype]
+    number = 4 if dtype == "float32" else 2  # bytes in the cache
     per_token = 2 * number * config.n_layer * config.n_embd  # a key and a value in each layer
     return {
         "parameters": parameters,

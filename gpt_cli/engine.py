@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import ContextError, InputError
+from gpt_cli.errors import ContextError, InputError, ResourceError
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
 from gpt_cli.model import GPT2, checked, forward, hidden_states, unembed
 from gpt_cli.ops import check_available, get_ops
@@ -341,9 +341,10 @@ def load(
 
     Args:
         name: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
-        device: "cpu", or "auto" for the best that can compute `dtype`.
-        dtype: what the weights are held in: "float32", or "int8" for a quarter of the bytes and
-            a small error; or "auto", which is int8 for what `quantize` has written.
+        device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU where one can be used.
+        dtype: what the weights are held in: "float32"; "float16", on a GPU; "int8", on a CPU, for
+            a quarter of the bytes and a small error; or "auto", which is int8 for what `quantize`
+            has written.
         revision: a branch, tag or commit on the Hub.
         offline: use only what is on this machine.
         quiet: print no notice and no bar while downloading.
@@ -360,8 +361,8 @@ def load(
     if dtype == "auto":
         dtype = config.dtype
     brief = False
+    size = checkpoint.memory(config, dtype)["weights_bytes"]
     if passes is not None:
-        size = checkpoint.memory(config, dtype)["weights_bytes"]
         brief = passes * (_GAIN + _GAIN_PER_BYTE * size) < _PREPARATION
     start = time.perf_counter()
     # First, as what reading it takes and gives back is then taken again by what comes after.
@@ -369,6 +370,12 @@ def load(
     read_seconds = time.perf_counter() - start
     with _preparation(quiet):
         ops = get_ops(device, dtype, brief=brief)
+    free = ops.free_memory()
+    if free is not None and size > free:
+        raise ResourceError(
+            f"the weights of {name} in {dtype} take {size / 1e6:,.0f} MB of memory, and "
+            f"{free / 1e6:,.0f} MB are free: choose a smaller model or dtype, or another device"
+        )
     start = time.perf_counter()
     model = checkpoint.load(folder, ops)
     return Engine(model, tokenizer, name, read_seconds + time.perf_counter() - start)

@@ -14,7 +14,6 @@ import numpy as np
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError, ResourceError
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.machine import free_memory
 from gpt_cli.model import GPT2, PASS, Decoder, checked, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import (
@@ -317,7 +316,7 @@ def generate(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> 
     Raises:
         ResourceError: there is not enough memory.
     """
-    needed, free = working_set(model.config, requests), free_memory()
+    needed, free = working_set(model.config, requests), model.ops.free_memory()
     if free is not None and needed > free:
         raise ResourceError(
             f"{len(requests)} texts side by side need about {needed / 1e6:,.0f} MB of memory, "

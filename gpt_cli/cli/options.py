@@ -1,5 +1,6 @@
 """Options that several commands share, and what must be set before NumPy is imported."""
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,6 +27,8 @@ THREAD_VARIABLES = (
 def _set_verbose(context: typer.Context, verbose: bool) -> bool:
     if verbose:
         context.meta[VERBOSE] = True
+        logging.basicConfig(format="gpt-cli: %(message)s")
+        logging.getLogger("gpt_cli").setLevel(logging.INFO)
     return verbose
 
 
@@ -45,7 +48,12 @@ Offline = Annotated[bool, typer.Option("--offline", help="Use only what is on th
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress.")]
 Verbose = Annotated[
     bool,
-    typer.Option("--verbose", "-v", callback=_set_verbose, help="Show the traceback of an error."),
+    typer.Option(
+        "--verbose",
+        "-v",
+        callback=_set_verbose,
+        help="Say why something else is used, and show the traceback of an error.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
 
@@ -59,9 +67,12 @@ PromptFile = Annotated[
         help="Read the prompt from FILE (-: a pipe); PROMPT comes after it.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto or cpu.")]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda for an NVIDIA GPU, or auto: a GPU where one can be used.")
+]
 Dtype = Annotated[
-    str, typer.Option(help="Weights in float32, or in int8 for speed; auto: as stored.")
+    str,
+    typer.Option(help="Weights in float32, float16 on a GPU, or int8 on a CPU; auto: as stored."),
 ]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads to compute with; all cores if not set.")

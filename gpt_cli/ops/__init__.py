@@ -5,6 +5,7 @@ are tested against. Shapes: B batch, T new tokens, S = past + T, H heads, D head
 """
 
 import importlib
+import logging
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import InputError
+from gpt_cli import gpu
+from gpt_cli.errors import InputError, ResourceError
 
 Array: TypeAlias = NDArray[Any]  # an array on the device that the ops compute on
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that have placed it
@@ -67,6 +69,10 @@ class Ops(Protocol):
 
     xp: ModuleType
     """The array namespace, NumPy's or CuPy's, for everything that needs no fusing."""
+
+    def free_memory(self) -> int | None:
+        """Bytes of the device that can be taken; None where nobody tells."""
+        ...
 
     def place(self, array: Array) -> Array:
         """Move a float32 array of the host to the device, once."""
@@ -151,12 +157,17 @@ class _Implementation(NamedTuple):
     needs: str | None = None  # a package that is an extra
     extra: str | None = None
     on_demand: bool = False  # only where it is asked for by name
+    slow_start: bool = False  # not for what is over soon
 
 
 # What computes for a device and a type of weights: by name, the fastest first.
 _IMPLEMENTATIONS = {
+    ("cuda", "float32"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "CuPyOps")},
+    ("cuda", "float16"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "Float16CuPyOps")},
     ("cpu", "float32"): {
-        "numba": _Implementation("gpt_cli.ops.numba_ops", "NumbaOps", "numba", "fast"),
+        "numba": _Implementation(
+            "gpt_cli.ops.numba_ops", "NumbaOps", "numba", "fast", slow_start=True
+        ),
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "NumPyOps"),
     },
     ("cpu", "int8"): {
@@ -167,6 +178,8 @@ _IMPLEMENTATIONS = {
 }
 _CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
 
+_log = logging.getLogger(__name__)
+
 
 def check_available(device: str, dtype: str) -> None:
     """Check, without loading anything, that something computes this: see `get_ops`.
@@ -174,6 +187,7 @@ def check_available(device: str, dtype: str) -> None:
     Raises:
         InputError: nothing does, or it needs a package that is not installed, or GPT_CLI_OPS names
             what is not there.
+        ResourceError: it needs a GPU, and there is none that can be used.
     """
     several = _several(device, dtype)
     choice = os.environ.get(_CHOICE)
@@ -184,42 +198,57 @@ def check_available(device: str, dtype: str) -> None:
     }
     names = [choice] if choice else [name for name in several if not several[name].on_demand]
     if all(name in missing for name in names):
-        _, _, needs, extra, _ = missing[names[0]]
+        entry = missing[names[0]]
         what = f"{_CHOICE}={choice}" if choice else f"computing in {dtype}"
-        raise InputError(f"{what} needs {needs}: pip install 'gpt-cli[{extra}]'")
+        raise InputError(f"{what} needs {entry.needs}: pip install 'gpt-cli[{entry.extra}]'")
 
 
 def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
-    """Return the operations for a device ("auto" takes the best there is) and a type of weights.
+    """Return the operations for a device ("auto" takes a GPU if it can) and a type of weights.
 
-    Where there are several, it is the fastest of those that are installed; or the last, which for
-    float32 is there at once, where so little is computed that it is `brief`; or the one that the
-    variable GPT_CLI_OPS names.
+    Where there are several, it is the fastest of those that can be used; but of those that start
+    slowly none, where so little is computed that it is `brief`; or the one that the variable
+    GPT_CLI_OPS names.
 
     Raises:
         InputError: nothing computes that.
+        ResourceError: it needs a GPU, and there is none that can be used.
     """
     check_available(device, dtype)
     several = _several(device, dtype)
+    if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
+        _log.info("computing on the CPU: %s", problem)
     names = [name for name in several if not several[name].on_demand]
     if choice := os.environ.get(_CHOICE):
         names = [choice]
     elif brief:
-        names = names[-1:]
+        names = [name for name in names if not several[name].slow_start] or names
     for name in names:
-        module, implementation, *_ = several[name]
         try:
-            ops: Ops = getattr(importlib.import_module(module), implementation)()
+            module = importlib.import_module(several[name].module)
+            ops: Ops = getattr(module, several[name].name)()
         except ImportError as error:
             reason = error
+            _log.info("%s cannot be used: %s", name, error)
         else:
             return ops
+    if names == ["cupy"]:
+        raise ResourceError(
+            f"CuPy cannot compute here ({reason}); what it needs comes with "
+            f"pip install 'gpt-cli[{gpu.cuda_extra()}]'"
+        )
     raise InputError(f"{names[-1]} cannot compute in {dtype} here: {reason}")
 
 
 def _several(device: str, dtype: str) -> dict[str, _Implementation]:
-    key = ("cpu" if device == "auto" else device, dtype)
-    if key not in _IMPLEMENTATIONS:
-        offered = ", ".join(f"{dtype} on {device}" for device, dtype in _IMPLEMENTATIONS)
-        raise InputError(f"cannot compute in {dtype} on {device}; this version offers {offered}")
-    return _IMPLEMENTATIONS[key]
+    """Return what computes this on a device; for "auto" on a GPU that can be used, then the CPU."""
+    devices = ["cuda", "cpu"] if device == "auto" else [device]
+    offered = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
+    if not any(offered.values()):
+        every = ", ".join(f"{dtype} on {device}" for device, dtype in _IMPLEMENTATIONS)
+        raise InputError(f"cannot compute in {dtype} on {device}; this version offers {every}")
+    if offered.get("cuda") and (problem := gpu.problem()):
+        if not offered.get("cpu"):
+            raise ResourceError(f"cannot compute in {dtype} on a GPU: {problem}")
+        offered["cuda"] = {}
+    return {name: entry for each in offered.values() for name, entry in each.items()}

@@ -17,7 +17,7 @@ import numba
 import numpy as np
 
 from gpt_cli.errors import ResourceError
-from gpt_cli.machine import blas_threads, cores
+from gpt_cli.machine import blas_threads, cores, free_memory
 from gpt_cli.ops import Array, LayerNorm, Linear, Recorder, Rows
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import aligned_empty
@@ -115,6 +115,10 @@ class NumbaOps:
             )
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         self.threads = min(cores(), blas_threads(), most)
+
+    def free_memory(self) -> int | None:
+        """Bytes of this machine's memory that can be taken."""
+        return free_memory()
 
     def place(self, array: Array) -> Array:
         """Return the array itself: it is where it belongs."""

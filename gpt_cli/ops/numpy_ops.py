@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.machine import blas_threads
+from gpt_cli.machine import blas_threads, free_memory
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.few_rows import MOST_ROWS, FewRows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
@@ -95,6 +95,10 @@ class NumPyOps:
     def __init__(self) -> None:
         self.threads = blas_threads()
         self._few_rows = FewRows()
+
+    def free_memory(self) -> int | None:
+        """Bytes of this machine's memory that can be taken."""
+        return free_memory()
 
     def place(self, array: Array) -> Array:
         """Return the array itself: it is where it belongs."""

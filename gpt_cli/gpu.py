@@ -1,0 +1,36 @@
+"""What there is to compute with on an NVIDIA GPU: the driver, a device, CuPy."""
+
+import ctypes
+import sys
+from importlib.util import find_spec
+
+
+def problem() -> str | None:
+    """What keeps this machine from computing on an NVIDIA GPU; None where nothing is known to.
+
+    It asks the driver, and does not import CuPy, which takes a second.
+    """
+    driver, count = load_driver(), ctypes.c_int()
+    if driver is None:
+        return "no NVIDIA driver is installed"
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no GPU"
+    if find_spec("cupy") is None:
+        return f"CuPy is not installed: pip install 'gpt-cli[{cuda_extra()}]'"
+    return None
+
+
+def cuda_extra() -> str:
+    """The extra of this package with the CUDA libraries that the installed driver can use."""
+    driver, version = load_driver(), ctypes.c_int()
+    if driver is not None:
+        driver.cuDriverGetVersion(ctypes.byref(version))
+    return "cuda13" if version.value >= 13_000 else "cuda12"
+
+
+def load_driver() -> ctypes.CDLL | None:
+    """Return the library of NVIDIA's driver; None where there is none."""
+    try:
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None

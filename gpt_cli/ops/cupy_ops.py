@@ -1,0 +1,234 @@
+"""The operations on an NVIDIA GPU, with CuPy: products by cuBLAS, all between them by `kernels.cu`.
+
+Weights, activations, keys and values are in float32 or in float16. Sums, layer norms, softmax,
+logits, and the x that the layers add to, are in float32 in both cases; so are products of float32,
+without TF32's rounding.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from types import ModuleType
+from typing import Any
+
+import cupy
+import cupyx
+import numpy as np
+from cupy.cuda import runtime
+from cupy_backends.cuda.libs import cublas
+
+from gpt_cli.ops import Array, LayerNorm, Linear, Rows
+
+_PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
+_THREADS = 256  # of a block
+_SHARED = 48 * 1024  # bytes that the threads of a block may share
+_ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")  # the order is that of kernels.cu
+_TYPES = {"float32": runtime.CUDA_R_32F, "float16": runtime.CUDA_R_16F}  # for cuBLAS
+_ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A matrix (n_in, n_out) as it lies on the device: as it was stored, rows side by side.
+
+    A `transposed` one is (n_out or more, n_in), with rows of zeros at its end. It is one of the
+    vocabulary: what is multiplied with it are logits, and for these float16 would be too coarse.
+    """
+
+    array: Array
+    transposed: bool
+    n_out: int
+
+
+class CuPyOps:
+    """The operations of `gpt_cli.ops.Ops` on a GPU, in float32."""
+
+    name = "cupy"
+    dtype = "float32"
+    cache_dtype: type[np.floating[Any]] = np.float32
+    xp: ModuleType = cupy
+    threads = 1
+
+    def __init__(self) -> None:
+        try:
+            options = ("-DHALF",) if self.dtype == "float16" else ()
+            source = files(__package__).joinpath("kernels.cu").read_text(encoding="utf-8")
+            module = cupy.RawModule(code=source, options=("--std=c++17", *options))
+            self._kernels = {name: module.get_function(name) for name in _KERNELS}
+            cupy.cuda.device.get_cublas_handle()
+        except Exception as error:  # CuPy has many, for libraries that are not there
+            raise ImportError(f"{type(error).__name__}: {error}") from error
+
+    def free_memory(self) -> int:
+        """Bytes of the device that can be taken."""
+        free, _ = runtime.memGetInfo()
+        pool = cupy.get_default_memory_pool()
+        return int(free + pool.free_bytes())
+
+    def place(self, array: Array) -> Array:
+        """Copy a float32 array of the host to the device."""
+        return cupy.asarray(array)
+
+    def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
+        """Copy a matrix to the device, some rows at a time, by memory that the system may not move.
+
+        Only from there does the device copy by itself.
+        """
+        n_rows, length = rows.shape
+        # cuBLAS is fastest where rows of its result begin at multiples of 16 bytes.
+        array = cupy.zeros((-(-n_rows // 8) * 8 if transposed else n_rows, length), self.dtype)
+        step = max(1, _PIECE // length)
+        pinned = cupyx.empty_pinned((min(step, n_rows), length), self.dtype)
+        for start in range(0, n_rows, step):
+            part = rows[start : start + step]
+            with np.errstate(over="ignore"):  # infinite in float16: told when it is computed with
+                pinned[: len(part)] = part
+            array[start : start + len(part)].set(pinned[: len(part)])
+        return Placed(array, transposed, n_rows if transposed else length)
+
+    def to_host(self, array: Array) -> Array:
+        """Copy an array of the device to the host."""
+        return cupy.asnumpy(array)
+
+    def embed(self, wte: Placed, wpe: Array, ids: Array, positions: Array) -> Array:
+        """Rows of wte and rows of wpe, added: (B, T, C), in float32."""
+        ids = cupy.ascontiguousarray(ids, np.int64)
+        positions = cupy.ascontiguousarray(cupy.broadcast_to(positions, ids.shape), np.int64)
+        C = wpe.shape[1]
+        x = cupy.empty((*ids.shape, C), np.float32)
+        self._run("embed", ids.size, wte.array, wpe, ids, positions, wte.n_out, len(wpe), C, x)
+        return x
+
+    def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
+        """(x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
+        x = cupy.ascontiguousarray(x, np.float32)
+        y = cupy.empty(x.shape, self.dtype)
+        C = x.shape[-1]
+        self._run("layer_norm", x.size // C, x, ln.weight, ln.bias, ln.epsilon, C, y)
+        return y
+
+    def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
+        """activation(x @ weight + bias): a product, and a kernel for the rest."""
+        placed: Placed = w.weight
+        n_in = x.shape[-1]
+        rows = cupy.ascontiguousarray(x.reshape(-1, n_in), self.dtype)
+        width = placed.array.shape[0 if placed.transposed else 1]
+        logits = placed.transposed and w.bias is None and activation is None
+        y = cupy.empty((len(rows), width), np.float32 if logits else self.dtype)
+        self._multiply(rows, placed.array, placed.transposed, y)
+        if w.bias is not None or activation is not None:
+            bias = cupy.zeros(width, np.float32) if w.bias is None else w.bias
+            blocks = min(-(-y.size // _THREADS), 65_535)
+            self._run("finish", blocks, y, bias, _ACTIVATIONS.index(activation), width, y.size)
+        return y[:, : placed.n_out].reshape(*x.shape[:-1], placed.n_out)
+
+    def store(self, x: Array, place: Array) -> None:
+        """Copy keys or values to their place, rounded to its type."""
+        place[...] = x
+
+    def attend(
+        self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
+    ) -> Array:
+        """softmax(scale * q keysT) values, with nothing taken from keys that are not visible."""
+        B, H, T, D = q.shape
+        S = keys.shape[2]
+        keys, values = (self._side_by_side(x) for x in (keys, values))
+        seen_rows = 1 if visible is None else len(visible)
+        seen = np.intp(0) if visible is None else cupy.ascontiguousarray(visible)
+        mask = seen, seen_rows, scale
+        y = cupy.empty((B, H, T, D), self.dtype)
+        shared = 4 * (S + max(_THREADS, D))
+        if T == 1 and shared <= _SHARED:
+            q = q.astype(self.dtype, copy=False)
+            q = q if q.strides[-1] == q.itemsize else cupy.ascontiguousarray(q)
+            given = q, *_strides(q)[:2], keys, values, *_strides(keys)[:2], *mask, H, S, D, y
+            self._run("attend_one", B * H, *given, shared=shared)
+            return y
+        q = cupy.ascontiguousarray(q, self.dtype)
+        scores = cupy.empty((B, H, T, S), np.float32)
+        shares = cupy.empty((B, H, T, S), self.dtype)
+        self._multiply(q, keys, True, scores)
+        self._run("softmax", B * H * T, scores, *mask, H, T, S, shares)
+        self._multiply(shares, values, False, y)
+        return y
+
+    def add(self, x: Array, y: Array) -> Array:
+        """x + y, in float32."""
+        return x + y
+
+    def recorder(self, past: int, activation: str) -> None:
+        """None: each operation is launched by itself."""
+
+    def log_normalizer(self, logits: Array) -> Array:
+        """The logarithm of the sum of exp(logits), over the last axis, in float64."""
+        peaks = logits.max(axis=-1, keepdims=True)
+        sums = cupy.exp(logits - peaks).sum(axis=-1, dtype=np.float64)
+        return peaks[:, 0] + cupy.log(sums)
+
+    def _side_by_side(self, x: Array) -> Array:
+        """Return keys or values (B, H, S, D) such that one stride leads from head to head."""
+        row, head, token, number = _strides(x)
+        B, H, _, D = x.shape
+        regular = (token, number) == (D, 1) and (B == 1 or row == H * head)
+        if regular and x.dtype == self.dtype:
+            return x
+        return cupy.ascontiguousarray(x, self.dtype)
+
+    def _multiply(self, x: Array, w: Array, transposed: bool, y: Array) -> None:
+        """y = x @ w, or x @ wT: of matrices (rows, columns), or of one for each of (B, H).
+
+        cuBLAS has columns side by side, so to it all three are transposed, and yT = wT xT.
+        """
+        n_in, n_out = x.shape[-1], y.shape[-1]
+        n_out = min(n_out, w.shape[-2 if transposed else -1])
+        count, (x_step, w_step, y_step) = 1, (0, 0, 0)
+        if x.ndim == 4:
+            count = x.shape[0] * x.shape[1]
+            x_step, w_step, y_step = (_strides(array)[1] for array in (x, w, y))
+        cublas.gemmStridedBatchedEx(
+            cupy.cuda.device.get_cublas_handle(),
+            cublas.CUBLAS_OP_T if transposed else cublas.CUBLAS_OP_N,
+            cublas.CUBLAS_OP_N,
+            *(n_out, x.shape[-2], n_in, _ONE.ctypes.data),
+            *(_address(w), _TYPES[w.dtype.name], w.shape[-1], w_step),
+            *(_address(x), _TYPES[x.dtype.name], n_in, x_step),
+            *(_ZERO.ctypes.data, _address(y), _TYPES[y.dtype.name], y.shape[-1], y_step),
+            *(count, cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT),
+        )
+
+    def _run(self, name: str, blocks: int, *given: Any, shared: int = 0) -> None:
+        """Launch a kernel."""
+        arguments = tuple(kind(x) for kind, x in zip(_KERNELS[name], given, strict=True))
+        self._kernels[name]((blocks,), (_THREADS,), arguments, shared_mem=shared)
+
+
+class Float16CuPyOps(CuPyOps):
+    """The same in float16, of which half of the bytes is read."""
+
+    dtype = "float16"
+    cache_dtype = np.float16
+
+
+def _as_is(x: Array) -> Array:
+    return x
+
+
+# What the kernels take, in order: an array, or a number of a type that CuPy does not guess.
+_P, _I, _L, _F = _as_is, np.int32, np.int64, np.float32
+_KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "embed": (_P, _P, _P, _P, _L, _L, _I, _P),
+    "layer_norm": (_P, _P, _P, _F, _I, _P),
+    "finish": (_P, _P, _I, _I, _L),
+    "softmax": (_P, _P, _I, _F, _I, _I, _I, _P),
+    "attend_one": (_P, _L, _L, _P, _P, _L, _L, _P, _I, _F, _I, _I, _I, _P),
+}
+
+
+def _address(x: Any) -> int:
+    """Return where an array lies on the device."""
+    return x.data.ptr
+
+
+def _strides(x: Array) -> tuple[int, ...]:
+    """Return the strides of an array in numbers."""
+    return tuple(stride // x.itemsize for stride in x.strides)

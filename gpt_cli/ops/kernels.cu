@@ -1,0 +1,188 @@
+// The kernels behind `cupy_ops`: what a GPU computes between the matrix products.
+//
+// `number` is the type of weights and activations, float or half. Sums are float, and so is the x
+// that the layers add to. Shapes are those of model.py: B batch, T new tokens, S = past + T, H
+// heads, D head size, C = H * D. The numbers of a row lie side by side.
+
+#ifdef HALF
+#include <cuda_fp16.h>
+typedef __half number;
+__device__ float wide(number x) { return __half2float(x); }
+__device__ number narrow(float x) { return __float2half(x); }
+#else
+typedef float number;
+__device__ float wide(number x) { return x; }
+__device__ number narrow(float x) { return x; }
+#endif
+
+#define WARP 32
+#define MASKED -3.4028235e38f  // finite: a row of padding, which sees nothing, gives no NaN
+
+__device__ float sum_of_warp(float x)
+{
+    for (int distance = WARP / 2; distance; distance /= 2)
+        x += __shfl_xor_sync(0xffffffff, x, distance);
+    return x;
+}
+
+__device__ float largest_of_warp(float x)
+{
+    for (int distance = WARP / 2; distance; distance /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
+    return x;
+}
+
+// The sum, or the largest, of what the threads of a block have: each of them gets it.
+
+__device__ float sum_of_block(float x)
+{
+    __shared__ float sums[WARP];
+    x = sum_of_warp(x);
+    __syncthreads();  // all have read what the last call has left here
+    if (threadIdx.x % WARP == 0)
+        sums[threadIdx.x / WARP] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int warp = 0; warp < blockDim.x / WARP; warp++)
+        sum += sums[warp];
+    return sum;
+}
+
+__device__ float largest_of_block(float x)
+{
+    __shared__ float each[WARP];
+    x = largest_of_warp(x);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0)
+        each[threadIdx.x / WARP] = x;
+    __syncthreads();
+    float largest = each[0];
+    for (int warp = 1; warp < blockDim.x / WARP; warp++)
+        largest = fmaxf(largest, each[warp]);
+    return largest;
+}
+
+// x (tokens, C) = rows of wte (V, C) + rows of wpe (context, C). A block is a token. An id or a
+// position that is out of range gives NaN, which is told as damage.
+extern "C" __global__ void embed(
+    const number* wte, const float* wpe, const long long* ids, const long long* positions,
+    long long vocabulary, long long context, int C, float* x)
+{
+    long long token = blockIdx.x, id = ids[token], position = positions[token];
+    bool there = id >= 0 && id < vocabulary && position >= 0 && position < context;
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        x[token * C + c] = there ? wide(wte[id * C + c]) + wpe[position * C + c] : nanf("");
+}
+
+// y (rows, C) = (x - mean) / sqrt(variance + epsilon) * weight + bias. A block is a row.
+extern "C" __global__ void layer_norm(
+    const float* x, const float* weight, const float* bias, float epsilon, int C, number* y)
+{
+    x += (long long)blockIdx.x * C;
+    y += (long long)blockIdx.x * C;
+    float sum = 0, squares = 0;
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        sum += x[c];
+    float mean = sum_of_block(sum) / C;
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        squares += (x[c] - mean) * (x[c] - mean);
+    float scale = rsqrtf(sum_of_block(squares) / C + epsilon);
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        y[c] = narrow((x[c] - mean) * scale * weight[c] + bias[c]);
+}
+
+__device__ float activate(float x, int activation)  // the order is that of `cupy_ops`
+{
+    switch (activation) {
+    case 1: return 0.5f * x * (1 + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+    case 2: return 0.5f * x * (1 + erff(0.7071067812f * x));
+    case 3: return fmaxf(x, 0.0f);
+    case 4: return 0.5f * x * (1 + tanhf(0.5f * x));
+    case 5: return tanhf(x);
+    default: return x;
+    }
+}
+
+// y (rows, width), `count` numbers, becomes activation(y + bias).
+extern "C" __global__ void finish(
+    number* y, const float* bias, int activation, int width, long long count)
+{
+    long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
+        y[i] = narrow(activate(wide(y[i]) + bias[i % width], activation));
+}
+
+// shares (B, H, T, S) = softmax of scale * scores, over what is visible (seen_rows, 1, T, S), or
+// all of it where that is null. A block is a query of a head.
+extern "C" __global__ void softmax(
+    const float* scores, const bool* visible, int seen_rows, float scale, int H, int T, int S,
+    number* shares)
+{
+    long long row = blockIdx.x, b = row / ((long long)H * T), t = row % T;
+    scores += row * S;
+    shares += row * S;
+    const bool* seen = visible ? visible + (b % seen_rows * T + t) * S : nullptr;
+    float largest = MASKED;
+    for (int s = threadIdx.x; s < S; s += blockDim.x)
+        if (!seen || seen[s])
+            largest = fmaxf(largest, scale * scores[s]);
+    largest = largest_of_block(largest);
+    float sum = 0;
+    for (int s = threadIdx.x; s < S; s += blockDim.x)
+        sum += expf((!seen || seen[s] ? scale * scores[s] : MASKED) - largest);
+    float share = 1 / sum_of_block(sum);
+    for (int s = threadIdx.x; s < S; s += blockDim.x)
+        shares[s] =
+            narrow(share * expf((!seen || seen[s] ? scale * scores[s] : MASKED) - largest));
+}
+
+// y (B, H, D): the attention of a single query a row, q (B, H, D or more), over keys and values
+// (B, H, S or more, D). A block is a head. Strides count numbers. Its memory: S floats for the
+// shares, and as many as it has threads, or D, for parts of the sums.
+extern "C" __global__ void attend_one(
+    const number* q, long long q_row, long long q_head,
+    const number* keys, const number* values, long long kept_row, long long kept_head,
+    const bool* visible, int seen_rows, float scale, int H, int S, int D, number* y)
+{
+    extern __shared__ float shares[];
+    float* parts = shares + S;
+    int b = blockIdx.x / H, h = blockIdx.x % H, thread = threadIdx.x, threads = blockDim.x;
+    q += b * q_row + h * q_head;
+    keys += b * kept_row + h * kept_head;
+    values += b * kept_row + h * kept_head;
+    const bool* seen = visible ? visible + (long long)(b % seen_rows) * S : nullptr;
+
+    for (int s = thread / WARP; s < S; s += threads / WARP) {  // a warp takes a key
+        float score = 0;
+        for (int d = thread % WARP; d < D; d += WARP)
+            score += wide(q[d]) * wide(keys[(long long)s * D + d]);
+        score = sum_of_warp(score);
+        if (thread % WARP == 0)
+            shares[s] = !seen || seen[s] ? scale * score : MASKED;
+    }
+    __syncthreads();
+    float largest = MASKED, sum = 0;
+    for (int s = thread; s < S; s += threads)
+        largest = fmaxf(largest, shares[s]);
+    largest = largest_of_block(largest);
+    for (int s = thread; s < S; s += threads) {
+        shares[s] = expf(shares[s] - largest);
+        sum += shares[s];
+    }
+    float share = 1 / sum_of_block(sum);  // after it, all see all shares
+
+    int groups = D < threads ? threads / D : 1;  // of threads that share the keys
+    for (int place = thread; place < groups * D; place += threads) {
+        float part = 0;
+        for (int s = place / D; s < S; s += groups)
+            part += shares[s] * wide(values[(long long)s * D + place % D]);
+        parts[place] = part;
+    }
+    __syncthreads();
+    for (int d = thread; d < D; d += threads) {
+        float mixed = 0;
+        for (int group = 0; group < groups; group++)
+            mixed += parts[group * D + d];
+        y[(long long)blockIdx.x * D + d] = narrow(share * mixed);
+    }
+}
