@@ -1036,7 +1036,7 @@ def test_engine_batch_keeps_an_index_for_each_row(engine):
 
 
 def test_too_little_memory_is_known_before_and_told_in_numbers(engine, monkeypatch):
-    monkeypatch.setattr("gpt_cli.generate.free_memory", lambda: 2_000_000)
+    monkeypatch.setattr(engine.model.ops, "free_memory", lambda: 2_000_000)
     options = Options(max_tokens=70)
     requests = [Request(engine.encode("a"), options)] * 64
     with pytest.raises(ResourceError) as caught:
@@ -1049,8 +1049,7 @@ def test_with_little_memory_rows_are_computed_one_by_one(engine, monkeypatch):
     options = Options(max_tokens=20, seed=1)
     expected = [result.text for result in engine.batch(["a"] * 5, options)]
     one = working_set(engine.model.config, [Request(engine.encode("a"), options)])
-    monkeypatch.setattr("gpt_cli.generate.free_memory", lambda: one)  # two would be refused
-    monkeypatch.setattr("gpt_cli.batch.free_memory", lambda: 1)
+    monkeypatch.setattr(engine.model.ops, "free_memory", lambda: one)  # two would be refused
     assert [result.text for result in engine.batch(["a"] * 5, options)] == expected
     with pytest.raises(ResourceError):
         list(engine.batch(["a"] * 5, options, batch_size=2))

@@ -1,4 +1,4 @@
-"""The operations on a GPU, without one: `emulated_cuda` stands in for CuPy and runs the kernels."""
+"""The operations on a GPU, where there is one; and without one, on what `emulated_cuda` has."""
 
 import shutil
 import sys
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checkpoints import CONFIG, make_weights
 
-from gpt_cli import checkpoint
+from gpt_cli import checkpoint, gpu
 from gpt_cli.config import GPT2Config
 from gpt_cli.generate import Completion, Options, Request, generate
 from gpt_cli.kv_cache import KVCache
@@ -16,17 +16,31 @@ from gpt_cli.model import forward
 from gpt_cli.ops import LayerNorm, Linear, get_ops
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-
 NUMPY = NumPyOps()
+DTYPES = ("float32", "float16")
 
 
-@pytest.fixture(scope="module", params=["float32", "float16"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(("emulated", dtype) for dtype in DTYPES),
+        *(pytest.param(("gpu", dtype), marks=pytest.mark.gpu) for dtype in DTYPES),
+    ],
+    ids="-".join,
+)
 def ops(request, tmp_path_factory):
+    device, dtype = request.param
     with pytest.MonkeyPatch.context() as patch:
-        emulated_cuda.install(patch, tmp_path_factory.mktemp("cuda"))
         patch.delenv("GPT_CLI_OPS")
-        ops = get_ops("cuda", request.param)
+        if device == "gpu":
+            if problem := gpu.problem():
+                pytest.skip(problem)
+            yield get_ops("cuda", dtype)
+            return
+        if shutil.which("g++") is None:
+            pytest.skip("needs a C++ compiler")
+        emulated_cuda.install(patch, tmp_path_factory.mktemp("cuda"))
+        ops = get_ops("cuda", dtype)
         patch.setattr(sys.modules[type(ops).__module__], "_THREADS", 64)  # fewer to wait for
         yield ops
 

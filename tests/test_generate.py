@@ -235,10 +235,10 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
 ):
     rows = [Request([1] * 9, Options(use_cache=use_cache))] * 50
     needed = working_set(endless.config, rows)
-    monkeypatch.setattr("gpt_cli.generate.free_memory", lambda: needed - 1)
+    monkeypatch.setattr(endless.ops, "free_memory", lambda: needed - 1)
     with pytest.raises(ResourceError, match="50 texts side by side need about"):
         generate(endless, tokenizer, rows)
-    monkeypatch.setattr("gpt_cli.generate.free_memory", lambda: needed)
+    monkeypatch.setattr(endless.ops, "free_memory", lambda: needed)
     next(generate(endless, tokenizer, rows))
 
 
