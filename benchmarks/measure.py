@@ -51,7 +51,7 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
     from gpt_cli.ops import get_ops
     from gpt_cli.tokenizer import Tokenizer
 
-    model = checkpoint.load(folder, get_ops("auto", dtype))
+    model = checkpoint.load(folder, get_ops("cpu", dtype))
     tokenizer = Tokenizer.from_folder(folder)
     rng = np.random.default_rng(0)
 

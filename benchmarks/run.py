@@ -101,8 +101,8 @@ def one_round(engine: str, python: str, converted: Path, threads: int, dtype: st
     if engine in OURS:
         start = [python, "-m", "gpt_cli"]
         found["help"] = process([*start, "--help"])[0]
-        command = [*start, "generate", "-m", str(converted), "--temperature", "0"]
-        command += ["--ignore-eos", prompt, "-n"]
+        command = [*start, "generate", "-m", str(converted), "--device", "cpu"]
+        command += ["--temperature", "0", "--ignore-eos", prompt, "-n"]
         found["process_20"], found["memory_20"] = process([*command, "20"], **variables)
         found["process_200"], found["memory_200"] = process([*command, "200"], **variables)
     elif engine in ("transformers", "llama.cpp"):
@@ -135,17 +135,36 @@ def machine() -> dict[str, Any]:
     }
 
 
-def table(rounds: dict[str, list[Figures]]) -> str:
+def report(
+    rounds: dict[str, list[Figures]],
+    units: dict[str, str],
+    save: str | None,
+    where: dict[str, Any],
+) -> None:
+    """Print the table, and save it where asked, with what it was measured on."""
+    print(table(rounds, units), end="")
+    if save:
+        results = HERE / "results" / save
+        results.with_suffix(".json").write_text(
+            json.dumps({"machine": where, "rounds": rounds}, indent=1) + "\n"
+        )
+        facts = "".join(f"- {key}: {value}\n" for key, value in where.items())
+        results.with_suffix(".md").write_text(f"{facts}\n{table(rounds, units)}")
+
+
+def table(rounds: dict[str, list[Figures]], units: dict[str, str]) -> str:
     """Write medians with their range; beside a peer's, the median of our ratios to it."""
     ours, *peers = rounds
     columns = [ours, *(cell for peer in peers for cell in (peer, "ratio"))]
     lines = ["| " + " | ".join(["", "unit", *columns]) + " |", "|" + "-|" * (len(columns) + 2)]
-    for name, unit in UNITS.items():
-        cells = [name, unit, spread([figures[name] for figures in rounds[ours]])]
+    for name, unit in units.items():
+        cells = [name, unit, spread([figures[name] for figures in rounds[ours] if name in figures])]
         for peer in peers:
             cells.append(spread([figures[name] for figures in rounds[peer] if name in figures]))
             pairs = zip(rounds[ours], rounds[peer], strict=True)
-            ratios = [one[name] / other[name] for one, other in pairs if name in other]
+            ratios = [
+                one[name] / other[name] for one, other in pairs if name in one and name in other
+            ]
             cells.append(f"{statistics.median(ratios):.3g}" if ratios else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -200,14 +219,7 @@ def main() -> None:
                 rounds[engine].append(
                     one_round(engine, python, converted[engine], arguments.threads, dtypes[engine])
                 )
-    print(table(rounds), end="")
-    if arguments.save:
-        results = HERE / "results" / arguments.save
-        results.with_suffix(".json").write_text(
-            json.dumps({"machine": where, "rounds": rounds}, indent=1) + "\n"
-        )
-        facts = "".join(f"- {key}: {value}\n" for key, value in where.items())
-        results.with_suffix(".md").write_text(f"{facts}\n{table(rounds)}")
+    report(rounds, UNITS, arguments.save, where)
 
 
 def convert(engine: str, python: str, folder: Path, scratch: Path, dtype: str) -> Path:

@@ -17,6 +17,7 @@ from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, PASS, Decoder, checked, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import (
+    GROUP,
     SamplingParams,
     check,
     likeliest,
@@ -295,7 +296,8 @@ def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:
     tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length
     widths = 6 * config.n_embd + 3 * config.inner_size
     layer = tokens * (widths + config.n_head * length)  # with the scores of the attention
-    among_all = any(row.options.top_k == 0 for row in requests)
+    # As `sampling.likely_columns` does where k is large.
+    among_all = any(not 0 < row.options.top_k <= config.vocab_size // GROUP for row in requests)
     # Logits, and what sampling makes of them, or of the few that top-k leaves.
     vocabulary = (10 if among_all else 7) * rows * config.vocab_size
     return 4 * (cache + max(layer, vocabulary))
@@ -327,8 +329,9 @@ def generate(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> 
 
 def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> Iterator[Step]:
     config, ops, xp = model.config, model.ops, model.ops.xp
-    ends = {id for id in config.eos_token_id if id < config.vocab_size}
-    never = xp.asarray(sorted(set(tokenizer.missing_ids(config.vocab_size)) - ends), dtype=xp.int64)
+    eos = {id for id in config.eos_token_id if id < config.vocab_size}
+    missing = set(tokenizer.missing_ids(config.vocab_size)) - eos
+    ends, never = (xp.asarray(sorted(ids), dtype=xp.int64) for ids in (eos, missing))
     rows = [_Row(place, row, tokenizer, config) for place, row in enumerate(requests)]
     batch = _Batch(model, rows, all(row.options.use_cache for row in rows))
     start = time.perf_counter()
@@ -344,7 +347,7 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
         logits[:, never] = -xp.inf
         for place, row in enumerate(batch.rows):
             if row.options.ignore_eos:
-                logits[place, sorted(ends)] = -xp.inf
+                logits[place, ends] = -xp.inf
         chosen = _choose(xp, logits, batch.rows, step)
         logprobs = ops.to_host(logits[xp.arange(len(chosen)), chosen] - normalizer).tolist()
         ids = ops.to_host(chosen).tolist()

@@ -13,10 +13,10 @@ def problem() -> str | None:
     driver, count = load_driver(), ctypes.c_int()
     if driver is None:
         return "no NVIDIA driver is installed"
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return "the NVIDIA driver finds no GPU"
     if find_spec("cupy") is None:
         return f"CuPy is not installed: pip install 'gpt-cli[{cuda_extra()}]'"
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no GPU"
     return None
 
 

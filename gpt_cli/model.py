@@ -193,5 +193,8 @@ def checked(compute: Callable[P, Array], *args: P.args, **kwargs: P.kwargs) -> A
     with np.errstate(all="ignore"):  # the error says it, once
         result = compute(*args, **kwargs)
     if not np.isfinite(float(result.max() - result.min())):
-        raise CheckpointError("the model computes no finite numbers: its weights are damaged")
+        raise CheckpointError(
+            "the model computes no finite numbers: its weights are damaged, or beyond float16 "
+            "where the dtype is not float32"
+        )
     return result

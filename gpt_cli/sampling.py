@@ -19,7 +19,7 @@ from gpt_cli.ops import Array, Ops
 
 # Of what logits are divided by: beyond, float32 soon knows it no more from 0 or from infinity.
 _SMALLEST, _LARGEST = 1e-6, 1e6
-_GROUP = 64  # columns, of which only the largest is looked at first
+GROUP = 64  # columns, of which only the largest is looked at first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +92,18 @@ def likely_columns(xp: ModuleType, logits: Array, k: int) -> Array:
     of these: so the k-th largest of all is no smaller, either.
     """
     B, V = logits.shape
-    groups = V // _GROUP
+    groups = V // GROUP
     if groups < k:
         return xp.arange(V)
-    largest = logits[:, : groups * _GROUP].reshape(B, _GROUP, groups).max(axis=1)
-    bound = xp.partition(largest, -k, axis=-1)[:, [-k]]
+    largest = logits[:, : groups * GROUP].reshape(B, GROUP, groups).max(axis=1)
+    bound = xp.partition(largest, -k, axis=-1)[:, -k, None]
     return xp.flatnonzero((logits >= bound).any(axis=0))
 
 
 def top_k(xp: ModuleType, logits: Array, k: int) -> Array:
     """Keep the k largest of each row."""
     k = min(k, logits.shape[-1])
-    return keep_from(xp, logits, xp.partition(logits, -k, axis=-1)[:, [-k]])
+    return keep_from(xp, logits, xp.partition(logits, -k, axis=-1)[:, -k, None])
 
 
 def top_p(xp: ModuleType, logits: Array, p: float) -> Array:

@@ -2,7 +2,8 @@
 
 A kernel's blocks run one after the other, the threads of a block in turns: each until it waits for
 others. What an array of CuPy refuses, such as to become one of NumPy by itself, these refuse, too.
-What it cannot show is how a GPU rounds, how fast it is, and what it does where memory runs out.
+It does not show how a GPU rounds, how fast it is, what happens where memory runs out, what copies
+that nobody waits for do, and whether each barrier is needed, as threads run in a fixed order.
 """
 
 import ctypes
@@ -18,6 +19,7 @@ import numpy as np
 # the system's.
 _PRELUDE = r"""
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 #include <ucontext.h>
@@ -86,8 +88,11 @@ static void run_blocks(int grid, int block, void (*kernel)())
             makecontext(&contexts[thread], run_thread, 0);
             running[thread] = true;
         }
+        int rounds = 0;
         for (bool some = true; some;) {
             some = false;
+            if (++rounds > 1000000)
+                abort();  // a barrier that some never reach
             for (int thread = 0; thread < block; thread++)
                 if (running[thread]) {
                     some = true;
@@ -118,7 +123,9 @@ def _compile(source: str, options: tuple[str, ...], folder: Path) -> ctypes.CDLL
     for name, parameters in re.findall(r"__global__ void (\w+)\(([^)]*)\)", source):
         kinds = [re.sub(r"\w+$", "", part.strip()) for part in parameters.split(",")]
         given = ", ".join(f"*({kind}*)arguments[{i}]" for i, kind in enumerate(kinds))
+        sizes = ", ".join(f"sizeof({kind})" for kind in kinds)
         launchers.append(
+            f'extern "C" int sizes_{name}[] = {{{sizes}}};\n'
             f"static void** arguments_of_{name};\n"
             f'extern "C" void launch_{name}(int grid, int block, void** given)\n'
             f"{{ arguments_of_{name} = given;\n"
@@ -258,9 +265,11 @@ def _raw_module(folder: Path):
         def get_function(self, name: str):
             def launch(grid, block, given, shared_mem=0):
                 (blocks,), (threads,) = grid, block
-                assert shared_mem <= 48 * 1024
+                assert shared_mem <= 48 * 1024 - 256
                 assert blocks > 0
                 values = [_argument(x) for x in given]
+                sizes = (ctypes.c_int * len(values)).in_dll(self._library, f"sizes_{name}")
+                assert list(sizes) == [ctypes.sizeof(value) for value in values]
                 pointers = (ctypes.c_void_p * len(values))(
                     *(ctypes.addressof(value) for value in values)
                 )
@@ -289,6 +298,7 @@ def _gemm_strided_batched_ex(
 ):  # fmt: skip
     """The product of cuBLAS, for what is asked of it here."""
     assert (transb, compute) == (0, 68)
+    assert [ctypes.c_float.from_address(factor).value for factor in (alpha, beta)] == [1, 0]
     sizes = [np.dtype(_KINDS[kind]).itemsize for kind in (a_kind, b_kind, c_kind)]
     for i in range(count):
         at, bt, ct = (
@@ -313,6 +323,7 @@ def modules(folder: Path) -> dict[str, ModuleType]:
     cupy.RawModule = _raw_module(folder)
     cupy.get_default_memory_pool = lambda: SimpleNamespace(free_bytes=lambda: 0)
     cupy.cuda, cuda.device, cuda.runtime = cuda, device, runtime
+    cuda.get_current_stream = lambda: SimpleNamespace(synchronize=lambda: None)
     device.get_cublas_handle = lambda: 1
     runtime.CUDA_R_32F, runtime.CUDA_R_16F = 0, 2
     runtime.memGetInfo = lambda: (1 << 33, 1 << 34)
@@ -340,5 +351,8 @@ def install(patch, folder: Path) -> None:
     """Make `import cupy` find this, until the monkeypatch is undone; a GPU seems to be there."""
     for name, module in modules(folder).items():
         patch.setitem(sys.modules, name, module)
-    patch.delitem(sys.modules, "gpt_cli.ops.cupy_ops", raising=False)
+    # Imported anew, and away again afterwards: it keeps the modules that it was imported with.
+    patch.setitem(sys.modules, "gpt_cli.ops.cupy_ops", None)
+    patch.delitem(sys.modules, "gpt_cli.ops.cupy_ops")
     patch.setattr("gpt_cli.gpu.problem", lambda: None)
+    patch.setattr("gpt_cli.gpu.load_driver", lambda: None)

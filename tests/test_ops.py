@@ -303,6 +303,7 @@ def without_numba(monkeypatch):
 def test_the_fastest_operations_are_taken_unless_little_is_computed(unset):
     pytest.importorskip("numba")
     assert get_ops("cpu", "float32").name == "numba"
+    unset.setattr("gpt_cli.gpu.problem", lambda: "none is there")
     assert get_ops("auto", "float32").name == "numba"
     assert get_ops("cpu", "float32", brief=True).name == "numpy"
 

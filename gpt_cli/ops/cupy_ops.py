@@ -21,7 +21,7 @@ from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 
 _PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
 _THREADS = 256  # of a block
-_SHARED = 48 * 1024  # bytes that the threads of a block may share
+_SHARED = 48 * 1024 - 256  # bytes that the threads of a block may share, without those for sums
 _ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")  # the order is that of kernels.cu
 _TYPES = {"float32": runtime.CUDA_R_32F, "float16": runtime.CUDA_R_16F}  # for cuBLAS
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -84,6 +84,7 @@ class CuPyOps:
             with np.errstate(over="ignore"):  # infinite in float16: told when it is computed with
                 pinned[: len(part)] = part
             array[start : start + len(part)].set(pinned[: len(part)])
+            cupy.cuda.get_current_stream().synchronize()  # before it is overwritten, or given back
         return Placed(array, transposed, n_rows if transposed else length)
 
     def to_host(self, array: Array) -> Array:
@@ -117,7 +118,10 @@ class CuPyOps:
         y = cupy.empty((len(rows), width), np.float32 if logits else self.dtype)
         self._multiply(rows, placed.array, placed.transposed, y)
         if w.bias is not None or activation is not None:
-            bias = cupy.zeros(width, np.float32) if w.bias is None else w.bias
+            bias = w.bias
+            if bias is None or len(bias) < width:
+                bias = cupy.zeros(width, np.float32)
+                bias[: placed.n_out] = 0 if w.bias is None else w.bias
             blocks = min(-(-y.size // _THREADS), 65_535)
             self._run("finish", blocks, y, bias, _ACTIVATIONS.index(activation), width, y.size)
         return y[:, : placed.n_out].reshape(*x.shape[:-1], placed.n_out)
@@ -180,7 +184,6 @@ class CuPyOps:
         cuBLAS has columns side by side, so to it all three are transposed, and yT = wT xT.
         """
         n_in, n_out = x.shape[-1], y.shape[-1]
-        n_out = min(n_out, w.shape[-2 if transposed else -1])
         count, (x_step, w_step, y_step) = 1, (0, 0, 0)
         if x.ndim == 4:
             count = x.shape[0] * x.shape[1]

@@ -6,8 +6,8 @@ batch, H heads, T queries, S keys, D head size.
 
 LLVM vectorizes plain loops well, but it does not keep two dozen vectors of partial sums in
 registers by itself. So the innermost loop of every product, the tile, is written in LLVM's own
-language; everything else is Python. (All of it is in one file, as numba compiles anew only when
-the file of a function has changed.)
+language, and so are single instructions that numba has no name for; everything else is Python.
+(All of it is in one file, as numba compiles anew only when the file of a function has changed.)
 """
 
 import itertools
@@ -1010,14 +1010,22 @@ def linear_int8(x, w, bias, gelu, y):
 # are woken once for all of them. The first one goes through the program; where an operation has
 # parts, it puts them up, and each thread takes the next part that nobody has taken. Nobody waits
 # for a thread that has taken nothing, and a thread that finds nothing to take for a while goes back
-# to sleep until the next pass: what else runs on this machine may have its processor.
-
-LAYER_NORM, LINEAR, LINEAR_INT8, ADD, STORE, ATTEND = range(6)  # what a row of a program asks for
+# to sleep: what else runs here may have its processor. It is woken again some rows later.
+#
+# A row of a program is an operation, in how many parts, where its input and output are, and more:
+#   LAYER_NORM    x, y, n, weight, bias
+#   LINEAR        x, y, n_in, w, bias, panels, length of the bias, whether GELU follows
+#   LINEAR_INT8   the same, and where x is put as digits, offsets and steps: see `_round_row`
+#   ADD           x, y, n, what is added
+#   STORE         x, y, D, H, for how many tokens there is room
+#   ATTEND        q, y, D, keys, values, H, for how many tokens there is room
+LAYER_NORM, LINEAR, LINEAR_INT8, ADD, STORE, ATTEND = range(6)
 
 # The places of a board that threads use, in different cache lines.
 _PUT_UP, _DONE, BOARD = 0, 16, 32
 _NOTHING = 0xFFFFFFFF  # no row has so many parts
 _PATIENCE = 20_000  # looks at the board in vain: some 50 us
+_TOGETHER = 48  # rows, some four layers, after which all threads are woken again
 
 
 def _pointer_to(kind):
@@ -1040,7 +1048,7 @@ _bytes_at, _digits_at, _ints_at, _floats_at = map(
 
 @intrinsic
 def _like(typingctx, array, address):
-    """The same for numbers of the type of an array's."""
+    """An address as a pointer to numbers of an array's type."""
 
     def generate(context, builder, signature, args):
         return builder.inttoptr(args[1], context.get_value_type(signature.return_type))
@@ -1160,29 +1168,42 @@ def _take_part(program, numbers, past, kept, board):
     return True
 
 
+@njit
+def _lead(program, numbers, past, kept, board):
+    """Do rows of the program, with the others' help."""
+    for row in range(len(program)):
+        _begin(program[row], numbers[row], past, kept)
+        if program[row, 1]:
+            _put(board, _DONE, 0)
+            _put(board, _PUT_UP, row << 32)
+            while _take_part(program, numbers, past, kept, board):
+                pass
+            while _look(board, _DONE) < program[row, 1]:
+                pass
+    _put(board, _PUT_UP, len(program) << 32)
+
+
+@njit
+def _follow(program, numbers, past, kept, board):
+    """Take parts until there are none for a while, or all rows are done."""
+    patience = _PATIENCE
+    while patience and _look(board, _PUT_UP) >> 32 < len(program):
+        taken = _take_part(program, numbers, past, kept, board)
+        patience = _PATIENCE if taken else patience - 1
+
+
 @_kernel("void(i8[:,::1], f4[::1], i8, cache[::1], i8[::1], i8)", parallel=True)
 def repeat(program, numbers, past, kept, board, threads):
     """Do what `numba_ops.StepRecorder` has recorded for one token of a text, after `past` others.
 
-    A row of the program says what to do, in how many parts, and where: addresses and sizes, as the
-    recorder notes them. numbers (len(program),): the epsilon or the scale that a row needs. kept:
-    empty, of the type of keys and values.
+    numbers (len(program),): the epsilon or the scale that a row needs. kept: empty, of the type of
+    keys and values.
     """
-    _put(board, _PUT_UP, _NOTHING)
-    for thread in prange(threads):
-        if thread == 0:
-            for row in range(len(program)):
-                _begin(program[row], numbers[row], past, kept)
-                if program[row, 1]:
-                    _put(board, _DONE, 0)
-                    _put(board, _PUT_UP, row << 32)
-                    while _take_part(program, numbers, past, kept, board):
-                        pass
-                    while _look(board, _DONE) < program[row, 1]:
-                        pass
-            _put(board, _PUT_UP, len(program) << 32)
-        else:
-            patience = _PATIENCE
-            while patience and _look(board, _PUT_UP) >> 32 < len(program):
-                taken = _take_part(program, numbers, past, kept, board)
-                patience = _PATIENCE if taken else patience - 1
+    for first in range(0, len(program), _TOGETHER):
+        rows, theirs = program[first : first + _TOGETHER], numbers[first : first + _TOGETHER]
+        _put(board, _PUT_UP, _NOTHING)
+        for thread in prange(threads):
+            if thread == 0:
+                _lead(rows, theirs, past, kept, board)
+            else:
+                _follow(rows, theirs, past, kept, board)

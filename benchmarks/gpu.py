@@ -1,0 +1,180 @@
+"""Measure gpt-cli and transformers on an NVIDIA GPU, in turns; write a table.
+
+    python benchmarks/gpu.py --peer PYTHON [--size 1.5B] [--dtype float16] [--save NAME]
+
+PYTHON is an interpreter with torch (for CUDA) and transformers; this one needs the extra cuda12 or
+cuda13. Each round measures each engine in a fresh process, which runs everything once before.
+    gpt-cli   --device cuda
+    eager     transformers as it is
+    compiled  transformers with a static cache, and so with torch.compile
+Rates are tokens a second, greedy, of random ids; decoding is 128 new tokens after 32, of which the
+first is not counted:
+    decode_1, decode_8, decode_64   so many texts side by side
+    prefill                         a text of 896 (which leaves room for one more), up to its token
+    floor_1                         the most that decode_1 can be: the measured rate at which memory
+                                    is read, by the bytes of the weights
+    error                           of gpt-cli: the largest difference of its logits from those of
+                                    the CPU in float32, by the largest of these
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from run import SIZES, Figures, machine, make_checkpoint, report, versions
+
+SIZES["1.5B"] = {"n_layer": 48, "n_head": 25, "n_embd": 1600}
+ENGINES = ("gpt-cli", "eager", "compiled")
+UNITS = dict.fromkeys(("decode_1", "decode_8", "decode_64", "prefill", "floor_1"), "tokens/s")
+UNITS["error"] = ""
+# Seconds to continue `batch` random texts of `prompt` tokens by `new` tokens.
+Generate = Callable[[int, int, int], float]
+
+
+def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Figures]:
+    """The engine of this repository."""
+    import numpy as np
+
+    from gpt_cli import checkpoint
+    from gpt_cli.generate import Options, Request
+    from gpt_cli.generate import generate as steps
+    from gpt_cli.model import forward
+    from gpt_cli.ops import get_ops
+    from gpt_cli.tokenizer import Tokenizer
+
+    ops = get_ops(device, dtype)
+    model = checkpoint.load(folder, ops)
+    tokenizer = Tokenizer.from_folder(folder)
+    rng = np.random.default_rng(0)
+
+    def generate(batch: int, prompt: int, new: int) -> float:
+        ids = rng.integers(model.config.vocab_size, size=(batch, prompt)).tolist()
+        options = Options(max_tokens=new, temperature=0, ignore_eos=True)
+        requests = [Request(row, options, index) for index, row in enumerate(ids)]
+        start = time.perf_counter()
+        for _ in steps(model, tokenizer, requests):
+            pass
+        return time.perf_counter() - start
+
+    ids = rng.integers(model.config.vocab_size, size=(1, 64))
+    found = ops.to_host(forward(model, ops.xp.asarray(ids)))
+    exact = forward(checkpoint.load(folder, get_ops("cpu", "float32")), ids)
+    return generate, {"error": float(abs(found - exact).max() / abs(exact).max())}
+
+
+def transformers_engine(
+    folder: Path, dtype: str, device: str, compiled: bool
+) -> tuple[Generate, Figures]:
+    """Transformers on PyTorch, and how fast memory is read."""
+    import torch
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval().to(device)
+    # With a static cache transformers compiles the model by itself.
+    settings: dict[str, Any] = {"cache_implementation": "static"} if compiled else {}
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def generate(batch: int, prompt: int, new: int) -> float:
+        ids = torch.randint(0, model.config.vocab_size, (batch, prompt), device=device)
+        wait()
+        start = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=None,
+                **settings,
+            )
+        wait()
+        return time.perf_counter() - start
+
+    size = sum(weight.numel() * weight.element_size() for weight in set(model.parameters()))
+    one = torch.zeros(1 << 28, dtype=torch.uint8, device=device)
+    other = torch.empty_like(one)
+    seconds = []
+    for _ in range(10):
+        wait()
+        start = time.perf_counter()
+        other.copy_(one)
+        wait()
+        seconds.append(time.perf_counter() - start)
+    return generate, {"floor_1": 2 * one.numel() / min(seconds) / size}
+
+
+def measure(engine: str, folder: Path, dtype: str, device: str) -> Figures:
+    """Measure one engine in this process."""
+    if engine == "gpt-cli":
+        generate, figures = gpt_cli_engine(folder, dtype, device)
+    else:
+        generate, figures = transformers_engine(folder, dtype, device, engine == "compiled")
+    for batch in (1, 8, 64):
+        # Twice before, in both lengths: compiles and captures what there is.
+        first, whole = (min([generate(batch, 32, new) for _ in range(5)][2:]) for new in (1, 128))
+        figures[f"decode_{batch}"] = 127 * batch / (whole - first)
+    generate(1, 896, 1)
+    figures["prefill"] = 896 / min(generate(1, 896, 1) for _ in range(3))
+    return figures
+
+
+def main() -> None:
+    """Measure, print, and save where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", choices=SIZES, default="124M")
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float16")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, in float32"
+    )
+    parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json and .md")
+    parser.add_argument("--measure", nargs=2, metavar=("ENGINE", "FOLDER"), help="in this process")
+    arguments = parser.parse_args()
+    if arguments.device == "cpu":
+        arguments.dtype = "float32"
+    if arguments.measure:
+        engine, folder = arguments.measure
+        print(json.dumps(measure(engine, Path(folder), arguments.dtype, arguments.device)))
+        return
+    where = machine() | {"size": arguments.size, "dtype": arguments.dtype}
+    where |= versions(sys.executable, ["gpt-cli", "numpy"])
+    if arguments.peer:
+        where |= versions(arguments.peer, ["torch", "transformers"])
+    if arguments.device == "cuda":
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        told = subprocess.run(query, check=True, capture_output=True, text=True)
+        where["gpu"] = told.stdout.strip()
+        import cupy
+
+        where["cupy"] = cupy.__version__
+    engines = ENGINES if arguments.peer else ENGINES[:1]
+    rounds: dict[str, list[Figures]] = {engine: [] for engine in engines}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "model")
+        make_checkpoint(folder, arguments.size)
+        for _ in range(arguments.rounds):
+            for engine in engines:
+                python = sys.executable if engine == "gpt-cli" else arguments.peer
+                command = [python, __file__, "--measure", engine, str(folder)]
+                command += ["--dtype", arguments.dtype, "--device", arguments.device]
+                printed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+                rounds[engine].append(json.loads(printed.splitlines()[-1]))
+    report(rounds, UNITS, arguments.save, where)
+
+
+if __name__ == "__main__":
+    main()
