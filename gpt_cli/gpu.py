@@ -11,10 +11,11 @@ def problem() -> str | None:
     It asks the driver, and does not import CuPy, which takes a second.
     """
     driver, count = load_driver(), ctypes.c_int()
-    if driver is None:
-        return "no NVIDIA driver is installed"
+    missing = [] if driver is not None else ["no NVIDIA driver is installed"]
     if find_spec("cupy") is None:
-        return f"CuPy is not installed: pip install 'gpt-cli[{cuda_extra()}]'"
+        missing.append(f"CuPy is not installed: pip install 'gpt-cli[{cuda_extra()}]'")
+    if driver is None or missing:
+        return ", and ".join(missing)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         return "the NVIDIA driver finds no GPU"
     return None
