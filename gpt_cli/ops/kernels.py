@@ -697,28 +697,43 @@ def layer_norm(x, weight, bias, epsilon, y):
 
 
 @njit
-def _multiply_panels(x, w, bias, gelu, y, panels):
-    """The columns of a product that some panels of w give, for all rows of x, maybe through GELU.
+def _multiply_row(x, x_start, x_stride, T, w, w_start, K, bias, y, y_start, y_stride):
+    """The same as `_multiply`, of a single row: what calls this is compiled in half of the time."""
+    _1_row(x, x_start, x_stride, w, w_start, K, bias, y, y_start, y_stride)
 
-    The arguments are those of `linear`, and a range. A panel stays in the cache, that of its
-    thread, while all rows of x pass by.
-    """
-    (T, K), x_stride = x.shape, x.strides[0] // 4
-    panel_bias = np.empty(COLUMNS, np.float32)
-    tile = np.empty(ROWS * COLUMNS, np.float32)
-    for number in panels:
-        first, w_start = number * COLUMNS, number * COLUMNS * K
-        _take_bias(bias, first, panel_bias)
-        if not gelu:
-            _multiply(x, 0, x_stride, T, w, w_start, K, panel_bias, y, first, y.shape[1])
-            continue
-        # In a place of its own a tile is one run of numbers, long enough to be vectorized.
-        for start in range(0, T, ROWS):
-            rows = min(ROWS, T - start)
-            _multiply(
-                x, start * x_stride, x_stride, rows, w, w_start, K, panel_bias, tile, 0, COLUMNS
-            )
-            _put_gelu(tile, rows, y, start, first)
+
+def _over_panels(multiply):
+    """Make a function for numba's code that does a product panel by panel, with `multiply`."""
+
+    @njit
+    def over_panels(x, w, bias, gelu, y, panels):
+        """The columns of a product that some panels of w give, maybe through GELU.
+
+        The arguments are those of `linear`, and a range. A panel stays in the cache, that of its
+        thread, while all rows of x pass by.
+        """
+        (T, K), x_stride = x.shape, x.strides[0] // 4
+        panel_bias = np.empty(COLUMNS, np.float32)
+        tile = np.empty(ROWS * COLUMNS, np.float32)
+        for number in panels:
+            first, w_start = number * COLUMNS, number * COLUMNS * K
+            _take_bias(bias, first, panel_bias)
+            if not gelu:
+                multiply(x, 0, x_stride, T, w, w_start, K, panel_bias, y, first, y.shape[1])
+                continue
+            # In a place of its own a tile is one run of numbers, long enough to be vectorized.
+            for start in range(0, T, ROWS):
+                rows = min(ROWS, T - start)
+                multiply(
+                    x, start * x_stride, x_stride, rows,
+                    w, w_start, K, panel_bias, tile, 0, COLUMNS,
+                )  # fmt: skip
+                _put_gelu(tile, rows, y, start, first)
+
+    return over_panels
+
+
+_multiply_panels, _multiply_row_panels = map(_over_panels, (_multiply, _multiply_row))
 
 
 @_kernel("void(f4[:,:], f4[:,:,::1], f4[::1], b1, f4[:,::1])", parallel=True)
@@ -965,25 +980,39 @@ def embed_int8(wte, wpe, ids, positions, vocabulary, y):
 
 
 @njit
-def _multiply_int8_panels(digits, offsets, steps, w, bias, gelu, y, panels):
-    """The same as `_multiply_panels`, with w in int8 and x as `_round_row` leaves it."""
-    T, blocks = offsets.shape
-    panel_bias = np.empty(COLUMNS, np.float32)
-    tile = np.empty(ROWS * COLUMNS, np.float32)
-    for number in panels:
-        first, w_start = number * COLUMNS, number * blocks * BLOCK_BYTES
-        _take_bias(bias, first, panel_bias)
-        if not gelu:
-            _multiply_int8(
-                digits, offsets, steps, 0, T, w, w_start, panel_bias, y, first, y.shape[1]
-            )
-            continue
-        for start in range(0, T, ROWS):
-            rows = min(ROWS, T - start)
-            _multiply_int8(
-                digits, offsets, steps, start, rows, w, w_start, panel_bias, tile, 0, COLUMNS
-            )
-            _put_gelu(tile, rows, y, start, first)
+def _multiply_int8_row(digits, offsets, steps, row, T, w, w_start, bias, y, y_start, y_stride):
+    """The same as `_multiply_int8`, of a single row."""
+    blocks = offsets.shape[1]
+    _int8_1_row(digits, offsets, steps, row, blocks, w, w_start, bias, y, y_start, y_stride)
+
+
+def _over_int8_panels(multiply):
+    """The same as `_over_panels`, with w in int8 and x as `_round_row` leaves it."""
+
+    @njit
+    def over_panels(digits, offsets, steps, w, bias, gelu, y, panels):
+        T, blocks = offsets.shape
+        panel_bias = np.empty(COLUMNS, np.float32)
+        tile = np.empty(ROWS * COLUMNS, np.float32)
+        for number in panels:
+            first, w_start = number * COLUMNS, number * blocks * BLOCK_BYTES
+            _take_bias(bias, first, panel_bias)
+            if not gelu:
+                multiply(digits, offsets, steps, 0, T, w, w_start, panel_bias, y, first, y.shape[1])
+                continue
+            for start in range(0, T, ROWS):
+                rows = min(ROWS, T - start)
+                multiply(
+                    digits, offsets, steps, start, rows, w, w_start, panel_bias, tile, 0, COLUMNS
+                )
+                _put_gelu(tile, rows, y, start, first)
+
+    return over_panels
+
+
+_multiply_int8_panels, _multiply_int8_row_panels = map(
+    _over_int8_panels, (_multiply_int8, _multiply_int8_row)
+)
 
 
 @_kernel("void(f4[:,:], u1[:,:,::1], f4[::1], b1, f4[:,::1])", parallel=True)
@@ -1139,11 +1168,11 @@ def _do_part(row, number, past, kept, part):
     bias, out = carray(_floats_at(row[6]), (row[8],)), carray(_floats_at(y), (1, panels * COLUMNS))
     if what == LINEAR:
         w = carray(_floats_at(row[5]), (panels, n, COLUMNS))
-        _multiply_panels(carray(_floats_at(x), (1, n)), w, bias, gelu, out, some)
+        _multiply_row_panels(carray(_floats_at(x), (1, n)), w, bias, gelu, out, some)
     else:
         w = carray(_bytes_at(row[5]), (panels, -(-n // BLOCK), BLOCK_BYTES))
         digits, offsets, steps = _rounded(row)
-        _multiply_int8_panels(digits, offsets, steps, w, bias, gelu, out, some)
+        _multiply_int8_row_panels(digits, offsets, steps, w, bias, gelu, out, some)
 
 
 @njit
