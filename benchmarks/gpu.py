@@ -23,18 +23,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from measure import Generate, as_transformers, greedy, wait
 from run import SIZES, Figures, machine, make_checkpoint, report, versions
 
 SIZES["1.5B"] = {"n_layer": 48, "n_head": 25, "n_embd": 1600}
 ENGINES = ("gpt-cli", "eager", "compiled")
 UNITS = dict.fromkeys(("decode_1", "decode_8", "decode_64", "prefill", "floor_1"), "tokens/s")
 UNITS["error"] = ""
-# Seconds to continue `batch` random texts of `prompt` tokens by `new` tokens.
-Generate = Callable[[int, int, int], float]
 
 
 def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Figures]:
@@ -42,30 +40,17 @@ def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Fig
     import numpy as np
 
     from gpt_cli import checkpoint
-    from gpt_cli.generate import Options, Request
-    from gpt_cli.generate import generate as steps
     from gpt_cli.model import forward
     from gpt_cli.ops import get_ops
     from gpt_cli.tokenizer import Tokenizer
 
     ops = get_ops(device, dtype)
     model = checkpoint.load(folder, ops)
-    tokenizer = Tokenizer.from_folder(folder)
-    rng = np.random.default_rng(0)
-
-    def generate(batch: int, prompt: int, new: int) -> float:
-        ids = rng.integers(model.config.vocab_size, size=(batch, prompt)).tolist()
-        options = Options(max_tokens=new, temperature=0, ignore_eos=True)
-        requests = [Request(row, options, index) for index, row in enumerate(ids)]
-        start = time.perf_counter()
-        for _ in steps(model, tokenizer, requests):
-            pass
-        return time.perf_counter() - start
-
-    ids = rng.integers(model.config.vocab_size, size=(1, 64))
+    ids = np.random.default_rng(0).integers(model.config.vocab_size, size=(1, 64))
     found = ops.to_host(forward(model, ops.xp.asarray(ids)))
     exact = forward(checkpoint.load(folder, get_ops("cpu", "float32")), ids)
-    return generate, {"error": float(abs(found - exact).max() / abs(exact).max())}
+    error = float(abs(found - exact).max() / abs(exact).max())
+    return greedy(model, Tokenizer.from_folder(folder)), {"error": error}
 
 
 def transformers_engine(
@@ -79,39 +64,18 @@ def transformers_engine(
     # With a static cache transformers compiles the model by itself.
     settings: dict[str, Any] = {"cache_implementation": "static"} if compiled else {}
 
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    def generate(batch: int, prompt: int, new: int) -> float:
-        ids = torch.randint(0, model.config.vocab_size, (batch, prompt), device=device)
-        wait()
-        start = time.perf_counter()
-        with torch.inference_mode():
-            model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new,
-                min_new_tokens=new,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=None,
-                **settings,
-            )
-        wait()
-        return time.perf_counter() - start
-
     size = sum(weight.numel() * weight.element_size() for weight in set(model.parameters()))
     one = torch.zeros(1 << 28, dtype=torch.uint8, device=device)
     other = torch.empty_like(one)
     seconds = []
     for _ in range(10):
-        wait()
+        wait(device)
         start = time.perf_counter()
         other.copy_(one)
-        wait()
+        wait(device)
         seconds.append(time.perf_counter() - start)
-    return generate, {"floor_1": 2 * one.numel() / min(seconds) / size}
+    floor = 2 * one.numel() / min(seconds) / size
+    return as_transformers(model, device, **settings), {"floor_1": floor}
 
 
 def measure(engine: str, folder: Path, dtype: str, device: str) -> Figures:

@@ -29,7 +29,11 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpt_cli.model import GPT2
+    from gpt_cli.tokenizer import Tokenizer
 
 # Seconds to continue `batch` random prompts of `prompt` tokens by `new` tokens.
 Generate = Callable[[int, int, int], float]
@@ -37,22 +41,13 @@ Generate = Callable[[int, int, int], float]
 Seconds = Callable[[int], float]
 
 
-def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
-    """The engine of this repository, without its tokenizer: random ids have no text."""
-    from gpt_cli.cli.options import limit_threads
-
-    limit_threads(threads)
+def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
+    """Random ids continued by a model of this repository."""
     import numpy as np
 
-    from gpt_cli import checkpoint, score
     from gpt_cli.generate import Options, Request
     from gpt_cli.generate import generate as steps
-    from gpt_cli.model import forward
-    from gpt_cli.ops import get_ops
-    from gpt_cli.tokenizer import Tokenizer
 
-    model = checkpoint.load(folder, get_ops("cpu", dtype))
-    tokenizer = Tokenizer.from_folder(folder)
     rng = np.random.default_rng(0)
 
     def generate(batch: int, prompt: int, new: int) -> float:
@@ -63,6 +58,25 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
         for _ in steps(model, tokenizer, requests):
             pass
         return time.perf_counter() - start
+
+    return generate
+
+
+def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
+    """The engine of this repository, without its tokenizer: random ids have no text."""
+    from gpt_cli.cli.options import limit_threads
+
+    limit_threads(threads)
+    import numpy as np
+
+    from gpt_cli import checkpoint, score
+    from gpt_cli.model import forward
+    from gpt_cli.ops import get_ops
+    from gpt_cli.tokenizer import Tokenizer
+
+    model = checkpoint.load(folder, get_ops("cpu", dtype))
+    tokenizer = Tokenizer.from_folder(folder)
+    rng = np.random.default_rng(0)
 
     def forward_seconds(tokens: int) -> float:
         ids = rng.integers(model.config.vocab_size, size=(1, tokens))
@@ -76,7 +90,7 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
         score.score(model, tokenizer, [ids])
         return time.perf_counter() - start
 
-    return generate, {"forward": forward_seconds, "score": score_seconds}
+    return greedy(model, tokenizer), {"forward": forward_seconds, "score": score_seconds}
 
 
 def transformers_engine(
@@ -88,7 +102,7 @@ def transformers_engine(
     from transformers import GPT2LMHeadModel
 
     torch.set_num_threads(threads)
-    return _as_transformers(GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()), {}
+    return as_transformers(GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()), {}
 
 
 def openvino_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
@@ -102,14 +116,24 @@ def openvino_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, d
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(threads)}
     if dtype == "float32":
         settings["INFERENCE_PRECISION_HINT"] = "f32"
-    return _as_transformers(OVModelForCausalLM.from_pretrained(folder, ov_config=settings)), {}
+    return as_transformers(OVModelForCausalLM.from_pretrained(folder, ov_config=settings)), {}
 
 
-def _as_transformers(model: Any) -> Generate:
+def wait(device: str) -> None:
+    """Let PyTorch's device finish what it has been given."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def as_transformers(model: Any, device: str = "cpu", **settings: Any) -> Generate:
+    """Random ids continued by `generate` of transformers, on a device, with more settings of it."""
     import torch
 
     def generate(batch: int, prompt: int, new: int) -> float:
-        ids = torch.randint(0, model.config.vocab_size, (batch, prompt))
+        ids = torch.randint(0, model.config.vocab_size, (batch, prompt), device=device)
+        wait(device)
         start = time.perf_counter()
         with torch.inference_mode():
             model.generate(
@@ -120,7 +144,9 @@ def _as_transformers(model: Any) -> Generate:
                 do_sample=False,
                 pad_token_id=0,
                 eos_token_id=None,
+                **settings,
             )
+        wait(device)
         return time.perf_counter() - start
 
     return generate
