@@ -7,13 +7,16 @@ else
   BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test test-gpu check format bench clean
+.PHONY: demo test faults test-gpu check format bench clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
 
 test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
+
+faults: $(VENV)/.dev  ## every fault, the slow ones too, and the table of what became of them
+	$(BIN)/python -m pytest tests/faults -m "not gpu" --numprocesses 2 --table tests/faults/RESULTS.md
 
 test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; install the extra cuda12 or cuda13 first
 	$(BIN)/python -m pytest -m gpu

@@ -64,9 +64,9 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
 
 def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
     """The engine of this repository, without its tokenizer: random ids have no text."""
-    from gpt_cli.cli.options import limit_threads
+    from gpt_cli.cli.options import prepare
 
-    limit_threads(threads)
+    prepare(threads)
     import numpy as np
 
     from gpt_cli import checkpoint, score

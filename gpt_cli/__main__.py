@@ -1,5 +1,18 @@
-"""`python -m gpt_cli` is `gpt-cli`."""
+"""`gpt-cli`, and `python -m gpt_cli`."""
 
-from gpt_cli.cli.app import main
+import os
+from typing import NoReturn
 
-main()
+
+def main() -> NoReturn:
+    """Run the command line; an interrupt is quiet from its first import on."""
+    try:
+        from gpt_cli.cli import app
+
+        app.main()
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

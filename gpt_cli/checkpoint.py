@@ -13,10 +13,12 @@ and lm_head (n_out, blocks). `ops.int8` says what they stand for.
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import MALFORMED, CheckpointError
+from gpt_cli.files import read_small
 from gpt_cli.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import BLOCK, Int8Rows
@@ -36,6 +39,7 @@ _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
 _READERS = 4  # threads: the time goes into copying out of the page cache and faulting pages in
 _COMPARED = 1024  # rows, at a time
+_MATCHING = "get weights and config.json of one and the same GPT-2"
 
 T = TypeVar("T", bound=Rows)
 
@@ -45,9 +49,10 @@ SCALE = "_scale"  # at the end of the names of an int8 matrix's scales
 _IMPOSTORS = {
     b"version https://git-lfs": "a Git LFS pointer, not the weights; run `git lfs pull`",
     b"<": "a web page, not the weights; download it again",
-    b"\x80": "a pickle file, which is never opened; only safetensors is",
-    b"PK": "a PyTorch archive, which is never opened; only safetensors is",
+    b"\x80": "a pickle file, which is never opened; get the model as safetensors",
+    b"PK": "a PyTorch archive, which is never opened; get the model as safetensors",
 }
+_LARGEST_HEADER = 10_000_000  # bytes; that of gpt2-xl has 60,000, and each becomes 20 in memory
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Tensor:
     """Where a tensor lies on disk."""
 
     path: Path
+    version: tuple[int, ...]  # what tells the file from one that has taken its place since
     offset: int  # from the start of the file, in bytes
     dtype: str  # as safetensors writes it: F32, F16, BF16, ...
     shape: tuple[int, ...]
@@ -87,8 +93,12 @@ class Tensor:
             while rest:
                 count = file.readinto(rest)
                 if not count:
-                    raise CheckpointError(f"{self.path} ended early: it changed while it was read")
+                    break
                 rest = rest[count:]
+            if rest or _version(file) != self.version:
+                raise CheckpointError(
+                    f"{self.path} changed while it was read: run the command again"
+                )
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
@@ -116,7 +126,9 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
             if _MASK_BUFFER.fullmatch(name):
                 continue
             if name in tensors:
-                raise CheckpointError(f"{path}: the tensor {name} is there twice")
+                raise CheckpointError(
+                    f"{path}: the tensor {name} is there twice: get a file that was written rightly"
+                )
             tensors[name] = tensor
     return _with_scales(tensors, folder)
 
@@ -134,7 +146,7 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
         if (scale.dtype, list(scale.shape)) != ("F32", blocks):
             raise CheckpointError(
                 f"{folder}: the tensor {name + SCALE} is {scale.dtype} {list(scale.shape)}, "
-                f"but must be F32 {blocks}"
+                f"but must be F32 {blocks}: make the folder again with `gpt-cli quantize`"
             )
         joined[name] = Int8Rows(weight, scale, transposed)
         del joined[name + SCALE]
@@ -147,17 +159,23 @@ def weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
-        raise CheckpointError(f"{folder} has no model.safetensors; other formats are not opened")
+        raise CheckpointError(
+            f"{folder} has no model.safetensors: get the model as safetensors, as other formats, "
+            "which may run code, are not opened"
+        )
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        names = sorted(set(json.loads(read_small(index))["weight_map"].values()))
         shards = [folder / name for name in names]
     except (OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{index} is damaged: {error!r:.80}") from None
+        raise CheckpointError(f"{index} is damaged ({error!r:.80}): download it again") from None
     for shard in shards:
         if shard.parent != folder or shard.suffix != ".safetensors":
-            raise CheckpointError(f"{index} names {str(shard)!r:.80}, which is no file beside it")
+            raise CheckpointError(
+                f"{index} names {str(shard)!r:.80}, which is no file beside it: do not trust this "
+                "model, and get another copy"
+            )
         if not shard.is_file():
-            raise CheckpointError(f"{shard} is missing, and the index names it")
+            raise CheckpointError(f"{shard} is missing, and the index names it: download it too")
     return shards
 
 
@@ -168,27 +186,40 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
         CheckpointError: the file is not a whole and well-formed safetensors file.
     """
     try:
-        with safe_open(path, framework="np"):
-            pass  # this has checked the lengths, the offsets and the shapes
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            pairs = json.loads(file.read(length), object_pairs_hook=list)
+            if length > _LARGEST_HEADER:
+                raise ValueError(f"its header claims {length} bytes")
+            header = file.read(length)
+            if not header.startswith(b"{"):  # which the library lets pass
+                raise ValueError("its header does not begin with a brace")
+            version = _version(file)
+        with safe_open(path, framework="np"):
+            pass  # this has checked the lengths, the offsets and the shapes
+        pairs = json.loads(header, object_pairs_hook=list)
     except (SafetensorError, OSError, *MALFORMED) as error:
         raise CheckpointError(f"{path} is not safetensors: {_what_it_is(path, error)}") from None
     for name, fields in pairs:
         if name != "__metadata__":
             entry = dict(fields)
             offset = 8 + length + entry["data_offsets"][0]
-            yield name, Tensor(path, offset, entry["dtype"], tuple(entry["shape"]))
+            yield name, Tensor(path, version, offset, entry["dtype"], tuple(entry["shape"]))
+
+
+def _version(file: RawIOBase | BufferedReader) -> tuple[int, ...]:
+    about = os.fstat(file.fileno())
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _what_it_is(path: Path, error: Exception) -> str:
+    reason = str(error).removeprefix("Error while deserializing header: ")
+    damaged = f"{reason}; it is damaged or not whole, so download it again"
     try:
         with path.open("rb") as file:
             start = file.read(64).lstrip()
     except OSError:
-        return str(error)
-    return next((what for magic, what in _IMPOSTORS.items() if start.startswith(magic)), str(error))
+        return damaged
+    return next((what for magic, what in _IMPOSTORS.items() if start.startswith(magic)), damaged)
 
 
 def expected_shapes(
@@ -258,20 +289,22 @@ def check_tensors(
     for name, shape in expected_shapes(config, head="lm_head.weight" in tensors):
         known.add(name)
         if name not in tensors:
-            raise CheckpointError(f"{folder}: the tensor {name} is missing")
+            raise CheckpointError(f"{folder}: the tensor {name} is missing: {_MATCHING}")
         if tensors[name].shape != shape:
             raise CheckpointError(
                 f"{folder}: the tensor {name} has the shape {list(tensors[name].shape)}, "
-                f"but config.json asks for {list(shape)}"
+                f"but config.json asks for {list(shape)}: {_MATCHING}"
             )
     if unknown := sorted(tensors.keys() - known):
         raise CheckpointError(
-            f"{folder}: {len(unknown)} tensors that GPT-2 does not have: {', '.join(unknown[:3])}"
+            f"{folder}: {len(unknown)} tensors that GPT-2 does not have, such as "
+            f"{', '.join(unknown[:3])}: {_MATCHING}"
         )
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.dtype not in ("F32", "F16", "BF16"):
             raise CheckpointError(
-                f"{folder}: the tensor {name} is {tensor.dtype}; F32, F16 and BF16 can be read"
+                f"{folder}: the tensor {name} is {tensor.dtype}, which cannot be read: "
+                "save the model in F32, F16 or BF16"
             )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_cli.errors import MALFORMED, CheckpointError
+from gpt_cli.files import read_small
 
 ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "tanh")
 
@@ -85,18 +86,24 @@ class GPT2Config:
         raw = {_ALIASES.get(name, name): value for name, value in raw.items()}
         try:
             if (model_type := raw.get("model_type", "gpt2")) != "gpt2":
-                raise ValueError(f"model_type is {model_type!r}, and only 'gpt2' can be run")
+                raise _OtherModelError(f"model_type is {model_type!r:.40}")
             if raw.get("add_cross_attention"):
-                raise ValueError("add_cross_attention is set, and GPT-2 has none")
+                raise _OtherModelError("add_cross_attention is set, and GPT-2 has none")
             config = cls(**{name: read(name, raw[name]) for name, read in _FIELDS if name in raw})
             config = replace(config, dtype=_dtype(raw.get("quantization_config")))
             if config.n_positions < 2:
                 raise ValueError("n_positions is 1, which leaves no room for a new token")
             if config.n_embd % config.n_head:
                 raise ValueError(f"n_embd {config.n_embd} is no multiple of n_head {config.n_head}")
+        except _OtherModelError as error:
+            raise CheckpointError(f"{source}: {error}: choose a GPT-2, which runs here") from None
         except ValueError as error:
-            raise CheckpointError(f"{source}: {error}") from None
+            raise CheckpointError(f"{source}: {error}; mend the file or get it again") from None
         return config
+
+
+class _OtherModelError(ValueError):
+    """It is in order, and no model that can be run here."""
 
 
 def _size(name: str, value: Any) -> int:
@@ -143,7 +150,7 @@ def _dtype(quantization: Any) -> str:
     if quantization is None:
         return "float32"
     if quantization != INT8:
-        raise ValueError(
+        raise _OtherModelError(
             f"quantization_config is {quantization!r:.80}, and only {INT8} can be read"
         )
     return "int8"
@@ -168,11 +175,15 @@ _FIELDS: list[tuple[str, Callable[[str, Any], Any]]] = [
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_small(path))
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: this is not a whole model folder") from None
+        raise CheckpointError(
+            f"{path} is missing: give a whole model folder, or download the model again"
+        ) from None
     except (OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+        raise CheckpointError(
+            f"{path} cannot be read as JSON ({error}): download it again"
+        ) from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
+        raise CheckpointError(f"{path} does not hold a JSON object: download it again")
     return value

@@ -4,9 +4,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, takewhile
+from types import FrameType
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from gpt_cli import batch, checkpoint, hub
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError, InputError, ResourceError
+from gpt_cli.finite import checked
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
-from gpt_cli.model import GPT2, checked, forward, hidden_states, unembed
+from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import check_available, get_ops
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, rank, score
@@ -383,24 +385,26 @@ def load(
 
 @contextmanager
 def _preparation(quiet: bool) -> Iterator[None]:
-    """Say what it is if this takes long, and let an interrupt wait for its end.
+    """Say what it is if this takes long, and let signals wait for its end.
 
-    LLVM calls Python while it compiles, and what is raised there, as an interrupt is, gets lost.
+    LLVM calls Python while it compiles, and what a handler raises there gets lost.
     """
     told = "preparing the compiled operations; the first time takes 10 to 20 seconds"
     notice = threading.Timer(_LONG, print, [told], {"file": sys.stderr})
-    interrupts: list[int] = []
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    held = usual and threading.current_thread() is threading.main_thread()
-    if held:
-        signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    held: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
+    came: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(number)):
+                held[number] = handler
+                signal.signal(number, lambda number, frame: came.append(number))
     if not quiet and sys.stderr is not None:
         notice.start()
     try:
         yield
     finally:
         notice.cancel()
-        if held:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    if interrupts:
-        raise KeyboardInterrupt
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    for each in came:
+        signal.raise_signal(each)

@@ -13,8 +13,9 @@ import numpy as np
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError, ResourceError
+from gpt_cli.finite import checked
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2, PASS, Decoder, checked, hidden_states, unembed
+from gpt_cli.model import GPT2, PASS, Decoder, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import (
     GROUP,

@@ -16,8 +16,27 @@ def free_memory() -> int | None:
     The least of what Linux has available, of what the limits of the process's control groups (a
     container's) leave, and of what its own (`ulimit -v`) leaves.
     """
-    known = [bytes for bytes in (_available(), _cgroup(), _limit()) if bytes is not None]
+    known = [bytes for bytes in (_available(), _cgroup(), addresses()) if bytes is not None]
     return max(0, min(known)) if known else None
+
+
+def addresses() -> int | None:
+    """Bytes of address space that the process's own limit (`ulimit -v`) leaves; None without one.
+
+    Libraries reserve far more of it than they use.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return None
+    return most - pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory() -> int | None:
@@ -101,21 +120,6 @@ def _room(limit: Path, usage: Path) -> int | None:
     # The pages of files count as used, and give way.
     stat = _fields(limit.with_name("memory.stat"))
     return most - used + stat.get("inactive_file", 0) + stat.get("active_file", 0)
-
-
-def _limit() -> int | None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if most == resource.RLIM_INFINITY:
-        return None
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        return None
-    return most - pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -5,14 +5,9 @@ Names are the checkpoint's. The architecture: Radford et al., "Language Models a
 Multitask Learners", 2019; each block normalizes its input, not its output.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ParamSpec
-
-import numpy as np
 
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import CheckpointError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
@@ -179,22 +174,3 @@ class Decoder:
         logits = self._recorder.step(ids, self._cache.length)
         self._cache.advance(1)
         return logits
-
-
-P = ParamSpec("P")
-
-
-def checked(compute: Callable[P, Array], *args: P.args, **kwargs: P.kwargs) -> Array:
-    """Call one of the functions above, with a model whose weights may be damaged.
-
-    Raises:
-        CheckpointError: a result is infinite or no number, so the weights must be, too.
-    """
-    with np.errstate(all="ignore"):  # the error says it, once
-        result = compute(*args, **kwargs)
-    if not np.isfinite(float(result.max() - result.min())):
-        raise CheckpointError(
-            "the model computes no finite numbers: its weights are damaged, or beyond float16 "
-            "where the dtype is not float32"
-        )
-    return result

@@ -9,8 +9,9 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from gpt_cli.errors import InputError
+from gpt_cli.finite import checked
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2, PASS, checked, hidden_states, unembed
+from gpt_cli.model import GPT2, PASS, hidden_states, unembed
 from gpt_cli.ops import Array
 from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer

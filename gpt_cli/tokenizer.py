@@ -14,10 +14,13 @@ from typing import Any
 import tiktoken
 
 from gpt_cli.errors import MALFORMED, CheckpointError, InputError
+from gpt_cli.files import read_small
 
 # GPT-2's split into words, in the possessive form that tiktoken calls r50k: the published form
 # tokenizes alike, but overflows the regex engine's stack on a million spaces.
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+_OTHER = "use a model with GPT-2's own"
 
 # What Python's surrogateescape makes of bytes that are part of no character, and all other text.
 _STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
@@ -60,13 +63,15 @@ class Tokenizer:
             ranks = {token.translate(alphabet).encode("latin-1"): vocab[token] for token in bpe}
         except (KeyError, UnicodeEncodeError) as error:
             raise CheckpointError(
-                f"{source} and its merges do not belong together: {error!r:.80}"
+                f"{source} and its merges do not belong together ({error!r:.80}): "
+                "get both from one place"
             ) from None
         # tiktoken takes one number for both a token's id and its priority.
         ids = list(ranks.values())[len(alphabet) :]
         if len(ids) != len(merged) or ids != sorted(ids):
             raise CheckpointError(
-                f"{source}: the ids do not follow the merges, each of which must make a new token"
+                f"{source}: the ids do not follow the merges, each of which must make a new token: "
+                "get both from one place"
             )
         in_bpe = set(ranks.values())
         # Transformers also lists a token that is added although the BPE has it; it needs no place.
@@ -76,7 +81,7 @@ class Tokenizer:
         self._bytes = {id: token for token, id in ranks.items()}
         self._bytes |= {id: token.encode() for token, id in self.special.items()}
         if len(self._bytes) != len(ranks) + len(self.special):
-            raise CheckpointError(f"{source}: two tokens share one id")
+            raise CheckpointError(f"{source}: two tokens share one id: download it again")
         self._encoding = tiktoken.Encoding(
             source,
             pat_str=PATTERN,
@@ -96,28 +101,37 @@ class Tokenizer:
         try:
             if vocab.is_file() and merges.is_file():
                 return cls(
-                    json.loads(vocab.read_bytes()),
-                    _read_merges(merges.read_text(encoding="utf-8")),
-                    json.loads(added.read_bytes()) if added.is_file() else {},
+                    json.loads(read_small(vocab)),
+                    _read_merges(read_small(merges).decode()),
+                    json.loads(read_small(added)) if added.is_file() else {},
                     source=str(vocab),
                 )
             if single.is_file():
-                return cls._from_tokenizer_json(json.loads(single.read_bytes()), str(single))
+                return cls._from_tokenizer_json(json.loads(read_small(single)), str(single))
         except (OSError, *MALFORMED) as error:
-            raise CheckpointError(f"{folder}: damaged tokenizer files: {error!r:.120}") from None
+            raise CheckpointError(
+                f"{folder}: damaged tokenizer files ({error!r:.120}): download them again"
+            ) from None
         raise CheckpointError(
-            f"{folder} has no tokenizer: vocab.json and merges.txt, or tokenizer.json, are needed"
+            f"{folder} has no tokenizer: add the vocab.json and merges.txt, or the tokenizer.json, "
+            "of the model"
         )
 
     @classmethod
     def _from_tokenizer_json(cls, raw: dict[str, Any], source: str) -> "Tokenizer":
         split = raw.get("pre_tokenizer") or {}
         if raw["model"]["type"] != "BPE" or split.get("type") != "ByteLevel":
-            raise CheckpointError(f"{source}: not a byte-level BPE tokenizer, as GPT-2 has")
+            raise CheckpointError(
+                f"{source}: not a byte-level BPE tokenizer, as GPT-2 has: {_OTHER}"
+            )
         if split.get("add_prefix_space") or not split.get("use_regex", True):
-            raise CheckpointError(f"{source}: it does not split text in words as GPT-2 does")
+            raise CheckpointError(
+                f"{source}: it does not split text in words as GPT-2 does: {_OTHER}"
+            )
         if raw.get("normalizer"):
-            raise CheckpointError(f"{source}: it changes the text first, as GPT-2 does not")
+            raise CheckpointError(
+                f"{source}: it changes the text first, as GPT-2 does not: {_OTHER}"
+            )
         merged = [
             "".join(merge.split(" ") if isinstance(merge, str) else merge)
             for merge in raw["model"]["merges"]

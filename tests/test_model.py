@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from gpt_cli.config import ACTIVATIONS
 from gpt_cli.errors import CheckpointError
+from gpt_cli.finite import checked
 from gpt_cli.generate import left_pad
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import checked, forward, merge_heads, split_heads, visibility
+from gpt_cli.model import forward, merge_heads, split_heads, visibility
 from gpt_cli.ops.numpy_ops import NumPyOps
 
 TOLERANCE = 1e-4  # of the standard deviation of the reference's logits

@@ -2,10 +2,12 @@
 
 import atexit
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -26,6 +28,8 @@ from gpt_cli.cli.score import score
 from gpt_cli.cli.text import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+
+_LESS = "have fewer or shorter texts at a time, or use a smaller model"
 
 app = typer.Typer(
     help="GPT-2 in a terminal, without PyTorch.",
@@ -71,13 +75,28 @@ def main() -> NoReturn:
     """Run the command line and exit."""
     if "_GPT_CLI_COMPLETE" in os.environ:  # the shell asks for completions
         app()
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     code = run(sys.argv[1:] or ["--help"])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # there is nothing left to interrupt
+    if code == 130 and _terminated:
+        code = 128 + signal.SIGTERM
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with suppress(OSError, ValueError):  # `run` has told of what can be told
                 stream.flush()
     atexit._run_exitfuncs()
     os._exit(code)  # Python would take its modules apart first, for 0.2 s where numba is loaded
+
+
+_terminated: list[int] = []
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Let `kill` be an interrupt, which writes what there is, with an exit code of its own."""
+    _terminated.append(number)
+    raise KeyboardInterrupt
 
 
 def run(arguments: list[str]) -> int:
@@ -108,7 +127,11 @@ def run(arguments: list[str]) -> int:
     except GPTCLIError as error:
         return _fail(error, verbose)
     except MemoryError as error:
-        return _fail(ResourceError(f"out of memory: {error}"), verbose)
+        return _fail(ResourceError(f"out of memory ({error}): {_LESS}"), verbose)
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        return _fail(ResourceError("the system allows no more threads: end some"), verbose)
     except OSError as error:
         if error.filename is None:  # the help, which does not fit on a full disk
             silence(sys.stdout)

@@ -76,7 +76,7 @@ def batch(
     """
     file = input_file(file, "no prompts: give a file IN, or a pipe on standard input")
     size = _batch_size(batch_size)
-    flags.limit_threads(threads)
+    flags.prepare(threads)
     import gpt_cli
     from gpt_cli.cli import report
 

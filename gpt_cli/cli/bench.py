@@ -46,7 +46,7 @@ def bench(
 
     if plot is not None:
         plots.check_file(plot)
-    flags.limit_threads(threads)
+    flags.prepare(threads)
     import gpt_cli
     from gpt_cli.bench import Plan, measure
     from gpt_cli.cli import benched

@@ -62,7 +62,7 @@ def generate(
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is a part of the JSON: give --json with it")
     text = read_prompt(prompt, file)
-    flags.limit_threads(threads)
+    flags.prepare(threads)
     import gpt_cli
     from gpt_cli.cli import report
 

@@ -35,7 +35,7 @@ def next_tokens(
 ) -> None:
     """Show the likeliest next tokens after PROMPT: bars, or JSON in a pipe."""
     text = read_prompt(prompt, file)
-    flags.limit_threads(threads)
+    flags.prepare(threads)
     import gpt_cli
     from gpt_cli.cli import report
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gpt_cli.machine import cores
+from gpt_cli.errors import ResourceError
+from gpt_cli.machine import addresses, blas_threads, cores
 
 if TYPE_CHECKING:
     from gpt_cli.generate import Options
@@ -22,6 +23,9 @@ THREAD_VARIABLES = (
     "MKL_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+
+# Bytes of address space that NumPy and loading a small model take, as measured, with a margin.
+_TO_START, _PER_THREAD = 480 << 20, 40 << 20
 
 
 def _set_verbose(context: typer.Context, verbose: bool) -> bool:
@@ -133,13 +137,22 @@ def generation_options(**given: Any) -> "Options":
     return Options(**{name: value for name, value in given.items() if value is not None})
 
 
-def limit_threads(threads: int | None) -> None:
-    """Let matrix products use this many threads; must be called before NumPy is imported.
+def prepare(threads: int | None) -> None:
+    """Do what must be done before NumPy is imported: set threads, and see that it can be.
 
-    By default they take as many as the process may use cores, which the libraries do not know in a
-    container, unless one of their variables is set.
+    By default matrix products take as many threads as the process may use cores, which the
+    libraries do not know in a container, unless one of their variables is set.
+
+    Raises:
+        ResourceError: there are too few addresses, for lack of which OpenBLAS ends the process.
     """
     if threads is None and not any(name in os.environ for name in THREAD_VARIABLES):
         threads = cores()
     if threads is not None:
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    left, needed = addresses(), _TO_START + blas_threads() * _PER_THREAD
+    if left is not None and left < needed:
+        raise ResourceError(
+            f"{needed >> 20} MiB of address space are needed to start, and a limit leaves "
+            f"{left >> 20}: raise it (ulimit -v), or set fewer --threads"
+        )

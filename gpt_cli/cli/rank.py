@@ -60,7 +60,7 @@ def rank(
     given = {space + choice: choice for choice in listed}
     if len(given) < len(listed):
         raise InputError("give each choice once: none may be there twice")
-    flags.limit_threads(threads)
+    flags.prepare(threads)
     import gpt_cli
     from gpt_cli.cli import report
 

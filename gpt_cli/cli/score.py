@@ -76,7 +76,7 @@ def score(
     if (min_perplexity or 0) > (max_perplexity or math.inf):
         raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
     whole = None if lines or filters else without_line_end(read_text(file))
-    flags.limit_threads(threads)
+    flags.prepare(threads)
     import gpt_cli
     from gpt_cli.cli import scored
 

@@ -15,6 +15,9 @@ from gpt_cli.errors import InputError, ResourceError
 
 _BLOCK = 1 << 20  # bytes to read at once, if they are there
 
+_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
+_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # DEL, and Latin-1's
+
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """Return the text of `file` ("-" is standard input) followed by `prompt`.
@@ -156,12 +159,16 @@ def piped() -> bool:
 def write(text: str | bytes) -> None:
     """Write to standard output at once: text as UTF-8, and with line ends as they are.
 
+    A terminal is shown control characters of a text, which may be a stranger's, and does not obey.
+
     Raises:
         BrokenPipeError: the reader has closed the pipe.
         ResourceError: the output cannot be written.
     """
     if sys.stdout is None:
         raise ResourceError("standard output is closed")
+    if isinstance(text, str) and on_terminal(sys.stdout):
+        text = visible(text)
     try:
         # A path may hold bytes that are no UTF-8; Python has them as surrogates.
         data = text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
@@ -174,15 +181,23 @@ def write(text: str | bytes) -> None:
         raise ResourceError(f"cannot write to standard output: {error.strerror}") from None
 
 
+def visible(text: str) -> str:
+    """Return text that moves no terminal's cursor and changes none of its settings.
+
+    But for tabs and line ends, pictures stand for the control characters, such as U+241B for ESC.
+    """
+    return text.translate(_PICTURES)
+
+
 def quoted(data: bytes) -> str:
     r"""Return bytes on one line, in quotes, as JSON has text, but safe for any terminal.
 
     What it may not show is escaped, and a byte that is part of no character becomes `\xf0`.
     """
-    return f'"{"".join(map(_visible, data.decode(errors="surrogateescape")))}"'
+    return f'"{"".join(map(_escaped, data.decode(errors="surrogateescape")))}"'
 
 
-def _visible(character: str) -> str:
+def _escaped(character: str) -> str:
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"
     if character.isprintable() and character not in '"\\':
@@ -191,8 +206,8 @@ def _visible(character: str) -> str:
 
 
 def note(*lines: str) -> None:
-    """Write lines to standard error, where there is one that takes them."""
-    tell("".join(f"{line}\n" for line in lines))
+    """Write lines to standard error, where there is one, without control characters."""
+    tell("".join(f"{visible(line)}\n" for line in lines))
 
 
 def tell(text: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, ResourceError
+from gpt_cli.files import read_small
 from gpt_cli.hub.local import (
     INDEX,
     cache_folder,
@@ -88,7 +89,7 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
             _check_sha256(path, lfs.sha256, f"{repo}/{name}")
         return path
 
-    names = model_files(listed, repo, lambda: fetch(INDEX).read_bytes())
+    names = model_files(listed, repo, lambda: read_small(fetch(INDEX)))
     _check_space(repo, [listed[name] for name in names], to, say=not quiet and not bars)
     for name in names[:-1]:
         fetch(name)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpt_cli.errors import MALFORMED, CheckpointError, GPTCLIError, InputError, ModelNotFoundError
+from gpt_cli.files import read_small
 
 BUNDLED = ("tiny",)
 SHORT_NAMES = {
@@ -217,14 +218,14 @@ def _shards(index: str | bytes, repo: str) -> list[str]:
 def _is_whole(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
-        return bool(model_files(names, str(folder), (folder / INDEX).read_bytes))
-    except (OSError, GPTCLIError):
+        return bool(model_files(names, str(folder), lambda: read_small(folder / INDEX)))
+    except (OSError, ValueError, GPTCLIError):
         return False
 
 
 def _model_type(folder: Path) -> Any:
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = json.loads(read_small(folder / CONFIG))
     except (OSError, *MALFORMED):
         return None
     return config.get("model_type") if isinstance(config, dict) else None

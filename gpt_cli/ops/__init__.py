@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli import gpu
+from gpt_cli import gpu, machine
 from gpt_cli.errors import InputError, ResourceError
 
 Array: TypeAlias = NDArray[Any]  # an array on the device that the ops compute on
@@ -158,7 +158,10 @@ class _Implementation(NamedTuple):
     extra: str | None = None
     on_demand: bool = False  # only where it is asked for by name
     slow_start: bool = False  # not for what is over soon
+    addresses: int = 0  # bytes of address space that it takes at most before it computes
 
+
+_COMPILER = 900 << 20  # LLVM ends the process where it gets no more
 
 # What computes for a device and a type of weights: by name, the fastest first.
 _IMPLEMENTATIONS = {
@@ -166,12 +169,19 @@ _IMPLEMENTATIONS = {
     ("cuda", "float16"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "Float16CuPyOps")},
     ("cpu", "float32"): {
         "numba": _Implementation(
-            "gpt_cli.ops.numba_ops", "NumbaOps", "numba", "fast", slow_start=True
+            "gpt_cli.ops.numba_ops",
+            "NumbaOps",
+            "numba",
+            "fast",
+            slow_start=True,
+            addresses=_COMPILER,
         ),
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "NumPyOps"),
     },
     ("cpu", "int8"): {
-        "numba": _Implementation("gpt_cli.ops.numba_ops", "Int8NumbaOps", "numba", "fast"),
+        "numba": _Implementation(
+            "gpt_cli.ops.numba_ops", "Int8NumbaOps", "numba", "fast", addresses=_COMPILER
+        ),
         # The reference. It would be slower than float32.
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
     },
@@ -223,8 +233,11 @@ def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
         names = [choice]
     elif brief:
         names = [name for name in names if not several[name].slow_start] or names
+    left = machine.addresses()
     for name in names:
         try:
+            if left is not None and left < several[name].addresses:
+                raise ImportError(f"a limit (ulimit -v) leaves {left >> 20} MiB of address space")
             module = importlib.import_module(several[name].module)
             ops: Ops = getattr(module, several[name].name)()
         except ImportError as error:

@@ -1,0 +1,328 @@
+"""A model's folder is a stranger's: each way in which its files can be damaged, or lie."""
+
+import json
+import math
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import CONFIG, VOCAB, Stored, safetensors_bytes, stored_tensors, write_checkpoint
+from processes import posix
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FOLDER = "the model's folder"
+
+
+def fault(number: int, name: str, damage: Callable[[Path], object], says: str, do: str):
+    """A row of the table: what is done to the folder, and what is said of it."""
+    marks = pytest.mark.fault(number, name, 4, intact=FOLDER)
+    return pytest.param(damage, says, do, id=name, marks=marks)
+
+
+def write(name: str, content: bytes | str) -> Callable[[Path], object]:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def configure(**changes: object) -> Callable[[Path], object]:
+    return edit("config.json", lambda raw: json.dumps(json.loads(raw) | changes).encode())
+
+
+def tensors(change: Callable[[dict[str, Stored]], object]) -> Callable[[Path], object]:
+    """Write the weights again with some tensors changed."""
+
+    def damage(folder: Path) -> None:
+        stored = stored_tensors(CONFIG)
+        change(stored)
+        (folder / WEIGHTS).write_bytes(safetensors_bytes(stored))
+
+    return damage
+
+
+def tensor(name: str, shape: tuple[int, ...], dtype: str = "F32", data: bytes | None = None):
+    size = {"F64": 8, "F32": 4, "F8_E4M3": 1}[dtype] * math.prod(shape)
+    return tensors(lambda all: all.update({name: Stored(dtype, shape, data or bytes(size))}))
+
+
+def header(text: bytes, data: bytes = b"", length: int | None = None) -> Callable[[Path], object]:
+    """Write a file of this header, which may lie about its length."""
+    lead = struct.pack("<Q", len(text) if length is None else length)
+    return write(WEIGHTS, lead + text + data)
+
+
+def entries(*spans: tuple[object, object, object], data: int = 8) -> Callable[[Path], object]:
+    """Write a file of tensors t0, t1, ... of (shape, begin, end), and so many bytes of data."""
+    fields = {
+        f"t{i}": {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+        for i, (shape, begin, end) in enumerate(spans)
+    }
+    return header(json.dumps(fields).encode(), bytes(data))
+
+
+def poison(value: float) -> Callable[[Path], object]:
+    """Put a value in the middle of the second layer's weights."""
+    shape = (32, 128)
+    numbers = np.zeros(shape, "<f4")
+    numbers[7, 9] = value
+    return tensor("h.1.mlp.c_fc.weight", shape, data=numbers.tobytes())
+
+
+def sharded(change: Callable[[dict[str, str]], object]) -> Callable[[Path], object]:
+    """Make it a model of three shards, with an index that was changed."""
+
+    def damage(folder: Path) -> None:
+        shutil.rmtree(folder)
+        write_checkpoint(folder, CONFIG, shards=3)
+        index = json.loads((folder / INDEX).read_bytes())
+        change(index["weight_map"])
+        (folder / INDEX).write_text(json.dumps(index))
+
+    return damage
+
+
+def first_in(file: str) -> Callable[[dict[str, str]], object]:
+    return lambda weight_map: weight_map.update({next(iter(weight_map)): file})
+
+
+def only_a_pickle(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.")
+
+
+def without(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def swapped_merges(folder: Path) -> None:
+    first, one, other, *rest = (folder / "merges.txt").read_text().splitlines()
+    (folder / "merges.txt").write_text("\n".join([first, other, one, *rest, ""]))
+
+
+AGAIN = "download it again"
+MATCHING = "get weights and config.json of one and the same GPT-2"
+MEND = "mend the file or get it again"
+ONE = b'"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'  # a tensor, in a header
+HUGE = 2**63
+
+
+def odd_file(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Put something that is no regular file in a file's place."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return damage
+
+
+def reordered(folder: Path) -> None:
+    """Name the tensors in the header in another order than that of their data."""
+    raw = (folder / WEIGHTS).read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    pairs = list(json.loads(raw[8 : 8 + length]).items())
+    text = json.dumps(dict(reversed(pairs))).encode().ljust(length)
+    (folder / WEIGHTS).write_bytes(raw[:8] + text + raw[8 + length :])
+
+
+# fmt: off
+FAULTS = [
+    # the file of the weights
+    fault(1, "weights cut short", edit(WEIGHTS, lambda raw: raw[:-1]), "not fully covered", AGAIN),
+    fault(2, "a byte too many", edit(WEIGHTS, lambda raw: raw + b"0"), "not fully covered", AGAIN),
+    fault(3, "empty weights", write(WEIGHTS, b""), "is not safetensors", AGAIN),
+    fault(4, "a Git LFS pointer", write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"),
+          "a Git LFS pointer", "run `git lfs pull`"),
+    fault(5, "a web page", write(WEIGHTS, "\n<!DOCTYPE html><html>404</html>"), "a web page",
+          AGAIN),
+    fault(6, "only a pickle", only_a_pickle, "no model.safetensors",
+          "get the model as safetensors"),
+    fault(6, "a pickle under the name of the weights", write(WEIGHTS, b"\x80\x04\x95}\x94."),
+          "a pickle file, which is never opened", "get the model as safetensors"),
+    fault(6, "a PyTorch archive under that name", write(WEIGHTS, b"PK\x03\x04\x14\0\0"),
+          "a PyTorch archive", "get the model as safetensors"),
+    *(fault(7, f"a header that claims {length} bytes", header(b"{}", bytes(16), length),
+            "is not safetensors", AGAIN)
+      for length in (0, 1, 3, 17, 18, 19, 10_000_001, 2**31, 2**32 + 2, HUGE - 1, HUGE, 2**64 - 1)),
+    fault(8, "a tensor named twice", header(b"{" + ONE + b"," + ONE + b"}", bytes(4)),
+          "the tensor x is there twice", "get a file that was written rightly"),
+    fault(8, "a field named twice",
+          header(b'{"x":{"dtype":"F32","dtype":"F16","shape":[1],"data_offsets":[0,4]}}', bytes(4)),
+          "duplicate field", AGAIN),
+    fault(9, "tensors that overlap", entries(([1], 0, 4), ([1], 2, 6)), "invalid offset", AGAIN),
+    fault(9, "a hole between tensors", entries(([1], 4, 8)), "invalid offset", AGAIN),
+    fault(9, "an end before its beginning", entries(([1], 4, 0)), "invalid offset", AGAIN),
+    fault(9, "an end beyond the file", entries(([3], 0, 12)), "is not safetensors", AGAIN),
+    fault(9, "an offset of 2**64", entries(([1], 0, 2**64)), "expected usize", AGAIN),
+    fault(9, "an offset below 0", entries(([1], -4, 0)), "expected usize", AGAIN),
+    fault(9, "an offset that is no whole number", entries(([1], 0.0, 4.0)), "expected", AGAIN),
+    fault(9, "an offset that is text", entries(([1], "0", "4")), "expected usize", AGAIN),
+    fault(10, "a tensor is missing", tensors(lambda all: all.pop("h.1.mlp.c_fc.bias")),
+          "the tensor h.1.mlp.c_fc.bias is missing", MATCHING),
+    fault(10, "a tensor too many", tensor("h.3.ln_1.weight", (32,)), "h.3.ln_1.weight", MATCHING),
+    fault(10, "no tensor at all", header(b"{}"), "the tensor wte.weight is missing", MATCHING),
+    fault(11, "a tensor of another shape", tensor("wpe.weight", (63, 32)),
+          "wpe.weight has the shape [63, 32], but config.json asks for [80, 32]", MATCHING),
+    fault(11, "a tensor of another rank", tensor("ln_f.bias", (32, 1)), "[32, 1]", MATCHING),
+    fault(11, "a tensor of no numbers", tensor("ln_f.bias", (0,)), "the shape [0]", MATCHING),
+    fault(11, "a shape of 2**64 numbers", entries(([HUGE, 2], 0, 4)), "overflow", AGAIN),
+    fault(11, "a shape whose size wraps to 0", entries(([2**62, 4], 0, 0), data=0), "overflow",
+          AGAIN),
+    fault(11, "a shape below 0", entries(([-1], 0, 4)), "expected usize", AGAIN),
+    fault(12, "a matrix transposed", tensor("h.2.mlp.c_fc.weight", (128, 32)),
+          "has the shape [128, 32], but config.json asks for [32, 128]", MATCHING),
+    fault(13, "a tensor in F8", tensor("ln_f.bias", (32,), "F8_E4M3"),
+          "ln_f.bias is F8_E4M3, which cannot be read", "save the model in F32, F16 or BF16"),
+    fault(13, "a tensor in F64", tensor("ln_f.bias", (32,), "F64"),
+          "ln_f.bias is F64, which cannot be read", "save the model in F32, F16 or BF16"),
+    *(fault(14, f"a weight that is {value}", poison(value), "no finite numbers",
+          "download it again")
+      for value in (math.nan, math.inf, -math.inf, 3e38)),
+    # shards
+    fault(15, "a shard is missing", sharded(first_in("model-00009-of-00003.safetensors")),
+          "model-00009-of-00003.safetensors is missing", "download it too"),
+    *(fault(16, f"a shard named {name}", sharded(first_in(name)), "which is no file beside it",
+            "do not trust this model")
+      for name in ("../model.safetensors", "/etc/hosts.safetensors", "a/../../b.safetensors",
+            "..")),
+    fault(16, "an index that is no JSON", lambda folder: (sharded(lambda _: 0)(folder),
+          write(INDEX, "{")(folder)), "is damaged", AGAIN),
+    # the configuration
+    fault(17, "no config.json", without("config.json"), "is missing", "download the model again"),
+    fault(17, "an empty config.json", write("config.json", ""), "cannot be read as JSON", AGAIN),
+    fault(17, "a config.json cut short", edit("config.json", lambda raw: raw[:50]),
+          "cannot be read as JSON", AGAIN),
+    fault(17, "a config.json in Latin-1", write("config.json", b'{"a": "\xe9"}'), "JSON", AGAIN),
+    fault(17, "a config.json that is a list", write("config.json", "[]"), "no", AGAIN),
+    fault(17, "a config.json nested too deeply", write("config.json", "[" * 200_000), "JSON",
+          AGAIN),
+    fault(17, "a config.json without end", lambda folder: os.truncate(folder / "config.json",
+          2**40),
+          "1099511627776 bytes", AGAIN),
+    *(fault(17, f"{name} is {value!r:.20}", configure(**{name: value}), f"{name} is ", MEND)
+      for name, value in (("n_layer", "12"), ("n_embd", -1), ("n_layer", 10**4000), ("n_head", 0),
+                          ("n_positions", 2**21), ("vocab_size", 1.5), ("n_inner", True),
+                          ("layer_norm_epsilon", math.nan), ("layer_norm_epsilon", 1e400),
+                          ("eos_token_id", -1), ("bos_token_id", "end"))),
+    fault(17, "an absurd number of layers", configure(n_layer=12), "the tensor h.3.", MATCHING),
+    fault(18, "heads that do not divide the width", configure(n_head=5),
+          "n_embd 32 is no multiple of n_head 5", MEND),
+    fault(19, "an unknown activation", configure(activation_function="mish"), "'mish'", MEND),
+    fault(20, "another architecture", configure(model_type="llama"), "'llama'", "choose a GPT-2"),
+    fault(20, "an unknown quantization", configure(quantization_config={"bits": 4}),
+          "quantization_config", "choose a GPT-2"),
+    # the tokenizer
+    fault(21, "merges in another order", swapped_merges, "do not follow",
+          "get both from one place"),
+    fault(21, "merges of another model", edit("merges.txt", lambda raw: raw + b"zz zz\n"),
+          "do not belong together", "get both from one place"),
+    fault(21, "merges that are no UTF-8", write("merges.txt", b"\xff"), "damaged", "download"),
+    fault(21, "no vocabulary", without("vocab.json"), "has no tokenizer", "add the vocab.json"),
+    fault(21, "a vocabulary that is no JSON", write("vocab.json", "{"), "damaged", "download"),
+    fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "damaged", "download"),
+    *(fault(21, f"an id that is {value}", edit("vocab.json", lambda raw, value=value:
+            raw.replace(b": 5,", b": " + value.encode() + b",")), "tokenizer files", "download")
+      for value in ("-5", "5.5", '"5"', "1e5", "null", "9" * 30)),
+    fault(21, "an id that is true", edit("vocab.json", lambda raw: raw.replace(b": 5,", b": true,")),
+          "", "download it again"),
+    fault(21, "two tokens of one id", edit("vocab.json", lambda raw: raw.replace(b": 5,", b": 6,")),
+          "", "download it again"),
+    # and what is not in any list
+    fault(54, "a header that is a list", header(b"[]"), "is not safetensors", AGAIN),
+    fault(54, "a header behind spaces", header(b"  {}"), "does not begin with a brace", AGAIN),
+    fault(54, "a header before zeros", header(b"{}\0\0"), "is not safetensors", AGAIN),
+    fault(54, "a header that is no UTF-8", header(b'{"\xff":{}}'), "is not safetensors", AGAIN),
+    fault(54, "a header nested too deeply", header(b'{"x":' + b"[" * 99_999), "recursion", AGAIN),
+    fault(54, "metadata that is no text", header(b'{"__metadata__":{"a":1}}'), "a string", AGAIN),
+    fault(55, "a header of 400,000 tensors", header(json.dumps({
+          str(i): {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(400_000)
+          }).encode()), "header claims", AGAIN),
+    fault(56, "a name that drives a terminal", tensor("\x1b]0;pwned\x07\x1b[2J\x9b", (1,)),
+          "\N{SYMBOL FOR ESCAPE}]0;pwned", MATCHING),
+    fault(57, "a pipe in place of config.json", odd_file("config.json", os.mkfifo),
+          "not a regular file", AGAIN),
+    fault(57, "a device in place of config.json", odd_file("config.json", lambda path:
+          path.symlink_to("/dev/zero")), "not a regular file", AGAIN),
+    fault(57, "a link to itself in place of config.json", odd_file("config.json", lambda path:
+          path.symlink_to(path)), "cannot be read", AGAIN),
+    fault(57, "a pipe in place of the weights", odd_file(WEIGHTS, os.mkfifo),
+          "no model.safetensors", "get the model as safetensors"),
+    fault(57, "a device in place of the weights", odd_file(WEIGHTS, lambda path:
+          path.symlink_to("/dev/zero")), "no model.safetensors", "get the model as safetensors"),
+    fault(57, "a folder in place of the weights", odd_file(WEIGHTS, Path.mkdir),
+          "no model.safetensors", "get the model as safetensors"),
+    fault(57, "a pipe in place of the vocabulary", odd_file("vocab.json", os.mkfifo),
+          "has no tokenizer", "add the vocab.json"),
+]
+# fmt: on
+
+
+@posix
+@pytest.mark.parametrize(("damage", "says", "do"), FAULTS)
+def test_a_damaged_model_is_refused(damage, says, do, model, suffer):
+    damage(model)
+    suffer("generate", "-m", model, "-n", 3, "Once", code=4, says=says, do=do)
+
+
+def text_of(world, folder, *flags) -> bytes:
+    finished = world.run("generate", "-m", folder, "-n", 8, "-s", 1, *flags, "Once")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == b""
+    return finished.stdout
+
+
+# fmt: off
+UNUSUAL = [
+    (13, "weights in BF16", lambda folder: write_checkpoint(folder, CONFIG, dtype="BF16")),
+    (21, "merges without a line end", edit("merges.txt", bytes.rstrip)),
+    (21, "merges with the line ends of Windows",
+     edit("merges.txt", lambda raw: raw.replace(b"\n", b"\r\n"))),
+    (9, "tensors named in another order", reordered),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(change, id=name, marks=pytest.mark.fault(number, name, 0, intact="the text"))
+        for number, name, change in UNUSUAL
+    ],
+)
+def test_what_is_unusual_but_right_gives_the_text(damage, model, world):
+    expected = text_of(world, model)
+    damage(model)
+    found = text_of(world, model)
+    assert found == expected or "BF16" in json.dumps(
+        [t["dtype"] for n, t in header_of(model).items() if n != "__metadata__"]
+    )
+
+
+def header_of(folder: Path) -> dict[str, dict[str, object]]:
+    raw = (folder / WEIGHTS).read_bytes()
+    return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+
+
+@pytest.mark.fault(14, "a weight that is nan, with -v", 4, intact=FOLDER)
+def test_verbose_names_the_weight_that_is_damaged(model, world):
+    poison(math.nan)(model)
+    finished = world.run("generate", "-m", model, "-v", "-n", 3, "Once")
+    assert finished.returncode == 4
+    assert b"gpt-cli: not finite: h.1.mlp.c_fc.weight\n" in finished.stderr
+
+
+@pytest.mark.fault(22, "rows of wte that are no tokens", 0, intact="no such token is drawn")
+def test_rows_of_padding_are_never_drawn(world):
+    folder = write_checkpoint(world.root / "model", CONFIG | {"vocab_size": 400})
+    flags = ("--temperature", 100, "--top-k", 0, "--top-p", 1, "-n", 60, "--json", "--logprobs", 0)
+    finished = world.run("generate", "-m", folder, *flags, "Once")
+    assert finished.returncode == 0
+    ids = [token["id"] for token in json.loads(finished.stdout)["logprobs"]]
+    assert max(ids) < len(VOCAB)

@@ -1,0 +1,117 @@
+"""A small world for a command to run in, and what every fault must leave of it.
+
+Each command of the suite is a process of its own. Whatever happens to it: it ends in time, with the
+exit code that is documented; standard error has one line, which says what is wrong and what to do;
+standard output has nothing that is no result; and no file of its world is changed, left over or
+half-written.
+"""
+
+import hashlib
+import os
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from processes import COMMAND
+
+LIMIT = 60  # seconds that a command may take, on a busy machine
+Suffer = Callable[..., str]
+
+
+class World:
+    """Folders that a process takes for its home, its scratch, its cache and its place.
+
+    Attributes:
+        env: the variables of the processes in it.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root
+        folders = {"HOME": "home", "TMPDIR": "tmp", "HF_HOME": "huggingface"}
+        self.env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "HUGGINGFACE_", "XDG_", "GPT_CLI_MODEL"))
+        }
+        self.env |= {name: str(root / folder) for name, folder in folders.items()}
+        self.place = root / "place"
+        for name in ("home", "tmp", "place"):
+            (root / name).mkdir()
+
+    def start(self, *arguments: object, **options: Any) -> "subprocess.Popen[bytes]":
+        """Start a command, its three streams piped."""
+        pipes = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "env": self.env | options.pop("env", {}),
+            "cwd": self.place,
+        }
+        return subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes | options)
+
+    def run(
+        self, *arguments: object, stdin: bytes = b"", limit: float = LIMIT, **options: Any
+    ) -> "subprocess.CompletedProcess[bytes]":
+        """Run a command to its end, which must come in time."""
+        with self.start(*arguments, **options) as process:
+            try:
+                out, errors = process.communicate(stdin, timeout=limit)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+    def suffer(
+        self,
+        *arguments: object,
+        code: int,
+        says: str,
+        do: str,
+        changes: bool = False,
+        **options: Any,
+    ) -> str:
+        """Run a command that must fail as it should; return what it says, without this place.
+
+        Args:
+            arguments: of the command.
+            code: the exit code.
+            says: a part of the message that says what is wrong,
+            do: and a part that says what to do.
+            changes: files may change.
+            options: those of `run`.
+        """
+        before = self.tree()
+        finished = self.run(*arguments, **options)
+        message = check_failure(finished, code)
+        assert says in message
+        assert do in message
+        assert changes or self.tree() == before
+        return message.removeprefix("gpt-cli: error: ").replace(str(self.root), "PATH")
+
+    def tree(self) -> dict[str, str]:
+        """Return what is in this world: each path with what it holds."""
+        return {str(path.relative_to(self.root)): _content(path) for path in self.root.rglob("*")}
+
+
+def check_failure(finished: "subprocess.CompletedProcess[bytes]", code: int) -> str:
+    """Check what is true of every failure, and return its line."""
+    errors = finished.stderr.decode()
+    assert finished.returncode == code, errors
+    assert errors.startswith("gpt-cli: error: ")
+    assert errors.endswith("\n")
+    assert errors[:-1].isprintable(), "one line, and nothing that moves a terminal's cursor"
+    assert len(errors) < 600
+    assert finished.stdout == b""
+    return errors[:-1]
+
+
+def _content(path: Path) -> str:
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return f"-> {path.readlink()}"
+    if stat.S_ISREG(mode) and path.stat().st_size < 2**30:  # and no file of holes
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return stat.filemode(mode)
