@@ -32,8 +32,10 @@ STATUS_FAULTS = {
     "404-entry": (404, "EntryNotFound"),
     "404-repo": (404, "RepoNotFound"),
     "404-revision": (404, "RevisionNotFound"),
+    "416": (416, None),
     "418": (418, None),
     "429": (429, None),
+    "429-wait": (429, None),  # and a day to wait
     "500": (500, None),
     "503": (503, None),
 }
@@ -45,6 +47,10 @@ STATUS_FAULTS = {
 #   drop-half   close it after half of the body
 #   stall-half  say nothing more after half of the body
 #   wrong-bytes a body of the right length with one bit flipped
+#   too-short   a body that lacks a byte, and too-long, one with a byte more; both with their length
+#   trickle     a body in 20 pieces, with pauses
+#   416-resume  close it after half of the body, and refuse to send the rest later
+CUT = ("drop-half", "stall-half", "416-resume", "trickle")
 
 
 class Request(NamedTuple):
@@ -228,19 +234,29 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fault == "wrong-bytes":
             body = body[:-1] + bytes([body[-1] ^ 1])
         body = body[start:]
+        body = {"too-short": body[:-1], "too-long": body + b"\0"}.get(self.fault, body)
         half = len(body) // 2
-        if self.fault not in ("drop-half", "stall-half") or self.command == "HEAD":
+        if self.command == "HEAD" or self.fault not in CUT:
             self.answer(status, body, headers)
-            return
-        self.answer(status, body, headers, send=half)
-        if self.fault == "stall-half":
-            self.wfile.flush()
-            hub.half_sent.set()
-            hub._closing.wait()
-        self.close_connection = True
+        elif self.fault == "trickle":
+            self.answer(status, body, headers, send=0)
+            for start in range(0, len(body), len(body) // 20 + 1):
+                self.wfile.write(body[start : start + len(body) // 20 + 1])
+                self.wfile.flush()
+                time.sleep(0.05)
+        elif self.fault == "416-resume" and range_:
+            self.error(416, None)
+        else:
+            self.answer(status, body, headers, send=half)
+            if self.fault == "stall-half":
+                self.wfile.flush()
+                hub.half_sent.set()
+                hub._closing.wait()
+            self.close_connection = True
 
     def error(self, status: int, code: str | None, message: str | None = None) -> None:
-        headers = {"X-Error-Code": code, "X-Error-Message": message}
+        wait = "86400" if self.fault == "429-wait" else None
+        headers = {"X-Error-Code": code, "X-Error-Message": message, "Retry-After": wait}
         body = b'{"error": "two\\nlines"}'
         self.answer(status, body, {name: value for name, value in headers.items() if value})
 

@@ -118,7 +118,7 @@ def _folder_of(
 def download(
     name: str, *, revision: str | None = None, to: Path | None = None, quiet: bool = False
 ) -> Path:
-    """Fetch a model's files as the Hub has them now, check their sha256, and give their folder.
+    """Fetch a model's files as the Hub has them now, check their hashes, and give their folder.
 
     They go to the Hub's cache, or to `to`: a plain folder that appears only when it is whole.
 

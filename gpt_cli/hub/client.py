@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -12,11 +13,12 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, ResourceError
 from gpt_cli.files import read_small
 from gpt_cli.hub.local import (
+    CONFIG,
     INDEX,
     cache_folder,
     format_size,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 _FIRST_ANSWER = 2.0
 _PAUSES = (1.0, 2.0)  # seconds before that first question is put again to a Hub that is overloaded
 _OVERLOADED = (429, 500, 502, 503, 504)
+_HEAD_ANSWER = 10.0  # seconds for a later question; the client would wait for 6 times 60
+_LONGEST_WAIT = 20  # seconds that an overloaded server may ask for; the client would wait silently
 
 WAY_OUT = "or use a model that is here (`gpt-cli models` lists them), such as `--model tiny`"
 
@@ -80,23 +84,21 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
 
     def fetch(name: str, revision: str = commit) -> Path:
         with _client(repo, revision, bars):
-            path = Path(
+            return Path(
                 api.hf_hub_download(
                     repo, name, revision=revision, cache_dir=cache_folder(), local_dir=to
                 )
             )
-        if lfs := listed[name].lfs:
-            _check_sha256(path, lfs.sha256, f"{repo}/{name}")
-        return path
 
     names = model_files(listed, repo, lambda: read_small(fetch(INDEX)))
     _check_space(repo, [listed[name] for name in names], to, say=not quiet and not bars)
     for name in names[:-1]:
-        fetch(name)
+        _check_hash(fetch(name), listed[name], f"{repo}/{name}")
     # By its revision's name and not by the commit: so the client records what the name stands for.
     config = fetch(names[-1], commit if to else revision)
     if not to and config.parent.name != commit:
         raise ModelNotFoundError(f"{repo} changed during the download: run the command again")
+    _check_hash(config, listed[CONFIG], f"{repo}/{CONFIG}")
     return config.parent
 
 
@@ -117,9 +119,17 @@ def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say:
         print(f"downloading {repo} ({format_size(missing)})", file=sys.stderr)
 
 
-def _check_sha256(path: Path, expected: str, name: str) -> None:
+def _check_hash(path: Path, listed: "RepoSibling", name: str) -> None:
+    """Compare a file with its sha256, or a small one with the hash that git has of it."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if listed.lfs:
+            kind, expected = "sha256", listed.lfs.sha256
+            digest = hashlib.file_digest(file, "sha256")
+        else:
+            kind, expected = "git hash", str(listed.blob_id)
+            data = file.read()
+            digest = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+    found = digest.hexdigest()
     if found == expected:
         return
     while path.is_symlink():  # a snapshot's file is a link to a blob, and a blob may be one too
@@ -128,7 +138,7 @@ def _check_sha256(path: Path, expected: str, name: str) -> None:
         path = target
     path.unlink()
     raise CheckpointError(
-        f"{name} is damaged: its sha256 is {found:.12}… and not {expected:.12}…; "
+        f"{name} is damaged: its {kind} is {found:.12}… and not {expected:.12}…; "
         "it was deleted, run the command again"
     )
 
@@ -176,6 +186,7 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from huggingface_hub import get_session
         from huggingface_hub.utils import logging as client_log
         from huggingface_hub.utils.tqdm import (
             are_progress_bars_disabled,
@@ -187,6 +198,9 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
         client_log.set_verbosity(logging.CRITICAL)
         if not bars:
             disable_progress_bars()
+        hooks = get_session().event_hooks
+        hooks["request"].append(_limit_patience)
+        hooks["response"].append(_refuse_long_waits)
         try:
             yield
         except Exception as error:
@@ -194,9 +208,34 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
                 raise  # of the disk
             raise ModelNotFoundError(_explain(error, repo, revision)) from error
         finally:
+            hooks["request"].remove(_limit_patience)
+            hooks["response"].remove(_refuse_long_waits)
             client_log.set_verbosity(verbosity)
             if had_bars:
                 enable_progress_bars()
+
+
+def _limit_patience(request: Any) -> None:
+    """Let the questions before a file wait no longer than the client does where it has an answer."""
+    if request.method == "HEAD":
+        most = float(os.getenv("HF_HUB_ETAG_TIMEOUT") or _HEAD_ANSWER)
+        timeouts = request.extensions.get("timeout", {})
+        timeouts.update((kind, min(seconds or most, most)) for kind, seconds in timeouts.items())
+
+
+def _refuse_long_waits(response: Any) -> None:
+    """Raise the client's own error where it would wait for as long as the server asks."""
+    if response.status_code in _OVERLOADED and _wait(response) > _LONGEST_WAIT:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        raise HfHubHTTPError("the server asks for too long a wait", response=response)
+
+
+def _wait(response: Any) -> int:
+    """How many seconds an answer asks to wait, in one of the two headers that the client heeds."""
+    asked = re.findall(r"^\d+$", response.headers.get("Retry-After", ""))
+    asked += re.findall(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
+    return max(map(int, asked), default=0)
 
 
 def _explain(error: BaseException, repo: str, revision: str) -> str:
@@ -222,7 +261,7 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
         case errors.RemoteEntryNotFoundError():
             return f"{repo} has no file {Path(error.response.url.path).name} at {revision}"
         case errors.HfHubHTTPError():
-            return _explain_status(error.response.status_code, repo)
+            return _explain_status(error.response.status_code, _wait(error.response), repo)
         case errors.HFValidationError():
             return f"{repo} cannot be a name on the Hub: {reason}"
         case errors.FileMetadataError():
@@ -241,16 +280,17 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
     return f"the download of {repo} failed ({kind}: {reason}): run the command again"
 
 
-def _explain_status(status: int, repo: str) -> str:
+def _explain_status(status: int, wait: int, repo: str) -> str:
     if status in (401, 403):
         return f"the Hub refuses {repo} to this token ({status}): set HF_TOKEN, or `hf auth login`"
     if status == 404:
         return f"{_endpoint()} has no {repo} (404): check the name, and HF_ENDPOINT if it is set"
     if status == 429:
-        return "the Hub gets too many requests from here (429): wait some minutes, or set HF_TOKEN"
+        time = f"{wait} seconds" if wait else "some minutes"
+        return f"the Hub gets too many requests from here (429): wait {time}, or set HF_TOKEN"
     if status >= 500:
         return f"the Hub is out of order ({status}): try again later, {WAY_OUT}"
-    return f"the Hub refuses {repo} ({status})"
+    return f"the Hub refuses {repo} ({status}): try again later, {WAY_OUT}"
 
 
 def _endpoint() -> str:

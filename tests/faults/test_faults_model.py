@@ -230,7 +230,8 @@ FAULTS = [
     *(fault(21, f"an id that is {value}", edit("vocab.json", lambda raw, value=value:
             raw.replace(b": 5,", b": " + value.encode() + b",")), "tokenizer files", "download")
       for value in ("-5", "5.5", '"5"', "1e5", "null", "9" * 30)),
-    fault(21, "an id that is true", edit("vocab.json", lambda raw: raw.replace(b": 5,", b": true,")),
+    fault(21, "an id that is true",
+          edit("vocab.json", lambda raw: raw.replace(b": 5,", b": true,")),
           "", "download it again"),
     fault(21, "two tokens of one id", edit("vocab.json", lambda raw: raw.replace(b": 5,", b": 6,")),
           "", "download it again"),

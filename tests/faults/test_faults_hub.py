@@ -1,0 +1,260 @@
+"""A Hub, and the network before it, with each fault: afterwards there is a whole model, or none."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from checkpoints import CASES
+from loopback_hub import LoopbackHub
+from processes import posix
+
+pytestmark = posix
+
+REPO = "acme/gpt"
+NONE = "no model in the cache; the next download is whole"
+AGAIN = "run the command again"
+LATER = "try again later"
+NETWORK = "check the network and the proxy"
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture
+def files(world) -> dict[str, bytes]:
+    """A model that computes."""
+    folder = CASES["saved"].write(world.root / "published")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def hub(world, files):
+    """A Hub that has it; the world's commands ask no other."""
+    with LoopbackHub(world.root / "hub") as hub:
+        hub.add(REPO, files)
+        world.env |= {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1,localhost"}
+        yield hub
+
+
+def whole(world, files) -> None:
+    """See that a download succeeds now, and brings what was published."""
+    finished = world.run("download", REPO, "-q")
+    assert finished.returncode == 0, finished.stderr
+    folder = Path(finished.stdout.decode().strip())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert world.run("generate", "-m", REPO, "--offline", "-n", 3, "Once").returncode == 0
+
+
+def nothing_is_trusted(world) -> None:
+    """See that nothing in the cache counts as a model."""
+    listed = world.run("models", "--json").stdout.decode().splitlines()
+    assert [json.loads(line)["name"] for line in listed] == ["tiny"]
+    assert world.run("generate", "-m", REPO, "--offline", "Once").returncode == 3
+
+
+def row(number, name, fault, on, says, do, *, code=3, marks=(), **env):
+    marks = [pytest.mark.fault(number, name, code, intact=NONE), *marks]
+    return pytest.param(fault, on, says, do, code, env, id=name, marks=marks)
+
+
+# fmt: off
+FAULTS = [
+    row(24, "404, no such repository", "404-repo", "/api/", "no model acme/gpt", "check the name"),
+    row(25, "404, no such revision", "404-revision", "/api/", "no revision main", "give one"),
+    row(26, "403, gated", "403-gated", "/api/", "is gated", "accept its terms"),
+    row(26, "403, gated in the middle", "403-gated", "HEAD", "is gated", "accept its terms"),
+    row(28, "429 to every question", "429", "/api/", "too many requests", "wait some minutes"),
+    row(28, "500 to every question", "500", "/api/", "out of order (500)", LATER),
+    row(28, "503 to every question", "503", "/api/", "out of order (503)", LATER),
+    row(28, "503 to every file", "503", "/cdn/", "out of order (503)", LATER, marks=[SLOW]),
+    row(29, "the connection drops at half", "drop-half", "/cdn/", "failed", AGAIN, marks=[SLOW]),
+    row(30, "no answer", "stall", "/api/", "does not answer", NETWORK),
+    row(30, "no answer for a file", "stall", "vocab.json", "does not answer", NETWORK,
+        HF_HUB_ETAG_TIMEOUT="1", marks=[SLOW]),
+    row(30, "silence after half of a file", "stall-half", "/cdn/", "does not answer", NETWORK,
+        HF_HUB_DOWNLOAD_TIMEOUT="1", marks=[SLOW]),
+    row(58, "401", "401", "/api/", "refuses acme/gpt", "set HF_TOKEN"),
+    row(58, "401, a bad token", "401-token", "/api/", "to this token (401)", "set HF_TOKEN"),
+    row(58, "403", "403", "/api/", "to this token (403)", "set HF_TOKEN"),
+    row(58, "404 that is no Hub's", "404-bare", "/api/", "(404)", "check the name"),
+    row(58, "404 of a file that is listed", "404-entry", "vocab.json", "no file vocab.json", "/"),
+    row(58, "416", "416", "/cdn/", "(416)", LATER),
+    row(58, "418", "418", "/api/", "(418)", LATER),
+    row(58, "429, and a day to wait", "429-wait", "/api/", "(429)", "wait 86400 seconds"),
+    row(58, "429, and a day to wait for a file", "429-wait", "/cdn/", "(429)",
+        "wait 86400 seconds"),
+    row(58, "a page of a hotel's network", "html", "/api/", "failed", AGAIN),
+    row(58, "answers without a Hub's headers", "no-headers", "vocab.json", "as a Hub does",
+        "check HF_ENDPOINT and the proxy"),
+    row(58, "no answer, and a closed connection", "drop", "/api/", "failed", AGAIN),
+    row(59, "a byte too few", "too-short", "/cdn/", "failed", AGAIN),
+    row(59, "a byte too many", "too-long", "/cdn/", "failed", AGAIN),
+    row(23, "a flipped bit in the weights", "wrong-bytes", "/cdn/", "its sha256 is", AGAIN, code=4),
+    row(23, "a flipped bit in the vocabulary", "wrong-bytes", "vocab.json", "its git hash is",
+        AGAIN, code=4),
+    row(23, "a flipped bit in config.json", "wrong-bytes", "config.json", "its git hash is",
+        AGAIN, code=4),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("fault", "on", "says", "do", "code", "env"), FAULTS)
+def test_a_download_that_fails_leaves_nothing_that_is_trusted(
+    fault, on, says, do, code, env, hub, world, files, suffer
+):
+    hub.fail(fault, on=on)
+    flags = {"env": env, "changes": True, "limit": 120}
+    suffer("download", REPO, "-q", code=code, says=says, do=do, **flags)
+    hub.heal()
+    nothing_is_trusted(world)
+    whole(world, files)
+
+
+@SLOW
+@pytest.mark.fault(58, "416 when it goes on after half", 3, intact=NONE)
+def test_a_rest_that_is_refused_is_told(hub, world, files, suffer):
+    hub.add(REPO, {"model.safetensors": bytes(24_000_000)})  # the client writes pieces of 10 MiB
+    hub.fail("416-resume", on="/cdn/")
+    suffer("download", REPO, "-q", code=3, says="(416)", do=LATER, changes=True)
+    assert any("range" in request.headers for request in hub.requests)
+    nothing_is_trusted(world)
+    hub.heal()
+    hub.add(REPO, files)
+    whole(world, files)
+
+
+@pytest.mark.fault(58, "a slow trickle", 0, intact="the model")
+def test_a_slow_network_is_waited_for(hub, world, files):
+    hub.fail("trickle", on="/cdn/")
+    whole(world, files)
+
+
+@pytest.mark.fault(23, "a bit flipped in the cache", 4, intact=NONE)
+def test_a_damaged_file_in_the_cache_is_found_by_the_next_download(hub, world, files, suffer):
+    folder = Path(world.run("download", REPO, "-q").stdout.decode().strip())
+    weights = bytearray(files["model.safetensors"])
+    weights[-9] ^= 4
+    (folder / "model.safetensors").write_bytes(weights)
+    suffer("download", REPO, "-q", code=4, says="its sha256 is", do=AGAIN, changes=True)
+    nothing_is_trusted(world)
+    whole(world, files)
+
+
+@pytest.mark.fault(27, "no network, and nothing in the cache", 3, intact=NONE)
+@pytest.mark.parametrize("flags", [["--offline"], []], ids=["offline", "refused"])
+def test_without_a_network_it_is_said_at_once(flags, world, suffer):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        world.env |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}"}
+    begun = time.monotonic()
+    arguments = ("generate", "-m", REPO, *flags, "Once")
+    suffer(*arguments, code=3, says=REPO, do="--model tiny", changes=not flags)
+    assert time.monotonic() - begun < 10  # 1 on an idle machine
+
+
+@pytest.mark.fault(27, "no network, and the model in the cache", 0, intact="the text")
+def test_without_a_network_a_cached_model_works(hub, world, files):
+    whole(world, files)
+    world.env |= {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert world.run("generate", "-m", REPO, "-n", 3, "Once").returncode == 0
+
+
+@pytest.mark.fault(60, "a proxy that is dead", 3, intact=NONE)
+def test_a_dead_proxy_is_told(hub, world, suffer):
+    world.env |= {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}
+    suffer("download", REPO, code=3, says="cannot reach", do="the proxy", changes=True)
+    assert hub.requests == []
+
+
+@pytest.mark.fault(60, "a proxy on the way", 0, intact="the model")
+def test_a_proxy_is_used(hub, world, files):
+    world.env |= {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub.endpoint, "NO_PROXY": ""}
+    whole(world, files)
+    assert all(request.headers["host"] != hub.endpoint for request in hub.requests)
+
+
+@pytest.mark.fault(31, "two downloads at once", 0, intact="the model")
+def test_two_downloads_at_once_both_succeed(hub, world, files):
+    hub.delay = ("GET /cdn/", 0.5)  # so that they do meet
+    processes = [world.start("download", REPO, "-q") for _ in range(2)]
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0, 0]
+    whole(world, files)
+
+
+@SLOW
+@pytest.mark.fault(61, "20 processes at once on one empty cache", 0, intact="the model, each text")
+def test_many_processes_share_a_cache(hub, world, files):
+    command = ("generate", "-m", REPO, "-n", 5, "-s", 1, "Once")
+    processes = [world.start(*command) for _ in range(20)]
+    outputs = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 20, outputs
+    assert len({text for text, _ in outputs}) == 1
+    whole(world, files)
+    assert not list((world.root / "huggingface").rglob("*.incomplete"))
+
+
+@pytest.mark.fault(32, "kill -9 in the middle of a download", -9, intact=NONE)
+def test_a_killed_download_is_not_trusted(hub, world, files, survive):
+    hub.fail("stall-half", on="/cdn/", times=1)
+    with world.start("download", REPO) as process:
+        assert hub.half_sent.wait(60)
+        process.send_signal(signal.SIGKILL)
+    survive(1)
+    nothing_is_trusted(world)
+    whole(world, files)
+
+
+@SLOW
+@pytest.mark.fault(32, "kill -9 at 25 moments of a download", -9, intact=NONE)
+def test_a_download_killed_at_any_moment_is_whole_or_not_there(hub, world, files, survive):
+    hub.delay = ("/resolve/", 0.05)
+    for moment in range(25):
+        with world.start("download", REPO, "-q") as process:
+            time.sleep(0.1 + 0.06 * moment)
+            process.kill()
+        found = world.run("generate", "-m", REPO, "--offline", "-n", 3, "Once")
+        assert found.returncode in (0, 3), found.stderr
+    survive(25)
+    hub.delay = ("", 0.0)
+    whole(world, files)
+
+
+@pytest.mark.fault(33, "a limit on the size of files, as a full disk", 5, intact=NONE)
+@pytest.mark.parametrize("to", [(), ("--to", "new")], ids=["cache", "folder"])
+def test_a_file_that_finds_no_room_is_told(to, hub, world, files, suffer):
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    arguments = ("download", REPO, "-q", *to)
+    options = {"changes": True, "preexec_fn": small_files}
+    suffer(*arguments, code=5, says="File too large", do="another", **options)
+    assert list(world.place.iterdir()) == []
+    nothing_is_trusted(world)
+    whole(world, files)
+
+
+@pytest.mark.fault(34, "a cache that cannot be written", 5, intact=NONE)
+def test_a_cache_that_cannot_be_written_is_told(hub, world, suffer):
+    (world.root / "file").touch()
+    env = {"HF_HUB_CACHE": str(world.root / "file" / "cache")}
+    suffer("download", REPO, "-q", code=5, says="cannot use", do="HF_HOME", env=env)
+
+
+@pytest.mark.fault(34, "a cache of somebody else's", 5, intact=NONE)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_a_cache_of_another_user_is_read_and_not_written(hub, world, files):
+    world.root.chmod(0o755)
+    for parent in world.root.parents:
+        if parent.stat().st_uid == 0 and not parent.stat().st_mode & 1:
+            pytest.skip(f"another user cannot see {parent}")
+    cache = world.root / "huggingface"
+    cache.mkdir(mode=0o755)
+    finished = world.run("download", REPO, user=65534)
+    assert finished.returncode == 5
+    assert b"Permission denied; HF_HOME sets another place" in finished.stderr
+    whole(world, files)
+    assert world.run("generate", "-m", REPO, "-n", 3, "Once", user=65534).returncode == 0
