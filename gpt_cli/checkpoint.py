@@ -196,19 +196,28 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
             version = _version(file)
         with safe_open(path, framework="np"):
             pass  # this has checked the lengths, the offsets and the shapes
-        pairs = json.loads(header, object_pairs_hook=list)
+        tensors = [
+            (name, _tensor(path, version, 8 + length, dict(fields)))
+            for name, fields in json.loads(header, object_pairs_hook=list)
+            if name != "__metadata__"
+        ]
     except (SafetensorError, OSError, *MALFORMED) as error:
         raise CheckpointError(f"{path} is not safetensors: {_what_it_is(path, error)}") from None
-    for name, fields in pairs:
-        if name != "__metadata__":
-            entry = dict(fields)
-            offset = 8 + length + entry["data_offsets"][0]
-            yield name, Tensor(path, version, offset, entry["dtype"], tuple(entry["shape"]))
+    yield from tensors
 
 
 def _version(file: RawIOBase | BufferedReader) -> tuple[int, ...]:
     about = os.fstat(file.fileno())
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def _tensor(path: Path, version: tuple[int, ...], start: int, entry: dict[str, Any]) -> Tensor:
+    """Return the tensor of which a header has this entry; its offsets count from `start`."""
+    dtype = entry["dtype"]
+    if not isinstance(dtype, str):  # the library also knows JSON's other ways to write an enum
+        raise TypeError(f"{dtype!r:.40} is no dtype")
+    offset = start + entry["data_offsets"][0]
+    return Tensor(path, version, offset, dtype, tuple(entry["shape"]))
 
 
 def _what_it_is(path: Path, error: Exception) -> str:

@@ -223,6 +223,11 @@ DAMAGED_FILES = {
         "",
     ),
     "a shape of another size": (header(b'{"x":{' + entry(0, 4, "[2]") + b"}}", bytes(4)), ""),
+    "a tensor that is a list": (header(b'{"x":["F32",[1],[0,4]]}', bytes(4)), ""),
+    "a dtype that is an object": (
+        header(b'{"x":{' + entry(0, 4).replace(b'"F32"', b'{"F32":null}') + b"}}", bytes(4)),
+        "is no dtype",
+    ),
     "a negative shape": (header(b'{"x":{' + entry(0, 4, "[-1]") + b"}}", bytes(4)), ""),
     "an LFS pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:2483\nsize 548105171\n",
