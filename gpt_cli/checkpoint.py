@@ -43,6 +43,7 @@ _MATCHING = "get weights and config.json of one and the same GPT-2"
 
 T = TypeVar("T", bound=Rows)
 
+INDEX = "model.safetensors.index.json"
 SCALE = "_scale"  # at the end of the names of an int8 matrix's scales
 
 # What a file that is no safetensors file begins with.
@@ -155,7 +156,7 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the one file `model.safetensors`, or the shards that its index names."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = folder / "model.safetensors", folder / INDEX
     if single.is_file():
         return [single]
     if not index.is_file():
@@ -174,8 +175,10 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{index} names {str(shard)!r:.80}, which is no file beside it: do not trust this "
                 "model, and get another copy"
             )
-        if not shard.is_file():
-            raise CheckpointError(f"{shard} is missing, and the index names it: download it too")
+        if not os.path.isfile(shard):  # noqa: PTH113 (never raises, however long the name is)
+            raise CheckpointError(
+                f"{shard!s:.300} is missing, and {INDEX} names it: download it too"
+            )
     return shards
 
 

@@ -305,7 +305,19 @@ def test_shards_that_are_not_all_in_the_index_lack_tensors(sharded):
 
 @pytest.mark.parametrize(
     "path",
-    ["../{}", "/etc/{}", "sub/{}", "sub/../{}", "..", ".", "/", "", "pytorch_model.bin", "a\0b"],
+    [
+        "../{}",
+        "/etc/{}",
+        "sub/{}",
+        "sub/../{}",
+        "..",
+        ".",
+        "/",
+        "",
+        "pytorch_model.bin",
+        "a\0b",
+        "x" * 300 + "{}",
+    ],
 )
 def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, path):
     (sharded.parent / SHARDS[0]).write_bytes((sharded / SHARDS[0]).read_bytes())
