@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any, TypeVar
@@ -275,9 +275,12 @@ def is_transposed(name: str) -> bool:
 
 def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
     """Count a model's parameters, and the bytes that it takes: its weights, and a full context."""
-    shapes = dict(expected_shapes(config))
-    parameters = sum(map(math.prod, shapes.values()))
-    matrices = sum(math.prod(shape) for name, shape in shapes.items() if is_matrix(name, shape))
+    parameters = matrices = 0
+    # All layers are alike, and a damaged file may tell of a million.
+    for name, shape in expected_shapes(replace(config, n_layer=1)):
+        count = math.prod(shape) * (config.n_layer if name.startswith("h.") else 1)
+        parameters += count
+        matrices += count if is_matrix(name, shape) else 0
     saved = {"float32": 0, "float16": 2 * matrices, "int8": 3 * matrices - 2 * matrices // BLOCK}
     weights = 4 * parameters - saved[dtype]
     number = 4 if dtype == "float32" else 2  # bytes in the cache

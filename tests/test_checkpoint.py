@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,15 @@ def test_the_published_models_have_their_known_numbers_of_parameters(
     assert counts["parameters"] == parameters
     assert counts["weights_bytes"] == 4 * parameters
     assert counts["kv_cache_bytes"] == 8 * layers * width * 1024
+
+
+def test_a_million_layers_are_counted_without_a_list():
+    tracemalloc.start()
+    counts = checkpoint.memory(GPT2Config(n_layer=2**20))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+    assert counts["parameters"] == 39_385_344 + 2**20 * 7_087_872
 
 
 # --- tensors that do not fit ---------------------------------------------------------------------
