@@ -97,7 +97,7 @@ class GPT2Config:
                 raise ValueError(f"n_embd {config.n_embd} is no multiple of n_head {config.n_head}")
         except _OtherModelError as error:
             raise CheckpointError(f"{source}: {error}: choose a GPT-2, which runs here") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{source}: {error}; mend the file or get it again") from None
         return config
 

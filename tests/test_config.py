@@ -149,6 +149,15 @@ def test_an_endless_value_is_not_repeated_in_full():
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize("name", ["model_type", "n_layer", "activation_function", "eos_token_id"])
+def test_a_value_that_is_too_deep_to_be_shown_is_refused(name):
+    value: list = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(CheckpointError, match="recursion"):
+        GPT2Config.from_dict({name: {"value": value}})
+
+
 def test_the_heads_must_divide_the_width():
     with pytest.raises(CheckpointError, match="n_embd 32 is no multiple of n_head 5"):
         GPT2Config.from_dict(CONFIG | {"n_head": 5})
