@@ -77,6 +77,8 @@ class Tokenizer:
         # Transformers also lists a token that is added although the BPE has it; it needs no place.
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
         self.special = {token: id for token, id in vocab.items() if id not in in_bpe} | added
+        if "" in self.special:  # tiktoken would find it without end
+            raise CheckpointError(f"{source}: a token has no text")
         self._byte_ids = [ranks[bytes([byte])] for byte in range(256)]
         self._bytes = {id: token for token, id in ranks.items()}
         self._bytes |= {id: token.encode() for token, id in self.special.items()}

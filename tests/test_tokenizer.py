@@ -269,6 +269,8 @@ DAMAGES = {
     "an id that is negative": {"vocab.json": changed_vocab(a=-1)},
     "an id beyond 32 bits": {"vocab.json": changed_vocab(a=2**40)},
     "a special id beyond 32 bits": {"vocab.json": changed_vocab(x_y=2**40)},
+    "a token of no text": {"vocab.json": changed_vocab(**{"": 1000})},
+    "an added token of no text": {"added_tokens.json": b'{"": 1000}'},
     "merges of no UTF-8": {"merges.txt": b"\xff\xff"},
     "merges of unknown tokens": {"merges.txt": b"q x\n"},
     "merges beyond the alphabet": {"merges.txt": "q 中\n".encode()},
