@@ -90,7 +90,7 @@ def generate(
         quiet=quiet,
         passes=max_tokens,
     )
-    run = engine.run([text] * samples, options)
+    run = engine.run([text] * min(samples, sys.maxsize), options)  # more would overflow
     streaming = stream and samples == 1 and not as_json
     prefix = text if echo else ""
     interrupted = not _finish(run, prefix if streaming else None)
