@@ -862,7 +862,7 @@ def test_on_a_terminal_records_are_not_mixed_with_progress(tmp_path):
 @pytest.mark.parametrize(
     "flag",
     [
-        *(f"--batch-size={size}" for size in ("0", "-1", "many", "", "1.5", "²")),
+        *(f"--batch-size={size}" for size in ("0", "-1", "many", "", "1.5", "²", "9" * 5000)),
         "--format=xml",
         "--temperature=nan",
         "--stop=",

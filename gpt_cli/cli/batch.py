@@ -133,6 +133,10 @@ def _complete(
 def _batch_size(given: str) -> int | None:
     if given == "auto":
         return None
-    if not given.isdecimal() or int(given) == 0:
-        raise InputError(f"--batch-size must be auto, or 1 or more, not {given}")
-    return int(given)
+    try:
+        size = int(given) if given.isdecimal() else 0
+    except ValueError:  # of thousands of digits
+        size = 0
+    if size == 0:
+        raise InputError(f"--batch-size must be auto, or 1 or more, not {given:.40}")
+    return size
