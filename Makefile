@@ -7,7 +7,7 @@ else
   BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test faults test-gpu check format bench clean
+.PHONY: demo test faults fuzz test-gpu check format bench clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
@@ -34,6 +34,10 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev  ## speed and memory on a model of 124M parameters with random weights
 	$(BIN)/python benchmarks/run.py
 
+SECONDS ?= 60
+fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 if any goes wrong
+	$(BIN)/python tests/fuzz/run.py $(SECONDS)
+
 clean:
 	rm -rf $(VENV)
 
@@ -45,4 +49,8 @@ $(VENV)/.demo: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
 	touch $@

@@ -1,0 +1,144 @@
+"""Fuzz the targets: `python tests/fuzz/run.py SECONDS [TARGET ...] [--keep]`.
+
+Two processes at a time share the seconds. Inputs that reach something new are collected in
+build/fuzz/corpus; inputs that show an error are written to build/fuzz/findings, and then the exit
+code is 1. A target ends with its first finding: the next ones are mostly the same again.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from targets import TARGETS
+
+HERE = Path(__file__).parent
+KEPT = HERE / "corpus"
+BUILD = HERE.parents[1] / "build" / "fuzz"
+PROCESSES = 2
+# Bytes of an input; what checks text piece by piece takes the square of its length.
+LONGEST = dict.fromkeys(TARGETS, 8000) | {"stops": 48, "decoder": 48}
+SHM = Path("/dev/shm")  # a target writes its files here: on a disk, they would take all the time
+
+
+@dataclass
+class Result:
+    """What has come of fuzzing one target."""
+
+    target: str
+    executions: int
+    seconds: float
+    corpus: int
+    edges: int
+    features: int
+    crashes: int
+    hangs: int
+
+    def row(self) -> str:
+        """Return a row of the table."""
+        rate = self.executions / self.seconds
+        return (
+            f"| {self.target} | {self.executions:,} | {rate:,.0f} | {self.corpus} "
+            f"| {self.edges} | {self.features} | {self.crashes} | {self.hangs} |"
+        )
+
+
+HEADER = """\
+| target | executions | a second | corpus | edges | features | crashes | hangs |
+|-|-|-|-|-|-|-|-|"""
+
+
+def fuzz(target: str, seconds: int) -> Result:
+    """Fuzz one target, in a process of its own."""
+    collected, findings = BUILD / "corpus" / target, BUILD / "findings" / target
+    for folder in (collected, findings):
+        folder.mkdir(parents=True, exist_ok=True)
+    for old in findings.iterdir():
+        old.unlink()
+    start = time.perf_counter()
+    log = libfuzzer(
+        target,
+        f"-max_total_time={seconds}",
+        "-timeout=10",  # seconds for one input
+        "-rss_limit_mb=2048",
+        f"-max_len={LONGEST[target]}",
+        f"-artifact_prefix={findings}/",
+        "-print_final_stats=1",
+        str(collected),
+        str(KEPT / target),
+    )
+    elapsed = time.perf_counter() - start
+    (BUILD / f"{target}.log").write_text(log, encoding="utf-8")
+    found = [path.name.partition("-")[0] for path in findings.iterdir()]
+    status = re.findall(r"^#(\d+)\s.*cov: (\d+) ft: (\d+) corp: (\d+)", log, re.MULTILINE)
+    executions, edges, features, corpus = map(int, status[-1]) if status else (0, 0, 0, 0)
+    return Result(
+        target,
+        executions,
+        elapsed,
+        corpus,
+        edges,
+        features,
+        crashes=sum(kind in ("crash", "oom") for kind in found),
+        hangs=found.count("timeout"),
+    )
+
+
+def keep(target: str) -> None:
+    """Copy the collected inputs that reach what no kept one does, as few as can be."""
+    # Without counters: how often an edge is taken is new too often.
+    libfuzzer(
+        target, "-merge=1", "-use_counters=0", str(KEPT / target), str(BUILD / "corpus" / target)
+    )
+
+
+def libfuzzer(target: str, *arguments: str) -> str:
+    """Run the fuzzer and return what it says.
+
+    Raises:
+        RuntimeError: it has ended by itself, and not for an input that shows an error.
+    """
+    with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as folder:
+        finished = subprocess.run(
+            [sys.executable, HERE / "fuzzer.py", target, *arguments],
+            env=os.environ | {"TMPDIR": folder},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+    if finished.returncode and "Test unit written to" not in finished.stdout:
+        raise RuntimeError(f"the fuzzer of {target} has failed:\n{finished.stdout[-2000:]}")
+    return finished.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seconds", type=int)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument("--keep", action="store_true", help="add new inputs to tests/fuzz/corpus")
+    arguments = parser.parse_args()
+    targets = arguments.targets or list(TARGETS)
+    if unknown := set(targets) - TARGETS.keys():
+        parser.error(f"unknown targets: {', '.join(sorted(unknown))}")
+    share = max(1, arguments.seconds * PROCESSES // max(PROCESSES, len(targets)))
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        results = list(pool.map(lambda target: fuzz(target, share), targets))
+        if arguments.keep:
+            list(pool.map(keep, targets))
+    print(HEADER, *(result.row() for result in results), sep="\n")
+    if any(result.crashes or result.hangs for result in results):
+        print(f"\nThe inputs are in {BUILD / 'findings'}, and what was said in {BUILD}/TARGET.log.")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,330 @@
+"""What is fuzzed: functions that take any bytes, and raise where the program is wrong about them.
+
+Each knows what may come of its bytes: a result that it checks, or an error that a user is told.
+"""
+
+import atexit
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from gpt_cli import checkpoint
+from gpt_cli.batch import row_options
+from gpt_cli.checkpoint import Tensor
+from gpt_cli.cli.report import error_record, json_line
+from gpt_cli.cli.rows import read_rows
+from gpt_cli.config import ACTIVATIONS, GPT2Config
+from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.generate import Options, StopStrings
+from gpt_cli.ops.int8 import Int8Rows
+from gpt_cli.tokenizer import StreamDecoder, Tokenizer
+
+FOLDER = Path(tempfile.mkdtemp(prefix="gpt-cli-fuzz-"))
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
+
+
+def fresh(folder: str) -> Path:
+    """Make an empty folder."""
+    path = FOLDER / folder
+    path.mkdir()
+    return path
+
+
+# --- safetensors ---------------------------------------------------------------------------------
+
+BITS = {"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32}
+BITS |= {"F16": 16, "BF16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8}
+BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
+BITS |= {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
+
+WEIGHTS = fresh("weights") / "model.safetensors"
+
+
+def safetensors(data: bytes) -> None:
+    """The bytes are `model.safetensors`."""
+    WEIGHTS.write_bytes(data)
+    try:
+        found = checkpoint.find_tensors(WEIGHTS.parent)
+    except CheckpointError as error:
+        assert str(error)
+        return
+    tensors: list[Tensor] = []
+    for rows in found.values():
+        tensors += (rows.weight, rows.scale) if isinstance(rows, Int8Rows) else (rows,)
+    end_of_last = 8 + int.from_bytes(data[:8], "little")
+    for tensor in sorted(tensors, key=span):
+        start, end = span(tensor)
+        assert end_of_last <= start <= end <= len(data)
+        end_of_last = end
+        # GPT-2 has only vectors and matrices; other tensors are refused before they are read.
+        if len(tensor.shape) in (1, 2) and start < end:
+            check_numbers(tensor, data[start:end])
+
+
+def span(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor begins and ends in its file."""
+    bits = math.prod(tensor.shape) * BITS[tensor.dtype]
+    assert bits % 8 == 0
+    return tensor.offset, tensor.offset + bits // 8
+
+
+def check_numbers(tensor: Tensor, data: bytes) -> None:
+    """Read a tensor whole, and compare it with its bytes."""
+    if tensor.dtype in ("F32", "I8"):
+        assert tensor[:].tobytes() == data
+    elif tensor.dtype == "F16":
+        expected = np.frombuffer(data, "<f2").astype("<f4")
+        assert np.array_equal(tensor[:].ravel(), expected, equal_nan=True)
+    elif tensor.dtype == "BF16":
+        halves = tensor[:].view("<u2").reshape(-1, 2)
+        assert halves[:, 1].tobytes() == data
+        assert not halves[:, 0].any()
+
+
+SHARDS = fresh("shards")
+for file in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "other.bin"):
+    (SHARDS / file).touch()
+fresh("shards/folder.safetensors")
+(fresh("shards/below") / "model.safetensors").touch()
+
+
+def shards(data: bytes) -> None:
+    """The bytes are `model.safetensors.index.json`, beside two shards and what is none."""
+    (SHARDS / "model.safetensors.index.json").write_bytes(data)
+    try:
+        paths = checkpoint.weight_files(SHARDS)
+    except CheckpointError as error:
+        assert str(error)
+        return
+    beside = [path for path in SHARDS.glob("*.safetensors") if path.is_file()]
+    assert len(set(paths)) == len(paths)
+    assert set(paths) <= set(beside)
+
+
+# --- configuration -------------------------------------------------------------------------------
+
+CONFIG = fresh("config")
+
+
+def config(data: bytes) -> None:
+    """The bytes are `config.json` and, behind a zero byte if there is one, the other file."""
+    first, *others = data.split(b"\0", 1)
+    (CONFIG / "config.json").write_bytes(first)
+    generation = CONFIG / "generation_config.json"
+    generation.unlink(missing_ok=True)
+    for other in others:
+        generation.write_bytes(other)
+    try:
+        config = GPT2Config.from_folder(CONFIG)
+    except CheckpointError as error:
+        assert str(error)
+        return
+    V, S, C, L = config.vocab_size, config.n_positions, config.n_embd, config.n_layer
+    inner = config.inner_size
+    for size in (V, S, C, L, inner, config.n_head):
+        assert type(size) is int
+        assert 1 <= size <= 4 * 2**20
+    assert S > 1
+    assert config.head_size * config.n_head == C
+    assert 0 < config.layer_norm_epsilon < 1
+    assert config.activation_function in ACTIVATIONS
+    for flag in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "tie_word_embeddings"):
+        assert type(getattr(config, flag)) is bool
+    for id in (config.bos_token_id or 0, *config.eos_token_id):
+        assert type(id) is int
+        assert 0 <= id <= 2**20
+    assert next(checkpoint.expected_shapes(config)) == ("wte.weight", (V, C))
+    block = 4 * C * C + 2 * C * inner + inner + 9 * C
+    heads = 1 if config.tie_word_embeddings else 2
+    for dtype in ("float32", "float16", "int8"):
+        sizes = checkpoint.memory(config, dtype)
+        assert sizes["parameters"] == (heads * V + S + 2) * C + L * block
+        assert sizes["parameters"] < sizes["weights_bytes"] <= 4 * sizes["parameters"]
+
+
+# --- tokenizer -----------------------------------------------------------------------------------
+
+TOKENIZER = fresh("tokenizer")
+TOKENIZER_FILES = ("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.json")
+TEXTS = ("", " the  then\n\n", "H\u00e9, \U0001f600\u200d <|endoftext|>'s", "\0\x85\u3000\ufffd")
+
+
+def byte_tokens() -> bytes:
+    """The part of a vocabulary that every one has: a token for each byte."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = (chr(0x100 + place) for place in range(256 - len(visible)))
+    tokens = [*map(chr, sorted(visible)), *hidden]
+    return json.dumps({token: id for id, token in enumerate(tokens)})[1:-1].encode()
+
+
+BYTE_TOKENS = byte_tokens()
+
+
+def tokenizer(data: bytes) -> None:
+    """The bytes are the files, with zero bytes between them; an empty one is not there.
+
+    A byte 1 in them stands for a token of each byte, with the ids 0 to 255: inputs stay short.
+    """
+    parts = data.split(b"\0")[: len(TOKENIZER_FILES)]
+    for place, name in enumerate(TOKENIZER_FILES):
+        part = parts[place] if place < len(parts) else b""
+        if part:
+            (TOKENIZER / name).write_bytes(part.replace(b"\1", BYTE_TOKENS))
+        else:
+            (TOKENIZER / name).unlink(missing_ok=True)
+    try:
+        tokenizer = Tokenizer.from_folder(TOKENIZER)
+    except CheckpointError as error:
+        assert str(error)
+        return
+    for text in (*TEXTS, *tokenizer.special):
+        for special in (False, True):
+            assert tokenizer.decode(tokenizer.encode(text, special=special)) == text
+    ids = tokenizer.encode_bytes(data)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == data
+    assert not set(ids) & set(tokenizer.missing_ids(300))
+
+
+# --- rows of a batch -----------------------------------------------------------------------------
+
+ROWS = fresh("rows") / "rows"
+FORMS = ("auto", "lines", "jsonl")
+DEFAULTS = Options(seed=1)
+
+
+def rows(data: bytes) -> None:
+    """The first byte chooses the form, the others are the file."""
+    form, data = FORMS[data[0] % len(FORMS) if data else 0], data[1:]
+    ROWS.write_bytes(data)
+    rows = [row for block in read_rows(ROWS, form) for row in block]
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    filled = [number for number, line in enumerate(lines, 1) if line.strip()]
+    assert [row.line for row in rows] == filled
+    assert [row.index for row in rows] == list(range(len(rows)))
+    for row in rows:
+        request = row.request
+        told = {"index": row.index, "id": row.id}
+        if isinstance(request, InputError):
+            json_line(told | error_record(request)).encode()
+            continue
+        if form == "lines":
+            line = lines[row.line - 1]
+            ended = row.line < len(lines)
+            assert request == {"prompt": (line.removesuffix(b"\r") if ended else line).decode()}
+        own = {name: value for name, value in request.items() if name != "prompt"}
+        try:
+            options = row_options(DEFAULTS, own)
+        except InputError as error:
+            json_line(told | error_record(error)).encode()
+            continue
+        check_options(options)
+        json_line(told | vars(options)).encode(errors="surrogatepass")
+
+
+def check_options(options: Options) -> None:
+    """Check what the fields may be, each by itself."""
+    for whole, least in ("max_tokens", 1), ("top_k", 0), ("seed", 0):
+        assert type(getattr(options, whole)) is int
+        assert getattr(options, whole) >= least
+    assert options.seed < 2**64
+    assert options.temperature == 0 or 1e-6 <= options.temperature <= 1e6
+    assert 1e-6 <= options.repeat_penalty <= 1e6
+    assert 0 < options.top_p <= 1
+    assert 0 <= options.min_p <= 1
+    assert isinstance(options.stop, Sequence)
+    assert all(type(stop) is str and stop for stop in options.stop)
+
+
+# --- text while it comes -------------------------------------------------------------------------
+
+
+def stops(data: bytes) -> None:
+    """The parts between bytes 255 are stop strings, but for the last, which is the text.
+
+    The lower two bits of a byte are a letter. The text is cut behind a byte with the highest bit.
+    """
+    *parts, text_part = data.split(b"\xff")
+    strings = [stop for stop in map(letters, parts) if stop]
+    text = letters(text_part)
+    filter = StopStrings(strings)
+    passed, start = "", 0
+    for end, byte in enumerate(text_part, 1):
+        if byte < 0x80 and end < len(text):
+            continue
+        passed += filter.push(text[start:end])
+        start = end
+        expected, found = before_stop(text[:end], strings)
+        assert filter.found == found
+        if found:
+            assert passed == expected
+            assert filter.flush() == ""
+            return
+        assert passed == text[: end - undecided(text[:end], strings)]
+    assert passed + filter.flush() == text
+
+
+def letters(data: bytes) -> str:
+    return "".join("ab\n\U0001f600"[byte & 3] for byte in data)
+
+
+def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """Return what is before the stop string that is complete first, and whether there is one."""
+    for end in range(len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))], True
+    return text, False
+
+
+def undecided(text: str, stops: Sequence[str]) -> int:
+    """Return how much of the end of a text may be the beginning of a stop string."""
+    lengths = range(len(text) + 1)
+    return max(n for n in lengths if n == 0 or any(stop.startswith(text[-n:]) for stop in stops))
+
+
+# What may follow the beginning of a character: nothing, or what completes it, whichever it is.
+FOLLOWING = (b"", b"\x8f\xbf\xbf", b"\xbf\xbf\xbf")
+
+
+def decoder(data: bytes) -> None:
+    """The bytes before a byte 255 say in their lower two bits how long the tokens behind it are."""
+    lengths, _, rest = data.partition(b"\xff")
+    tokens = []
+    for length in lengths:
+        tokens.append(rest[: length & 3])
+        rest = rest[length & 3 :]
+    tokens.append(rest)
+    decoder = StreamDecoder(SimpleNamespace(token_bytes=tokens.__getitem__))
+    taken, given = b"", ""
+    for id, token in enumerate(tokens):
+        taken += token
+        given += decoder.push(id)
+        late = certain(taken).removeprefix(given)
+        # Python waits for a third byte also where the first two can only be half of a surrogate.
+        assert not late or (late == "\ufffd\ufffd" and taken[-2] == 0xED), late
+    assert given + decoder.flush() == taken.decode(errors="replace")
+
+
+def certain(data: bytes) -> str:
+    """Return the part of a text that no further bytes can change."""
+    texts = ((data + more).decode(errors="replace") for more in FOLLOWING)
+    alike = takewhile(lambda found: len(set(found)) == 1, zip(*texts, strict=False))
+    return "".join(found[0] for found in alike)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "safetensors": safetensors,
+    "shards": shards,
+    "config": config,
+    "tokenizer": tokenizer,
+    "rows": rows,
+    "stops": stops,
+    "decoder": decoder,
+}
