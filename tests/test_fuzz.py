@@ -1,0 +1,206 @@
+"""Input that nobody thought of: what the fuzzer has collected, and random flags and logits."""
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fuzz.targets import TARGETS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from gpt_cli.cli import app
+from gpt_cli.errors import InputError
+from gpt_cli.sampling import SamplingParams, sample
+
+CORPUS = Path(__file__).parent / "fuzz" / "corpus"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_that_the_fuzzer_has_collected_goes_wrong(target):
+    inputs = list((CORPUS / target).iterdir())
+    assert inputs
+    for path in inputs:
+        TARGETS[target](path.read_bytes())
+
+
+# --- flags ---------------------------------------------------------------------------------------
+
+# No slash, lest it be a path to anywhere; "\udcff" is a byte that is not UTF-8.
+short_text = st.text(st.sampled_from("ab1.,- \n\u00e9\U0001f600\udcff"), max_size=8)
+numbers = st.one_of(
+    st.integers(-2, 5),
+    st.integers(),
+    st.floats(),
+    st.sampled_from(["1e400", "-0", "1e-400", "9" * 5000, "0x10", "1_0", "\u0663", ""]),
+).map(str)
+values = st.one_of(st.sampled_from(["0", "0.5", "1", "3"]), numbers, short_text)
+few = st.one_of(st.integers(-1, 3).map(str), st.sampled_from(["", "nan", "two", "1.5"]))
+files = st.sampled_from(["in.txt", "rows.jsonl", ".", "no/file", "", "x" * 300])
+
+
+def one_of(*names: str):
+    return st.sampled_from([*names, "", "other"])
+
+
+MODEL = {
+    "--device": one_of("auto", "cpu", "cuda"),
+    "--dtype": one_of("auto", "float32", "float16", "int8"),
+    "--threads": values,
+}
+SAMPLING = {
+    "--max-tokens": few,
+    "--temperature": values,
+    "--top-k": values,
+    "--top-p": values,
+    "--min-p": values,
+    "--repeat-penalty": values,
+    "--seed": values,
+    "--stop": short_text,
+    "--overflow": one_of("error", "truncate", "shift"),
+}
+PERPLEXITIES = {"--max-perplexity": values, "--min-perplexity": values}
+# Each with its flags that have a value, its switches, and what its argument is.
+COMMANDS = {
+    "generate": (
+        MODEL | SAMPLING | {"--samples": few, "--file": files},
+        ["--json", "--echo", "--stats", "--no-stream", "--no-cache", "--special", "--ignore-eos"],
+        short_text,
+    ),
+    "batch": (
+        MODEL
+        | SAMPLING
+        | {"--batch-size": values, "--format": one_of("auto", "lines", "jsonl")}
+        | {"--logprobs": values},
+        ["--resume", "--no-cache", "--special", "--ignore-eos"],
+        files,
+    ),
+    "score": (
+        MODEL | PERPLEXITIES | {"--stride": values},
+        ["--json", "--lines", "--tokens"],
+        files,
+    ),
+    "next": (MODEL | {"--top": values, "--file": files}, ["--json", "--special"], short_text),
+    "rank": (
+        MODEL | {"--choices": short_text, "--choices-file": files, "--by": one_of("byte", "token")},
+        ["--json", "--exact"],
+        short_text,
+    ),
+    "tokenize": ({"--file": files}, ["--json", "--count", "--special"], short_text),
+    "detokenize": ({"--file": files}, ["--offline"], values),
+}
+
+# What is always given, but may be given again.
+FIRST = {"generate": ["-n2"], "batch": ["-n2"], "rank": ["--choices=a,b"]}
+
+
+@st.composite
+def command_lines(draw) -> list[str]:
+    """A command with some of its flags and switches, and mostly one argument."""
+    command = draw(st.sampled_from(sorted(COMMANDS)))
+    flags, switches, argument = COMMANDS[command]
+    chosen = draw(st.lists(st.sampled_from(sorted(flags)), max_size=2, unique=True))
+    given = [f"{flag}={draw(flags[flag])}" for flag in chosen]
+    given += draw(st.lists(st.sampled_from(switches), max_size=2))
+    count = draw(st.sampled_from([1, 1, 1, 1, 0, 2]))
+    arguments = [draw(argument) for _ in range(count)]
+    first = FIRST.get(command, [])
+    return [command, "--model=tiny", "--quiet", *first, *given, "--", *arguments]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, thread_variables):
+    """A folder with two files, in which commands are run; nothing comes through a pipe."""
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("Once upon a time\n\nthere was\n", encoding="utf-8")
+    Path("rows.jsonl").write_text('{"prompt": "Once", "top_k": 1}\n[]\n', encoding="utf-8")
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        yield
+
+
+@given(arguments=command_lines())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=250)
+def test_whatever_the_flags_an_error_is_one_line_with_a_known_exit_code(here, capfd, arguments):
+    code = app.run(arguments)
+    out, err = capfd.readouterr()
+    assert code in (0, 2, 5, 6)
+    if code == 2:
+        assert out == ""
+    if code in (2, 5):
+        assert err.startswith("gpt-cli: error: ")
+        assert err.count("\n") == 1
+    if code == 6:
+        assert err.splitlines()[-1].startswith("gpt-cli: error: ")
+
+
+# --- sampling ------------------------------------------------------------------------------------
+
+any_number = st.one_of(st.floats(), st.integers(), st.sampled_from([0, 1, 1e-6, 1e6]))
+FIELDS = {
+    "temperature": any_number,
+    "top_k": st.one_of(st.integers(), st.integers(0, 70)),
+    "top_p": st.one_of(any_number, st.floats(0, 1)),
+    "min_p": st.one_of(any_number, st.floats(0, 1)),
+    "repeat_penalty": any_number,
+}
+valid_params = st.builds(
+    SamplingParams,
+    temperature=st.one_of(st.just(0), st.floats(1e-6, 1e6)),
+    top_k=st.one_of(st.integers(0, 70), st.just(10**30)),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repeat_penalty=st.floats(1e-6, 1e6),
+)
+# Far larger than any model's, and yet no penalty or temperature makes them infinite.
+logit = st.one_of(
+    st.floats(-(2.0**66), 2.0**66, width=32),
+    st.sampled_from([-math.inf, 0.0, -0.0, 1.0, 1e-45, -1e-45]).map(np.float32),
+)
+rows_of_logits = arrays(np.float32, st.tuples(st.just(2), st.integers(1, 70)), elements=logit)
+
+
+@given(changes=st.fixed_dictionaries({}, optional=FIELDS))
+def test_parameters_are_in_range_or_refused(changes):
+    try:
+        params = SamplingParams(**changes)
+    except InputError:
+        return
+    assert params.temperature == 0 or 1e-6 <= params.temperature <= 1e6
+    assert params.top_k >= 0
+    assert 0 < params.top_p <= 1
+    assert 0 <= params.min_p <= 1
+    assert 1e-6 <= params.repeat_penalty <= 1e6
+
+
+@given(
+    logits=rows_of_logits,
+    params=valid_params,
+    places=st.tuples(st.floats(0, 1, exclude_max=True), st.just(1 - 2**-53)),
+    data=st.data(),
+)
+@settings(max_examples=300)
+def test_whatever_the_parameters_a_possible_token_is_drawn(logits, params, places, data):
+    V = logits.shape[1]
+    logits[:, data.draw(st.integers(0, V - 1))] = 1.5  # something is possible
+    seen = data.draw(st.tuples(*[st.lists(st.integers(0, V - 1), min_size=1, max_size=5)] * 2))
+    given = logits.copy()
+    ids = sample(np, logits, np.array(places), params, seen)
+    assert np.array_equal(logits, given)
+    for row, id in zip(logits, ids.tolist(), strict=True):
+        assert 0 <= id < V
+        assert math.isfinite(row[id])
+
+
+@given(logits=rows_of_logits, temperature=st.floats(1e-6, 1e6))
+def test_greedy_and_top_k_of_1_take_the_largest(logits, temperature):
+    logits[:, 0] = 1.5
+    places, seen = np.array([0, 0.999]), [[], []]
+    greedy = sample(np, logits, places, SamplingParams(temperature=0), seen)
+    assert greedy.tolist() == logits.argmax(axis=-1).tolist()
+    first = sample(np, logits, places, SamplingParams(temperature=temperature, top_k=1), seen)
+    # What is less than the best only by what is lost in the division may be taken for it.
+    behind = logits.max(axis=-1) - logits[[0, 1], first]
+    assert (behind / np.float32(temperature) == 0).all()
