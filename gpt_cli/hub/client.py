@@ -216,7 +216,7 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
 
 
 def _limit_patience(request: Any) -> None:
-    """Let the questions before a file wait no longer than the client does where it has an answer."""
+    """Let the question before a file wait no longer than the client does where one is cached."""
     if request.method == "HEAD":
         most = float(os.getenv("HF_HUB_ETAG_TIMEOUT") or _HEAD_ANSWER)
         timeouts = request.extensions.get("timeout", {})
