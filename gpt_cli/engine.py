@@ -1,5 +1,6 @@
 """The public Python API: `load` a model, then generate with it and score with it."""
 
+import os
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import ContextError, InputError, ResourceError
+from gpt_cli.errors import CheckpointError, ContextError, InputError, ResourceError
 from gpt_cli.finite import checked
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
@@ -359,6 +360,7 @@ def load(
     """
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
+    begun = folder.stat()
     config = GPT2Config.from_folder(folder)
     if dtype == "auto":
         dtype = config.dtype
@@ -380,6 +382,8 @@ def load(
         )
     start = time.perf_counter()
     model = checkpoint.load(folder, ops)
+    if not os.path.samestat(folder.stat(), begun):
+        raise CheckpointError(f"{folder} was replaced while it was read: run the command again")
     return Engine(model, tokenizer, name, read_seconds + time.perf_counter() - start)
 
 

@@ -35,7 +35,7 @@ def addresses() -> int | None:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
-        return None
+        pages = 0  # nobody tells how much is taken
     return most - pages * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -154,7 +154,9 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InputError(f"the text is not valid Unicode at character {error.start}") from None
+            raise InputError(
+                f"the text is not valid Unicode at character {error.start}: give it in UTF-8"
+            ) from None
         if special:
             return self._encoding.encode(text, allowed_special="all")
         return self._encoding.encode_ordinary(text)

@@ -145,4 +145,4 @@ def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, ca
 def test_an_empty_pipe_is_no_prompt():
     finished = subprocess.run([*COMMAND, *NEXT], input=b"", capture_output=True, timeout=60)
     assert (finished.returncode, finished.stdout) == (2, b"")
-    assert finished.stderr == b"gpt-cli: error: standard input is empty\n"
+    assert finished.stderr == b"gpt-cli: error: standard input is empty: a text is needed\n"

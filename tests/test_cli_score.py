@@ -386,7 +386,7 @@ def test_of_no_line_there_is_no_output():
 def test_an_empty_pipe_is_no_text():
     finished = subprocess.run([*COMMAND, *SCORE], input=b"", capture_output=True, timeout=60)
     assert (finished.returncode, finished.stdout) == (2, b"")
-    assert finished.stderr == b"gpt-cli: error: standard input is empty\n"
+    assert finished.stderr == b"gpt-cli: error: standard input is empty: a text is needed\n"
 
 
 @posix

@@ -65,9 +65,11 @@ def read_text(file: Path) -> str:
     try:
         text = read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not UTF-8: byte {error.start} cannot be read") from None
+        raise InputError(
+            f"{name} is not UTF-8: byte {error.start} cannot be read; convert it, as iconv does"
+        ) from None
     if not text:
-        raise InputError(f"{name} is empty")
+        raise InputError(f"{name} is empty: a text is needed")
     return text
 
 

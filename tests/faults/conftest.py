@@ -1,7 +1,7 @@
 """Around each fault: a world of its own that is watched, a time limit, and a row of the table."""
 
 import platform
-import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,35 +68,38 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def _table(reports) -> str:
-    rows, kills, tried, held = [], 0, 0, 0
+    rows: dict[tuple[int, str], dict[str, object]] = {}
+    outcomes: Counter[str] = Counter()
+    kills = 0
     for report in reports:
         found = dict(report.user_properties)
         if "fault" not in found:
             continue
         number, name, code, intact = found["fault"]
-        tried += report.outcome != "skipped"
-        held += report.outcome == "passed"
+        row = rows.setdefault((number, name), {"results": Counter()})
+        row |= {"code": code, "intact": intact, "message": found.get("message", "")}
+        row["results"][report.outcome] += 1
+        outcomes[report.outcome] += 1
         kills += found.get("kills", 0)
-        said = found.get("message", "").replace("|", "\\|")
-        rows.append(
-            (number, name, f"| {number} | {name} | {code} | {said} | {intact} | {report.outcome} |")
-        )
-    commit = subprocess.run(
-        ["git", "describe", "--always"], capture_output=True, text=True, cwd=Path(__file__).parent
-    ).stdout.strip()
     return "\n".join(
         [
-            "# Faults and what became of them",
+            "# Faults, and what became of them",
             "",
-            f"Written by `make faults`: gpt-cli {gpt_cli.__version__} ({commit}), "
+            f"Written by `make faults` with gpt-cli {gpt_cli.__version__}, "
             f"Python {platform.python_version()} on {platform.system()}.",
-            f"{tried} faults tried, {held} met as they should be, {kills} processes killed, "
-            "rows lost or written twice: 0 (a lost row fails its test).",
+            f"Faults tried: {outcomes.total() - outcomes['skipped']}; met as they should be: "
+            f"{outcomes['passed']}; skipped: {outcomes['skipped']}. Processes killed or "
+            f"interrupted: {kills}. Rows lost or written twice: 0 (one would fail its test).",
             "",
-            "| no. | fault | exit | what is said (PATH stands for the test's own folder) "
-            "| what stays intact | result |",
+            "| no. | fault | exit | what is said | what stays intact | result |",
             "|-|-|-|-|-|-|",
-            *(row for *_, row in sorted(rows)),
+            *(_row(*key, **row) for key, row in sorted(rows.items())),
             "",
         ]
     )
+
+
+def _row(number, name, *, code, message, intact, results) -> str:
+    told = ", ".join(f"{count} {outcome}" for outcome, count in results.items())
+    cells = [number, name, code, message, intact, told]
+    return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"

@@ -8,12 +8,14 @@ half-written.
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from processes import COMMAND
 
 LIMIT = 60  # seconds that a command may take, on a busy machine
@@ -49,7 +51,8 @@ class World:
             "env": self.env | options.pop("env", {}),
             "cwd": self.place,
         }
-        return subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes | options)
+        command = [*options.pop("before", []), *COMMAND, *map(_argument, arguments)]
+        return subprocess.Popen(command, **pipes | options)
 
     def run(
         self, *arguments: object, stdin: bytes = b"", limit: float = LIMIT, **options: Any
@@ -62,6 +65,16 @@ class World:
                 process.kill()
                 raise
         return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+    def run_in_namespace(
+        self, script: str, *arguments: object, **options: Any
+    ) -> "subprocess.CompletedProcess[bytes]":
+        """Run a command where a script has changed what is mounted, which only it sees."""
+        namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "-r"]
+        if not shutil.which("unshare") or subprocess.run([*namespace, "true"]).returncode:
+            pytest.skip("no mount namespaces here")
+        before = [*namespace, "sh", "-c", f'{script} && exec "$@"', "sh"]
+        return self.run(*arguments, before=before, **options)
 
     def suffer(
         self,
@@ -105,6 +118,10 @@ def check_failure(finished: "subprocess.CompletedProcess[bytes]", code: int) -> 
     assert len(errors) < 600
     assert finished.stdout == b""
     return errors[:-1]
+
+
+def _argument(value: object) -> str | bytes:
+    return value if isinstance(value, bytes) else str(value)
 
 
 def _content(path: Path) -> str:

@@ -1,0 +1,566 @@
+"""What can befall a command while it runs: bad input, signals, too little of something."""
+
+import json
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoints import CONFIG, write_checkpoint
+from processes import posix, run_on_terminal
+from world import World, check_failure
+
+from gpt_cli import gpu
+
+pytestmark = posix
+
+SLOW = pytest.mark.slow
+TINY = ("-m", "tiny")
+STORY = ("generate", *TINY, "-s", 1, "-n", 60, "Once upon a time")
+MEBIBYTE = 1 << 20
+
+
+def text_of(finished: "subprocess.CompletedProcess[bytes]") -> bytes:
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+# --- input ---------------------------------------------------------------------------------------
+
+
+def row(number, name, arguments, says, do, *, stdin=b"", code=2):
+    marks = pytest.mark.fault(number, name, code, intact="standard output is empty")
+    return pytest.param(arguments, stdin, code, says, do, id=name, marks=marks)
+
+
+def generate(*arguments: object) -> tuple[object, ...]:
+    return ("generate", *TINY, "-n", 3, *arguments)
+
+
+# fmt: off
+BAD_INPUT = [
+    row(38, "no prompt", generate("-f", "/dev/null"), "is empty", "a text is needed"),
+    row(38, "an empty pipe", generate(), "standard input is empty", "a text"),
+    row(39, "a prompt longer than the context", generate("Once " * 3000), "leaves no room",
+        "--overflow truncate or shift"),
+    row(42, "a prompt that is no UTF-8", generate(), "is not UTF-8: byte 4", "convert it",
+        stdin=b"Once\xff"),
+    row(42, "half of a surrogate", generate(b"Once \xed\xa0\x80"), "not valid Unicode", "in UTF-8"),
+    row(43, "a million spaces", generate(), "leaves no room", "shorten it", stdin=b" " * 10**6),
+    row(43, "a million letters", generate(), "leaves no room", "shorten it", stdin=b"a" * 10**6),
+    row(44, "a temperature below 0", generate("--temperature", -1, "x"), "temperature", "0"),
+    row(44, "a temperature of nan", generate("--temperature", "nan", "x"), "temperature", "0"),
+    row(44, "top-p of 0", generate("--top-p", 0, "x"), "top-p", "0"),
+    row(44, "top-p of 2", generate("--top-p", 2, "x"), "top-p", "1"),
+    row(44, "top-k below 0", generate("--top-k", -1, "x"), "top-k", "0"),
+    row(44, "no token at most", generate("-n", 0, "x"), "max-tokens", "1 or more"),
+    row(45, "a seed below 0", generate("-s", -1, "x"), "seed", "from 0 to"),
+    row(45, "a seed of 2**64", generate("-s", 2**64, "x"), "seed", "from 0 to"),
+    row(45, "a seed that is text", generate("-s", "x", "x"), "seed", "--help"),
+    row(62, "a file that is not there", generate("-f", "nowhere"), "nowhere", ""),
+    row(62, "a folder for a file", ("score", *TINY, "/"), "it is a folder", ""),
+    row(62, "an unknown flag", generate("--nope", "x"), "--nope", "--help"),
+    row(62, "an unknown command", ("nope",), "nope", "--help"),
+    row(62, "ids that are none", ("detokenize", *TINY, "-1"), "-1", ""),
+    row(62, "an id beyond the vocabulary", ("detokenize", *TINY, "999999"), "999999", ""),
+    row(62, "a model that is nowhere", ("generate", "-m", "./nowhere", "x"), "nowhere",
+        "use a folder, OWNER/NAME", code=3),
+    row(62, "a file for a model", ("generate", "-m", "/dev/null", "x"), "/dev/null", "", code=3),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("arguments", "stdin", "code", "says", "do"), BAD_INPUT)
+def test_bad_input_is_refused(arguments, stdin, code, says, do, suffer):
+    suffer(*arguments, stdin=stdin, code=code, says=says, do=do)
+
+
+@pytest.mark.fault(40, "a text that fills the context", 0, intact="the text so far, and its reason")
+def test_a_full_context_is_told(world):
+    finished = world.run("generate", *TINY, "-n", 2000, "--ignore-eos", "--json", "Once")
+    assert json.loads(text_of(finished))["finish_reason"] == "context"
+    assert b"--overflow shift" in finished.stderr
+
+
+@pytest.mark.fault(41, "<|endoftext|> in a prompt", 0, intact="it is text")
+def test_the_name_of_a_token_is_text(world):
+    ids = text_of(world.run("tokenize", *TINY, "<|endoftext|>")).split()
+    assert len(ids) > 1
+    assert len(text_of(world.run("tokenize", *TINY, "--special", "<|endoftext|>")).split()) == 1
+
+
+@pytest.mark.fault(42, "zero bytes in a prompt", 0, intact="every byte")
+def test_zero_bytes_come_back(world):
+    data = b"a\0b\0\0"
+    found = world.run("generate", *TINY, "-n", 1, "--echo", "-f", "-", stdin=data)
+    assert text_of(found).startswith(data)
+
+
+@pytest.mark.fault(44, "top-k above the vocabulary", 0, intact="the text")
+def test_more_tokens_than_there_are_may_be_chosen_among(world):
+    assert text_of(world.run(*generate("--top-k", 10**9, "Once")))
+
+
+@pytest.mark.fault(48, "a character in several tokens", 0, intact="no U+FFFD in the text")
+def test_no_character_comes_in_pieces(world):
+    model = write_checkpoint(world.root / "model", CONFIG)
+    finished = world.run(
+        "generate", "-m", model, "-n", 60, "--echo", "-f", "-", stdin="🦊".encode()
+    )
+    assert text_of(finished).startswith("🦊".encode())
+    text_of(finished).decode()
+
+
+@pytest.mark.fault(49, "the end token comes first", 0, intact="an empty text")
+def test_a_text_may_end_before_it_begins(world):
+    model = write_checkpoint(world.root / "model", CONFIG | {"eos_token_id": list(range(290))})
+    finished = world.run("generate", "-m", model, "--json", "Once")
+    told = json.loads(text_of(finished))
+    assert (told["text"], told["finish_reason"]) == ("", "eos")
+
+
+@pytest.mark.fault(50, "rows that are malformed", 6, intact="all other rows")
+def test_bad_rows_are_told_with_their_lines(world):
+    lines = [b'{"prompt": "Once"}', b"{", b'{"prompt": 3}', b"\xff", b'{"prompt": "One"}']
+    finished = world.run(
+        "batch", *TINY, "-q", "-n", 3, "--format", "jsonl", stdin=b"\n".join(lines)
+    )
+    assert finished.returncode == 6
+    assert finished.stderr.startswith(b"gpt-cli: error: 3 of 5 rows failed")
+    records = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert ["error" in record for record in records] == [False, True, True, True, False]
+    assert [record["line"] for record in records if "error" in record] == [2, 3, 4]
+
+
+@pytest.mark.fault(52, "an output that is there already", 2, intact="the output")
+def test_an_output_is_not_written_over(world, suffer):
+    (world.place / "out").write_bytes(b"precious\n")
+    for flags, says, do in ((), "exists", "--resume"), (("--resume",), "no record", "another"):
+        arguments = ("batch", *TINY, "-o", "out", *flags)
+        suffer(*arguments, stdin=b"Once\n", code=2, says=says, do=do)
+
+
+@pytest.mark.fault(53, "rows of all lengths", 0, intact="each row's own text")
+def test_rows_do_not_change_one_another(world):
+    prompts = ["Once " * length for length in (1, 40, 3, 90)]
+    flags = (*TINY, "-n", 8, "--temperature", 0)
+    data = "".join(prompt + "\n" for prompt in prompts).encode()
+    records = text_of(world.run("batch", *flags, stdin=data)).splitlines()
+    alone = [text_of(world.run("generate", *flags, prompt)).decode() for prompt in prompts]
+    assert [json.loads(record)["text"] for record in records] == alone
+
+
+def drip(process: "subprocess.Popen[bytes]", data: bytes) -> bytes:
+    """Give a process its input a byte at a time; return what it wrote."""
+    guard = threading.Timer(60, process.kill)
+    guard.start()
+
+    def feed() -> None:
+        for place in range(len(data)):
+            process.stdin.write(data[place : place + 1])
+            process.stdin.flush()
+        process.stdin.close()
+
+    with process:
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        out = process.stdout.read()
+        feeder.join()
+    guard.cancel()
+    return out
+
+
+@pytest.mark.fault(63, "input a byte at a time", 0, intact="the same output")
+@pytest.mark.parametrize("command", ["generate", "score", "tokenize"])
+def test_input_may_come_a_byte_at_a_time(command, world):
+    flags = {"generate": ("-n", 5, "-s", 1), "score": ("--lines",), "tokenize": ()}[command]
+    data = "Once upon a time\nthere was a fox 🦊\n".encode() * 3
+    expected = text_of(world.run(command, *TINY, *flags, stdin=data))
+    assert drip(world.start(command, *TINY, *flags, bufsize=0), data) == expected
+
+
+@SLOW
+@pytest.mark.fault(64, "100 MB of input", 2, intact="memory, and the other commands' output")
+def test_a_hundred_megabytes_are_input_like_any_other(world, suffer):
+    data = b"Once upon a time there was a fox.\n" * 3_000_000
+    options = {"stdin": data, "limit": 300}
+    suffer(*generate(), code=2, says="leaves no room", do="shorten it", **options)
+    counted = text_of(world.run("tokenize", *TINY, "--count", **options))
+    assert int(counted) > 10_000_000
+    (world.place / "in").write_bytes(b"Once\n" + b"\n" * 100_000_000 + b"One\n")
+    finished = world.run("batch", *TINY, "-q", "-n", 2, "in", limit=300)
+    assert len(text_of(finished).splitlines()) == 2
+    (world.place / "long").write_bytes(b"Once\n" + b"a" * 100_000_000 + b"\nOne\n")
+    finished = world.run("batch", *TINY, "-q", "-n", 2, "long", limit=300)
+    assert finished.returncode == 6
+    records = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert [record.get("error", {}).get("code") for record in records] == [
+        None,
+        "context_overflow",
+        None,
+    ]
+
+
+# --- too little of something ---------------------------------------------------------------------
+
+
+@pytest.mark.fault(33, "a full disk behind standard output", 5, intact="-")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("command", ["generate", "batch", "score", "tokenize", "next", "models"])
+def test_a_full_disk_is_told(command, world):
+    arguments = () if command == "models" else (*TINY, "-n3")[: 3 if command != "models" else 0]
+    if command in ("score", "tokenize", "next"):
+        arguments = TINY
+    with Path("/dev/full").open("wb") as full:
+        process = world.start(command, *arguments, stdout=full)
+        _, errors = process.communicate(b"Once upon a time", timeout=60)
+    lines = [line for line in errors.splitlines() if b"error" in line]
+    assert process.returncode == 5
+    assert lines == [b"gpt-cli: error: cannot write to standard output: No space left on device"]
+
+
+def limit_addresses(mebibytes: int) -> Callable[[], None]:
+    size = mebibytes * MEBIBYTE
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+@pytest.mark.fault(35, "a limit of 300 MiB of address space", 5, intact="nothing is begun")
+def test_too_little_address_space_is_known_before(suffer):
+    options = {"preexec_fn": limit_addresses(300)}
+    suffer(*generate("Once"), code=5, says="MiB of address space", do="ulimit -v", **options)
+
+
+@pytest.mark.fault(35, "weights beyond a limit of memory", 5, intact="nothing is begun")
+def test_too_large_a_model_is_known_before_it_is_read(world, model, suffer):
+    config = CONFIG | {"n_layer": 48, "n_embd": 1600, "n_head": 25}
+    (model / "config.json").write_text(json.dumps(config))
+    options = {"preexec_fn": limit_addresses(2000)}
+    arguments = ("generate", "-m", model, "Once")
+    suffer(*arguments, code=5, says="5,905 MB of memory", do="choose a smaller", **options)
+
+
+@pytest.mark.fault(35, "texts beyond a limit of memory", 5, intact="nothing is begun")
+def test_too_many_texts_are_known_before_they_are_computed(suffer):
+    options = {"preexec_fn": limit_addresses(1000)}
+    arguments = (*generate("-n", 200), "--samples", 2000, "Once")
+    suffer(*arguments, code=5, says="need about", do="have fewer at a time", **options)
+
+
+@SLOW
+@pytest.mark.fault(35, "each limit of address space from 50 to 1600 MiB", 5, intact="-")
+@pytest.mark.parametrize("flags", [(), ("--dtype", "int8")], ids=["float32", "int8"])
+def test_any_limit_of_address_space_is_enough_or_told(flags, world):
+    world.env.pop("GPT_CLI_OPS", None)
+    codes = []
+    for mebibytes in range(50, 1601, 50):
+        arguments = ("generate", *TINY, *flags, "-n", 300, "Once")
+        finished = world.run(*arguments, preexec_fn=limit_addresses(mebibytes))
+        codes.append(finished.returncode)
+        if finished.returncode:
+            check_failure(finished, 5)
+    assert codes == sorted(codes, reverse=True), "from one limit on it is always enough"
+    assert codes[-1] == 0
+
+
+@pytest.mark.fault(
+    36, "--device cuda without a GPU", 5, intact="it never computes on a CPU instead"
+)
+@pytest.mark.skipif(gpu.problem() is None, reason="there is a GPU")
+def test_without_a_gpu_none_is_taken_instead(suffer):
+    arguments = (*generate("Once"), "--device", "cuda")
+    suffer(*arguments, code=5, says="on a GPU", do="")
+
+
+@pytest.mark.fault(
+    65, "a HOME that is not there, is read-only, or is not set", 0, intact="the text"
+)
+@pytest.mark.parametrize("home", ["/nonexistent", "/proc", None])
+def test_no_home_is_needed(home, world):
+    expected = text_of(world.run(*STORY))
+    del world.env["HF_HOME"]
+    world.env |= {"HOME": home} if home else {}
+    if home is None:
+        del world.env["HOME"]
+    assert text_of(world.run(*STORY)) == expected
+    assert text_of(world.run("models")).startswith(b"tiny\t")
+
+
+@SLOW
+@pytest.mark.fault(65, "compiled code that cannot be kept", 0, intact="the text")
+def test_compiled_operations_need_no_folder_of_their_own(world):
+    pytest.importorskip("numba")
+    package = Path(__file__).parents[2] / "gpt_cli"
+    frozen = f"mount --bind {package} {package} && mount -o remount,ro,bind {package}"
+    env = {"GPT_CLI_OPS": "numba", "HOME": "/nonexistent", "NUMBA_CACHE_DIR": ""}
+    finished = world.run_in_namespace(frozen, *STORY, env=env, limit=180)
+    assert text_of(finished)
+
+
+@pytest.mark.fault(66, "no /proc", 0, intact="the text")
+def test_no_proc_is_needed(world):
+    expected = text_of(world.run(*STORY))
+    assert text_of(world.run_in_namespace("umount -l /proc", *STORY)) == expected
+    command = ("bench", *TINY, "-n", 3, "--json")
+    assert json.loads(text_of(world.run_in_namespace("umount -l /proc", *command)))
+
+
+@pytest.mark.fault(67, "locale C, without UTF-8", 0, intact="every byte")
+def test_the_locale_does_not_matter(world):
+    world.env["LC_ALL"] = "C"
+    text = "Zoë 🦊".encode()
+    assert text_of(world.run(*generate("--echo", text))).startswith(text)
+    world.env |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert text_of(world.run(*generate("--echo"), stdin=text)).startswith(text)
+    finished = world.run("generate", "-m", "./Zoë", "x")
+    assert check_failure(finished, 3)
+
+
+@pytest.mark.fault(68, "a terminal of 10 columns", 0, intact="-")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        generate("Once", "--stats"),
+        ("next", *TINY, "Once upon a"),
+        ("rank", *TINY, "Once", "--choices", "upon,below"),
+        ("tokenize", *TINY, "Once upon a time"),
+        ("models",),
+        ("info", "tiny"),
+        ("bench", *TINY, "-n", 3),
+        ("generate", "--help"),
+        ("nope",),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_narrow_terminal_is_no_obstacle(arguments):
+    code, shown = run_on_terminal(*map(str, arguments), columns=10)
+    assert code == (2 if arguments[0] == "nope" else 0)
+    assert "Traceback" not in shown
+
+
+@pytest.mark.fault(56, "a model that writes control characters", 0, intact="the terminal")
+def test_a_model_cannot_drive_a_terminal(world):
+    arguments = ("generate", *TINY, "-n", "1", "--echo", "-m", "tiny", "\x1b[2J\x9b\x07\x7f\r")
+    code, shown = run_on_terminal(*arguments)
+    assert code == 0
+    assert "␛[2J\ufffd␇␡␍" in shown
+    assert not {"\x1b", "\x9b", "\x07", "\x7f"} & set(shown)
+    piped = text_of(world.run(*arguments))
+    assert piped.startswith("\x1b[2J\x9b\x07\x7f\r".encode())
+
+
+# --- signals -------------------------------------------------------------------------------------
+
+LONG = ("generate", *TINY, "-s", 1, "-n", 400, "--ignore-eos", "--no-cache", "--threads", 1, "Once")
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@pytest.fixture(scope="module")
+def long_text(tmp_path_factory) -> bytes:
+    return text_of(World(tmp_path_factory.mktemp("whole")).run(*LONG))
+
+
+@pytest.mark.parametrize(
+    ("number", "flags"),
+    [
+        pytest.param(
+            number,
+            flags,
+            id=f"{number.name} {flags}",
+            marks=pytest.mark.fault(
+                46,
+                f"{number.name} in the middle of generate {flags}",
+                code,
+                intact="the text so far",
+            ),
+        )
+        for number, code in SIGNALS.items()
+        for flags in ("", "--json", "--no-stream")
+    ],
+)
+def test_a_signal_leaves_the_text_so_far(number, flags, world, long_text, survive):
+    with world.start(*LONG, "--stats", *flags.split()) as process:
+        guard = threading.Timer(60, process.kill)
+        guard.start()
+        beginning = b"" if flags else process.stdout.read(10)
+        time.sleep(2 if flags else 0)  # nothing shows that it has begun
+        process.send_signal(number)
+        rest, errors = process.stdout.read(), process.stderr.read()
+        guard.cancel()
+    assert process.returncode == SIGNALS[number]
+    assert b"finish reason interrupted" in errors
+    assert b"Traceback" not in errors
+    text = beginning + rest
+    if flags == "--json":
+        text = json.loads(text)["text"].encode()
+    assert 0 < len(text) < len(long_text)
+    assert long_text.startswith(text)
+    survive(1)
+
+
+MOMENTS = {
+    "generate": (*LONG,),
+    "generate --json": (*LONG, "--json"),
+    "score --lines": ("score", *TINY, "--lines", "in"),
+    "batch": ("batch", *TINY, "-s", 1, "-n", 30, "--batch-size", 2, "in"),
+    "tokenize": ("tokenize", *TINY, "-f", "in"),
+    "download": ("download", "tiny"),
+}
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        pytest.param(
+            command,
+            number,
+            id=f"{number.name} {command}",
+            marks=pytest.mark.fault(
+                46,
+                f"{number.name} at 25 moments of {command}",
+                -number if number == signal.SIGPIPE else SIGNALS[number],
+                intact="standard output is a beginning of the whole",
+            ),
+        )
+        for command in ("generate", "generate --json", "score --lines", "batch", "tokenize")
+        for number in SIGNALS
+    ],
+)
+def test_a_signal_at_any_moment_is_quiet(command, number, world, survive):
+    (world.place / "in").write_bytes(b"Once upon a time there was a fox.\n" * 150)
+    expected = text_of(world.run(*MOMENTS[command]))
+    chance = random.Random(f"{command} {number}")
+    killed = 0
+    for _ in range(25):
+        with world.start(*MOMENTS[command]) as process:
+            # Before, it is Python itself that starts, and has its own way to end.
+            time.sleep(chance.uniform(0.15, 1.5))
+            process.send_signal(number)
+            out, errors = process.communicate(timeout=60)
+        assert process.returncode in (0, SIGNALS[number], -signal.SIGTERM), errors
+        assert b"Traceback" not in errors
+        assert b"error" not in errors
+        if command == "generate --json":
+            assert not out or json.loads(out)
+        elif command != "batch":
+            assert expected.startswith(out)
+        else:
+            assert all(json.loads(line) for line in out.splitlines())
+        killed += process.returncode != 0
+    survive(killed)
+
+
+@pytest.mark.fault(47, "a reader that leaves", 141, intact="nothing is said")
+@pytest.mark.parametrize("command", ["generate", "score --lines", "batch"])
+def test_a_reader_that_leaves_ends_it_quietly(command, world):
+    (world.place / "in").write_bytes(b"Once upon a time there was a fox.\n" * 300)
+    with world.start(*MOMENTS[command], "-q") as process:
+        guard = threading.Timer(60, process.kill)
+        guard.start()
+        assert process.stdout.read(10)
+        process.stdout.close()
+        errors = process.stderr.read()
+        guard.cancel()
+    assert process.returncode == 141
+    assert errors == b""
+
+
+ROWS = 80
+JOB = ("batch", *TINY, "-s", 5, "-n", 40, "--ignore-eos", "--batch-size", 4, "in", "-o", "out")
+
+
+def ids_of(file: Path) -> list[int]:
+    return [json.loads(line)["index"] for line in file.read_bytes().splitlines()]
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, id=number.name, marks=pytest.mark.fault(
+            51, f"{number.name} at 25 moments of batch --resume", code, intact="every row, once"
+        ))
+        for number, code in {signal.SIGKILL: -9, **SIGNALS}.items()
+    ],
+)  # fmt: skip
+def test_no_row_is_lost_and_none_comes_twice(number, world, survive):
+    (world.place / "in").write_bytes(b"".join(b"Once, %d\n" % row for row in range(ROWS)))
+    whole = World(world.root / "whole")
+    shutil.copy(world.place / "in", whole.place / "in")
+    assert whole.run(*JOB).returncode == 0
+    chance = random.Random(number)
+    killed, output = 0, world.place / "out"
+    while killed < 25:
+        with world.start(*JOB, "--resume") as process:
+            time.sleep(chance.uniform(0.2, 1.6))
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=60)
+        assert b"Traceback" not in errors
+        killed += process.returncode != 0
+        if process.returncode == 0:  # it was done: another time from the start
+            assert ids_of(output) == list(range(ROWS))
+            output.unlink()
+    survive(killed)
+    assert world.run(*JOB, "--resume", limit=120).returncode == 0
+    told = [json.loads(line) for line in output.read_bytes().splitlines()]
+    expected = [json.loads(line) for line in (whole.place / "out").read_bytes().splitlines()]
+    assert [record | {"timing": 0} for record in told] == [
+        record | {"timing": 0} for record in expected
+    ]
+
+
+# --- files that change meanwhile -----------------------------------------------------------------
+
+
+@pytest.mark.fault(37, "the model's folder is replaced while it generates", 0, intact="the text")
+def test_a_model_that_is_loaded_needs_its_folder_no_more(world, long_text):
+    folder = world.root / "model"
+    shutil.copytree(Path(__file__).parents[2] / "weights" / "tiny", folder)
+    with world.start(*LONG, "-m", folder) as process:
+        beginning = process.stdout.read(10)
+        for file in folder.iterdir():
+            file.write_bytes(b"something else")
+        shutil.rmtree(folder)
+        rest = process.stdout.read()
+    assert process.returncode == 0
+    assert beginning + rest == long_text
+
+
+@SLOW
+@pytest.mark.fault(
+    37, "the folder is replaced at 40 moments of loading", 4, intact="never a mixture"
+)
+def test_a_model_is_never_a_mixture_of_two(world):
+    config = CONFIG | {"n_embd": 512, "n_head": 8, "n_layer": 8}
+    one, other = (
+        write_checkpoint(world.root / f"model{seed}", config, seed=seed) for seed in (1, 2)
+    )
+    vocabulary = json.loads((other / "vocab.json").read_bytes())
+    command = ("generate", "-n", 8, "-s", 1, "Once", "-m")
+    possible = {text_of(world.run(*command, folder)) for folder in (one, other)}
+    assert len(possible) == 2
+    assert vocabulary
+    shown, hidden = world.root / "shown", world.root / "hidden"
+    one.rename(shown)
+    other.rename(hidden)
+    chance = random.Random(3)
+    codes = []
+    for _ in range(40):
+        with world.start(*command, shown) as process:
+            time.sleep(chance.uniform(0.2, 0.5))
+            aside = world.root / "aside"
+            shown.rename(aside)
+            hidden.rename(shown)
+            aside.rename(hidden)
+            out, errors = process.communicate(timeout=60)
+        codes.append(process.returncode)
+        assert process.returncode in (0, 3, 4), errors
+        assert out in (possible if process.returncode == 0 else {b""})
+        assert b"Traceback" not in errors
+    assert 0 in codes
