@@ -7,7 +7,7 @@ else
   BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test faults fuzz test-gpu check format bench clean
+.PHONY: demo test faults soak fuzz test-gpu check format bench clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
@@ -17,6 +17,10 @@ test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 
 faults: $(VENV)/.dev  ## every fault, the slow ones too, and the table of what became of them
 	$(BIN)/python -m pytest tests/faults -m "not gpu" --numprocesses 2 --table tests/faults/RESULTS.md
+
+MINUTES ?= 30
+soak: $(VENV)/.dev  ## mixed commands in one process: memory, files and threads must stay flat
+	$(BIN)/python tests/faults/soak.py $(MINUTES) --save tests/faults/SOAK.md
 
 test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; install the extra cuda12 or cuda13 first
 	$(BIN)/python -m pytest -m gpu

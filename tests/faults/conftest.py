@@ -2,7 +2,7 @@
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,11 +41,9 @@ def suffer(world, record_property) -> Suffer:
 
 
 @pytest.fixture
-def survive(record_property) -> Iterator[Callable[[int], None]]:
-    """Count processes that were killed, and nothing was lost."""
-    counts: list[int] = []
-    yield counts.append
-    record_property("kills", sum(counts))
+def survive(record_property) -> Callable[[int], None]:
+    """Take note of how many processes a test has killed."""
+    return lambda count: record_property("kills", count)
 
 
 @pytest.hookimpl(wrapper=True)
