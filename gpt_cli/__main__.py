@@ -12,6 +12,11 @@ def main() -> NoReturn:
         app.main()
     except KeyboardInterrupt:
         os._exit(130)
+    except MemoryError:
+        os.write(
+            2, b"gpt-cli: error: out of memory before anything has begun: end other programs\n"
+        )
+        os._exit(5)
 
 
 if __name__ == "__main__":

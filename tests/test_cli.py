@@ -242,7 +242,7 @@ def test_memory_that_runs_out_is_exit_code_5(recorder, monkeypatch, capsys):
     monkeypatch.setattr(recorder, "run", run)
     assert app.run(["generate", "text"]) == 5
     assert capsys.readouterr().err == (
-        "gpt-cli: error: out of memory (cannot have 9 GB): "
+        "gpt-cli: error: out of memory or threads (MemoryError('cannot have 9 GB')): "
         "have fewer or shorter texts at a time, or use a smaller model\n"
     )
 

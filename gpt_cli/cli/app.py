@@ -30,6 +30,8 @@ from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 _LESS = "have fewer or shorter texts at a time, or use a smaller model"
+# What is said of a library that is there and finds no room, and of a thread.
+_NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
 app = typer.Typer(
     help="GPT-2 in a terminal, without PyTorch.",
@@ -126,12 +128,10 @@ def run(arguments: list[str]) -> int:
         return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)
     except GPTCLIError as error:
         return _fail(error, verbose)
-    except MemoryError as error:
-        return _fail(ResourceError(f"out of memory ({error}): {_LESS}"), verbose)
-    except RuntimeError as error:
-        if "can't start new thread" not in str(error):
+    except (MemoryError, ImportError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(why in str(error) for why in _NO_ROOM):
             raise
-        return _fail(ResourceError("the system allows no more threads: end some"), verbose)
+        return _fail(ResourceError(f"out of memory or threads ({error!r:.120}): {_LESS}"), verbose)
     except OSError as error:
         if error.filename is None:  # the help, which does not fit on a full disk
             silence(sys.stdout)

@@ -236,7 +236,7 @@ def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
     left = machine.addresses()
     for name in names:
         try:
-            if left is not None and left < several[name].addresses:
+            if several[name].addresses and left is not None and left < several[name].addresses:
                 raise ImportError(f"a limit (ulimit -v) leaves {left >> 20} MiB of address space")
             module = importlib.import_module(several[name].module)
             ops: Ops = getattr(module, several[name].name)()
@@ -250,7 +250,7 @@ def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
             f"CuPy cannot compute here ({reason}); what it needs comes with "
             f"pip install 'gpt-cli[{gpu.cuda_extra()}]'"
         )
-    raise InputError(f"{names[-1]} cannot compute in {dtype} here: {reason}")
+    raise ResourceError(f"{names[-1]} cannot compute in {dtype} here: {reason}")
 
 
 def _several(device: str, dtype: str) -> dict[str, _Implementation]:

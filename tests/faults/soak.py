@@ -82,8 +82,8 @@ class Look:
     @classmethod
     def take(cls, seconds: float) -> "Look":
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        files = len(os.listdir("/proc/self/fd")) - 1  # without that of the listing
-        threads = len(os.listdir("/proc/self/task"))
+        files = len(list(Path("/proc/self/fd").iterdir())) - 1  # without that of the listing
+        threads = len(list(Path("/proc/self/task").iterdir()))
         return cls(seconds, pages * os.sysconf("SC_PAGE_SIZE"), files, threads)
 
 
@@ -95,7 +95,11 @@ def soak(seconds: float) -> tuple[list[Look], Counter[str]]:
     start = time.monotonic()
     while (now := time.monotonic() - start) < seconds:
         code, *arguments = chosen.choice(COMMANDS)
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        with (
+            Path(os.devnull).open("w") as nowhere,
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+        ):
             found = app.run(arguments)
         if found != code:
             raise RuntimeError(f"exit code {found} and not {code}: {arguments}")
@@ -128,9 +132,9 @@ def report(looks: list[Look], ran: Counter[str], minutes: float) -> tuple[str, b
         f"""\
 # A soak of {minutes:g} minutes
 
-Written by `make soak` with gpt-cli {gpt_cli.__version__}, Python {platform.python_version()} on {platform.system()}:
-{ran.total():,} commands in one process, a look every {EVERY:g} seconds. The first {WARM:.0%} of the time
-are not counted: what is taken only once is there by then.
+Written by `make soak` with gpt-cli {gpt_cli.__version__} and Python {platform.python_version()}:
+{ran.total():,} commands in one process, with a look every {EVERY:g} seconds. The first {WARM:.0%}
+of the time are not counted: what is taken only once is there by then.
 
 | | first third | last third |
 |-|-|-|

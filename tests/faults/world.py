@@ -40,7 +40,7 @@ class World:
         self.env |= {name: str(root / folder) for name, folder in folders.items()}
         self.place = root / "place"
         for name in ("home", "tmp", "place"):
-            (root / name).mkdir()
+            (root / name).mkdir(parents=True)
 
     def start(self, *arguments: object, **options: Any) -> "subprocess.Popen[bytes]":
         """Start a command, its three streams piped."""
