@@ -409,7 +409,6 @@ MOMENTS = {
     "score --lines": ("score", *TINY, "--lines", "in"),
     "batch": ("batch", *TINY, "-s", 1, "-n", 30, "--batch-size", 2, "in"),
     "tokenize": ("tokenize", *TINY, "-f", "in"),
-    "download": ("download", "tiny"),
 }
 
 
@@ -424,11 +423,11 @@ MOMENTS = {
             marks=pytest.mark.fault(
                 46,
                 f"{number.name} at 25 moments of {command}",
-                -number if number == signal.SIGPIPE else SIGNALS[number],
+                SIGNALS[number],
                 intact="standard output is a beginning of the whole",
             ),
         )
-        for command in ("generate", "generate --json", "score --lines", "batch", "tokenize")
+        for command in MOMENTS
         for number in SIGNALS
     ],
 )
@@ -469,6 +468,38 @@ def test_a_reader_that_leaves_ends_it_quietly(command, world):
         guard.cancel()
     assert process.returncode == 141
     assert errors == b""
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            command,
+            marks=pytest.mark.fault(
+                47, f"a reader that leaves {command} at 25 moments", 141, intact="nothing is said"
+            ),
+        )
+        for command in ("generate", "score --lines", "batch")
+    ],
+)
+def test_a_reader_may_leave_at_any_moment(command, world, survive):
+    (world.place / "in").write_bytes(b"Once upon a time there was a fox.\n" * 150)
+    chance = random.Random(command)
+    left = 0
+    for _ in range(25):
+        with world.start(*MOMENTS[command], "-q") as process:
+            guard = threading.Timer(60, process.kill)
+            guard.start()
+            os.read(process.stdout.fileno(), 1 + chance.randrange(200))
+            time.sleep(chance.uniform(0, 0.5))
+            process.stdout.close()
+            errors = process.stderr.read()
+            guard.cancel()
+        assert process.returncode in (0, 141)
+        assert errors == b""
+        left += process.returncode == 141
+    survive(left)
 
 
 ROWS = 80
