@@ -1,6 +1,7 @@
 """What can befall a command while it runs: bad input, signals, too little of something."""
 
 import json
+import os
 import random
 import resource
 import shutil
