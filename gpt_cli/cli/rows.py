@@ -139,7 +139,11 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         if self._path is not None:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError:  # it has tried again what `write` has told of
+                if error is None:
+                    raise
 
     def _read(self, path: Path) -> None:
         for data in (line for block in read_lines(path) for line in block):

@@ -82,6 +82,11 @@ def test_bad_input_is_refused(arguments, stdin, code, says, do, suffer):
     suffer(*arguments, stdin=stdin, code=code, says=says, do=do)
 
 
+@pytest.mark.fault(38, "an empty prompt as an argument", 0, intact="it begins a text")
+def test_an_empty_prompt_begins_a_text(world):
+    assert text_of(world.run(*generate("")))
+
+
 @pytest.mark.fault(40, "a text that fills the context", 0, intact="the text so far, and its reason")
 def test_a_full_context_is_told(world):
     finished = world.run("generate", *TINY, "-n", 2000, "--ignore-eos", "--json", "Once")
@@ -224,6 +229,22 @@ def test_a_full_disk_is_told(command, world):
     lines = [line for line in errors.splitlines() if b"error" in line]
     assert process.returncode == 5
     assert lines == [b"gpt-cli: error: cannot write to standard output: No space left on device"]
+
+
+@pytest.mark.fault(
+    33, "a disk that fills up under an output", 5, intact="every row, after --resume"
+)
+def test_an_output_that_finds_no_room_can_be_resumed(world, suffer):
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+    (world.place / "in").write_bytes(b"Once\n" * 12)
+    job = ("batch", *TINY, "-s", 1, "-n", 5, "-q", "in", "-o", "out")
+    options = {"changes": True, "preexec_fn": small_files}
+    suffer(*job, code=5, says="File too large", do="--resume goes on", **options)
+    assert 0 < (world.place / "out").stat().st_size <= 2000
+    assert world.run(*job, "--resume").returncode == 0
+    assert ids_of(world.place / "out") == list(range(12))
 
 
 def limit_addresses(mebibytes: int) -> Callable[[], None]:

@@ -1,0 +1,38 @@
+"""Damaged weights are noticed in what is computed, and named."""
+
+import numpy as np
+import pytest
+from checkpoints import CONFIG, make_weights
+
+from gpt_cli import checkpoint
+from gpt_cli.config import GPT2Config
+from gpt_cli.errors import CheckpointError
+from gpt_cli.finite import checked, damaged_weight
+from gpt_cli.model import forward
+
+
+@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_noticed_wherever_it_is(damage):
+    logits = np.zeros((2, 3), np.float32)
+    assert checked(lambda: logits) is logits
+    logits[1, 1] = damage
+    with pytest.raises(CheckpointError, match="damaged"):
+        checked(lambda: logits)
+
+
+@pytest.mark.parametrize(
+    "name", ["wte.weight", "wpe.weight", "h.0.ln_1.bias", "h.1.attn.c_attn.weight", "ln_f.weight"]
+)
+def test_the_weight_that_is_damaged_is_named(name, ops, caplog):
+    weights = make_weights(CONFIG)
+    weights[name].flat[3] = np.nan
+    model = checkpoint.assemble(GPT2Config.from_dict(CONFIG), ops, weights)
+    named = name if name[0] not in "w" else name.removesuffix(".weight")
+    assert damaged_weight(model) == named
+    with caplog.at_level("INFO", "gpt_cli"), pytest.raises(CheckpointError, match="-v names them"):
+        checked(forward, model, np.array([[0, 1, 2]]))
+    assert caplog.messages == [f"not finite: {named}"]
+
+
+def test_of_sound_weights_none_is_named(make_model):
+    assert damaged_weight(make_model()) is None
