@@ -188,7 +188,7 @@ def visible(text: str) -> str:
 
     But for tabs and line ends, pictures stand for the control characters, such as U+241B for ESC.
     """
-    return text.translate(_PICTURES)
+    return text.replace("\r\n", "\n").translate(_PICTURES)
 
 
 def quoted(data: bytes) -> str:

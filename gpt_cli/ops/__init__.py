@@ -222,7 +222,7 @@ def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
 
     Raises:
         InputError: nothing computes that.
-        ResourceError: it needs a GPU, and there is none that can be used.
+        ResourceError: it needs a GPU, or a library, and there is none that can be used.
     """
     check_available(device, dtype)
     several = _several(device, dtype)
