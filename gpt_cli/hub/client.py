@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt_cli.errors import CheckpointError, ModelNotFoundError, ResourceError
+from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
 from gpt_cli.files import read_small
 from gpt_cli.hub.local import (
     CONFIG,
@@ -187,19 +187,26 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from huggingface_hub import get_session
-        from huggingface_hub.utils import logging as client_log
-        from huggingface_hub.utils.tqdm import (
-            are_progress_bars_disabled,
-            disable_progress_bars,
-            enable_progress_bars,
-        )
+        try:
+            from huggingface_hub import get_session
+            from huggingface_hub.utils import logging as client_log
+            from huggingface_hub.utils.tqdm import (
+                are_progress_bars_disabled,
+                disable_progress_bars,
+                enable_progress_bars,
+            )
+
+            hooks = get_session().event_hooks
+        except (ImportError, OSError, ValueError) as error:
+            raise InputError(
+                f"the Hub's client cannot begin ({_reason(error)}): check the variables whose "
+                "names begin with HF_ or SSL_ or end with _PROXY"
+            ) from error
 
         verbosity, had_bars = client_log.get_verbosity(), not are_progress_bars_disabled()
         client_log.set_verbosity(logging.CRITICAL)
         if not bars:
             disable_progress_bars()
-        hooks = get_session().event_hooks
         hooks["request"].append(_limit_patience)
         hooks["response"].append(_refuse_long_waits)
         try:
@@ -214,6 +221,11 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
             client_log.set_verbosity(verbosity)
             if had_bars:
                 enable_progress_bars()
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of what an error says."""
+    return next(iter(str(error).strip().splitlines()), "")[:150]
 
 
 def _limit_patience(request: Any) -> None:
@@ -245,7 +257,7 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
         error = error.__cause__  # the client adds only that the cache has no such file either
     endpoint = _endpoint()
-    reason = next(iter(str(error).strip().splitlines()), "")[:150]
+    reason = _reason(error)
     match error:
         case errors.GatedRepoError():
             return (

@@ -168,6 +168,31 @@ def test_a_dead_proxy_is_told(hub, world, suffer):
     assert hub.requests == []
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        pytest.param(
+            variable,
+            value,
+            says,
+            marks=pytest.mark.fault(60, f"{variable}={value}", 2, intact=NONE),
+        )
+        for variable, value, says in (
+            ("HF_ENDPOINT", "hub", "must begin with http"),
+            ("HF_ENDPOINT", "http://[", "Invalid IPv6 URL"),
+            ("HF_ENDPOINT", "http://127.0.0.1:99999", "Port out of range"),
+            ("HF_HUB_ETAG_TIMEOUT", "soon", "'soon'"),
+            ("ALL_PROXY", "tube://127.0.0.1:1", "Unknown scheme for proxy"),
+            ("SSL_CERT_FILE", "/nowhere", "cannot begin"),
+        )
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_told(variable, value, says, hub, world, suffer):
+    env = {variable: value, "NO_PROXY": ""}
+    suffer("download", REPO, code=2, says=says, do="HF_", env=env)
+    assert hub.requests == []
+
+
 @pytest.mark.fault(60, "a proxy on the way", 0, intact="the model")
 def test_a_proxy_is_used(hub, world, files):
     world.env |= {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub.endpoint, "NO_PROXY": ""}

@@ -324,6 +324,37 @@ def test_compiled_operations_need_no_folder_of_their_own(world):
     assert text_of(finished)
 
 
+@pytest.mark.fault(71, "odd environment variables", 0, intact="the text")
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "COLUMNS=wide",
+        "GPT_CLI_MODEL=",
+        "NUMBA_NUM_THREADS=many",
+        "OMP_NUM_THREADS=many",
+        "OMP_NUM_THREADS=0",
+        "PYTHONDEVMODE=1",
+        "PYTHONOPTIMIZE=2",
+        "PYTHONWARNINGS=error",
+        "TERM=",
+        "TMPDIR=/nonexistent",
+    ],
+)
+def test_no_variable_is_in_the_way(variable, world):
+    finished = world.run(*STORY, env=dict([variable.split("=")]))
+    assert text_of(finished) == text_of(world.run(*STORY))
+    assert finished.stderr == b""
+
+
+@pytest.mark.fault(72, "a limit of 12 open files and of 256 kB of stack", 0, intact="the text")
+def test_few_files_and_little_stack_are_enough(world):
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
+        resource.setrlimit(resource.RLIMIT_STACK, (256 << 10, 256 << 10))
+
+    assert text_of(world.run(*STORY, preexec_fn=limit)) == text_of(world.run(*STORY))
+
+
 @pytest.mark.fault(66, "no /proc", 0, intact="the text")
 def test_no_proc_is_needed(world):
     expected = text_of(world.run(*STORY))
