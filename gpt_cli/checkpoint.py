@@ -17,8 +17,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import MALFORMED, CheckpointError
-from gpt_cli.files import read_small
+from gpt_cli.files import read_small, version
 from gpt_cli.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import BLOCK, Int8Rows
@@ -39,12 +39,25 @@ _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
 _READERS = 4  # threads: the time goes into copying out of the page cache and faulting pages in
 _COMPARED = 1024  # rows, at a time
+_AGAIN = "run the command again"
 _MATCHING = "get weights and config.json of one and the same GPT-2"
 
 T = TypeVar("T", bound=Rows)
 
 INDEX = "model.safetensors.index.json"
 SCALE = "_scale"  # at the end of the names of an int8 matrix's scales
+
+# What is read of a model; other files in its folder may change at any time.
+_FILES = (
+    "*.safetensors",
+    INDEX,
+    "config.json",
+    "generation_config.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "tokenizer.json",
+)
 
 # What a file that is no safetensors file begins with.
 _IMPOSTORS = {
@@ -61,7 +74,7 @@ class Tensor:
     """Where a tensor lies on disk."""
 
     path: Path
-    version: tuple[int, ...]  # what tells the file from one that has taken its place since
+    version: tuple[int, int] | None  # of the file, when its header was read
     offset: int  # from the start of the file, in bytes
     dtype: str  # as safetensors writes it: F32, F16, BF16, ...
     shape: tuple[int, ...]
@@ -88,18 +101,17 @@ class Tensor:
 
     def _fill(self, array: NDArray[Any], first: int) -> None:
         """Read as many numbers as the array holds, from the tensor's number `first` on."""
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset + first * array.itemsize)
-            rest = array.data.cast("B")
-            while rest:
-                count = file.readinto(rest)
-                if not count:
-                    break
-                rest = rest[count:]
-            if rest or _version(file) != self.version:
-                raise CheckpointError(
-                    f"{self.path} changed while it was read: run the command again"
-                )
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.offset + first * array.itemsize)
+                rest = array.data.cast("B")
+                while count := file.readinto(rest):
+                    rest = rest[count:]
+                whole = not rest and version(file.fileno()) == self.version
+        except FileNotFoundError:
+            whole = False
+        if not whole:
+            raise CheckpointError(f"{self.path} changed while it was read: {_AGAIN}")
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
@@ -112,6 +124,24 @@ def load(folder: Path, ops: Ops) -> GPT2:
     tensors = find_tensors(folder)
     check_tensors(tensors, config, folder)
     return assemble(config, ops, tensors)
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """Read a model: of two that take each other's place meanwhile, no mixture may come.
+
+    Raises:
+        CheckpointError: at the end, its files are not those of the beginning.
+    """
+
+    def versions() -> dict[Path, object]:
+        paths = [path for pattern in _FILES for path in folder.glob(pattern)]
+        return {path: version(path) for path in paths}
+
+    begun = versions()
+    yield
+    if versions() != begun:
+        raise CheckpointError(f"{folder} changed while it was read: {_AGAIN}")
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -177,7 +207,7 @@ def weight_files(folder: Path) -> list[Path]:
             )
         if not os.path.isfile(shard):  # noqa: PTH113 (never raises, however long the name is)
             raise CheckpointError(
-                f"{shard!s:.300} is missing, and {INDEX} names it: download it too"
+                f"{shard!s:.200} is missing, and {index} names it: download it too"
             )
     return shards
 
@@ -196,11 +226,11 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
             header = file.read(length)
             if not header.startswith(b"{"):  # which the library lets pass
                 raise ValueError("its header does not begin with a brace")
-            version = _version(file)
+            read = version(file.fileno())
         with safe_open(path, framework="np"):
             pass  # this has checked the lengths, the offsets and the shapes
         tensors = [
-            (name, _tensor(path, version, 8 + length, dict(fields)))
+            (name, _tensor(path, read, 8 + length, dict(fields)))
             for name, fields in json.loads(header, object_pairs_hook=list)
             if name != "__metadata__"
         ]
@@ -209,18 +239,13 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
     yield from tensors
 
 
-def _version(file: RawIOBase | BufferedReader) -> tuple[int, ...]:
-    about = os.fstat(file.fileno())
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
-
-
-def _tensor(path: Path, version: tuple[int, ...], start: int, entry: dict[str, Any]) -> Tensor:
+def _tensor(path: Path, read: tuple[int, int] | None, start: int, entry: dict[str, Any]) -> Tensor:
     """Return the tensor of which a header has this entry; its offsets count from `start`."""
     dtype = entry["dtype"]
     if not isinstance(dtype, str):  # the library also knows JSON's other ways to write an enum
         raise TypeError(f"{dtype!r:.40} is no dtype")
     offset = start + entry["data_offsets"][0]
-    return Tensor(path, version, offset, dtype, tuple(entry["shape"]))
+    return Tensor(path, read, offset, dtype, tuple(entry["shape"]))
 
 
 def _what_it_is(path: Path, error: Exception) -> str:

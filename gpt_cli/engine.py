@@ -1,6 +1,5 @@
 """The public Python API: `load` a model, then generate with it and score with it."""
 
-import os
 import signal
 import sys
 import threading
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import CheckpointError, ContextError, InputError, ResourceError
+from gpt_cli.errors import ContextError, InputError, ResourceError
 from gpt_cli.finite import checked
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
@@ -360,30 +359,28 @@ def load(
     """
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
-    begun = folder.stat()
-    config = GPT2Config.from_folder(folder)
-    if dtype == "auto":
-        dtype = config.dtype
-    brief = False
-    size = checkpoint.memory(config, dtype)["weights_bytes"]
-    if passes is not None:
-        brief = passes * (_GAIN + _GAIN_PER_BYTE * size) < _PREPARATION
-    start = time.perf_counter()
-    # First, as what reading it takes and gives back is then taken again by what comes after.
-    tokenizer = Tokenizer.from_folder(folder)
-    read_seconds = time.perf_counter() - start
-    with _preparation(quiet):
-        ops = get_ops(device, dtype, brief=brief)
-    free = ops.free_memory()
-    if free is not None and size > free:
-        raise ResourceError(
-            f"the weights of {name} in {dtype} take {size / 1e6:,.0f} MB of memory, and "
-            f"{free / 1e6:,.0f} MB are free: choose a smaller model or dtype, or another device"
-        )
-    start = time.perf_counter()
-    model = checkpoint.load(folder, ops)
-    if not os.path.samestat(folder.stat(), begun):
-        raise CheckpointError(f"{folder} was replaced while it was read: run the command again")
+    with checkpoint.unchanged(folder):
+        config = GPT2Config.from_folder(folder)
+        if dtype == "auto":
+            dtype = config.dtype
+        brief = False
+        size = checkpoint.memory(config, dtype)["weights_bytes"]
+        if passes is not None:
+            brief = passes * (_GAIN + _GAIN_PER_BYTE * size) < _PREPARATION
+        start = time.perf_counter()
+        # First, as what reading it takes and gives back is then taken again by what comes after.
+        tokenizer = Tokenizer.from_folder(folder)
+        read_seconds = time.perf_counter() - start
+        with _preparation(quiet):
+            ops = get_ops(device, dtype, brief=brief)
+        free = ops.free_memory()
+        if free is not None and size > free:
+            raise ResourceError(
+                f"the weights of {name} in {dtype} take {size / 1e6:,.0f} MB of memory, and "
+                f"{free / 1e6:,.0f} MB are free: choose a smaller model or dtype, or another device"
+            )
+        start = time.perf_counter()
+        model = checkpoint.load(folder, ops)
     return Engine(model, tokenizer, name, read_seconds + time.perf_counter() - start)
 
 
@@ -397,18 +394,18 @@ def _preparation(quiet: bool) -> Iterator[None]:
     notice = threading.Timer(_LONG, print, [told], {"file": sys.stderr})
     held: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
     came: list[int] = []
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if callable(handler := signal.getsignal(number)):
-                held[number] = handler
-                signal.signal(number, lambda number, frame: came.append(number))
-    if not quiet and sys.stderr is not None:
-        notice.start()
     try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if callable(handler := signal.getsignal(number)):
+                    held[number] = handler
+                    signal.signal(number, lambda number, frame: came.append(number))
+        if not quiet and sys.stderr is not None:
+            notice.start()
         yield
     finally:
         notice.cancel()
         for number, handler in held.items():
             signal.signal(number, handler)
-    for each in came:
-        signal.raise_signal(each)
+        for each in came:
+            signal.raise_signal(each)

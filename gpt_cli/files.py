@@ -1,9 +1,22 @@
 """Reading what may be a stranger's file: never a device or a pipe, and never without end."""
 
+import os
 import stat
 from pathlib import Path
 
 LARGEST = 64_000_000  # bytes; GPT-2's tokenizer.json, the largest of the small files, has 1.4 MB
+
+
+def version(where: Path | int) -> tuple[int, int] | None:
+    """Return what tells a file (a path or a descriptor) from one in its place; None without one.
+
+    Not the number of its node, which some network file systems give anew each time.
+    """
+    try:
+        about = os.stat(where)  # noqa: PTH116 (of a descriptor, too)
+    except FileNotFoundError:
+        return None
+    return about.st_size, about.st_mtime_ns
 
 
 def read_small(path: Path) -> bytes:

@@ -78,7 +78,7 @@ class Tokenizer:
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
         self.special = {token: id for token, id in vocab.items() if id not in in_bpe} | added
         if "" in self.special:  # tiktoken would find it without end
-            raise CheckpointError(f"{source}: a token has no text")
+            raise CheckpointError(f"{source}: a token has no text: download it again")
         self._byte_ids = [ranks[bytes([byte])] for byte in range(256)]
         self._bytes = {id: token for token, id in ranks.items()}
         self._bytes |= {id: token.encode() for token, id in self.special.items()}
@@ -194,7 +194,9 @@ class Tokenizer:
         try:
             return self._bytes[id]
         except KeyError:
-            raise InputError(f"{id} is not the id of a token of this model") from None
+            raise InputError(
+                f"{id} is not the id of a token of this model: give ids that `tokenize` has written"
+            ) from None
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that stand for no token, such as rows of padding."""

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "gpt_cli"]
+COMMAND = [sys.executable, "-P", "-m", "gpt_cli"]  # -P: as the script, not from this folder
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and terminals")
 
 

@@ -1,4 +1,6 @@
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -271,12 +273,41 @@ def test_a_file_of_the_wrong_length_is_refused_by_its_name(folder, change):
     assert f"{path} is not safetensors: " in refusal(folder)
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_noticed(folder):
+@pytest.mark.parametrize("change", ["cut", "replaced", "deleted"])
+def test_a_file_that_changes_while_it_is_read_is_noticed(folder, change):
     tensors = checkpoint.find_tensors(folder)
     path = folder / FILE
-    path.write_bytes(path.read_bytes()[:3000])
+    data = path.read_bytes()
+    path.unlink()
+    if change != "deleted":
+        path.write_bytes(data[:3000] if change == "cut" else data)
+        os.utime(path, (1, 1))
     with pytest.raises(CheckpointError, match="changed while it was read"):
-        tensors["wte.weight"][:]
+        for tensor in tensors.values():
+            tensor[:]
+
+
+@pytest.mark.parametrize("name", [FILE, "config.json", "vocab.json", "merges.txt"])
+def test_a_model_that_changes_while_it_is_read_is_noticed(folder, name):
+    with checkpoint.unchanged(folder):
+        (folder / "other.txt").write_text("no file of the model")
+    with (
+        pytest.raises(CheckpointError, match="changed while it was read"),
+        checkpoint.unchanged(folder),
+    ):
+        (folder / name).rename(folder / "aside")
+
+
+def test_a_folder_that_is_replaced_while_it_is_read_is_noticed(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    one, other = (shutil.copytree(folder, place / name) for name in ("one", "other"))
+    os.utime(other / "config.json", (1, 1))
+    with (
+        pytest.raises(CheckpointError, match="changed while it was read"),
+        checkpoint.unchanged(one),
+    ):
+        one.rename(place / "aside")
+        other.rename(one)
 
 
 def test_other_formats_are_not_opened(folder):

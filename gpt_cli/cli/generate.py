@@ -34,7 +34,11 @@ def generate(
     seed: flags.Seed = None,
     samples: Annotated[
         int,
-        typer.Option(min=1, help="How many texts, printed when all are done, a line --- between."),
+        typer.Option(
+            min=1,
+            max=10_000,  # all are computed side by side
+            help="How many texts, printed when all are done, a line --- between.",
+        ),
     ] = 1,
     cache: flags.Cache = True,
     device: flags.Device = "auto",
@@ -90,7 +94,7 @@ def generate(
         quiet=quiet,
         passes=max_tokens,
     )
-    run = engine.run([text] * min(samples, sys.maxsize), options)  # more would overflow
+    run = engine.run([text] * samples, options)
     streaming = stream and samples == 1 and not as_json
     prefix = text if echo else ""
     interrupted = not _finish(run, prefix if streaming else None)

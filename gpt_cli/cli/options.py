@@ -26,6 +26,7 @@ THREAD_VARIABLES = (
 
 # Bytes of address space that NumPy and loading a small model take, as measured, with a margin.
 _TO_START, _PER_THREAD = 480 << 20, 40 << 20
+_MOST_THREADS = 64  # of the OpenBLAS in NumPy's wheels
 
 
 def _set_verbose(context: typer.Context, verbose: bool) -> bool:
@@ -150,7 +151,7 @@ def prepare(threads: int | None) -> None:
         threads = cores()
     if threads is not None:
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
-    left, needed = addresses(), _TO_START + blas_threads() * _PER_THREAD
+    left, needed = addresses(), _TO_START + min(blas_threads(), _MOST_THREADS) * _PER_THREAD
     if left is not None and left < needed:
         raise ResourceError(
             f"{needed >> 20} MiB of address space are needed to start, and a limit leaves "

@@ -14,6 +14,7 @@ from typing import TextIO, cast
 from gpt_cli.errors import InputError, ResourceError
 
 _BLOCK = 1 << 20  # bytes to read at once, if they are there
+_ANOTHER = "name a file that can be read"
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # DEL, and Latin-1's
@@ -49,9 +50,9 @@ def input_file(file: Path | None, missing: str) -> Path:
         try:
             file.stat()
         except OSError as error:
-            raise InputError(f"cannot read {file}: {error.strerror}") from None
+            raise InputError(f"cannot read {file}: {error.strerror}; {_ANOTHER}") from None
         if file.is_dir():
-            raise InputError(f"cannot read {file}: it is a folder")
+            raise InputError(f"cannot read {file}: it is a folder; {_ANOTHER}")
     return file or Path("-")
 
 
@@ -118,7 +119,7 @@ def _read_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"cannot read {_name(file)}: {error.strerror}") from None
+        raise InputError(f"cannot read {_name(file)}: {error.strerror}; {_ANOTHER}") from None
 
 
 def _name(file: Path) -> str:
@@ -161,7 +162,7 @@ def piped() -> bool:
 def write(text: str | bytes) -> None:
     """Write to standard output at once: text as UTF-8, and with line ends as they are.
 
-    A terminal is shown control characters of a text, which may be a stranger's, and does not obey.
+    A terminal is shown control characters, which may be a stranger's, and does not obey them.
 
     Raises:
         BrokenPipeError: the reader has closed the pipe.
@@ -169,11 +170,11 @@ def write(text: str | bytes) -> None:
     """
     if sys.stdout is None:
         raise ResourceError("standard output is closed")
-    if isinstance(text, str) and on_terminal(sys.stdout):
-        text = visible(text)
+    # A path may hold bytes that are no UTF-8; Python has them as surrogates.
+    data = text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
+    if on_terminal(sys.stdout):
+        data = visible(data.decode(errors="replace")).encode()
     try:
-        # A path may hold bytes that are no UTF-8; Python has them as surrogates.
-        data = text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except OSError as error:
@@ -188,6 +189,7 @@ def visible(text: str) -> str:
 
     But for tabs and line ends, pictures stand for the control characters, such as U+241B for ESC.
     """
+    # Standard error writes a surrogate as its number.
     return text.replace("\r\n", "\n").translate(_PICTURES)
 
 

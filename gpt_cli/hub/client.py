@@ -65,8 +65,13 @@ def fetch_few(
 
             api = HfApi(endpoint=_endpoint())
             info = _ask(api, repo, revision)
-            for name in choose([file.rfilename for file in info.siblings or ()]):
-                api.hf_hub_download(repo, name, revision=info.sha, local_dir=scratch)
+            listed = {file.rfilename: file for file in info.siblings or ()}
+            paths = {
+                name: api.hf_hub_download(repo, name, revision=info.sha, local_dir=scratch)
+                for name in choose(listed)
+            }
+        for name, path in paths.items():
+            _check_hash(Path(path), listed[name], f"{repo}/{name}")
         yield Path(scratch)
 
 
@@ -90,10 +95,15 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
                 )
             )
 
-    names = model_files(listed, repo, lambda: read_small(fetch(INDEX)))
+    def fetch_checked(name: str) -> Path:
+        path = fetch(name)
+        _check_hash(path, listed[name], f"{repo}/{name}")
+        return path
+
+    names = model_files(listed, repo, lambda: read_small(fetch_checked(INDEX)))
     _check_space(repo, [listed[name] for name in names], to, say=not quiet and not bars)
     for name in names[:-1]:
-        _check_hash(fetch(name), listed[name], f"{repo}/{name}")
+        fetch_checked(name)
     # By its revision's name and not by the commit: so the client records what the name stands for.
     config = fetch(names[-1], commit if to else revision)
     if not to and config.parent.name != commit:
@@ -247,7 +257,8 @@ def _refuse_long_waits(response: Any) -> None:
 def _wait(response: Any) -> int:
     """How many seconds an answer asks to wait, in one of the two headers that the client heeds."""
     asked = re.findall(r"^\d+$", response.headers.get("Retry-After", ""))
-    asked += re.findall(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
+    if response.status_code == 429:
+        asked += re.findall(r"r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", response.headers.get("RateLimit", ""))
     return max(map(int, asked), default=0)
 
 

@@ -180,7 +180,7 @@ def model_files(
     """
     weights = [WEIGHTS]
     if WEIGHTS not in names and INDEX in names:
-        weights = [INDEX, *_shards(read_index(), repo)]
+        weights = [INDEX, *_shards(read_index, repo)]
     elif WEIGHTS not in names and (pickles := [n for n in names if n.endswith(_PICKLES)]):
         raise CheckpointError(
             f"{repo} has its weights only as {pickles[0]}, which may run code when it is opened; "
@@ -205,21 +205,23 @@ def tokenizer_files(names: Collection[str]) -> list[str]:
     return [*files, _ADDED_TOKENS] if _ADDED_TOKENS in names else files
 
 
-def _shards(index: str | bytes, repo: str) -> list[str]:
+def _shards(read_index: Callable[[], str | bytes], repo: str) -> list[str]:
     try:
-        names = sorted(set(json.loads(index)["weight_map"].values()))
+        names = sorted(set(json.loads(read_index())["weight_map"].values()))
         if names and all(_SHARD.fullmatch(name) for name in names):
             return names
     except MALFORMED:
         pass
-    raise CheckpointError(f"{repo}: {INDEX} does not name the files of its weights")
+    raise CheckpointError(
+        f"{repo}: {INDEX} does not name the files of its weights: use another copy of the model"
+    )
 
 
 def _is_whole(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
         return bool(model_files(names, str(folder), lambda: read_small(folder / INDEX)))
-    except (OSError, ValueError, GPTCLIError):
+    except (OSError, GPTCLIError):
         return False
 
 

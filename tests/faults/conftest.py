@@ -68,7 +68,7 @@ def pytest_terminal_summary(terminalreporter, config):
 def _table(reports) -> str:
     rows: dict[tuple[int, str], dict[str, object]] = {}
     outcomes: Counter[str] = Counter()
-    kills = 0
+    kills = compared = 0
     for report in reports:
         found = dict(report.user_properties)
         if "fault" not in found:
@@ -79,6 +79,7 @@ def _table(reports) -> str:
         row["results"][report.outcome] += 1
         outcomes[report.outcome] += 1
         kills += found.get("kills", 0)
+        compared += found.get("rows", 0)
     return "\n".join(
         [
             "# Faults, and what became of them",
@@ -86,8 +87,9 @@ def _table(reports) -> str:
             f"Written by `make faults` with gpt-cli {gpt_cli.__version__}, "
             f"Python {platform.python_version()} on {platform.system()}.",
             f"Faults tried: {outcomes.total() - outcomes['skipped']}; met as they should be: "
-            f"{outcomes['passed']}; skipped: {outcomes['skipped']}. Processes killed or "
-            f"interrupted: {kills}. Rows lost or written twice: 0 (one would fail its test).",
+            f"{outcomes['passed']}; skipped: {outcomes['skipped']}. Processes that were ended by a "
+            f"signal or by their reader: {kills}. Rows compared after 25 such ends of each run, "
+            f"of which none was lost and none twice: {compared}.",
             "",
             "| no. | fault | exit | what is said | what stays intact | result |",
             "|-|-|-|-|-|-|",

@@ -1,7 +1,6 @@
 """A Hub, and the network before it, with each fault: afterwards there is a whole model, or none."""
 
 import json
-import resource
 import signal
 import socket
 import time
@@ -13,6 +12,7 @@ from loopback_hub import LoopbackHub
 from processes import posix
 from world import check_failure
 
+resource = pytest.importorskip("resource")  # there is none on Windows
 pytestmark = posix
 
 REPO = "acme/gpt"
@@ -80,7 +80,7 @@ FAULTS = [
     row(58, "401, a bad token", "401-token", "/api/", "to this token (401)", "set HF_TOKEN"),
     row(58, "403", "403", "/api/", "to this token (403)", "set HF_TOKEN"),
     row(58, "404 that is no Hub's", "404-bare", "/api/", "(404)", "check the name"),
-    row(58, "404 of a file that is listed", "404-entry", "vocab.json", "no file vocab.json", "/"),
+    row(58, "404 of a file that is listed", "404-entry", "vocab.json", "no file", "vocab.json"),
     row(58, "416", "416", "/cdn/", "(416)", LATER),
     row(58, "418", "418", "/api/", "(418)", LATER),
     row(58, "429, and a day to wait", "429-wait", "/api/", "(429)", "wait 86400 seconds"),
@@ -130,6 +130,46 @@ def test_a_rest_that_is_refused_is_told(hub, world, files, suffer):
 def test_a_slow_network_is_waited_for(hub, world, files):
     hub.fail("trickle", on="/cdn/")
     whole(world, files)
+
+
+SHARDED = {"model-00001-of-00002.safetensors": b"1", "model-00002-of-00002.safetensors": b"2"}
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def sharded(hub, files) -> None:
+    """Let the Hub have the model in shards."""
+    weight_map = dict(zip("ab", SHARDED, strict=True))
+    index = json.dumps({"weight_map": weight_map}).encode()
+    del files["model.safetensors"]
+    files |= {**SHARDED, INDEX: index}
+    hub.add("acme/shards", files)
+
+
+@pytest.mark.fault(23, "a flipped bit in the index of shards", 4, intact=NONE)
+def test_a_damaged_index_is_not_kept(hub, world, files, sharded, suffer):
+    hub.fail("wrong-bytes", on=INDEX)
+    suffer("download", "acme/shards", code=4, says="its git hash is", do=AGAIN, changes=True)
+    hub.heal()
+    finished = world.run("download", "acme/shards", "-q")
+    assert finished.returncode == 0, finished.stderr
+    folder = Path(finished.stdout.decode().strip())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+@pytest.mark.fault(59, "an index of shards of 65 MB", 4, intact=NONE)
+def test_an_index_beyond_all_is_refused(hub, world, files, sharded, suffer):
+    hub.add("acme/shards", {INDEX: b" " * 65_000_000})
+    arguments = ("download", "acme/shards", "-q")
+    suffer(*arguments, code=4, says=INDEX, do="use another copy", changes=True)
+
+
+@pytest.mark.fault(23, "a flipped bit in a vocabulary that only tokenize needs", 4, intact=NONE)
+@pytest.mark.parametrize(("command", "file"), [("tokenize", "merges.txt"), ("info", "config.json")])
+def test_a_damaged_small_file_is_not_used(command, file, hub, world, suffer):
+    hub.fail("wrong-bytes", on=file)
+    arguments = ("info", REPO) if command == "info" else ("tokenize", "-m", REPO, "Once")
+    suffer(*arguments, code=4, says=f"{file} is damaged: its git hash", do=AGAIN)
 
 
 @pytest.mark.fault(23, "a bit flipped in the cache", 4, intact=NONE)
@@ -237,13 +277,15 @@ def test_a_killed_download_is_not_trusted(hub, world, files, survive):
 @pytest.mark.fault(32, "kill -9 at 25 moments of a download", -9, intact=NONE)
 def test_a_download_killed_at_any_moment_is_whole_or_not_there(hub, world, files, survive):
     hub.delay = ("/resolve/", 0.05)
+    killed = 0
     for moment in range(25):
         with world.start("download", REPO, "-q") as process:
             time.sleep(0.1 + 0.06 * moment)
             process.kill()
+        killed += process.returncode != 0
         found = world.run("generate", "-m", REPO, "--offline", "-n", 3, "Once")
         assert found.returncode in (0, 3), found.stderr
-    survive(25)
+    survive(killed)
     hub.delay = ("", 0.0)
     whole(world, files)
 

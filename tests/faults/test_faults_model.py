@@ -123,6 +123,10 @@ def odd_file(name: str, make: Callable[[Path], object]) -> Callable[[Path], obje
     return damage
 
 
+def pipe(path: Path) -> None:
+    os.mkfifo(path)  # named only here, as Windows has none
+
+
 def reordered(folder: Path) -> None:
     """Name the tensors in the header in another order than that of their data."""
     raw = (folder / WEIGHTS).read_bytes()
@@ -200,7 +204,7 @@ FAULTS = [
     fault(17, "a config.json cut short", edit("config.json", lambda raw: raw[:50]),
           "cannot be read as JSON", AGAIN),
     fault(17, "a config.json in Latin-1", write("config.json", b'{"a": "\xe9"}'), "JSON", AGAIN),
-    fault(17, "a config.json that is a list", write("config.json", "[]"), "no", AGAIN),
+    fault(17, "a config.json that is a list", write("config.json", "[]"), "does not hold", AGAIN),
     fault(17, "a config.json nested too deeply", write("config.json", "[" * 200_000), "JSON",
           AGAIN),
     fault(17, "a config.json without end", lambda folder: os.truncate(folder / "config.json",
@@ -247,19 +251,19 @@ FAULTS = [
           }).encode()), "header claims", AGAIN),
     fault(56, "a name that drives a terminal", tensor("\x1b]0;pwned\x07\x1b[2J\x9b", (1,)),
           "\N{SYMBOL FOR ESCAPE}]0;pwned", MATCHING),
-    fault(57, "a pipe in place of config.json", odd_file("config.json", os.mkfifo),
+    fault(57, "a pipe in place of config.json", odd_file("config.json", pipe),
           "not a regular file", AGAIN),
     fault(57, "a device in place of config.json", odd_file("config.json", lambda path:
           path.symlink_to("/dev/zero")), "not a regular file", AGAIN),
     fault(57, "a link to itself in place of config.json", odd_file("config.json", lambda path:
           path.symlink_to(path)), "cannot be read", AGAIN),
-    fault(57, "a pipe in place of the weights", odd_file(WEIGHTS, os.mkfifo),
+    fault(57, "a pipe in place of the weights", odd_file(WEIGHTS, pipe),
           "no model.safetensors", "get the model as safetensors"),
     fault(57, "a device in place of the weights", odd_file(WEIGHTS, lambda path:
           path.symlink_to("/dev/zero")), "no model.safetensors", "get the model as safetensors"),
     fault(57, "a folder in place of the weights", odd_file(WEIGHTS, Path.mkdir),
           "no model.safetensors", "get the model as safetensors"),
-    fault(57, "a pipe in place of the vocabulary", odd_file("vocab.json", os.mkfifo),
+    fault(57, "a pipe in place of the vocabulary", odd_file("vocab.json", pipe),
           "has no tokenizer", "add the vocab.json"),
 ]
 # fmt: on

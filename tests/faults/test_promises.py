@@ -52,6 +52,8 @@ def test_no_code_of_a_checkpoint_is_run_or_opened(model, world, watched):
     for name in ("modeling_gpt2.py", "tokenizer.py", "__init__.py", "sitecustomize.py", "numpy.py"):
         (model / name).write_text(code)
     pickle = f"cbuiltins\nexec\n(S{code!r}\ntR.".encode()
+    (model / "tiktoken").mkdir()
+    (model / "tiktoken" / "__init__.py").write_text(code)
     for name in ("pytorch_model.bin", "model.pt", "optimizer.pkl", "merges.npy"):
         (model / name).write_bytes(pickle)
     config = json.loads((model / "config.json").read_bytes())
@@ -64,7 +66,7 @@ def test_no_code_of_a_checkpoint_is_run_or_opened(model, world, watched):
     (model / "config.json").write_text(json.dumps(config))
     (model / "tokenizer_config.json").write_text('{"tokenizer_class": "tokenizer.Tokenizer"}')
     for command in ("generate", "score", "next", "tokenize"):
-        did = watched(command, "-m", model, stdin=b"Once upon a time")
+        did = watched(command, "-m", model, stdin=b"Once upon a time", cwd=model)
         opened = {Path(what).name for kind, what in did if what.startswith(str(model))}
         assert opened <= READ
         assert opened == READ or command == "tokenize"
