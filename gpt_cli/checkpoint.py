@@ -224,6 +224,8 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
             if length > _LARGEST_HEADER:
                 raise ValueError(f"its header claims {length} bytes")
             header = file.read(length)
+            if not path.stat().st_size:
+                raise ValueError("it is empty")
             if not header.startswith(b"{"):  # which the library lets pass
                 raise ValueError("its header does not begin with a brace")
             read = version(file.fileno())

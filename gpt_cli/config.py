@@ -1,14 +1,13 @@
 """GPT2Config: the hyperparameters of a checkpoint, read from its `config.json`."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpt_cli.errors import MALFORMED, CheckpointError
-from gpt_cli.files import read_small
+from gpt_cli.errors import CheckpointError
+from gpt_cli.files import read_json
 
 ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "tanh")
 
@@ -174,16 +173,11 @@ _FIELDS: list[tuple[str, Callable[[str, Any], Any]]] = [
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(read_small(path))
-    except FileNotFoundError:
+    if not path.exists():
         raise CheckpointError(
             f"{path} is missing: give a whole model folder, or download the model again"
-        ) from None
-    except (OSError, *MALFORMED) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON ({error}): download it again"
-        ) from None
+        )
+    value = read_json(path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object: download it again")
     return value

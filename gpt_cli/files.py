@@ -1,8 +1,12 @@
 """Reading what may be a stranger's file: never a device or a pipe, and never without end."""
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
+
+from gpt_cli.errors import MALFORMED, CheckpointError
 
 LARGEST = 64_000_000  # bytes; GPT-2's tokenizer.json, the largest of the small files, has 1.4 MB
 
@@ -33,3 +37,17 @@ def read_small(path: Path) -> bytes:
         raise ValueError(f"it has {about.st_size} bytes, and at most {LARGEST} are read")
     with path.open("rb") as file:
         return file.read(LARGEST)
+
+
+def read_json(path: Path) -> Any:
+    """Return what a small file of a model holds.
+
+    Raises:
+        CheckpointError: it cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(read_small(path))
+    except (OSError, *MALFORMED) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as JSON ({error!s:.100}): download it again"
+        ) from None

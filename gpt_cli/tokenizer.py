@@ -5,7 +5,6 @@ can write and that goes stale; so the files are read here and only handed to it.
 """
 
 import codecs
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import tiktoken
 
 from gpt_cli.errors import MALFORMED, CheckpointError, InputError
-from gpt_cli.files import read_small
+from gpt_cli.files import read_json, read_small
 
 # GPT-2's split into words, in the possessive form that tiktoken calls r50k: the published form
 # tokenizes alike, but overflows the regex engine's stack on a million spaces.
@@ -74,6 +73,12 @@ class Tokenizer:
                 "get both from one place"
             )
         in_bpe = set(ranks.values())
+        lost = [token for token in vocab if vocab[token] not in in_bpe and _is_made(token, vocab)]
+        if lost := [token for token in lost if token not in added]:
+            raise CheckpointError(
+                f"{source}: no merge makes {len(lost)} of its tokens, such as {lost[0]!r:.40}: "
+                "get both from one place"
+            )
         # Transformers also lists a token that is added although the BPE has it; it needs no place.
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
         self.special = {token: id for token, id in vocab.items() if id not in in_bpe} | added
@@ -103,13 +108,13 @@ class Tokenizer:
         try:
             if vocab.is_file() and merges.is_file():
                 return cls(
-                    json.loads(read_small(vocab)),
+                    read_json(vocab),
                     _read_merges(read_small(merges).decode()),
-                    json.loads(read_small(added)) if added.is_file() else {},
+                    read_json(added) if added.is_file() else {},
                     source=str(vocab),
                 )
             if single.is_file():
-                return cls._from_tokenizer_json(json.loads(read_small(single)), str(single))
+                return cls._from_tokenizer_json(read_json(single), str(single))
         except (OSError, *MALFORMED) as error:
             raise CheckpointError(
                 f"{folder}: damaged tokenizer files ({error!r:.120}): download them again"
@@ -201,6 +206,16 @@ class Tokenizer:
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that stand for no token, such as rows of padding."""
         return [id for id in range(vocab_size) if id not in self._bytes]
+
+
+def _is_made(token: str, vocab: dict[str, int]) -> bool:
+    """Return whether a token looks like what a merge of two others makes, and not like a special.
+
+    Names in brackets are special: `<|endoftext|>`, `<pad>`, `[SEP]`.
+    """
+    if (token[:1], token[-1:]) in (("<", ">"), ("[", "]")):
+        return False
+    return any(token[:cut] in vocab and token[cut:] in vocab for cut in range(1, len(token)))
 
 
 def _read_merges(text: str) -> list[str]:

@@ -68,7 +68,7 @@ def test_download_to_a_folder_gives_a_model_for_every_command(hub, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "fault", "exit_code", "says"),
     [
-        (["acme/none"], "", 3, "the Hub has no model acme/none: check the name"),
+        (["acme/none"], "", 3, "the Hub has no model acme/none, and there is no such folder"),
         ([REPO, "--revision", "v9"], "", 3, "acme/gpt has no revision v9"),
         ([REPO], "403-gated", 3, "acme/gpt is gated: accept its terms"),
         ([REPO], "401", 3, "set HF_TOKEN"),

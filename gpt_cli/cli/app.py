@@ -135,8 +135,8 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         if error.filename is None:  # the help, which does not fit on a full disk
             silence(sys.stdout)
-        place = "" if error.filename is None else f"{error.filename}: "
-        return _fail(ResourceError(f"{place}{error.strerror or error}"), verbose)
+        place = "cannot write to standard output" if error.filename is None else error.filename
+        return _fail(ResourceError(f"{place}: {error.strerror or error}"), verbose)
     return 0
 
 

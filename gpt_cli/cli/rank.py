@@ -96,7 +96,7 @@ def rank(
 
 def _choices(given: str | None, file: Path | None) -> list[str]:
     if (given is None) == (file is None):
-        raise InputError("give the continuations: --choices A,B,C or --choices-file FILE")
+        raise InputError("give the continuations by one of --choices A,B,C and --choices-file FILE")
     if file is not None:
         lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
         return [line for line in lines if line]

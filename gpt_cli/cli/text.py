@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.machine import free_memory
 
 _BLOCK = 1 << 20  # bytes to read at once, if they are there
+_GROWTH = 32  # times its bytes is more than a text takes as tokens; 14 as measured
 _ANOTHER = "name a file that can be read"
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
@@ -79,9 +81,16 @@ def read_bytes(file: Path) -> bytes:
 
     Raises:
         InputError: it cannot be read.
+        ResourceError: it has no end, or none that the memory has room for.
     """
+    room = _room()
+    data = bytearray()
     with _read_errors(file), _open(file) as stream:
-        return stream.read()
+        while block := stream.read(_BLOCK):
+            data += block
+            if len(data) > room:
+                raise _too_long(file, room)
+    return bytes(data)
 
 
 def without_line_end(text: str) -> str:
@@ -96,9 +105,12 @@ def read_lines(file: Path) -> Iterator[list[bytes]]:
 
     Raises:
         InputError: the file cannot be read.
+        ResourceError: a line has no end, or none that the memory has room for.
     """
     with _read_errors(file), _open(file) as stream:
+        room = _room()
         pieces: list[bytes] = []  # of a line that has not ended
+        held = 0  # bytes in them
         at_end = False
         while not at_end:
             data, at_end = _read_available(stream)
@@ -107,11 +119,28 @@ def read_lines(file: Path) -> Iterator[list[bytes]]:
             if lines:
                 lines[0] = b"".join([*pieces, lines[0]])
                 pieces = []
+                held = 0
             pieces.append(rest)
+            held += len(rest)
+            if held > room:
+                raise _too_long(file, room)
             if at_end and any(pieces):
                 lines.append(b"".join(pieces))
             if lines:
                 yield lines
+
+
+def _room() -> int:
+    """How many bytes of text the free memory has room for, with the tokens that they become."""
+    free = free_memory()
+    return sys.maxsize if free is None else free // _GROWTH
+
+
+def _too_long(file: Path, room: int) -> ResourceError:
+    return ResourceError(
+        f"{_name(file)} has more than {room / 1e6:,.0f} MB of text at once, which is all that the "
+        "free memory has room for: cut it in pieces"
+    )
 
 
 @contextmanager
@@ -169,7 +198,7 @@ def write(text: str | bytes) -> None:
         ResourceError: the output cannot be written.
     """
     if sys.stdout is None:
-        raise ResourceError("standard output is closed")
+        raise ResourceError("standard output is closed: let it lead somewhere")
     # A path may hold bytes that are no UTF-8; Python has them as surrogates.
     data = text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
     if on_terminal(sys.stdout):

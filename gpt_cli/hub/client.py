@@ -277,7 +277,7 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
             )
         case errors.RepositoryNotFoundError():
             return (
-                f"the Hub has no model {repo}: check the name; "
+                f"the Hub has no model {repo}, and there is no such folder: check the name; "
                 "a private one needs HF_TOKEN or `hf auth login`"
             )
         case errors.RevisionNotFoundError():
@@ -293,12 +293,12 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
     kind = type(error).__name__  # httpx's, or httpx2's from version 2 of the client
     if "Timeout" in kind:
         return (
-            f"{endpoint} does not answer for {repo}: check the network and the proxy "
-            f"(HF_HUB_ETAG_TIMEOUT=30 waits longer for a slow one), {WAY_OUT}"
+            f"{endpoint} does not answer for {repo}, which is no folder here: check the network "
+            f"and the proxy (HF_HUB_ETAG_TIMEOUT=30 waits longer for a slow one), {WAY_OUT}"
         )
     if kind in ("ConnectError", "ProxyError"):
         return (
-            f"cannot reach {endpoint} for {repo} ({reason}): "
+            f"cannot reach {endpoint} for {repo}, which is no folder here ({reason}): "
             f"check the network and the proxy, {WAY_OUT}"
         )
     return f"the download of {repo} failed ({kind}: {reason}): run the command again"

@@ -141,7 +141,7 @@ FAULTS = [
     # the file of the weights
     fault(1, "weights cut short", edit(WEIGHTS, lambda raw: raw[:-1]), "not fully covered", AGAIN),
     fault(2, "a byte too many", edit(WEIGHTS, lambda raw: raw + b"0"), "not fully covered", AGAIN),
-    fault(3, "empty weights", write(WEIGHTS, b""), "is not safetensors", AGAIN),
+    fault(3, "empty weights", write(WEIGHTS, b""), "it is empty", AGAIN),
     fault(4, "a Git LFS pointer", write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"),
           "a Git LFS pointer", "run `git lfs pull`"),
     fault(5, "a web page", write(WEIGHTS, "\n<!DOCTYPE html><html>404</html>"), "a web page",
@@ -227,9 +227,14 @@ FAULTS = [
           "get both from one place"),
     fault(21, "merges of another model", edit("merges.txt", lambda raw: raw + b"zz zz\n"),
           "do not belong together", "get both from one place"),
+    fault(21, "merges cut short", edit("merges.txt", lambda raw: raw[:60]), "no merge makes",
+          "get both from one place"),
+    fault(21, "a merge that is missing", edit("merges.txt", lambda raw: raw.replace(b"h e\n", b"")),
+          "", "get both from one place"),
     fault(21, "merges that are no UTF-8", write("merges.txt", b"\xff"), "damaged", "download"),
     fault(21, "no vocabulary", without("vocab.json"), "has no tokenizer", "add the vocab.json"),
-    fault(21, "a vocabulary that is no JSON", write("vocab.json", "{"), "damaged", "download"),
+    fault(21, "a vocabulary that is no JSON", write("vocab.json", "{"),
+          "vocab.json cannot be read", "download"),
     fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "damaged", "download"),
     *(fault(21, f"an id that is {value}", edit("vocab.json", lambda raw, value=value:
             raw.replace(b": 5,", b": " + value.encode() + b",")), "tokenizer files", "download")
@@ -256,7 +261,7 @@ FAULTS = [
     fault(57, "a device in place of config.json", odd_file("config.json", lambda path:
           path.symlink_to("/dev/zero")), "not a regular file", AGAIN),
     fault(57, "a link to itself in place of config.json", odd_file("config.json", lambda path:
-          path.symlink_to(path)), "cannot be read", AGAIN),
+          path.symlink_to(path)), "is missing", "download the model again"),
     fault(57, "a pipe in place of the weights", odd_file(WEIGHTS, pipe),
           "no model.safetensors", "get the model as safetensors"),
     fault(57, "a device in place of the weights", odd_file(WEIGHTS, lambda path:
