@@ -29,6 +29,7 @@ from gpt_cli.cli.text import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
+_LONGEST = 1000  # characters of a message
 _LESS = "have fewer or shorter texts at a time, or use a smaller model"
 # What is said of a library that is there and finds no room, and of a thread.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
@@ -143,6 +144,6 @@ def run(arguments: list[str]) -> int:
 def _fail(error: GPTCLIError, verbose: bool) -> int:
     if verbose:
         note(traceback.format_exc().rstrip())
-    message = " ".join(str(error).split())  # one line, whatever a path or a server put into it
-    note(f"gpt-cli: error: {message}")
+    # One line, of bounded length, whatever a path, a server or a damaged file put into it.
+    note(f"gpt-cli: error: {' '.join(str(error).split())[:_LONGEST]}")
     return error.exit_code

@@ -256,6 +256,7 @@ FAULTS = [
           }).encode()), "header claims", AGAIN),
     fault(56, "a name that drives a terminal", tensor("\x1b]0;pwned\x07\x1b[2J\x9b", (1,)),
           "\N{SYMBOL FOR ESCAPE}]0;pwned", MATCHING),
+    fault(56, "a name of 100,000 letters", tensor("x" * 100_000, (1,)), "such as xxx", "x"),
     fault(57, "a pipe in place of config.json", odd_file("config.json", pipe),
           "not a regular file", AGAIN),
     fault(57, "a device in place of config.json", odd_file("config.json", lambda path:

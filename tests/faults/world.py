@@ -119,7 +119,7 @@ def check_failure(finished: "subprocess.CompletedProcess[bytes]", code: int) -> 
     assert errors.startswith("gpt-cli: error: ")
     assert errors.endswith("\n")
     assert errors[:-1].isprintable(), "one line, and nothing that moves a terminal's cursor"
-    assert len(errors) < 600
+    assert len(errors) < 1100
     assert finished.stdout == b""
     return errors[:-1]
 
