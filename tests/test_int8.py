@@ -668,6 +668,7 @@ def stories_by_processor(tmp_path_factory):
         return {name: story.result() for name, story in told.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     platform.machine().lower() not in ("x86_64", "amd64"), reason="names processors of x86"
 )
