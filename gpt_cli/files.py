@@ -1,5 +1,6 @@
 """Reading what may be a stranger's file: never a device or a pipe, and never without end."""
 
+import hashlib
 import json
 import os
 import stat
@@ -21,6 +22,18 @@ def version(where: Path | int) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return about.st_size, about.st_mtime_ns
+
+
+def sha256(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def git_hash(path: Path) -> str:
+    """Return the hash that git has of a small file."""
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def read_small(path: Path) -> bytes:

@@ -37,6 +37,7 @@ from transformers import (
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
+KNOWN = ROOT / "gpt_cli" / "known.json"  # beside it, what is known of published models
 sys.path.insert(0, str(ROOT / "tests"))
 
 from checkpoints import CASES, END, noise, write_tokenizer  # noqa: E402 (it is not installed)
@@ -218,6 +219,27 @@ def sampling() -> dict[str, Any]:
     return {"logits": logits.tolist(), "texts": texts, "cases": cases}
 
 
+def tiny_known() -> dict[str, Any]:
+    """What `gpt-cli verify tiny` compares: the hashes of its files, and what it writes greedily."""
+    folder = ROOT / "weights" / "tiny"
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = GPT2Tokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
+    continuations = []
+    for prompt in ("Once upon a time", "One day, a fox", "The old woman looked at the sea."):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        found = model.generate(ids, do_sample=False, max_new_tokens=60)[0, ids.shape[1] :]
+        text = tokenizer.decode(found, skip_special_tokens=True)
+        continuations.append({"prompt": prompt, "tokens": len(found), "text": text})
+    files = ("config.json", "merges.txt", "model.safetensors", "vocab.json")
+    return {
+        "source": "tools/make_golden.py, by transformers",
+        "sha256": {
+            name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files
+        },
+        "continuations": continuations,
+    }
+
+
 def write_json(name: str, value: Any) -> None:
     """Write one file, a line for each entry at the top."""
     lines = [f"{json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()]
@@ -248,6 +270,8 @@ def main() -> None:
     if tiny.is_dir():
         merges = (tiny / "merges.txt").read_bytes()
         tokens |= {"tiny": tokenized(tiny), "tiny_merges": hashlib.sha256(merges).hexdigest()}
+        known = json.loads(KNOWN.read_bytes()) | {"tiny": tiny_known()}
+        KNOWN.write_text(json.dumps(known, indent=1) + "\n", encoding="ascii")
     write_json("tokenizer.json", tokens)
     write_json("sampling.json", sampling())
     print(f"{sum(file.stat().st_size for file in GOLDEN.iterdir()):,} bytes in {GOLDEN}")

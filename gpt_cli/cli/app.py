@@ -27,6 +27,7 @@ from gpt_cli.cli.rank import rank
 from gpt_cli.cli.score import score
 from gpt_cli.cli.text import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
+from gpt_cli.cli.verify import verify
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 _LONGEST = 1000  # characters of a message
@@ -53,6 +54,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "quantize": quantize,
     "models": models,
     "info": info,
+    "verify": verify,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)

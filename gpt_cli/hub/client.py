@@ -1,6 +1,5 @@
 """The Hub's client, which is imported only when something must be fetched."""
 
-import hashlib
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
-from gpt_cli.files import read_small
+from gpt_cli.files import git_hash, read_small, sha256
 from gpt_cli.hub.local import (
     CONFIG,
     INDEX,
@@ -134,13 +133,7 @@ def _check_hash(path: Path, listed: "RepoSibling", name: str) -> None:
     kind, expected = ("sha256", listed.lfs.sha256) if listed.lfs else ("git hash", listed.blob_id)
     if expected is None:  # a mirror need not list those of small files
         return
-    with path.open("rb") as file:
-        if listed.lfs:
-            digest = hashlib.file_digest(file, "sha256")
-        else:
-            data = file.read()
-            digest = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
-    found = digest.hexdigest()
+    found = sha256(path) if listed.lfs else git_hash(path)
     if found == expected:
         return
     while path.is_symlink():  # a snapshot's file is a link to a blob, and a blob may be one too

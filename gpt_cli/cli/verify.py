@@ -1,0 +1,48 @@
+"""`gpt-cli verify`: does this model compute here what it should?"""
+
+from typing import Annotated
+
+import typer
+
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.text import write
+from gpt_cli.errors import CheckpointError
+
+_WORDS = {True: "ok", False: "FAILED", None: "not checked"}
+
+
+def verify(
+    name: Annotated[str, typer.Argument(help="As for generate --model.")],
+    threads: flags.Threads = None,
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    as_json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> None:
+    """Check a model's files, what it writes, and that all ways to compute it agree.
+
+    The exit code is 4 where something fails. What cannot be checked on this machine says why.
+    """
+    flags.prepare(threads)
+    from dataclasses import asdict
+
+    from gpt_cli import hub
+    from gpt_cli.cli import report
+    from gpt_cli.verify import verify
+
+    folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
+    checks = []
+    for check in verify(name, folder):
+        checks.append(check)
+        if not as_json:
+            write(f"{_WORDS[check.passed]:11}  {check.name:26}  {check.detail}\n")
+    failed = [check.name for check in checks if check.passed is False]
+    if as_json:
+        told = {"model": name, "folder": str(folder), "passed": not failed}
+        write(report.json_line(told | {"checks": [asdict(check) for check in checks]}))
+    if failed:
+        raise CheckpointError(
+            f"{name} has failed {len(failed)} of {len(checks)} checks ({', '.join(failed)}): "
+            "download it again, and report it if that does not help"
+        )

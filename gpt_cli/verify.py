@@ -1,0 +1,195 @@
+"""Whether a model computes on this machine what it should: its files, what is known, what must be.
+
+Three kinds of checks. The files have the hashes that are known of them. Greedily, the model writes
+what others have published that it writes. And whatever the model is, some ways to compute the same
+must agree: with the cache and without, beside other texts and alone, by each implementation.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt_cli import checkpoint, gpu
+from gpt_cli.bench import TEXT
+from gpt_cli.config import GPT2Config
+from gpt_cli.engine import Engine
+from gpt_cli.errors import GPTCLIError
+from gpt_cli.files import git_hash, sha256
+from gpt_cli.generate import Completion
+from gpt_cli.hub.local import SHORT_NAMES
+from gpt_cli.ops import Ops, get_ops
+from gpt_cli.ops.numpy_ops import Int8NumPyOps, NumPyOps
+from gpt_cli.tokenizer import Tokenizer
+
+# The most that natural logarithms of probabilities may differ, at a token and in the mean: far
+# above what is measured (4e-5 and 1e-5 in float32), far below what a wrong kernel gives.
+LIMITS = {"float32": (1e-3, 1e-4), "float16": (0.3, 0.05), "int8": (3.0, 0.5)}
+
+PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
+_NEW_TOKENS = 12
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was checked, and what came of it."""
+
+    name: str
+    passed: bool | None  # None: it could not be checked, and `detail` says why
+    detail: str
+    largest: float | None = None  # difference of log-probabilities, where they were compared
+    mean: float | None = None
+
+
+@cache
+def known() -> dict[str, Any]:
+    """What is known of models, by their names on the Hub, and of the bundled one."""
+    facts: dict[str, Any] = json.loads(files("gpt_cli").joinpath("known.json").read_bytes())
+    return facts
+
+
+def verify(name: str, folder: Path) -> Iterator[Check]:
+    """Check a model, one thing after the other.
+
+    Args:
+        name: as the user calls it.
+        folder: where it is.
+
+    Raises:
+        GPTCLIError: it cannot be loaded.
+    """
+    facts = _facts(name, folder)
+    yield _check_files(folder, facts.get("sha256", {}))
+    tokenizer = Tokenizer.from_folder(folder)
+    dtype = GPT2Config.from_folder(folder).dtype
+
+    def load(ops: Ops) -> Engine:
+        return Engine(checkpoint.load(folder, ops), tokenizer, name, 0.0)
+
+    engine = load(get_ops("cpu", dtype))
+    yield _check_continuations(engine, facts.get("continuations", []))
+    yield _check_same(
+        "cache on = off", _continue(engine), _continue(engine, use_cache=False), dtype
+    )
+    alone = [_continue(engine, [prompt])[0] for prompt in PROMPTS]
+    yield _check_same("batch = single", _continue(engine), alone, dtype)
+    expected = _logprobs(load(Int8NumPyOps() if dtype == "int8" else NumPyOps()))
+    what = f"{engine.model.ops.name} = reference"
+    yield _compare(what, _logprobs(engine), expected, "int8" if dtype == "int8" else "float32")
+    del engine
+    others = [("cpu", "int8"), ("cuda", "float32"), ("cuda", "float16")]
+    for device, other in others if dtype == "float32" else []:
+        yield _check_other(device, other, lambda ops: _logprobs(load(ops)), expected)
+
+
+def _facts(name: str, folder: Path) -> dict[str, Any]:
+    """What is known of a model, found by its name or, in a plain folder, by its weights."""
+    weights = folder / "model.safetensors"
+    by_name = known().get(SHORT_NAMES.get(name, name))
+    if by_name is not None or not weights.is_file():
+        return by_name or {}
+    digest = sha256(weights)
+    same = (facts for facts in known().values() if facts["sha256"][weights.name] == digest)
+    return next(same, {})
+
+
+def _check_files(folder: Path, expected: dict[str, str]) -> Check:
+    """Compare files with the hashes that are known, or that the Hub's cache names them by."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    missing = sorted(expected.keys() - {path.name for path in paths})
+    if missing:
+        return Check("files", False, f"{', '.join(missing)} should be there, and is not")
+    wrong, checked = [], 0
+    for path in paths:
+        blob = (
+            path.resolve().name if path.is_symlink() else ""
+        )  # the cache names a file by its hash
+        wanted = expected.get(path.name) or (blob if _HASH.fullmatch(blob) else None)
+        if wanted is None:
+            continue
+        checked += 1
+        if (git_hash(path) if len(wanted) == 40 else sha256(path)) != wanted:
+            wrong.append(path.name)
+    if wrong:
+        return Check("files", False, f"{', '.join(wrong)} differ from what was published")
+    if not checked:
+        return Check("files", None, "no hash is known of a model in a plain folder")
+    return Check("files", True, f"{checked} files have the hashes that are known of them")
+
+
+def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]) -> Check:
+    """Compare what the model writes greedily with what is known."""
+    name = "known texts"
+    if not continuations:
+        return Check(name, None, "nothing is known of what this model writes")
+    for fact in continuations:
+        (found,) = engine.generate([fact["prompt"]], max_tokens=fact["tokens"], temperature=0)
+        if found.text != fact["text"]:
+            return Check(name, False, f"{fact['prompt']!r:.40} goes on with {found.text!r:.60}")
+    tokens = sum(fact["tokens"] for fact in continuations)
+    return Check(name, True, f"{len(continuations)} texts of {tokens} tokens are as published")
+
+
+def _continue(
+    engine: Engine, prompts: Sequence[str] = PROMPTS, *, use_cache: bool = True
+) -> list[Completion]:
+    return engine.generate(
+        prompts,
+        max_tokens=_NEW_TOKENS,
+        temperature=0,
+        ignore_eos=True,
+        use_cache=use_cache,
+        overflow="truncate",
+    )
+
+
+def _check_same(
+    name: str, found: Sequence[Completion], expected: Sequence[Completion], dtype: str
+) -> Check:
+    """Compare the tokens of several texts, and how likely they were."""
+    if [one.ids for one in found] != [other.ids for other in expected]:
+        return Check(name, False, "the tokens are not the same")
+    pairs = [[logprob for one in each for logprob in one.logprobs] for each in (found, expected)]
+    return _compare(name, np.array(pairs[0]), np.array(pairs[1]), dtype)
+
+
+def _logprobs(engine: Engine) -> np.ndarray[Any, Any]:
+    """How likely each token of a text is."""
+    return np.array(engine.score(TEXT).token_logprobs[1:], float)
+
+
+def _compare(
+    name: str, found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], dtype: str
+) -> Check:
+    """Compare logarithms of probabilities, within the limits of a type."""
+    differences = np.abs(found - expected)
+    largest, mean = float(differences.max()), float(differences.mean())
+    most, most_in_the_mean = LIMITS[dtype]
+    passed = largest <= most and mean <= most_in_the_mean
+    detail = f"log-probabilities differ by {largest:.1e} at most, {mean:.1e} in the mean"
+    if not passed:
+        detail += f"; {most:.0e} and {most_in_the_mean:.0e} are allowed"
+    return Check(name, passed, detail, largest, mean)
+
+
+def _check_other(
+    device: str,
+    dtype: str,
+    compute: Callable[[Ops], np.ndarray[Any, Any]],
+    expected: np.ndarray[Any, Any],
+) -> Check:
+    """Compare another device or type with the reference in float32, if it is there."""
+    name = f"{device} in {dtype} = float32"
+    if device == "cuda" and (problem := gpu.problem()):
+        return Check(name, None, problem)
+    try:
+        return _compare(name, compute(get_ops(device, dtype)), expected, dtype)
+    except GPTCLIError as error:
+        return Check(name, None, str(error))
