@@ -96,6 +96,8 @@ def batch(
         top_logprobs=logprobs,
     )
     output = None if output == Path("-") else output
+    if output is not None and file.exists() and output.exists() and output.samefile(file):
+        raise InputError(f"{output} is the input: name another --output")
     records = Output(output, resume=resume)
     streams = file == Path("-") or file.is_fifo() or file.is_char_device()
     total = None if streams else count_rows(file)

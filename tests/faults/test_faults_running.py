@@ -156,6 +156,15 @@ def test_an_output_is_not_written_over(world, suffer):
         suffer(*arguments, stdin=b"Once\n", code=2, says=says, do=do)
 
 
+@pytest.mark.fault(52, "an output that is the input", 2, intact="the input")
+@pytest.mark.parametrize("flags", [(), ("--resume",)], ids=["new", "resumed"])
+def test_the_input_is_not_written_over(flags, world, suffer):
+    (world.place / "in").write_bytes(b"Once\n")
+    (world.place / "link").symlink_to("in")
+    arguments = ("batch", *TINY, "in", "-o", "link", *flags)
+    suffer(*arguments, code=2, says="is the input", do="name another --output")
+
+
 @pytest.mark.fault(53, "rows of all lengths", 0, intact="each row's own text")
 def test_rows_do_not_change_one_another(world):
     prompts = ["Once " * length for length in (1, 40, 3, 90)]
