@@ -16,6 +16,7 @@ from typer.main import get_command
 from gpt_cli import __version__
 from gpt_cli.cli.batch import batch
 from gpt_cli.cli.bench import bench
+from gpt_cli.cli.doctor import doctor
 from gpt_cli.cli.download import download
 from gpt_cli.cli.generate import generate
 from gpt_cli.cli.info import info
@@ -55,6 +56,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "models": models,
     "info": info,
     "verify": verify,
+    "doctor": doctor,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import InputError, ModelNotFoundError, ResourceError
+from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError, ResourceError
 from gpt_cli.hub import client
 from gpt_cli.hub.local import (
     BUNDLED,
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LocalModel",
+    "cache_folder",
     "download",
     "find",
     "format_size",
     "list_models",
     "new_folder",
     "other_files",
+    "problem",
     "read_config",
     "read_tokenizer",
     "resolve",
@@ -139,6 +141,16 @@ def download(
         path = to or error.filename or cache_folder()
         hint = "HF_HOME sets another place for the cache" if to is None else "name another folder"
         raise ResourceError(f"cannot use {path}: {error.strerror or error}; {hint}") from error
+
+
+def problem() -> str | None:
+    """Why nothing can be fetched from the Hub; None where it answers."""
+    try:
+        _go_online("any model")
+        client.check_reachable()
+    except GPTCLIError as error:
+        return str(error)
+    return None
 
 
 def _is_folder(name: str) -> bool:

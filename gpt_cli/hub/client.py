@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
 from gpt_cli.files import git_hash, read_small, sha256
@@ -37,6 +37,8 @@ _PAUSES = (1.0, 2.0)  # seconds before that first question is put again to a Hub
 _OVERLOADED = (429, 500, 502, 503, 504)
 _HEAD_ANSWER = 10.0  # seconds for a later question; the client would wait for 6 times 60
 _LONGEST_WAIT = 20  # seconds that an overloaded server may ask for; the client would wait silently
+
+T = TypeVar("T")
 
 WAY_OUT = "or use a model that is here (`gpt-cli models` lists them), such as `--model tiny`"
 
@@ -111,6 +113,27 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
     return config.parent
 
 
+def check_reachable() -> None:
+    """Ask the Hub for anything.
+
+    Raises:
+        ModelNotFoundError: it does not answer.
+    """
+    url = f"{_endpoint()}/api/models?limit=1"
+    try:
+        with _client("", ""):
+            from huggingface_hub import get_session
+
+            session = get_session()
+            answer = _within(_FIRST_ANSWER, lambda: session.get(url, timeout=_FIRST_ANSWER))
+            if answer.status_code >= 500:
+                raise ValueError(f"status {answer.status_code}")
+    except ModelNotFoundError as error:
+        cause = error.__cause__
+        reason = _reason(cause) if cause and str(cause) else type(cause).__name__
+        raise ModelNotFoundError(f"{_endpoint()} does not answer ({reason})") from error
+
+
 def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say: bool) -> None:
     blobs = repo_folder(repo) / "blobs"  # the cache's files, each named by its hash
     missing = sum(
@@ -166,11 +189,11 @@ def _ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
     return _within(patience, ask)
 
 
-def _within(seconds: float, ask: "Callable[[], ModelInfo]") -> "ModelInfo":
+def _within(seconds: float, ask: Callable[[], T]) -> T:
     """Call in a thread: no socket's timeout covers the resolver, or a host of many addresses."""
     from concurrent.futures import Future
 
-    answer: Future[ModelInfo] = Future()
+    answer: Future[T] = Future()
 
     def run() -> None:
         try:

@@ -20,6 +20,7 @@ from gpt_cli.ops import Array, Linear
 
 MOST_ROWS = 16
 COLUMNS = 32
+AVX512_KERNELS = ("SkylakeX", "Cooperlake", "SapphireRapids")  # of OpenBLAS
 _SMALL = 1_000_000  # rows * n_in * columns: the largest product of those kernels
 _OFTEN = 16  # products: cutting a matrix takes as long as this many save
 
@@ -91,13 +92,27 @@ def _product_in_blocks(x: Array, weight: Array, blocks: Array) -> Array:
 @cache
 def _openblas() -> ctypes.CDLL | None:
     """NumPy's OpenBLAS, if it has those kernels for this processor."""
+    return _library() if openblas_kernel() in AVX512_KERNELS else None
+
+
+@cache
+def openblas_kernel() -> str | None:
+    """Which processor's kernels NumPy's OpenBLAS uses; None where it has another library."""
+    library = _library()
+    if library is None:
+        return None
+    core = library.scipy_openblas_get_corename64_
+    core.restype = ctypes.c_char_p
+    return str(core().decode())
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]
-        core = library.scipy_openblas_get_corename64_
+        return library if library.scipy_openblas_get_corename64_ else None
     except (AttributeError, OSError):  # another library, or one of another name
         return None
-    core.restype = ctypes.c_char_p
-    return library if core() in (b"SkylakeX", b"Cooperlake", b"SapphireRapids") else None
 
 
 @cache

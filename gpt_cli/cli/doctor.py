@@ -1,0 +1,29 @@
+"""`gpt-cli doctor`: what this machine has, and what would make things better."""
+
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.text import write
+from gpt_cli.errors import ResourceError
+
+
+def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
+    """Examine this machine; each line is ok, a note or a problem, with its cure.
+
+    The exit code is 5 where there is a problem.
+    """
+    flags.prepare(None)
+    from dataclasses import asdict
+
+    from gpt_cli.cli import report
+    from gpt_cli.doctor import examine
+
+    problems = []
+    for finding in examine():
+        if finding.status == "problem":
+            problems.append(finding.name)
+        if as_json:
+            write(report.json_line(asdict(finding)))
+        else:
+            cure = f"\n{'':19}cure: {finding.cure}" if finding.cure else ""
+            write(f"{finding.status:7}  {finding.name:8}  {finding.found}{cure}\n")
+    if problems:
+        raise ResourceError(f"problems with {', '.join(problems)}: see the cures")

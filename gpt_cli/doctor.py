@@ -1,0 +1,154 @@
+"""What this machine has for gpt-cli, line by line: ok, a note, or a problem, with its cure."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import gpt_cli
+from gpt_cli import gpu, hub, machine
+from gpt_cli.errors import GPTCLIError
+from gpt_cli.ops import get_ops
+from gpt_cli.ops.few_rows import AVX512_KERNELS, openblas_kernel
+
+_LITTLE = 1 << 30  # bytes of memory, which gpt2 and a prompt just fit in
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination."""
+
+    name: str
+    status: Literal["ok", "note", "problem"]  # a note costs time or leaves something out
+    found: str
+    cure: str | None = None
+
+
+def examine() -> Iterator[Finding]:
+    """Look at one thing after the other; only the last asks the network."""
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Finding("gpt-cli", "ok", f"{gpt_cli.__version__} with Python {python}")
+    yield _blas()
+    yield _compiled()
+    yield _threads()
+    yield _memory()
+    yield _gpu()
+    yield _bundled_model()
+    yield _cache()
+    yield _terminal()
+    yield _hub()
+
+
+def _blas() -> Finding:
+    kernel = openblas_kernel()
+    if kernel is None:
+        blas: Any = np.show_config(mode="dicts")
+        library = blas["Build Dependencies"]["blas"]["name"]
+        return Finding("numpy", "ok", f"{np.__version__} with {library}")
+    found = f"{np.__version__} with OpenBLAS for {kernel}"
+    if kernel in AVX512_KERNELS or not _has_avx512():
+        return Finding("numpy", "ok", found)
+    cure = "export OPENBLAS_CORETYPE=SkylakeX: products are up to twice as fast"
+    return Finding("numpy", "note", f"{found}, and the processor has AVX-512", cure)
+
+
+def _has_avx512() -> bool:
+    simd: Any = np.show_config(mode="dicts")
+    found = simd.get("SIMD Extensions", {}).get("found", [])
+    return any("AVX512" in name or name == "X86_V4" for name in found)
+
+
+def _compiled() -> Finding:
+    if not find_spec("numba"):
+        cure = "pip install 'gpt-cli[fast]'"
+        return Finding("numba", "note", "not installed: long texts and int8 need it", cure)
+    try:
+        ops = get_ops("cpu", "int8")
+    except GPTCLIError as error:
+        return Finding("numba", "problem", str(error), "pip install --upgrade 'gpt-cli[fast]'")
+    return Finding("numba", "ok", f"{version('numba')} computes with {ops.threads} threads")
+
+
+def _threads() -> Finding:
+    cores, blas = machine.cores(), machine.blas_threads()
+    found = f"{cores} of {os.cpu_count()} processors may be used"
+    if blas > cores:
+        cure = f"give --threads {cores}, or unset OPENBLAS_NUM_THREADS and OMP_NUM_THREADS"
+        return Finding("threads", "note", f"{found}, and {blas} threads are asked for", cure)
+    return Finding("threads", "ok", f"{found}; {blas} threads are taken")
+
+
+def _memory() -> Finding:
+    free = machine.free_memory()
+    if free is None:
+        return Finding("memory", "note", "nobody tells how much is free")
+    found = f"{hub.format_size(free)} free"
+    if free < _LITTLE:
+        cure = "raise the limit of the container or of ulimit -v, or use distilgpt2 or int8"
+        return Finding("memory", "note", found, cure)
+    return Finding("memory", "ok", found)
+
+
+def _gpu() -> Finding:
+    problem = gpu.problem()
+    packages = [name for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x") if _installed(name)]
+    if len(packages) > 1:
+        cure = f"pip uninstall {' '.join(packages[:-1])}"
+        return Finding("gpu", "problem", f"{' and '.join(packages)} are both installed", cure)
+    if problem is None:
+        return Finding("gpu", "ok", f"CuPy {version(packages[0])} can use one")
+    missing = f"pip install 'gpt-cli[{gpu.cuda_extra()}]'" if gpu.load_driver() else None
+    return Finding("gpu", "note", f"the CPU computes: {problem}", missing)
+
+
+def _installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+def _bundled_model() -> Finding:
+    try:
+        folder = hub.find("tiny")
+    except GPTCLIError as error:
+        return Finding("tiny", "problem", str(error), "pip install --force-reinstall gpt-cli")
+    return Finding("tiny", "ok", f"{folder}")
+
+
+def _cache() -> Finding:
+    folder = hub.cache_folder()
+    models = [model for model in hub.list_models() if model.origin == "cached"]
+    size = hub.format_size(sum(model.size for model in models))
+    beside = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
+    free = hub.format_size(shutil.disk_usage(beside).free)
+    found = f"{folder}: {len(models)} models, {size}; {free} of disk free"
+    if not os.access(beside, os.W_OK):
+        return Finding("cache", "problem", f"{found}; cannot be written", "set HF_HOME elsewhere")
+    return Finding("cache", "ok", found)
+
+
+def _terminal() -> Finding:
+    if sys.stdout is None or not sys.stdout.isatty():
+        return Finding("terminal", "ok", "none on standard output: plain text, no escape codes")
+    columns, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
+    found = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {encoding}"
+    if encoding.lower().replace("-", "") != "utf8":
+        return Finding("terminal", "note", found, "choose a locale with UTF-8, such as C.UTF-8")
+    return Finding("terminal", "ok", found)
+
+
+def _hub() -> Finding:
+    problem = hub.problem()
+    if problem is not None:
+        cure = "check the network, the proxy and HF_ENDPOINT; what is here works without it"
+        return Finding("hub", "note", problem, cure)
+    return Finding("hub", "ok", f"{os.getenv('HF_ENDPOINT', 'https://huggingface.co')} answers")

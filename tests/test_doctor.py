@@ -1,0 +1,139 @@
+"""The examination of a machine: what it says of this one, and of others that are imagined."""
+
+import json
+
+import pytest
+from loopback_hub import LoopbackHub, use_hub
+from processes import posix, run_on_terminal
+
+from gpt_cli import doctor, gpu, hub, machine
+from gpt_cli.cli import app
+
+NAMES = [
+    "gpt-cli",
+    "numpy",
+    "numba",
+    "threads",
+    "memory",
+    "gpu",
+    "tiny",
+    "cache",
+    "terminal",
+    "hub",
+]
+
+
+@pytest.fixture(autouse=True)
+def no_hub(tmp_path, monkeypatch):
+    use_hub("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
+
+
+def finding(name):
+    return next(found for found in doctor.examine() if found.name == name)
+
+
+def test_each_line_says_how_it_is_and_what_would_help(capfd):
+    pytest.importorskip("numba")
+    assert app.run(["doctor", "--json"]) == 0
+    findings = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [found["name"] for found in findings] == NAMES
+    assert {found["status"] for found in findings} <= {"ok", "note"}
+    assert all(found["cure"] for found in findings if found["name"] == "hub")
+    assert app.run(["doctor"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].startswith("ok       gpt-cli ")
+    assert any(line.strip().startswith("cure: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "has", "status"),
+    [
+        ("SkylakeX", True, "ok"),
+        ("Haswell", True, "note"),
+        ("Haswell", False, "ok"),
+        (None, True, "ok"),
+    ],
+)
+def test_avx512_that_openblas_has_missed_is_noted(kernel, has, status, monkeypatch):
+    monkeypatch.setattr(doctor, "openblas_kernel", lambda: kernel)
+    monkeypatch.setattr(doctor, "_has_avx512", lambda: has)
+    found = finding("numpy")
+    assert found.status == status
+    assert (status == "note") == ("OPENBLAS_CORETYPE=SkylakeX" in (found.cure or ""))
+
+
+def test_without_numba_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    found = finding("numba")
+    assert (found.status, found.cure) == ("note", "pip install 'gpt-cli[fast]'")
+
+
+def test_compiled_operations_that_do_not_work_are_a_problem(monkeypatch, capfd):
+    def fail(device, dtype):
+        raise doctor.GPTCLIError("no LLVM")
+
+    monkeypatch.setattr(doctor, "find_spec", lambda name: True)
+    monkeypatch.setattr(doctor, "get_ops", fail)
+    assert app.run(["doctor"]) == 5
+    out, err = capfd.readouterr()
+    assert "problem  numba     no LLVM" in out
+    assert err == "gpt-cli: error: problems with numba: see the cures\n"
+
+
+def test_more_threads_than_cores_are_noted(monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    monkeypatch.setattr(machine, "blas_threads", lambda: 8)
+    assert finding("threads").cure.startswith("give --threads 1")
+
+
+@pytest.mark.parametrize(("free", "status"), [(None, "note"), (5 << 20, "note"), (8 << 30, "ok")])
+def test_little_memory_is_noted(free, status, monkeypatch):
+    monkeypatch.setattr(machine, "free_memory", lambda: free)
+    assert finding("memory").status == status
+
+
+def test_two_packages_of_cupy_are_a_problem(monkeypatch):
+    monkeypatch.setattr(doctor, "_installed", lambda name: name != "cupy")
+    found = finding("gpu")
+    assert found.status == "problem"
+    assert found.cure == "pip uninstall cupy-cuda12x"
+
+
+@pytest.mark.parametrize("driver", [None, "one"])
+def test_the_line_for_pip_is_given_where_there_is_a_driver(driver, monkeypatch):
+    monkeypatch.setattr(gpu, "problem", lambda: "CuPy is not installed")
+    monkeypatch.setattr(gpu, "load_driver", lambda: driver)
+    monkeypatch.setattr(gpu, "cuda_extra", lambda: "cuda13")
+    found = finding("gpu")
+    assert found.status == "note"
+    assert found.cure == (None if driver is None else "pip install 'gpt-cli[cuda13]'")
+
+
+def test_a_cache_that_cannot_be_written_is_a_problem(monkeypatch):
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    assert finding("cache").cure == "set HF_HOME elsewhere"
+
+
+@pytest.mark.parametrize("fault", [None, "503", "stall"])
+def test_the_hub_is_asked(fault, tmp_path, monkeypatch):
+    with LoopbackHub(tmp_path / "hub") as server:
+        use_hub(server.endpoint, tmp_path / "cache", monkeypatch)
+        if fault:
+            server.fail(fault)
+        found = finding("hub")
+        assert found.status == ("note" if fault else "ok")
+        assert server.endpoint in found.found
+        assert len(server.requests) == 1
+
+
+def test_offline_the_hub_is_not_asked(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "switched off" in hub.problem()
+
+
+@posix
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_terminal_is_told_of(columns):
+    code, shown = run_on_terminal("doctor", columns=columns)
+    assert code == 0
+    assert f"xterm, {columns} columns, utf-8" in shown.replace("\r\n", "\n")
