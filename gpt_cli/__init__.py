@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from gpt_cli.generate import Completion, Options, Step
     from gpt_cli.score import Choice, Score
+    from gpt_cli.trace import Trace
 
 _HOME = {
     "Engine": "engine",
@@ -45,6 +46,7 @@ _HOME = {
     "Step": "generate",
     "Choice": "score",
     "Score": "score",
+    "Trace": "trace",
 }
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "RowsError",
     "Score",
     "Step",
+    "Trace",
     "load",
 ]
 

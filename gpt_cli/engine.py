@@ -23,6 +23,7 @@ from gpt_cli.ops import check_available, get_ops
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, rank, score
 from gpt_cli.tokenizer import Tokenizer
+from gpt_cli.trace import Trace, size, trace
 
 # Seconds that compiled operations take to be there, and what they save of each pass, and of each
 # byte of the weights that it reads, as measured; see benchmarks/README.md.
@@ -105,6 +106,24 @@ class Engine:
             self._check_ids(row)
         ops = self.model.ops
         return ops.to_host(checked(forward, self.model, ops.xp.asarray(np.array(ids))))
+
+    def trace(self, text: str, *, special: bool = False) -> Trace:
+        """Compute a text, and return what is inside: residual stream, attention, lens.
+
+        Raises:
+            InputError: the text is longer than the context, or is empty where no token can begin.
+            ResourceError: there is not enough memory.
+            CheckpointError: the weights are damaged.
+        """
+        ids = self._fitting_ids(text, special)
+        needed, free = size(self.model.config, len(ids)), self.model.ops.free_memory()
+        if free is not None and 2 * needed > free:  # on the device, and on the host
+            raise ResourceError(
+                f"what is inside a pass over {len(ids)} tokens takes {2 * needed / 1e6:,.0f} MB of "
+                f"memory, and {free / 1e6:,.0f} MB are free: shorten the text"
+            )
+        checked(hidden_states, self.model, self.model.ops.xp.asarray([ids]))
+        return trace(self.model, ids)
 
     def run(self, prompts: Sequence[str], options: Options) -> Run:
         """Begin to continue prompts side by side, and return the iterator that does the work.
@@ -265,12 +284,7 @@ class Engine:
         """
         if count < 1:
             raise InputError("the number of tokens must be 1 or more")
-        ids = self._prompt_ids(prompt, special)
-        if len(ids) > self.model.config.n_positions:
-            raise ContextError(
-                f"the prompt has {len(ids)} tokens, and the model's context is "
-                f"{self.model.config.n_positions}; shorten it"
-            )
+        ids = self._fitting_ids(prompt, special)
         ops = self.model.ops
         x = checked(hidden_states, self.model, ops.xp.asarray([ids]))
         logits = checked(unembed, self.model, x[:, -1])
@@ -315,6 +329,15 @@ class Engine:
                 raise InputError("the prompt is empty, and this model has no token to begin with")
             ids = [bos]
         self._check_ids(ids)
+        return ids
+
+    def _fitting_ids(self, text: str, special: bool) -> list[int]:
+        ids = self._prompt_ids(text, special)
+        if len(ids) > self.model.config.n_positions:
+            raise ContextError(
+                f"the prompt has {len(ids)} tokens, and the model's context is "
+                f"{self.model.config.n_positions}; shorten it"
+            )
         return ids
 
     def _check_ids(self, ids: Sequence[int]) -> None:

@@ -142,6 +142,25 @@ def padded_arrays(model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
     }
 
 
+def inner_arrays(model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
+    """What is inside a pass over the first row of ROWS, and logits of each layer's state."""
+    output = model(torch.tensor(ROWS[:1]), output_attentions=True, output_hidden_states=True)
+    states = []  # transformers gives the last one behind ln_f
+    handle = model.transformer.h[-1].register_forward_hook(
+        lambda module, inputs, result: states.append(
+            result[0] if isinstance(result, tuple) else result
+        )
+    )
+    model(torch.tensor(ROWS[:1]))
+    handle.remove()
+    residual = torch.stack([*output.hidden_states[:-1], states[0]])[:, 0]
+    return {
+        "residual": residual.numpy(),
+        "attention": torch.stack(output.attentions)[:, 0].numpy(),
+        "logits": model.lm_head(model.transformer.ln_f(residual)).numpy(),
+    }
+
+
 def scored(model: GPT2LMHeadModel, ids: list[int]) -> dict[str, Any]:
     """Log-likelihoods of a text, and transformers' own loss."""
     row = torch.tensor([ids])
@@ -259,6 +278,7 @@ def main() -> None:
             print(f"{case}: logits of std {arrays[f'{case}/logits'].std():.3f}")
         model = load_model("saved", folder)
         np.savez_compressed(GOLDEN / "models.npz", **arrays, **padded_arrays(model))
+        np.savez_compressed(GOLDEN / "inner.npz", **inner_arrays(model))
         write_json("padded.json", {"rows": RAGGED})
         write_json("windows.json", windows(model))
 
