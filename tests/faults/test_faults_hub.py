@@ -55,8 +55,22 @@ def nothing_is_trusted(world) -> None:
     assert world.run("generate", "-m", REPO, "--offline", "Once").returncode == 3
 
 
-def row(number, name, fault, on, says, do, *, code=3, marks=(), **env):
-    marks = [pytest.mark.fault(number, name, code, intact=NONE), *marks]
+# Those that are tried at every change; test_hub.py has most of the others, without processes.
+QUICK = (
+    "404, no such repository",
+    "403, gated",
+    "401, a bad token",
+    "429, and a day to wait for a file",
+    "no answer, and a closed connection",
+    "a byte too few",
+    "a flipped bit in the weights",
+    "a flipped bit in config.json",
+)
+
+
+def row(number, name, fault, on, says, do, *, code=3, **env):
+    marks = [pytest.mark.fault(number, name, code, intact=NONE)]
+    marks += [] if name in QUICK else [SLOW]
     return pytest.param(fault, on, says, do, code, env, id=name, marks=marks)
 
 
@@ -66,18 +80,16 @@ FAULTS = [
     row(25, "404, no such revision", "404-revision", "/api/", "no revision main", "give one"),
     row(26, "403, gated", "403-gated", "/api/", "is gated", "accept its terms"),
     row(26, "403, gated in the middle", "403-gated", "HEAD", "is gated", "accept its terms"),
-    row(28, "429 to every question", "429", "/api/", "too many requests", "wait some minutes",
-        marks=[SLOW]),
-    row(28, "500 to every question", "500", "/api/", "out of order (500)", LATER,
-        marks=[SLOW]),
+    row(28, "429 to every question", "429", "/api/", "too many requests", "wait some minutes"),
+    row(28, "500 to every question", "500", "/api/", "out of order (500)", LATER),
     row(28, "503 to every question", "503", "/api/", "out of order (503)", LATER),
-    row(28, "503 to every file", "503", "/cdn/", "out of order (503)", LATER, marks=[SLOW]),
-    row(29, "the connection drops at half", "drop-half", "/cdn/", "failed", AGAIN, marks=[SLOW]),
+    row(28, "503 to every file", "503", "/cdn/", "out of order (503)", LATER),
+    row(29, "the connection drops at half", "drop-half", "/cdn/", "failed", AGAIN),
     row(30, "no answer", "stall", "/api/", "does not answer", NETWORK),
     row(30, "no answer for a file", "stall", "vocab.json", "does not answer", NETWORK,
-        HF_HUB_ETAG_TIMEOUT="1", marks=[SLOW]),
+        HF_HUB_ETAG_TIMEOUT="1"),
     row(30, "silence after half of a file", "stall-half", "/cdn/", "does not answer", NETWORK,
-        HF_HUB_DOWNLOAD_TIMEOUT="1", marks=[SLOW]),
+        HF_HUB_DOWNLOAD_TIMEOUT="1"),
     row(58, "401", "401", "/api/", "refuses acme/gpt", "set HF_TOKEN"),
     row(58, "401, a bad token", "401-token", "/api/", "to this token (401)", "set HF_TOKEN"),
     row(58, "403", "403", "/api/", "to this token (403)", "set HF_TOKEN"),
