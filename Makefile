@@ -12,6 +12,8 @@ endif
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
 
+# Threads of two processes on two cores would wait for one another.
+test: export OPENBLAS_NUM_THREADS = 1
 test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(BIN)/python -m pytest --numprocesses 2
 
