@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,8 @@ def in_int8(original, tmp_path_factory):
     @functools.cache
     def make(case: str) -> Path:
         folder = tmp_path_factory.mktemp("int8") / case
-        assert app.run(["quantize", str(original(case)), "--output", str(folder)]) == 0
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # not a test's own
+            assert app.run(["quantize", str(original(case)), "--output", str(folder)]) == 0
         return folder
 
     return make
