@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import MALFORMED, CheckpointError
-from gpt_cli.files import read_small, version
+from gpt_cli.files import INDEX, read_small, version
 from gpt_cli.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import BLOCK, Int8Rows
@@ -44,7 +44,6 @@ _MATCHING = "get weights and config.json of one and the same GPT-2"
 
 T = TypeVar("T", bound=Rows)
 
-INDEX = "model.safetensors.index.json"
 SCALE = "_scale"  # at the end of the names of an int8 matrix's scales
 
 # What is read of a model; other files in its folder may change at any time.

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpt_cli.errors import MALFORMED, CheckpointError
 
+INDEX = "model.safetensors.index.json"  # names the files of a model in shards
 LARGEST = 64_000_000  # bytes; GPT-2's tokenizer.json, the largest of the small files, has 1.4 MB
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.config import GPT2Config
+from gpt_cli.finite import checked
 from gpt_cli.model import GPT2, Block, block, split_heads, unembed, visibility
 from gpt_cli.ops import Array, Ops
 
@@ -35,22 +36,27 @@ def size(config: GPT2Config, T: int) -> int:
 
 
 def trace(model: GPT2, ids: list[int]) -> Trace:
-    """Compute the text of `ids`, 1 to n_positions of them, and keep what is usually passed on."""
+    """Compute the text of `ids`, 1 to n_positions of them, and keep what is usually passed on.
+
+    Raises:
+        CheckpointError: the weights are damaged.
+    """
     ops, xp = model.ops, model.ops.xp
     T = len(ids)
     visible = visibility(ops, T, T, None)
     x = ops.embed(model.wte, model.wpe, xp.asarray([ids]), xp.arange(T)[None])
     residual, attention = [x], []
-    for layer, b in enumerate(model.h):
-        attention.append(_pattern(ops, x, b, visible))
-        x = block(ops, x, b, visible, None, layer)
-        residual.append(x)
+    with np.errstate(all="ignore"):  # of damaged weights `checked` tells
+        for layer, b in enumerate(model.h):
+            attention.append(_pattern(ops, x, b, visible))
+            x = block(ops, x, b, visible, None, layer)
+            residual.append(x)
     stream = xp.concatenate(residual)  # (L + 1, T, C)
     return Trace(
         ids,
         ops.to_host(stream),
         ops.to_host(xp.concatenate(attention)),
-        ops.to_host(unembed(model, stream)),
+        ops.to_host(checked(unembed, model, stream)),
     )
 
 

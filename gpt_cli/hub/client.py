@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
-from gpt_cli.files import git_hash, read_small, sha256
+from gpt_cli.files import INDEX, git_hash, read_small, sha256
 from gpt_cli.hub.local import (
     CONFIG,
-    INDEX,
     cache_folder,
     format_size,
     model_files,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpt_cli.errors import MALFORMED, CheckpointError, GPTCLIError, InputError, ModelNotFoundError
-from gpt_cli.files import read_small
+from gpt_cli.files import INDEX, read_small
 
 BUNDLED = ("tiny",)
 SHORT_NAMES = {
@@ -28,7 +28,6 @@ SHORT_NAMES = {
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 _ADDED_TOKENS = "added_tokens.json"
 _GENERATION_CONFIG = "generation_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
