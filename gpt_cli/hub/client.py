@@ -67,7 +67,9 @@ def fetch_few(
             info = _ask(api, repo, revision)
             listed = {file.rfilename: file for file in info.siblings or ()}
             paths = {
-                name: api.hf_hub_download(repo, name, revision=info.sha, local_dir=scratch)
+                name: api.hf_hub_download(
+                    repo, name, revision=info.sha, cache_dir=cache_folder(), local_dir=scratch
+                )
                 for name in choose(listed)
             }
         for name, path in paths.items():
