@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpt_cli.generate import Completion, Options, Step
     from gpt_cli.score import Choice, Score
     from gpt_cli.trace import Trace
+    from gpt_cli.tree import Node
 
 _HOME = {
     "Engine": "engine",
@@ -47,6 +48,7 @@ _HOME = {
     "Choice": "score",
     "Score": "score",
     "Trace": "trace",
+    "Node": "tree",
 }
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "InputError",
     "MismatchError",
     "ModelNotFoundError",
+    "Node",
     "Options",
     "ResourceError",
     "RowsError",

@@ -23,7 +23,8 @@ from gpt_cli.ops import check_available, get_ops
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, rank, score
 from gpt_cli.tokenizer import Tokenizer
-from gpt_cli.trace import Trace, size, trace
+from gpt_cli.trace import Trace, trace
+from gpt_cli.tree import Node, tree
 
 # Seconds that compiled operations take to be there, and what they save of each pass, and of each
 # byte of the weights that it reads, as measured; see benchmarks/README.md.
@@ -115,14 +116,7 @@ class Engine:
             ResourceError: there is not enough memory.
             CheckpointError: the weights are damaged.
         """
-        ids = self._fitting_ids(text, special)
-        needed, free = size(self.model.config, len(ids)), self.model.ops.free_memory()
-        if free is not None and 2 * needed > free:  # on the device, and on the host
-            raise ResourceError(
-                f"what is inside a pass over {len(ids)} tokens takes {2 * needed / 1e6:,.0f} MB of "
-                f"memory, and {free / 1e6:,.0f} MB are free: shorten the text"
-            )
-        return trace(self.model, ids)
+        return trace(self.model, self._fitting_ids(text, special))
 
     def run(self, prompts: Sequence[str], options: Options) -> Run:
         """Begin to continue prompts side by side, and return the iterator that does the work.
@@ -289,6 +283,17 @@ class Engine:
         logits = checked(unembed, self.model, x[:, -1])
         found, logprobs = (ops.to_host(row[0]).tolist() for row in likeliest(ops, logits, count))
         return list(zip(found, logprobs, strict=True))
+
+    def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
+        """Return the likeliest continuations of a prompt, long and short ones, as a tree.
+
+        Raises:
+            InputError: the prompt is longer than the context, or `count` is below 1.
+            CheckpointError: the weights are damaged.
+        """
+        if count < 1:
+            raise InputError("the number of continuations must be 1 or more")
+        return tree(self.model, self._fitting_ids(prompt, special), count)
 
     def _request(self, prompt: str, options: Options, index: int) -> Request:
         ids = self._prompt_ids(prompt, options.special)

@@ -1,14 +1,16 @@
 """What happens inside the model, laid open: each layer's state, attention and prediction."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.config import GPT2Config
+from gpt_cli.errors import ResourceError
 from gpt_cli.finite import checked
 from gpt_cli.model import GPT2, Block, block, split_heads, unembed, visibility
 from gpt_cli.ops import Array, Ops
+from gpt_cli.sampling import likeliest
 
 
 @dataclass(frozen=True)
@@ -19,30 +21,56 @@ class Trace:
         ids: (T,) the tokens.
         residual: (L + 1, T, C) the residual stream: the embedding, and what each layer made of it.
         attention: (L, H, T, T) how much each token (row) takes from each (column): rows sum to 1.
-        logits: (L + 1, T, V) what would follow each token if the model ended behind that layer;
-            the last are the model's own. (The "logit lens" of nostalgebraist, 2020.)
     """
 
+    model: GPT2 = field(repr=False)
     ids: list[int]
     residual: NDArray[np.float32]
     attention: NDArray[np.float32]
-    logits: NDArray[np.float32]
 
+    @cached_property
+    def logits(self) -> NDArray[np.float32]:
+        """(L + 1, T, V) what would follow each token if the model ended behind that layer.
 
-def size(config: GPT2Config, T: int) -> int:
-    """Bytes of the trace of a text of T tokens."""
-    states = (config.n_layer + 1) * T * (config.n_embd + config.vocab_size)
-    return 4 * (states + config.n_layer * config.n_head * T * T)
+        The last are the model's own. This is the "logit lens" of nostalgebraist (2020).
+
+        Raises:
+            ResourceError: there is not enough memory; `lens` needs less.
+            CheckpointError: the weights are damaged.
+        """
+        ops, (depth, T, _) = self.model.ops, self.residual.shape
+        _check_room(ops, 4 * depth * T * self.model.config.vocab_size, "the logits", T)
+        return ops.to_host(checked(unembed, self.model, ops.xp.asarray(self.residual)))
+
+    def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the likeliest tokens by `logits`, a layer at a time.
+
+        Returns:
+            ids (L + 1, T, count), best first, and logarithms of their probabilities.
+
+        Raises:
+            CheckpointError: the weights are damaged.
+        """
+        ops = self.model.ops
+        found = [
+            likeliest(ops, checked(unembed, self.model, ops.xp.asarray(state)), count)
+            for state in self.residual
+        ]
+        ids, logprobs = zip(*found, strict=True)
+        return np.stack([*map(ops.to_host, ids)]), np.stack([*map(ops.to_host, logprobs)])
 
 
 def trace(model: GPT2, ids: list[int]) -> Trace:
     """Compute the text of `ids`, 1 to n_positions of them, and keep what is usually passed on.
 
     Raises:
+        ResourceError: there is not enough memory.
         CheckpointError: the weights are damaged.
     """
-    ops, xp = model.ops, model.ops.xp
+    ops, xp, config = model.ops, model.ops.xp, model.config
     T = len(ids)
+    states = (config.n_layer + 1) * T * config.n_embd
+    _check_room(ops, 4 * (states + config.n_layer * config.n_head * T * T), "what is inside", T)
     visible = visibility(ops, T, T, None)
     x = ops.embed(model.wte, model.wpe, xp.asarray([ids]), xp.arange(T)[None])
     residual, attention = [x], []
@@ -51,12 +79,9 @@ def trace(model: GPT2, ids: list[int]) -> Trace:
             attention.append(_pattern(ops, x, b, visible))
             x = block(ops, x, b, visible, None, layer)
             residual.append(x)
-    stream = xp.concatenate(residual)  # (L + 1, T, C)
+    checked(unembed, model, x[:, -1])  # the last token has seen all others
     return Trace(
-        ids,
-        ops.to_host(stream),
-        ops.to_host(xp.concatenate(attention)),
-        ops.to_host(checked(unembed, model, stream)),
+        model, ids, ops.to_host(xp.concatenate(residual)), ops.to_host(xp.concatenate(attention))
     )
 
 
@@ -68,3 +93,13 @@ def _pattern(ops: Ops, x: Array, b: Block, visible: Array | None) -> Array:
         scores = ops.xp.where(visible, scores, -ops.xp.inf)
     weights = ops.xp.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _check_room(ops: Ops, needed: int, what: str, T: int) -> None:
+    """Raise ResourceError unless the memory has room twice: on the device, and on the host."""
+    free = ops.free_memory()
+    if free is not None and 2 * needed > free:
+        raise ResourceError(
+            f"{what} of a pass over {T} tokens takes {2 * needed / 1e6:,.0f} MB of memory, and "
+            f"{free / 1e6:,.0f} MB are free: shorten the text"
+        )

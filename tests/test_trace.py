@@ -5,7 +5,8 @@ import pytest
 
 import gpt_cli
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
-from gpt_cli.trace import size, trace
+from gpt_cli.sampling import softmax
+from gpt_cli.trace import trace
 
 IDS = [72, 5, 258, 286, 199]
 
@@ -37,11 +38,33 @@ def test_text_that_cannot_be_traced_is_refused(engine):
         engine.trace("!" * 81)
 
 
-def test_the_size_is_that_of_the_arrays_and_must_be_free(engine, monkeypatch):
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_lens_has_the_likeliest_tokens_by_the_logits(engine, count):
     inner = engine.trace("the sand and the ring")
-    arrays = (inner.residual, inner.attention, inner.logits)
-    assert size(engine.model.config, len(inner.ids)) == sum(array.nbytes for array in arrays)
-    monkeypatch.setattr(engine.model.ops, "free_memory", lambda: 1000, raising=False)
+    ids, logprobs = inner.lens(count)
+    assert ids.shape == logprobs.shape == (4, len(inner.ids), count)
+    exact = np.log(softmax(np, inner.logits.reshape(-1, inner.logits.shape[-1])))
+    best = np.argsort(-exact, kind="stable")[:, :count]
+    assert np.array_equal(ids.reshape(-1, count), best)
+    assert np.allclose(logprobs.reshape(-1, count), np.take_along_axis(exact, best, 1), atol=1e-5)
+
+
+def test_memory_must_be_free_for_what_is_inside_and_for_the_logits(engine, monkeypatch):
+    inner = engine.trace("the sand and the ring")
+    kept = inner.residual.nbytes + inner.attention.nbytes
+    logits = inner.logits.nbytes
+    assert logits > kept
+
+    def free(bytes):
+        monkeypatch.setattr(engine.model.ops, "free_memory", lambda: bytes, raising=False)
+
+    free(2 * kept)
+    again = engine.trace("the sand and the ring")
+    with pytest.raises(ResourceError, match="the logits .* shorten the text"):
+        again.logits  # noqa: B018
+    free(2 * logits)
+    assert np.array_equal(again.logits, inner.logits)
+    free(2 * kept - 1)
     with pytest.raises(ResourceError, match="shorten the text"):
         engine.trace("the sand and the ring")
 

@@ -1,0 +1,65 @@
+"""The likeliest continuations of a text, as a tree."""
+
+import heapq
+from dataclasses import dataclass, field
+from itertools import count as numbers
+
+from gpt_cli.finite import checked
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import GPT2, hidden_states, unembed
+from gpt_cli.sampling import likeliest
+
+
+@dataclass
+class Node:
+    """A token that may come next, and what may follow it.
+
+    Attributes:
+        id: the token.
+        logprob: its log-likelihood, in nats, after all before it.
+        total_logprob: that of the continuation that ends with it.
+        children: what follows, the likeliest first.
+    """
+
+    id: int
+    logprob: float
+    total_logprob: float
+    children: list["Node"] = field(default_factory=list)
+
+
+def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
+    """Find the `count` likeliest continuations of `ids`, 1 to n_positions of them.
+
+    They are of all lengths. Since none is likelier than its own beginning, they form a tree, and
+    taking the best that is known, again and again, finds exactly them. After the end token, and
+    where the context is full, nothing follows.
+
+    Raises:
+        CheckpointError: the weights are damaged.
+    """
+    ops, config = model.ops, model.config
+    cache = KVCache(config, ops, 1, min(len(ids) + count, config.n_positions))
+    order = numbers()  # of equal ones, the first that was found
+    waiting: list[tuple[float, int, Node, list[int], list[Node]]] = []  # the likeliest first
+
+    def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
+        """Let wait what may come after a path, to become one of its children."""
+        x = checked(hidden_states, model, ops.xp.asarray([path or ids]), cache)
+        cache.rewind(len(path))  # it holds the prompt alone
+        found = likeliest(ops, checked(unembed, model, x[:, -1]), most)
+        for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in found), strict=True):
+            node = Node(id, logprob, total + logprob)
+            entry = (-node.total_logprob, next(order), node, [*path, id], children)
+            heapq.heappush(waiting, entry)
+
+    roots: list[Node] = []
+    follow([], 0.0, roots, count)
+    for left in reversed(range(count)):
+        if not waiting:
+            break
+        _, _, node, path, siblings = heapq.heappop(waiting)
+        siblings.append(node)
+        fits = len(ids) + len(path) <= config.n_positions
+        if left and fits and node.id not in config.eos_token_id:
+            follow(path, node.total_logprob, node.children, left)
+    return roots

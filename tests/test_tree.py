@@ -1,0 +1,80 @@
+"""The tree of likely continuations: against all continuations, computed one by one."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import gpt_cli
+from gpt_cli.errors import InputError
+from gpt_cli.sampling import softmax
+from gpt_cli.tree import tree
+
+IDS = [1, 0, 2, 1]
+
+
+def paths(nodes, before=()):
+    """Every continuation of a tree, with its log-likelihood."""
+    for node in nodes:
+        path = (*before, node.id)
+        yield path, node.total_logprob
+        yield from paths(node.children, path)
+
+
+def total_logprob(model, ids, path):
+    logits = gpt_cli.Engine(model, None, "x", 0.0).logits([[*ids, *path]])[0]
+    probabilities = softmax(np, logits[len(ids) - 1 : -1])
+    return np.log(probabilities[np.arange(len(path)), list(path)]).sum()
+
+
+@pytest.mark.parametrize("sharpness", [1, 4])
+@pytest.mark.parametrize("count", [1, 5, 17, 60])
+def test_the_tree_has_the_likeliest_continuations_of_all_lengths(make_model, count, sharpness):
+    model = make_model(vocab_size=5, eos_token_id=None)
+    model.ln_f.weight[:] *= sharpness  # the more, the longer the likeliest are
+    found = list(paths(tree(model, IDS, count)))
+    assert len(found) == count
+    assert count < 17 or max(len(path) for path, _ in found) > 2
+    for path, logprob in found:
+        assert logprob == pytest.approx(total_logprob(model, IDS, path), abs=1e-4)
+    every = {
+        path: total_logprob(model, IDS, path)
+        for length in range(1, 4)
+        for path in itertools.product(range(5), repeat=length)
+    }
+    worst = min(logprob for _, logprob in found)
+    missing = [path for path, logprob in every.items() if logprob > worst + 1e-4]
+    assert set(missing) <= {path for path, _ in found}
+
+
+def test_children_follow_their_parents_and_the_likeliest_comes_first(engine):
+    def check(nodes, before):
+        logprobs = [node.logprob for node in nodes]
+        assert logprobs == sorted(logprobs, reverse=True)
+        for node in nodes:
+            assert node.total_logprob == pytest.approx(before + node.logprob)
+            check(node.children, node.total_logprob)
+
+    check(engine.tree("the sand", 40), 0.0)
+    (first,) = engine.tree("the sand", 1)
+    assert [(first.id, first.logprob)] == engine.next_tokens("the sand", 1)
+
+
+def test_nothing_follows_the_end_token(make_model):
+    model = make_model(vocab_size=5, eos_token_id=2)
+    found = [path for path, _ in paths(tree(model, IDS, 60))]
+    assert any(path[-1] == 2 for path in found)
+    assert not any(2 in path[:-1] for path in found)
+
+
+def test_a_tree_ends_with_the_context(make_model):
+    model = make_model(vocab_size=3, n_positions=5, eos_token_id=None)
+    found = [path for path, _ in paths(tree(model, IDS, 100))]
+    assert sorted(found) == sorted(
+        path for length in (1, 2) for path in itertools.product(range(3), repeat=length)
+    )
+
+
+def test_a_tree_without_leaves_is_refused(engine):
+    with pytest.raises(InputError, match="1 or more"):
+        engine.tree("the", 0)
