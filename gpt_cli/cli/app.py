@@ -26,6 +26,7 @@ from gpt_cli.cli.options import VERBOSE
 from gpt_cli.cli.quantize import quantize
 from gpt_cli.cli.rank import rank
 from gpt_cli.cli.score import score
+from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.text import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.cli.verify import verify
@@ -60,6 +61,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.add_typer(show, name="show")
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gpt_cli.cli import options as flags
+from gpt_cli.cli.files import check_file
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.text import on_terminal, write
 
@@ -45,7 +46,8 @@ def bench(
     from gpt_cli.cli import plot as plots
 
     if plot is not None:
-        plots.check_file(plot)
+        check_file("--plot", plot, plots.FORMATS)
+        plots.check_library("--plot")
     flags.prepare(threads)
     import gpt_cli
     from gpt_cli.bench import Plan, measure

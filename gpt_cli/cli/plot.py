@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.cli.files import write_file
+from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
     from gpt_cli.bench import Benchmark
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _COLUMNS, _LINES = 60, 12
 _ACROSS = "position in the text, in tokens"
 _UPWARDS = "milliseconds for each token after the first"
-_FORMATS = (".png", ".svg", ".pdf")
+FORMATS = (".png", ".svg", ".pdf")
 
 # Of each mode: its mark, its colour (told apart by all eyes), and what it does.
 _STYLES = {
@@ -79,16 +80,10 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
-def check_file(file: Path) -> None:
-    """Raise InputError unless a picture can become this file, before anything costly is done."""
-    if file.suffix.lower() not in _FORMATS:
-        raise InputError(f"--plot {file}: the name must end with {' or '.join(_FORMATS)}")
-    if not file.parent.is_dir():
-        raise InputError(f"--plot {file}: there is no folder {file.parent}")
-    if file.is_dir():
-        raise InputError(f"--plot {file}: it is a folder")
+def check_library(option: str) -> None:
+    """Raise InputError unless matplotlib is here, before anything costly is done for a picture."""
     if find_spec("matplotlib") is None:
-        raise InputError("--plot needs matplotlib: pip install 'gpt-cli[plot]'")
+        raise InputError(f"{option} needs matplotlib: pip install 'gpt-cli[plot]'")
 
 
 def save(found: "Benchmark", file: Path) -> None:
@@ -131,7 +126,4 @@ def save(found: "Benchmark", file: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()
     figure.savefig(picture, format=file.suffix[1:].lower(), dpi=150)
-    try:
-        file.write_bytes(picture.getvalue())
-    except OSError as error:
-        raise ResourceError(f"cannot write {file}: {error.strerror}") from None
+    write_file(file, picture.getvalue())

@@ -1,0 +1,1 @@
+"""`gpt-cli show`: what a model computes, to be seen."""

@@ -1,0 +1,262 @@
+"""The commands of `gpt-cli show`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.files import check_file, write_file
+from gpt_cli.cli.text import note, read_prompt, write
+from gpt_cli.errors import InputError
+
+if TYPE_CHECKING:
+    from gpt_cli.cli.show.views import View
+
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write a page to be explored in a browser."),
+]
+Png = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE", help="Draw a picture (matplotlib).")
+]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(metavar="[PROMPT]", help="The text; without it, what comes through a pipe."),
+]
+
+show = typer.Typer(
+    help="Show what the model computes: attention, predictions, surprise.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@show.command()
+def attention(
+    prompt: Prompt = None,
+    layer: Annotated[
+        int | None, typer.Option("--layer", "-l", metavar="L", help="Only this layer, from 0.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", metavar="H", help="Only this head of it, from 0.")
+    ] = None,
+    file: flags.PromptFile = None,
+    special: flags.Special = False,
+    html: Html = None,
+    png: Png = None,
+    model: flags.Model = "gpt2",
+    device: flags.Device = "auto",
+    dtype: flags.Dtype = "auto",
+    threads: flags.Threads = None,
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    as_json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> None:
+    """Show how much each token takes from each before it.
+
+    A row is a token, and its blocks are the tokens that it looks at. Without --layer it is the
+    mean of all heads, with a list of those that are worth a look; with it that of a layer, and
+    with --head as well the attention of one head.
+
+    \b
+    gpt-cli show attention -m tiny "The moon was round and silver."
+    gpt-cli show attention -m tiny --layer 1 --head 2 "The moon was round and silver."
+    gpt-cli show attention -m tiny --html attention.html "The moon was round and silver."
+    """
+    if head is not None and layer is None:
+        raise InputError("--head is a head of a layer: give --layer, too")
+    text = _prepare(prompt, file, threads, html, png)
+    import gpt_cli
+    from gpt_cli.cli.show import views
+
+    engine = gpt_cli.load(
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        offline=offline,
+        quiet=quiet,
+        passes=1,
+    )
+    view = views.attention(engine, text, layer, head, special=special)
+    _deliver(view, html, png, as_json=as_json, quiet=quiet)
+
+
+@show.command()
+def lens(
+    prompt: Prompt = None,
+    top: Annotated[
+        int, typer.Option("--top", "-k", metavar="N", min=1, help="How many tokens of each layer.")
+    ] = 5,
+    file: flags.PromptFile = None,
+    special: flags.Special = False,
+    html: Html = None,
+    png: Png = None,
+    model: flags.Model = "gpt2",
+    device: flags.Device = "auto",
+    dtype: flags.Dtype = "auto",
+    threads: flags.Threads = None,
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    as_json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> None:
+    """Show the next token as each layer would predict it.
+
+    Each layer's state goes through the last layer norm and the head, as if the model ended there
+    (the "logit lens"). The page and the JSON have it after each token of PROMPT.
+
+    \b
+    gpt-cli show lens -m tiny "Every day, the fox went to the"
+    gpt-cli show lens -m tiny --html lens.html "Every day, the fox went to the"
+    """
+    text = _prepare(prompt, file, threads, html, png)
+    import gpt_cli
+    from gpt_cli.cli.show import views
+
+    engine = gpt_cli.load(
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        offline=offline,
+        quiet=quiet,
+        passes=1,
+    )
+    view = views.lens(engine, text, top, special=special)
+    _deliver(view, html, png, as_json=as_json, quiet=quiet)
+
+
+@show.command()
+def surprise(
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="[TEXT]", help="The text; without it, what comes through a pipe."),
+    ] = None,
+    file: flags.PromptFile = None,
+    html: Html = None,
+    png: Png = None,
+    model: flags.Model = "gpt2",
+    device: flags.Device = "auto",
+    dtype: flags.Dtype = "auto",
+    threads: flags.Threads = None,
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    as_json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> None:
+    """Show how surprising each token of TEXT is after those before it.
+
+    Bits are the logarithm of the probability to base 2, negative: 1 bit is a chance of one half,
+    10 bits one in a thousand.
+
+    \b
+    gpt-cli show surprise -m tiny "The moon was round and hungry."
+    echo "The moon was round." | gpt-cli show surprise -m tiny --html surprise.html
+    """
+    given = _prepare(text, file, threads, html, png)
+    import gpt_cli
+    from gpt_cli.cli.show import views
+
+    engine = gpt_cli.load(
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        offline=offline,
+        quiet=quiet,
+        passes=len(given) // 40,
+    )
+    _deliver(views.surprise(engine, given), html, png, as_json=as_json, quiet=quiet)
+
+
+@show.command()
+def tree(
+    prompt: Prompt = None,
+    top: Annotated[
+        int, typer.Option("--top", "-k", metavar="N", min=1, help="How many continuations.")
+    ] = 20,
+    file: flags.PromptFile = None,
+    special: flags.Special = False,
+    html: Html = None,
+    png: Png = None,
+    model: flags.Model = "gpt2",
+    device: flags.Device = "auto",
+    dtype: flags.Dtype = "auto",
+    threads: flags.Threads = None,
+    revision: flags.Revision = None,
+    offline: flags.Offline = False,
+    as_json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> None:
+    """Show the likeliest continuations of PROMPT, as a tree.
+
+    They are of all lengths: a long one is there if it is as a whole likelier than the short ones
+    that are not. The percentages are the probability of all from PROMPT on.
+
+    \b
+    gpt-cli show tree -m tiny "Once upon a time"
+    gpt-cli show tree -m tiny -k 60 --html tree.html "Once upon a time"
+    """
+    text = _prepare(prompt, file, threads, html, png)
+    import gpt_cli
+    from gpt_cli.cli.show import views
+
+    engine = gpt_cli.load(
+        model,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        offline=offline,
+        quiet=quiet,
+        passes=top,
+    )
+    view = views.tree(engine, text, top, special=special)
+    _deliver(view, html, png, as_json=as_json, quiet=quiet)
+
+
+def _prepare(
+    prompt: str | None, file: Path | None, threads: int | None, html: Path | None, png: Path | None
+) -> str:
+    """Return the text, when all that is given can be used; NumPy may be imported then."""
+    from gpt_cli.cli import plot
+
+    if html is not None:
+        check_file("--html", html, (".html", ".htm"))
+    if png is not None:
+        check_file("--png", png, (".png",))
+        plot.check_library("--png")
+    text = read_prompt(prompt, file)
+    flags.prepare(threads)
+    return text
+
+
+def _deliver(
+    view: "View", html: Path | None, png: Path | None, *, as_json: bool, quiet: bool
+) -> None:
+    """Print a view, or else write the files that are wanted of it."""
+    from gpt_cli.cli import report
+
+    if html is not None:
+        from gpt_cli.cli.show import page
+
+        write_file(html, page.page(view).encode())
+    if png is not None:
+        from gpt_cli.cli.show import picture
+
+        write_file(png, picture.picture(view))
+    if as_json:
+        write(report.json_line(view.record()))
+    elif html is None and png is None:
+        from gpt_cli.cli.show import terminal
+
+        terminal.show(view)
+    elif not quiet:
+        note(*(f"gpt-cli: wrote {file}" for file in (html, png) if file is not None))
