@@ -60,7 +60,7 @@ def test_memory_must_be_free_for_what_is_inside_and_for_the_logits(engine, monke
 
     free(2 * kept)
     again = engine.trace("the sand and the ring")
-    with pytest.raises(ResourceError, match="the logits .* shorten the text"):
+    with pytest.raises(ResourceError, match=r"the logits .* shorten the text"):
         again.logits  # noqa: B018
     free(2 * logits)
     assert np.array_equal(again.logits, inner.logits)

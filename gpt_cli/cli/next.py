@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import on_terminal, quoted, read_prompt, write
-
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
+from gpt_cli.cli.text import bar, on_terminal, quoted, read_prompt, write
 
 
 def next_tokens(
@@ -60,11 +58,5 @@ def next_tokens(
     width = max(map(len, pieces))
     room = max(1, shutil.get_terminal_size().columns - width - 13)
     for token, piece in zip(found, pieces, strict=True):
-        bar = _bar(token["probability"] / found[0]["probability"] * room)
-        write(f"{token['probability']:8.2%}  {piece:{width}}  {bar}".rstrip() + "\n")
-
-
-def _bar(length: float) -> str:
-    """A bar of so many columns, to an eighth."""
-    whole, eighths = divmod(round(length * 8), 8)
-    return "█" * whole + _EIGHTHS[eighths]
+        drawn = bar(token["probability"] / found[0]["probability"] * room)
+        write(f"{token['probability']:8.2%}  {piece:{width}}  {drawn}".rstrip() + "\n")

@@ -18,6 +18,7 @@ _BLOCK = 1 << 20  # bytes to read at once, if they are there
 _GROWTH = 32  # times its bytes is more than a text takes as tokens; 14 as measured
 _ANOTHER = "name a file that can be read"
 
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # DEL, and Latin-1's
 
@@ -188,10 +189,11 @@ def piped() -> bool:
     return sys.stdin is not None and not on_terminal(sys.stdin)
 
 
-def write(text: str | bytes) -> None:
+def write(text: str | bytes, *, escapes: bool = False) -> None:
     """Write to standard output at once: text as UTF-8, and with line ends as they are.
 
-    A terminal is shown control characters, which may be a stranger's, and does not obey them.
+    A terminal is shown control characters, which may be a stranger's, and does not obey them;
+    unless they are escapes of ours, and the text that they colour is `visible`.
 
     Raises:
         BrokenPipeError: the reader has closed the pipe.
@@ -201,7 +203,7 @@ def write(text: str | bytes) -> None:
         raise ResourceError("standard output is closed: let it lead somewhere")
     # A path may hold bytes that are no UTF-8; Python has them as surrogates.
     data = text if isinstance(text, bytes) else text.encode(errors="surrogateescape")
-    if on_terminal(sys.stdout):
+    if on_terminal(sys.stdout) and not escapes:
         data = visible(data.decode(errors="replace")).encode()
     try:
         sys.stdout.buffer.write(data)
@@ -228,6 +230,12 @@ def quoted(data: bytes) -> str:
     What it may not show is escaped, and a byte that is part of no character becomes `\xf0`.
     """
     return f'"{"".join(map(_escaped, data.decode(errors="surrogateescape")))}"'
+
+
+def bar(length: float) -> str:
+    """Return a bar of so many columns, to an eighth."""
+    whole, eighths = divmod(round(length * 8), 8)
+    return "█" * whole + _EIGHTHS[eighths].rstrip()
 
 
 def _escaped(character: str) -> str:

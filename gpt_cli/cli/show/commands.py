@@ -1,6 +1,5 @@
 """The commands of `gpt-cli show`."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +55,7 @@ def attention(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Show how much each token takes from each before it.
+    r"""Show how much each token takes from each before it.
 
     A row is a token, and its blocks are the tokens that it looks at. Without --layer it is the
     mean of all heads, with a list of those that are worth a look; with it that of a layer, and
@@ -106,7 +105,7 @@ def lens(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Show the next token as each layer would predict it.
+    r"""Show the next token as each layer would predict it.
 
     Each layer's state goes through the last layer norm and the head, as if the model ended there
     (the "logit lens"). The page and the JSON have it after each token of PROMPT.
@@ -151,7 +150,7 @@ def surprise(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Show how surprising each token of TEXT is after those before it.
+    r"""Show how surprising each token of TEXT is after those before it.
 
     Bits are the logarithm of the probability to base 2, negative: 1 bit is a chance of one half,
     10 bits one in a thousand.
@@ -196,7 +195,7 @@ def tree(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Show the likeliest continuations of PROMPT, as a tree.
+    r"""Show the likeliest continuations of PROMPT, as a tree.
 
     They are of all lengths: a long one is there if it is as a whole likelier than the short ones
     that are not. The percentages are the probability of all from PROMPT on.

@@ -1,19 +1,264 @@
-"""What `gpt-cli show` shows, in text: blocks of colour, or characters where there is none."""
+"""What `gpt-cli show` shows, as text: blocks of colour, or characters where there is none."""
 
 import math
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from functools import singledispatch
-from typing import Any
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
-from rich.color import Color
 from rich.console import Console, RenderableType
 from rich.style import Style
 from rich.text import Text
-from rich.tree import Tree as Lines
 
-from gpt_cli.cli.show import views
-from gpt_cli.cli.text import quoted, visible
+from gpt_cli.cli.show.views import Attention, Branch, Lens, Surprise, Token, Tree, View
+from gpt_cli.cli.text import bar, quoted, visible, write
+
+# Shares from 0 to 1 have the colours of viridis, by their square root; without colours, characters.
+_VIRIDIS = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
+_SHARES = (0, 0.04, 0.16, 0.36, 0.64)
+_CHARACTERS = "·░▒▓█"
+# Bits have a colour for each step (OrRd of ColorBrewer); below 1, none. All eyes can tell them.
+_BITS = (1, 2, 4, 8, 16)
+_OR_RD = ("#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000")
+
+
+def show(view: View) -> None:
+    """Print a view as wide as the terminal is, in colour where it has colours."""
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    # 16 colours are those of the terminal's theme, and not ours.
+    coloured = console.color_system in ("256", "truecolor") and not console.no_color
+    with console.capture() as captured:
+        for part in parts(view, console.width, coloured=coloured):
+            console.print(part)
+    write(captured.get(), escapes=coloured)
+
+
+def parts(view: View, width: int, *, coloured: bool) -> Iterator[RenderableType]:
+    """Yield the parts of a view, each from a line of its own on."""
+    match view:
+        case Attention():
+            found = _attention(view, width, coloured)
+        case Lens():
+            found = _lens(view, width, coloured)
+        case Surprise():
+            found = _surprise(view, width, coloured)
+        case Tree():
+            found = _tree(view, width, coloured)
+    return found
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+def _attention(view: Attention, width: int, coloured: bool) -> Iterator[RenderableType]:
+    yield Text(f"{view.model}: how much each token takes from each before it, {_whose(view)}\n")
+    T = len(view.tokens)
+    names = _lined_up([f"{place:{len(str(T - 1))}} " for place in range(T)], view.tokens, width)
+    room = width - cell_len(names[0]) - 1
+    columns = 2 if room >= 2 * T else 1  # for a token
+    together = math.ceil(columns * T / room)  # tokens in a column, where there are too many
+    ruler = [f"{place:<10}" for place in range(0, T, 10 // columns * together)]
+    yield Text(" " * (width - room) + "".join(ruler).rstrip(), no_wrap=True)
+    rows = view.weights.mean(axis=(0, 1))
+    for place, (name, row) in enumerate(zip(names, rows, strict=True)):
+        line = Text(f"{name} ", no_wrap=True)
+        for start in range(0, place + 1, together):
+            share = float(row[start : start + together].max())
+            line.append_text(_block(share, columns, coloured))
+        yield line
+    yield _legend_of_shares(coloured)
+    if together > 1:
+        yield Text(f"A block is {together} tokens, and shows the most that any of them gives.")
+    if len(view.layers) * len(view.heads) > 1 and T > 1:
+        yield from _tendencies(view, width)
+
+
+def _whose(view: Attention) -> str:
+    if len(view.heads) == 1:
+        return f"by head {view.heads[0]} of layer {view.layers[0]}"
+    if len(view.layers) == 1:
+        return f"in the mean of the {len(view.heads)} heads of layer {view.layers[0]}"
+    return f"in the mean of {len(view.layers)} layers with {len(view.heads)} heads each"
+
+
+def _lined_up(numbers: list[str], tokens: Sequence[Token], width: int) -> list[str]:
+    """Number and token, in as many columns for each as are there for it."""
+    names = [number + _shown(token) for number, token in zip(numbers, tokens, strict=True)]
+    most = max(len(numbers[0]) + 6, width // 4)
+    return _padded([_cut(name, most) for name in names])
+
+
+def _tendencies(view: Attention, width: int) -> Iterator[RenderableType]:
+    """Which heads look most at three places that there are names for."""
+    rows = np.arange(1, len(view.tokens))
+    places = {"the token before": rows - 1, "the first token": 0 * rows, "the token itself": rows}
+    yield Text("\nThe heads that look there most (layer.head), and how much:")
+    for name, columns in places.items():
+        means: NDArray[np.float32] = view.weights[:, :, rows, columns].mean(axis=-1)
+        best = np.argsort(-means, axis=None, kind="stable")[: (width - 18) // 10]
+        shown = ""
+        for layer, head in zip(*np.unravel_index(best, means.shape), strict=True):
+            number = f"{view.layers[layer]}.{view.heads[head]}"
+            shown += f"{number:>6}{means[layer, head]:4.0%}"
+        yield Text(f"{name:17}{shown}", no_wrap=True, overflow="ellipsis")
+
+
+# --- lens ----------------------------------------------------------------------------------------
+
+_PERCENT = 5  # columns
+
+
+def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
+    prompt = b"".join(bytes(token["bytes"]) for token in view.tokens)
+    yield Text(f"{view.model}: the next token as each layer would predict it, after\n")
+    yield Text(f"{_end(quoted(prompt), width)}\n")
+    last = [predictions[-1] for predictions in view.predictions]  # (layers, the likeliest first)
+    names = _padded(view.layers)
+    room = width - cell_len(names[0]) - 1
+    longest = max(cell_len(_shown(token)) for token in chain.from_iterable(last))
+    cell = min(longest, 16, room - _PERCENT - 1)  # columns of a token
+    for name, tokens in zip(names, last, strict=True):
+        line = Text(name, no_wrap=True)
+        for token in tokens[: room // (cell + _PERCENT + 1)]:
+            probability = math.exp(token["logprob"])
+            piece = set_cell_size(_cut(_shown(token), cell), cell)
+            style = _share_style(probability) if coloured else Style.null()
+            line.append(" ").append(f"{piece}{probability:{_PERCENT}.0%}", style)
+        yield line
+    if coloured:
+        yield _legend_of_shares(coloured)
+
+
+# --- surprise ------------------------------------------------------------------------------------
+
+
+def _surprise(view: Surprise, width: int, coloured: bool) -> Iterator[RenderableType]:
+    pieces = list(_characters(view.tokens))
+    if coloured:
+        text = Text()
+        for data, bits in pieces:
+            text.append(visible(data.decode()), _bits_style(bits or 0))
+        yield text
+        legend = Text("\nbits: ")
+        for bound in _BITS:
+            legend.append(f" {bound} ", _bits_style(bound))
+        yield legend
+    else:
+        most = max(bits for _, bits in pieces if bits is not None)
+        names = _padded([_cut(quoted(data), max(8, width // 3)) for data, _ in pieces])
+        room = width - cell_len(names[0]) - 11
+        for name, (_, bits) in zip(names, pieces, strict=True):
+            drawn = "" if bits is None else bar(bits / most * room)
+            number = "" if bits is None else f"{bits:.2f}"
+            yield Text(f"{number:>6}  {name}  {drawn}".rstrip(), no_wrap=True)
+    known = [-token["logprob"] / math.log(2) for token in view.tokens[1:]]
+    perplexity = "beyond all numbers" if view.perplexity is None else f"{view.perplexity:.4g}"
+    yield Text(
+        f"{view.model}: {len(known) + 1} tokens, {math.fsum(known) / len(known):.2f} bits each, "
+        f"perplexity {perplexity}"
+    )
+
+
+def _characters(tokens: Sequence[Token]) -> Iterator[tuple[bytes, float | None]]:
+    """Tokens and their bits; those that are only together a character, in one."""
+    data, bits = b"", 0.0
+    for token in tokens:
+        data += bytes(token["bytes"])
+        bits -= (token["logprob"] or 0.0) / math.log(2)
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            continue
+        yield data, None if token["logprob"] is None else bits
+        data, bits = b"", 0.0
+
+
+# --- tree ----------------------------------------------------------------------------------------
+
+
+def _tree(view: Tree, width: int, coloured: bool) -> Iterator[RenderableType]:
+    yield Text(f"{view.model}: how likely a token is, and all from the prompt on\n")
+    yield _line("  token    all  ", _end(quoted(view.prompt.encode()), width - 16))
+    yield from _branches(view.branches, "", coloured)
+
+
+def _branches(branches: Sequence[Branch], indent: str, coloured: bool) -> Iterator[Text]:
+    """A line for each token; more to the right only where there is something to choose."""
+    for place, branch in enumerate(branches, 1):
+        fork, below = ("└ ", "  ") if place == len(branches) else ("├ ", "│ ")
+        if len(branches) == 1:
+            fork = below = "" if indent else "  "
+        own = math.exp(branch.token["logprob"])
+        line = _line(f"{own:7.1%}{branch.probability:7.1%}  ", indent + fork)
+        yield line.append(_shown(branch.token), _share_style(own) if coloured else None)
+        yield from _branches(branch.branches, indent + below, coloured)
+
+
+def _line(*texts: str) -> Text:
+    return Text("".join(texts), no_wrap=True, overflow="ellipsis")
+
+
+# --- what they share -----------------------------------------------------------------------------
+
+
+def _block(share: float, columns: int, coloured: bool) -> Text:
+    if coloured:
+        return Text(" " * columns, _share_style(share))
+    return Text(_CHARACTERS[sum(share >= bound for bound in _SHARES[1:])] * columns)
+
+
+def _legend_of_shares(coloured: bool) -> Text:
+    """Each step with its lower bound."""
+    legend = Text()
+    for bound in _SHARES:
+        if coloured:
+            legend.append(f" {bound:.0%} ", _share_style(bound))
+        else:
+            legend.append_text(_block(bound, 1, coloured)).append(f" {bound:.0%}  ")
+    legend.rstrip()
+    return legend
+
+
+def _share_style(share: float) -> Style:
+    place = math.sqrt(share) * (len(_VIRIDIS) - 1)
+    index = min(int(place), len(_VIRIDIS) - 2)
+    below, above = (
+        np.frombuffer(bytes.fromhex(_VIRIDIS[i][1:]), np.uint8) for i in (index, index + 1)
+    )
+    colour = below + (place - index) * (above.astype(float) - below)
+    return _on(f"#{colour.round().astype(np.uint8).tobytes().hex()}")
+
+
+def _bits_style(bits: float) -> Style:
+    step = sum(bits >= bound for bound in _BITS)
+    return _on(_OR_RD[step - 1]) if step else Style.null()
+
+
+def _on(colour: str) -> Style:
+    """A background, and for a text on it what can be read there, whatever the terminal's theme."""
+    red, green, blue = bytes.fromhex(colour[1:])
+    bright = 0.3 * red + 0.6 * green + 0.1 * blue > 130
+    return Style(color="#000000" if bright else "#ffffff", bgcolor=colour)
+
+
+def _shown(token: Token) -> str:
+    return quoted(bytes(token["bytes"]))
+
+
+def _padded(texts: Sequence[str]) -> list[str]:
+    width = max(map(cell_len, texts))
+    return [set_cell_size(text, width) for text in texts]
+
+
+def _cut(text: str, width: int) -> str:
+    """The beginning of a text that is wider than it may be."""
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+
+
+def _end(text: str, width: int) -> str:
+    """The end of a text that is wider than it may be."""
+    while cell_len(text) > width:
+        text = "…" + text[2:]
+    return text
