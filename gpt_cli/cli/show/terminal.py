@@ -19,6 +19,7 @@ from gpt_cli.cli.text import bar, quoted, visible, write
 _VIRIDIS = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
 _SHARES = (0, 0.04, 0.16, 0.36, 0.64)
 _CHARACTERS = "·░▒▓█"
+_NUMBER, _NARROWEST = 5, 30  # columns: of a share as a number, and that are needed at all
 # Bits have a colour for each step (OrRd of ColorBrewer); below 1, none. All eyes can tell them.
 _BITS = (1, 2, 4, 8, 16)
 _OR_RD = ("#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000")
@@ -30,7 +31,7 @@ def show(view: View) -> None:
     # 16 colours are those of the terminal's theme, and not ours.
     coloured = console.color_system in ("256", "truecolor") and not console.no_color
     with console.capture() as captured:
-        for part in parts(view, console.width, coloured=coloured):
+        for part in parts(view, max(console.width, _NARROWEST), coloured=coloured):
             console.print(part)
     write(captured.get(), escapes=coloured)
 
@@ -57,7 +58,7 @@ def _attention(view: Attention, width: int, coloured: bool) -> Iterator[Renderab
     T = len(view.tokens)
     names = _lined_up([f"{place:{len(str(T - 1))}} " for place in range(T)], view.tokens, width)
     room = width - cell_len(names[0]) - 1
-    columns = 2 if room >= 2 * T else 1  # for a token
+    columns = next((width for width in (_NUMBER, 2) if width * T <= room), 1)  # for a token
     together = math.ceil(columns * T / room)  # tokens in a column, where there are too many
     ruler = [f"{place:<10}" for place in range(0, T, 10 // columns * together)]
     yield Text(" " * (width - room) + "".join(ruler).rstrip(), no_wrap=True)
@@ -67,8 +68,9 @@ def _attention(view: Attention, width: int, coloured: bool) -> Iterator[Renderab
         for start in range(0, place + 1, together):
             share = float(row[start : start + together].max())
             line.append_text(_block(share, columns, coloured))
-        yield line
-    yield _legend_of_shares(coloured)
+        yield line if coloured else _bare(line)
+    if coloured or columns < _NUMBER:
+        yield _legend_of_shares(coloured)
     if together > 1:
         yield Text(f"A block is {together} tokens, and shows the most that any of them gives.")
     if len(view.layers) * len(view.heads) > 1 and T > 1:
@@ -107,8 +109,6 @@ def _tendencies(view: Attention, width: int) -> Iterator[RenderableType]:
 
 # --- lens ----------------------------------------------------------------------------------------
 
-_PERCENT = 5  # columns
-
 
 def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
     prompt = b"".join(bytes(token["bytes"]) for token in view.tokens)
@@ -118,15 +118,15 @@ def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
     names = _padded(view.layers)
     room = width - cell_len(names[0]) - 1
     longest = max(cell_len(_shown(token)) for token in chain.from_iterable(last))
-    cell = min(longest, 16, room - _PERCENT - 1)  # columns of a token
+    cell = min(longest, 16, room - _NUMBER - 1)  # columns of a token
     for name, tokens in zip(names, last, strict=True):
         line = Text(name, no_wrap=True)
-        for token in tokens[: room // (cell + _PERCENT + 1)]:
+        for token in tokens[: room // (cell + _NUMBER + 1)]:
             probability = math.exp(token["logprob"])
             piece = set_cell_size(_cut(_shown(token), cell), cell)
             style = _share_style(probability) if coloured else Style.null()
-            line.append(" ").append(f"{piece}{probability:{_PERCENT}.0%}", style)
-        yield line
+            line.append(" ").append(f"{piece}{probability:{_NUMBER}.0%}", style)
+        yield line if coloured else _bare(line)
     if coloured:
         yield _legend_of_shares(coloured)
 
@@ -204,21 +204,29 @@ def _line(*texts: str) -> Text:
 
 
 def _block(share: float, columns: int, coloured: bool) -> Text:
+    """A share in its colour; where there is room its number, else without colours a character."""
+    text = f"{share:4.0%} " if columns == _NUMBER else " " * columns
     if coloured:
-        return Text(" " * columns, _share_style(share))
-    return Text(_CHARACTERS[sum(share >= bound for bound in _SHARES[1:])] * columns)
+        return Text(text, _share_style(share))
+    character = _CHARACTERS[sum(share >= bound for bound in _SHARES[1:])]
+    return Text(text if columns == _NUMBER else character * columns)
 
 
 def _legend_of_shares(coloured: bool) -> Text:
     """Each step with its lower bound."""
-    legend = Text()
+    legend = Text("\n")
     for bound in _SHARES:
         if coloured:
             legend.append(f" {bound:.0%} ", _share_style(bound))
         else:
             legend.append_text(_block(bound, 1, coloured)).append(f" {bound:.0%}  ")
-    legend.rstrip()
-    return legend
+    return legend if coloured else _bare(legend)
+
+
+def _bare(line: Text) -> Text:
+    """The line without spaces at its end."""
+    line.rstrip()
+    return line
 
 
 def _share_style(share: float) -> Style:
@@ -238,8 +246,8 @@ def _bits_style(bits: float) -> Style:
 
 def _on(colour: str) -> Style:
     """A background, and for a text on it what can be read there, whatever the terminal's theme."""
-    red, green, blue = bytes.fromhex(colour[1:])
-    bright = 0.3 * red + 0.6 * green + 0.1 * blue > 130
+    light = (np.frombuffer(bytes.fromhex(colour[1:]), np.uint8) / 255) ** 2.2
+    bright = light @ (0.2126, 0.7152, 0.0722) > 0.18  # where black and white stand out alike
     return Style(color="#000000" if bright else "#ffffff", bgcolor=colour)
 
 

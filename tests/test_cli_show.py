@@ -1,0 +1,395 @@
+"""`gpt-cli show` as a user meets it: numbers in JSON, text in a pipe, colours, pictures."""
+
+import io
+import json
+import math
+import os
+import re
+import subprocess
+
+import numpy as np
+import pytest
+from processes import COMMAND, posix, run_on_terminal
+from rich.cells import cell_len
+from rich.console import Console
+
+import gpt_cli
+from gpt_cli.cli import app
+from gpt_cli.cli.show import picture, terminal, views
+
+VIEWS = ["attention", "lens", "surprise", "tree"]
+TEXT = "Every day, the fox"
+ODD = 'Zoë 😀 said:\n"\x1b[31m中文字很宽\x07\t$\\'
+
+
+def run(view, *arguments, code=0, **env):
+    """Run a command in a pipe; return what it wrote to standard output and to standard error."""
+    finished = subprocess.run(
+        [*COMMAND, "show", view, "--model", "tiny", *arguments],
+        capture_output=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | env,
+    )
+    assert finished.returncode == code, finished.stderr
+    return finished.stdout.decode(), finished.stderr.decode()
+
+
+def record(view, *arguments):
+    out, err = run(view, *arguments, "--json")
+    assert err == ""
+    assert out.count("\n") == 1
+    found = json.loads(out)
+    assert (found["view"], found["model"]) == (view, "tiny")
+    return found
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return gpt_cli.load("tiny")
+
+
+def look(tiny, view, text=TEXT, top=5):
+    match view:
+        case "attention":
+            return views.attention(tiny, text, None, None, special=False)
+        case "lens":
+            return views.lens(tiny, text, top, special=False)
+        case "surprise":
+            return views.surprise(tiny, text)
+        case "tree":
+            return views.tree(tiny, text, top, special=False)
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def test_attention_is_that_of_the_trace_for_all_heads_or_some(tiny):
+    inner = tiny.trace(TEXT)
+    every = record("attention", TEXT)
+    assert (every["layers"], every["heads"]) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert [token["id"] for token in every["tokens"]] == inner.ids
+    assert "".join(token["token"] for token in every["tokens"]) == TEXT
+    assert np.allclose(every["weights"], inner.attention, atol=1e-5)
+    layer = record("attention", TEXT, "--layer", "2")
+    assert np.allclose(layer["weights"], inner.attention[2:3], atol=1e-5)
+    head = record("attention", TEXT, "--layer", "2", "--head", "1")
+    assert (head["layers"], head["heads"]) == ([2], [1])
+    assert np.allclose(head["weights"], inner.attention[2:3, 1:2], atol=1e-5)
+
+
+def test_the_lens_is_that_of_the_trace(tiny):
+    ids, logprobs = tiny.trace(TEXT).lens(3)
+    found = record("lens", TEXT, "-k", "3")
+    assert found["layers"] == ["embedding", "h.0", "h.1", "h.2", "h.3"]
+    shown = [[[token["id"] for token in at] for at in layer] for layer in found["predictions"]]
+    assert np.array_equal(shown, ids)
+    shown = [[[token["logprob"] for token in at] for at in layer] for layer in found["predictions"]]
+    assert np.allclose(shown, logprobs, atol=1e-3)
+
+
+def test_surprise_is_that_of_the_score(tiny):
+    score = tiny.score(TEXT)
+    found = record("surprise", TEXT)
+    assert [token["id"] for token in found["tokens"]] == score.ids
+    assert found["tokens"][0]["logprob"] is None
+    rest = [token["logprob"] for token in found["tokens"][1:]]
+    assert np.allclose(rest, score.token_logprobs[1:], atol=1e-3)
+    assert found["perplexity"] == pytest.approx(score.perplexity, rel=1e-3)
+
+
+def test_the_tree_is_that_of_the_engine(tiny):
+    def check(branches, nodes):
+        for branch, node in zip(branches, nodes, strict=True):
+            assert branch["token"]["id"] == node.id
+            assert branch["token"]["logprob"] == pytest.approx(node.logprob, abs=1e-3)
+            assert branch["probability"] == pytest.approx(math.exp(node.total_logprob), rel=1e-3)
+            check(branch["branches"], node.children)
+
+    found = record("tree", TEXT, "-k", "30")
+    assert found["prompt"] == TEXT
+    check(found["branches"], tiny.tree(TEXT, 30))
+
+
+@pytest.mark.parametrize("view", ["attention", "lens", "tree"])
+def test_the_end_token_is_text_unless_it_is_special(view, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("<|endoftext|>\n", encoding="utf-8")
+    plain, special = record(view, "--file", str(file)), record(view, "-f", str(file), "--special")
+    assert plain != special
+    if view != "tree":
+        assert [token["id"] for token in special["tokens"]] == [2047]
+        assert record(view, "") == special  # an empty prompt begins a text
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_pipe_gets_plain_text_that_fits_the_width(tiny, view):
+    out, err = run(view, ODD, COLUMNS="80")
+    assert err == ""
+    assert out.split("\n") == shown(look(tiny, view, ODD, top=20 if view == "tree" else 5), 80)
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    for text in (TEXT, ODD, "the " * 70):
+        for width in (80, 40):
+            lines = shown(look(tiny, view, text), width)
+            assert max(map(cell_len, lines)) <= width
+
+
+def rows_of_map(lines):
+    """The lines of a map without colours: what stands behind number and token."""
+    rows = [re.fullmatch(r' *(\d+) (".*(?:"|…)) *(\S.*)', line) for line in lines]
+    return [row[3] for row in rows if row]
+
+
+def test_a_wide_map_has_the_shares_as_numbers(tiny):
+    view = look(tiny, "attention")
+    rows = rows_of_map(shown(view, 200))
+    expected = view.weights.mean(axis=(0, 1))
+    assert len(rows) == len(expected)
+    for place, row in enumerate(rows):
+        assert row.split() == [f"{share:.0%}" for share in expected[place, : place + 1]]
+
+
+@pytest.mark.parametrize(("count", "columns", "together"), [(20, 2, 1), (40, 1, 1), (120, 1, 2)])
+def test_a_narrow_map_has_characters_for_the_shares(tiny, count, columns, together):
+    view = look(tiny, "attention", "Once" + " sea" * (count - 1))
+    rows = rows_of_map(shown(view, 80))
+    expected = view.weights.mean(axis=(0, 1))
+    assert len(rows) == count
+    for place, row in enumerate(rows):
+        shares = [expected[place, i : i + together].max() for i in range(0, place + 1, together)]
+        steps = [sum(share >= bound for bound in (0.04, 0.16, 0.36, 0.64)) for share in shares]
+        assert row == "".join("·░▒▓█"[step] * columns for step in steps)
+
+
+def test_heads_with_a_habit_are_named(tiny):
+    view = look(tiny, "attention")
+    weights = np.full((4, 4, 6, 6), 0.01, np.float32)
+    weights[2, 1, range(1, 6), range(5)] = 0.9
+    weights[3, 0, :, 0] = 0.8
+    weights[0, 2, range(6), range(6)] = 0.7
+    lines = shown(views.Attention("x", view.tokens, view.layers, view.heads, weights), 80)
+    best = {line[:17].strip(): line[17:].split()[:2] for line in lines if line.startswith("the ")}
+    assert best == {
+        "the token before": ["2.1", "90%"],
+        "the first token": ["3.0", "80%"],
+        "the token itself": ["0.2", "70%"],
+    }
+
+
+def shown(view, width):
+    """The lines of a view as text without colours."""
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    for part in terminal.parts(view, width, coloured=False):
+        console.print(part)
+    return console.file.getvalue().split("\n")
+
+
+def test_a_pipe_gets_the_next_token_by_each_layer(tiny):
+    view = look(tiny, "lens")
+    lines = shown(view, 300)[-6:-1]
+    for line, name, layer in zip(lines, view.layers, view.predictions, strict=True):
+        assert line.split()[0] == name
+        for token in layer[-1]:
+            assert re.search(
+                re.escape(json.dumps(token["token"])) + f" +{math.exp(token['logprob']):.0%}", line
+            )
+
+
+def test_a_pipe_gets_the_bits_of_each_character(tiny):
+    lines = shown(look(tiny, "surprise", "Once 😀 moon"), 80)
+    score = tiny.score("Once 😀 moon")
+    bits = [0.0, *(-logprob / math.log(2) for logprob in score.token_logprobs[1:])]
+    face = slice(2, len(bits) - 1)  # its bytes are tokens
+    assert [line.split()[:2] for line in lines[1:4]] == [
+        [f"{bits[1]:.2f}", '"'],
+        [f"{sum(bits[face]):.2f}", '"😀"'],
+        [f"{bits[-1]:.2f}", '"'],
+    ]
+    mean = sum(bits) / (len(bits) - 1)
+    assert lines[-2] == (
+        f"tiny: {len(bits)} tokens, {mean:.2f} bits each, perplexity {2**mean:.4g}"
+    )
+
+
+def test_a_pipe_gets_a_line_for_each_token_of_the_tree(tiny):
+    view = look(tiny, "tree", "Once upon a time", 30)
+
+    def every(branches):
+        for branch in branches:
+            yield branch
+            yield from every(branch.branches)
+
+    lines = shown(view, 200)[3:-1]
+    for line, branch in zip(lines, every(view.branches), strict=True):
+        own, whole, rest = line.split(maxsplit=2)
+        assert own == f"{math.exp(branch.token['logprob']):.1%}"
+        assert whole == f"{branch.probability:.1%}"
+        assert rest.lstrip("├│└ ") == json.dumps(branch.token["token"])
+
+
+# --- colours -------------------------------------------------------------------------------------
+
+
+def on_terminal(view, *arguments, columns=80, **env):
+    settings = {"TERM": "xterm-256color", "COLORTERM": "truecolor"} | env
+    code, text = run_on_terminal(
+        "show", view, "-m", "tiny", *arguments, columns=columns, **settings
+    )
+    assert code == 0
+    return text
+
+
+@posix
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_terminal_gets_colours_that_fit_and_obeys_no_stranger(view):
+    for columns in (80, 40):
+        text = on_terminal(view, ODD, columns=columns)
+        codes = set(re.findall(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", text))
+        assert any(code.startswith("\x1b[38;2;") for code in codes)
+        plain = re.sub(r"\x1b\[(0|38;2;\d+;\d+;\d+;48;2;\d+;\d+;\d+)m", "", text)
+        assert "\x1b" not in plain
+        assert "\x07" not in plain
+        assert max(map(cell_len, plain.replace("\t", " " * 8).split("\r\n"))) <= columns
+
+
+@posix
+@pytest.mark.parametrize(
+    ("view", "env"),
+    [
+        *((view, {"NO_COLOR": "1"}) for view in VIEWS),
+        ("lens", {"TERM": "dumb"}),
+        ("lens", {"TERM": "xterm", "COLORTERM": ""}),
+    ],
+)
+def test_a_terminal_without_colours_gets_what_a_pipe_gets(view, env):
+    assert on_terminal(view, TEXT, **env).replace("\r\n", "\n") == run(view, TEXT, COLUMNS="80")[0]
+
+
+@posix
+def test_surprise_leaves_the_text_as_it_is_and_its_colours_are_the_bits(tiny):
+    text = on_terminal("surprise", "Once upon a time, there was hungry.")
+    line = text.split("\r\n")[0]
+    assert re.sub(r"\x1b\[[^m]*m", "", line) == "Once upon a time, there was hungry."
+    score = tiny.score("Once upon a time, there was hungry.")
+    colours = ["fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000"]
+    for id, logprob in list(zip(score.ids, score.token_logprobs, strict=True))[1:]:
+        step = sum(-logprob / math.log(2) >= bound for bound in (1, 2, 4, 8, 16))
+        piece = tiny.decode([id])
+        if step:
+            red, green, blue = bytes.fromhex(colours[step - 1])
+            assert re.search(f"48;2;{red};{green};{blue}m[^\x1b]*{re.escape(piece)}", line)
+        else:
+            assert not re.search(f"48;2;[0-9;]*m{re.escape(piece)}", line)
+
+
+def test_text_on_a_colour_can_be_read():
+    def luminance(colour):
+        parts = np.array([*bytes.fromhex(colour[1:])]) / 255
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    shares = [terminal._share_style(share) for share in np.linspace(0, 1, 101)]
+    bits = [terminal._bits_style(bits) for bits in (1, 2, 4, 8, 16)]
+    for style in shares + bits:
+        dark, light = sorted(
+            luminance(colour.get_truecolor().hex) for colour in (style.color, style.bgcolor)
+        )
+        assert (light + 0.05) / (dark + 0.05) > 4.5  # WCAG AA
+
+
+# --- pictures and pages --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_picture_is_a_png_of_what_is_wanted(view, tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    file = tmp_path / "picture.PNG"
+    file.write_text("before", encoding="utf-8")
+    out, err = run(view, ODD, "--png", str(file))
+    assert (out, err) == ("", f"gpt-cli: wrote {file}\n")
+    pixels = image.imread(file)
+    assert pixels.shape[0] > 100
+    assert pixels.shape[1] > 500
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20  # it has colours
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.PNG"]
+
+
+def test_maps_stand_side_by_side_and_what_is_not_seen_is_blank():
+    weights = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)
+    whole = picture._side_by_side(weights)
+    assert whole.shape == (2 * 5 - 1, 3 * 5 - 1)
+    for layer in range(2):
+        for head in range(3):
+            part = whole[5 * layer : 5 * layer + 4, 5 * head : 5 * head + 4]
+            assert np.array_equal(np.nan_to_num(part), np.tril(weights[layer, head]))
+    assert np.isnan(whole).sum() == whole.size - 2 * 3 * 10
+
+
+def test_a_picture_that_is_too_long_is_refused(tiny):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(gpt_cli.InputError, match="shorten the text"):
+        picture.picture(look(tiny, "surprise", "\n" * 1100))
+
+
+def test_a_picture_and_a_page_may_be_had_with_the_numbers(tmp_path):
+    pytest.importorskip("matplotlib")
+    files = [tmp_path / "a.png", tmp_path / "a.html"]
+    out, err = run("lens", TEXT, "--json", "-q", "--png", str(files[0]), "--html", str(files[1]))
+    assert err == ""
+    assert out == run("lens", TEXT, "--json")[0]
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
+# --- what cannot be used -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["attention", "x", "--head", "1"], "--layer"),
+        (["attention", "x", "--layer", "4"], "from 0 to 3"),
+        (["attention", "x", "--layer", "0", "--head", "-1"], "from 0 to 3"),
+        (["attention", "once" + " once" * 511], "513 tokens"),
+        (["lens", "x", "-k", "0"], "--top"),
+        (["surprise", "x"], "2 tokens"),
+        (["tree", "x", "-k", "0"], "--top"),
+        (["tree", "x", "y"], "y"),
+        (["tree", "x", "--html", "page.txt"], ".html or .htm"),
+        (["tree", "x", "--html", "/no/such/folder/page.html"], "no folder"),
+        (["tree", "x", "--png", "picture.svg"], ".png"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, capsys):
+    view, *rest = arguments
+    assert app.run(["show", view, "--model", "tiny", *rest]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("gpt-cli: error: ")
+    assert what in printed.err
+
+
+@posix
+def test_what_was_there_stays_where_a_file_cannot_be_written(tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text("before", encoding="utf-8")
+    limited = f"ulimit -f 1; {' '.join(COMMAND)} show tree -m tiny x --html {file}"
+    finished = subprocess.run(["bash", "-c", limited], capture_output=True, timeout=60)
+    assert finished.returncode == 5
+    assert finished.stderr.decode() == f"gpt-cli: error: cannot write {file}: File too large\n"
+    assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_pictures_need_matplotlib(monkeypatch, capsys):
+    monkeypatch.setattr("gpt_cli.cli.plot.find_spec", lambda name: None)
+    assert app.run(["show", "tree", "-m", "tiny", "x", "--png", "x.png"]) == 2
+    assert "pip install 'gpt-cli[plot]'" in capsys.readouterr().err
+
+
+def test_show_alone_says_what_there_is():
+    finished = subprocess.run([*COMMAND, "show", "--help"], capture_output=True, timeout=60)
+    assert all(view in finished.stdout.decode() for view in VIEWS)
