@@ -88,6 +88,14 @@ COMMANDS = {
         ["--json", "--exact"],
         short_text,
     ),
+    "show attention": (
+        MODEL | {"--layer": few, "--head": few, "--file": files},
+        ["--json", "--special"],
+        short_text,
+    ),
+    "show lens": (MODEL | {"--top": few, "--file": files}, ["--json", "--special"], short_text),
+    "show surprise": (MODEL | {"--file": files}, ["--json"], short_text),
+    "show tree": (MODEL | {"--top": few, "--file": files}, ["--json", "--special"], short_text),
     "tokenize": ({"--file": files}, ["--json", "--count", "--special"], short_text),
     "detokenize": ({"--file": files}, ["--offline"], values),
 }
@@ -107,7 +115,7 @@ def command_lines(draw) -> list[str]:
     count = draw(st.sampled_from([1, 1, 1, 1, 0, 2]))
     arguments = [draw(argument) for _ in range(count)]
     first = FIRST.get(command, [])
-    return [command, "--model=tiny", "--quiet", *first, *given, "--", *arguments]
+    return [*command.split(), "--model=tiny", "--quiet", *first, *given, "--", *arguments]
 
 
 @pytest.fixture
@@ -122,7 +130,7 @@ def here(tmp_path, monkeypatch, thread_variables):
 
 
 @given(arguments=command_lines())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=250)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 def test_whatever_the_flags_an_error_is_one_line_with_a_known_exit_code(here, capfd, arguments):
     code = app.run(arguments)
     out, err = capfd.readouterr()
