@@ -7,7 +7,7 @@ else
   BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test faults soak fuzz test-gpu check format bench clean
+.PHONY: demo test faults soak fuzz test-gpu check format bench pictures clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
@@ -39,6 +39,15 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev  ## speed and memory on a model of 124M parameters with random weights
 	$(BIN)/python benchmarks/run.py
+
+LOOKS := Once upon a time, there was a clever girl named Emma. Emma looked up at the
+SHOW := GPT_CLI_OPS=numpy $(BIN)/gpt-cli show
+pictures: $(VENV)/.dev  ## the pictures in docs/
+	$(SHOW) attention -m tiny --layer 1 --head 0 --png docs/pictures/attention.png "$(LOOKS) moon."
+	$(SHOW) attention -m tiny --png docs/pictures/heads.png "$(LOOKS) moon."
+	$(SHOW) lens -m tiny --png docs/pictures/lens.png "$(LOOKS)"
+	$(SHOW) tree -m tiny -k 24 --png docs/pictures/tree.png "$(LOOKS)"
+	$(SHOW) surprise -m tiny --png docs/pictures/surprise.png "$(LOOKS) moon. Emma looked up at the tractor."
 
 SECONDS ?= 60
 fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 if any goes wrong
