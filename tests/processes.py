@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,14 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and t
 
 
 def run_on_terminal(*arguments: str, columns: int = 300, **env: str) -> tuple[int, str]:
-    """Run a command; return its exit code and all that a terminal so wide got from it."""
+    """Run `gpt-cli`; return its exit code and all that a terminal so wide got from it."""
+    return on_terminal([*COMMAND, *arguments], columns, env)
+
+
+def on_terminal(
+    command: list[str], columns: int, env: dict[str, str], folder: Path | None = None
+) -> tuple[int, str]:
+    """Run any command; return its exit code and all that a terminal so wide got from it."""
     import pty
     import termios
 
@@ -19,11 +27,12 @@ def run_on_terminal(*arguments: str, columns: int = 300, **env: str) -> tuple[in
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
     process = subprocess.Popen(
-        [*COMMAND, *arguments],
+        command,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         env={**inherited, "TERM": "xterm", **env},
+        cwd=folder,
     )
     os.close(theirs)
     shown = b""
