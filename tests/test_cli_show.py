@@ -329,6 +329,16 @@ def test_maps_stand_side_by_side_and_what_is_not_seen_is_blank():
     assert np.isnan(whole).sum() == whole.size - 2 * 3 * 10
 
 
+def test_a_dot_of_a_large_map_shows_the_most_of_its_tokens():
+    weights = np.arange(7 * 7, dtype=np.float32).reshape(1, 1, 7, 7)
+    dots, together = picture._in_dots(weights, 3)
+    assert together == 3
+    assert dots.tolist() == [[[[16, 19, 20], [37, 40, 41], [44, 47, 48]]]]
+    same, together = picture._in_dots(weights, 7)
+    assert together == 1
+    assert np.array_equal(same, weights)
+
+
 def test_a_picture_that_is_too_long_is_refused(tiny):
     pytest.importorskip("matplotlib")
     with pytest.raises(gpt_cli.InputError, match="shorten the text"):

@@ -21,6 +21,7 @@ _COLUMNS, _MOST_LINES = 90, 1000
 _FONT, _CELL, _LINE = 10, 0.602 * 10 / 72, 0.19  # points; of a character of it, inches
 _DOTS = 150  # an inch
 _MOST_LABELS = 80  # tokens that can be named beside a map
+_MOST_DOTS = 1500  # of all maps beside one another
 
 
 def picture(view: View) -> bytes:
@@ -46,13 +47,14 @@ def _maps(view: Attention) -> "Figure":
     from matplotlib.figure import Figure  # no pyplot: nothing asks for a display
 
     layers, heads, T, _ = view.weights.shape
+    weights, together = _in_dots(view.weights, _MOST_DOTS // heads)
+    n = weights.shape[-1]
     one = layers * heads == 1
     size = max(5.0, min(14.0, 0.22 * T if one else 0.8 * heads))
     figure = Figure((size + 1.5, size * layers / heads + 1.2), layout="constrained")
     axes = figure.add_subplot()
     norm = PowerNorm(0.5, 0, 1)  # most weights are small
-    # "auto" would let a map of more tokens than dots lose lines of them.
-    image = axes.imshow(_side_by_side(view.weights), norm=norm, interpolation="auto")
+    image = axes.imshow(_side_by_side(weights), norm=norm, interpolation="nearest")
     if one:
         title = f"{view.model}: layer {view.layers[0]}, head {view.heads[0]}"
         if T <= _MOST_LABELS:
@@ -63,18 +65,33 @@ def _maps(view: Attention) -> "Figure":
         axes.set_ylabel("token")
     else:
         title = f"{view.model}: how much each token (row) takes from each (column), by head"
-        middle = (T - 1) / 2
-        axes.set_xticks([middle + (T + 1) * place for place in range(heads)], map(str, view.heads))
+        middle = (n - 1) / 2
+        axes.set_xticks([middle + (n + 1) * place for place in range(heads)], map(str, view.heads))
         axes.set_yticks(
-            [middle + (T + 1) * place for place in range(layers)], map(str, view.layers)
+            [middle + (n + 1) * place for place in range(layers)], map(str, view.layers)
         )
         axes.set_xlabel("head")
         axes.set_ylabel("layer")
+    if together > 1:
+        title += f"; a dot is {together} x {together} tokens, of which it shows the most"
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     figure.suptitle(title, wrap=True, parse_math=False)
     figure.colorbar(image, shrink=0.6, format=lambda share, _: f"{share:.0%}")
     return figure
+
+
+def _in_dots(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
+    """(..., T, T) with as many tokens in a dot as it takes for at most `most` dots, and how many.
+
+    A dot shows the most that any of them takes: the mean would hide what few tokens do.
+    """
+    T = weights.shape[-1]
+    together = -(-T // most)
+    n = -(-T // together)
+    padded = np.zeros((*weights.shape[:-2], n * together, n * together), np.float32)
+    padded[..., :T, :T] = weights
+    return padded.reshape(*weights.shape[:-2], n, together, n, together).max((-3, -1)), together
 
 
 def _side_by_side(weights: NDArray[np.float32]) -> NDArray[np.float32]:
