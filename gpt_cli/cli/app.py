@@ -14,6 +14,7 @@ import typer
 from typer.main import get_command
 
 from gpt_cli import __version__
+from gpt_cli.cli import completion
 from gpt_cli.cli.batch import batch
 from gpt_cli.cli.bench import bench
 from gpt_cli.cli.doctor import doctor
@@ -40,6 +41,7 @@ _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new t
 app = typer.Typer(
     help="GPT-2 in a terminal, without PyTorch.",
     epilog="Begin with: gpt-cli generate --model tiny 'Once upon a time'",
+    add_completion=False,  # see `completion`
     rich_markup_mode=None,  # plain help needs no import of Rich, and reads well in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -64,8 +66,8 @@ for name, command in COMMANDS.items():
 app.add_typer(show, name="show")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(context: typer.Context, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:  # which a shell's TAB asks for
         typer.echo(f"gpt-cli {__version__}")
         raise typer.Exit
 
@@ -76,14 +78,30 @@ def _options(
         bool,
         typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
+    install_completion: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion",
+            help="Install completion for the shell that this runs in.",
+            callback=completion.install,
+        ),
+    ] = False,
+    show_completion: Annotated[
+        bool,
+        typer.Option(
+            "--show-completion",
+            help="Print the script that makes this shell complete.",
+            callback=completion.show,
+        ),
+    ] = False,
 ) -> None:
     pass
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    if "_GPT_CLI_COMPLETE" in os.environ:  # the shell asks for completions
-        app()
+    if completion.VARIABLE in os.environ:  # the shell asks what can come next
+        completion.answer(get_command(app))
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     code = run(sys.argv[1:] or ["--help"])

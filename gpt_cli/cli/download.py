@@ -5,12 +5,19 @@ from typing import Annotated
 
 import typer
 
+from gpt_cli.cli import completion
 from gpt_cli.cli.options import Quiet, Revision, Verbose
 from gpt_cli.cli.text import write
 
 
 def download(
-    name: Annotated[str, typer.Argument(help="gpt2 and its relatives, or owner/name on the Hub.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="gpt2 and its relatives, or owner/name on the Hub.",
+            autocompletion=completion.downloads,
+        ),
+    ],
     revision: Revision = None,
     to: Annotated[
         Path | None,

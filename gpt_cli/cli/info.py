@@ -1,16 +1,13 @@
 """`gpt-cli info`: what a model is, without loading it."""
 
 import json
-from typing import Annotated
 
-import typer
-
-from gpt_cli.cli.options import Json, Offline, Revision, Verbose
+from gpt_cli.cli.options import Json, ModelName, Offline, Revision, Verbose
 from gpt_cli.cli.text import write
 
 
 def info(
-    name: Annotated[str, typer.Argument(help="As for generate --model.")],
+    name: ModelName,
     revision: Revision = None,
     offline: Offline = False,
     as_json: Json = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gpt_cli.cli import completion
 from gpt_cli.errors import ResourceError
 from gpt_cli.machine import addresses, blas_threads, cores
 
@@ -44,7 +45,11 @@ Model = Annotated[
         "-m",
         envvar="GPT_CLI_MODEL",
         help="tiny (bundled), gpt2 and its relatives, owner/name on the Hub, or a folder.",
+        autocompletion=completion.models,
     ),
+]
+ModelName = Annotated[
+    str, typer.Argument(help="As for generate --model.", autocompletion=completion.models)
 ]
 Revision = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of the model on the Hub.")
@@ -73,11 +78,18 @@ PromptFile = Annotated[
     ),
 ]
 Device = Annotated[
-    str, typer.Option(help="cpu, cuda for an NVIDIA GPU, or auto: a GPU where one can be used.")
+    str,
+    typer.Option(
+        help="cpu, cuda for an NVIDIA GPU, or auto: a GPU where one can be used.",
+        autocompletion=completion.devices,
+    ),
 ]
 Dtype = Annotated[
     str,
-    typer.Option(help="Weights in float32, float16 on a GPU, or int8 on a CPU; auto: as stored."),
+    typer.Option(
+        help="Weights in float32, float16 on a GPU, or int8 on a CPU; auto: as stored.",
+        autocompletion=completion.dtypes,
+    ),
 ]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads to compute with; all cores if not set.")

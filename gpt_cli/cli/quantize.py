@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from gpt_cli.cli.options import Offline, Quiet, Revision, Verbose
+from gpt_cli.cli.options import ModelName, Offline, Quiet, Revision, Verbose
 from gpt_cli.cli.text import write
 
 
 def quantize(
-    name: Annotated[str, typer.Argument(help="As for generate --model.")],
+    name: ModelName,
     to: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="The new folder.")],
     revision: Revision = None,
     offline: Offline = False,

@@ -1,9 +1,5 @@
 """`gpt-cli verify`: does this model compute here what it should?"""
 
-from typing import Annotated
-
-import typer
-
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.text import write
 from gpt_cli.errors import CheckpointError
@@ -12,7 +8,7 @@ _WORDS = {True: "ok", False: "FAILED", None: "not checked"}
 
 
 def verify(
-    name: Annotated[str, typer.Argument(help="As for generate --model.")],
+    name: flags.ModelName,
     threads: flags.Threads = None,
     revision: flags.Revision = None,
     offline: flags.Offline = False,
