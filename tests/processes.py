@@ -1,6 +1,7 @@
 """`gpt-cli` as a user runs it: a process of its own, in a pipe or on a terminal."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,15 @@ import pytest
 
 COMMAND = [sys.executable, "-P", "-m", "gpt_cli"]  # -P: as the script, not from this folder
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and terminals")
+
+
+def path_with_command(folder: Path) -> str:
+    """Make the script `gpt-cli` in a new folder; return a PATH on which a shell finds it."""
+    script = folder / "gpt-cli"
+    folder.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return os.pathsep.join([str(folder), os.environ["PATH"]])
 
 
 def run_on_terminal(*arguments: str, columns: int = 300, **env: str) -> tuple[int, str]:

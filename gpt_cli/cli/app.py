@@ -19,6 +19,7 @@ from gpt_cli.cli.batch import batch
 from gpt_cli.cli.bench import bench
 from gpt_cli.cli.doctor import doctor
 from gpt_cli.cli.download import download
+from gpt_cli.cli.examples import epilog
 from gpt_cli.cli.generate import generate
 from gpt_cli.cli.info import info
 from gpt_cli.cli.models import models
@@ -62,7 +63,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
 }
 for name, command in COMMANDS.items():
-    app.command(name)(command)
+    app.command(name, epilog=epilog(name))(command)
 app.add_typer(show, name="show")
 
 

@@ -69,7 +69,9 @@ def batch(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Continue each line of IN; write a line of JSON for each, in the same order.
+    """Continue each line of IN.
+
+    A line of JSON is written for each, in the same order.
 
     A line of JSON Lines is an object with a "prompt", an "id" if wanted, and options of its own,
     such as "max_tokens", "temperature", "seed" and "stop".

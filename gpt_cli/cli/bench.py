@@ -39,7 +39,9 @@ def bench(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Measure generation with the KV cache and without it: times, rates, memory, two curves.
+    """Measure generation with and without KV cache.
+
+    It shows times, rates, memory and two curves.
 
     The prompt is a text of this program's own; the tokens are the likeliest, the same in both.
     """

@@ -6,7 +6,9 @@ from gpt_cli.errors import ResourceError
 
 
 def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
-    """Examine this machine; each line is ok, a note or a problem, with its cure.
+    """Examine this machine.
+
+    Each line is ok, a note or a problem, with its cure.
 
     The exit code is 5 where there is a problem.
     """

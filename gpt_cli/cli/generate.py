@@ -62,7 +62,10 @@ def generate(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Continue PROMPT, streaming the text to standard output."""
+    """Continue PROMPT, streaming the text.
+
+    It goes to standard output, and nothing else does.
+    """
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is a part of the JSON: give --json with it")
     text = read_prompt(prompt, file)

@@ -13,7 +13,7 @@ def info(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show what a model is, and the memory it takes."""
+    """Show what a model is and the memory it takes."""
     from dataclasses import asdict
 
     from gpt_cli import checkpoint, hub

@@ -31,7 +31,10 @@ def next_tokens(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Show the likeliest next tokens after PROMPT: bars, or JSON in a pipe."""
+    """Show the likeliest next tokens after PROMPT.
+
+    They are shown with bars, or as JSON in a pipe.
+    """
     text = read_prompt(prompt, file)
     flags.prepare(threads)
     import gpt_cli

@@ -17,7 +17,10 @@ def quantize(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a model with int8 weights into a new folder, and print that; --model takes it."""
+    """Write a model with int8 weights.
+
+    It goes into a new folder, which is printed, and which --model takes.
+    """
     from gpt_cli import hub
     from gpt_cli.quantize import write as write_int8
 

@@ -44,7 +44,9 @@ def rank(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Rank continuations of PROMPT by their probability: a table, or JSON in a pipe.
+    """Rank continuations of PROMPT by probability.
+
+    They are shown as a table, or as JSON in a pipe.
 
     Spaces around a choice do not count, and one is put before it if the prompt does not end so.
     """

@@ -61,7 +61,9 @@ def score(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Show how likely a text is: tokens, log-likelihood, perplexity, bits per byte.
+    """Show how likely a text is.
+
+    It is told in numbers: tokens, log-likelihood, perplexity, bits per byte.
 
     With --lines, a line of output for each of input: the four numbers, and the text. The first
     token of a text has nothing before it and is not scored; so a line needs two.

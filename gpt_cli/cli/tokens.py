@@ -41,7 +41,9 @@ def tokenize(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Print the ids of TEXT; on a terminal, a table of its tokens.
+    """Print the ids of the tokens of TEXT.
+
+    On a terminal, they are a table with the tokens.
 
     Every byte counts, also a line end at the end, and bytes that are no UTF-8.
     """
@@ -79,7 +81,7 @@ def detokenize(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Write the bytes that the tokens IDS stand for."""
+    """Write the bytes that IDS of tokens stand for."""
     words = _read(os.fsencode(" ".join(ids)) if ids else None, file)
     tokenizer = _read_tokenizer(model, revision, offline, quiet)
     data = bytearray()  # bytes.join takes 80 bytes of memory for each token

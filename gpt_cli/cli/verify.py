@@ -16,7 +16,9 @@ def verify(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Check a model's files, what it writes, and that all ways to compute it agree.
+    """Check that a model computes what it should.
+
+    Checked are its files, what it writes, and that all ways to compute it agree.
 
     The exit code is 4 where something fails. What cannot be checked on this machine says why.
     """

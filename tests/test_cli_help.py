@@ -1,0 +1,77 @@
+"""`--help` as a user reads it, and its examples as a user copies them into a shell."""
+
+import os
+import subprocess
+
+import pytest
+from processes import COMMAND, path_with_command, posix
+from typer.main import get_command
+
+from gpt_cli.cli import app
+
+
+def names(group, *above):
+    """Every command that does something, with what its name begins with: `show tree`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from names(command, *above, name)
+        else:
+            yield (*above, name)
+
+
+NAMES = list(names(get_command(app.app)))
+
+
+def read_help(*name):
+    finished = subprocess.run(
+        [*COMMAND, *name, "--help"],
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    return finished.stdout.decode()
+
+
+def examples(text):
+    """The lines of the examples, which nothing comes after."""
+    return [line.strip() for line in text.partition("\n  Examples:\n")[2].splitlines()]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=" ".join)
+def test_help_fits_a_terminal_and_ends_with_one_to_three_examples(name):
+    text = read_help(*name)
+    assert max(map(len, text.splitlines())) < 80
+    lines = examples(text)
+    assert 1 <= len(lines) <= 3
+    for line in lines:
+        assert f"gpt-cli {' '.join(name)} " in f"{line} "
+
+
+def test_no_command_is_described_by_half_a_sentence():
+    text = read_help()
+    assert max(map(len, text.splitlines())) < 80
+    assert "..." not in text.partition("Commands:")[2]
+    for name in app.COMMANDS:
+        assert f"\n  {name} " in text
+
+
+@posix
+@pytest.mark.parametrize("name", NAMES, ids=" ".join)
+def test_examples_that_need_no_network_do_what_they_say(name, tmp_path):
+    # The others name a published model.
+    lines = [line for line in examples(read_help(*name)) if "gpt2" not in line]
+    assert lines or name == ("download",)
+    env = {**os.environ, "PATH": path_with_command(tmp_path / "bin"), "HF_HUB_OFFLINE": "1"}
+    env |= {"HF_HOME": str(tmp_path / "cache")}
+    for line in lines:
+        finished = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            timeout=60,
+        )
+        assert finished.returncode == 0, finished.stderr
+        assert b"error" not in finished.stderr
+        assert finished.stdout or list(tmp_path.glob("new*"))
