@@ -14,7 +14,6 @@ import typer
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli import completion
 from gpt_cli.cli.batch import batch
 from gpt_cli.cli.bench import bench
 from gpt_cli.cli.doctor import doctor
@@ -42,7 +41,6 @@ _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new t
 app = typer.Typer(
     help="GPT-2 in a terminal, without PyTorch.",
     epilog="Begin with: gpt-cli generate --model tiny 'Once upon a time'",
-    add_completion=False,  # see `completion`
     rich_markup_mode=None,  # plain help needs no import of Rich, and reads well in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -79,30 +77,14 @@ def _options(
         bool,
         typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
-    install_completion: Annotated[
-        bool,
-        typer.Option(
-            "--install-completion",
-            help="Install completion for the shell that this runs in.",
-            callback=completion.install,
-        ),
-    ] = False,
-    show_completion: Annotated[
-        bool,
-        typer.Option(
-            "--show-completion",
-            help="Print the script that makes this shell complete.",
-            callback=completion.show,
-        ),
-    ] = False,
 ) -> None:
     pass
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    if completion.VARIABLE in os.environ:  # the shell asks what can come next
-        completion.answer(get_command(app))
+    if "_GPT_CLI_COMPLETE" in os.environ:  # the shell asks what can come next
+        app(prog_name="gpt-cli")
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     code = run(sys.argv[1:] or ["--help"])

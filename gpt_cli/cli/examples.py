@@ -42,6 +42,23 @@ _EXAMPLES = {
         "gpt-cli info tiny",
         "gpt-cli info gpt2 --json",
     ],
+    "show attention": [
+        "gpt-cli show attention -m tiny 'There was a girl named Emma.'",
+        "gpt-cli show attention -m tiny --layer 1 --head 0 'A girl named Emma.'",
+        "gpt-cli show attention -m tiny --html new.html 'A girl named Emma.'",
+    ],
+    "show lens": [
+        "gpt-cli show lens -m tiny 'Every day, the fox'",
+        "gpt-cli show lens -m tiny --html new.html 'Every day, the fox'",
+    ],
+    "show surprise": [
+        "gpt-cli show surprise -m tiny 'The moon was round and hungry.'",
+        "echo 'The moon was round.' | gpt-cli show surprise -m tiny --html new.html",
+    ],
+    "show tree": [
+        "gpt-cli show tree -m tiny 'Once upon a time'",
+        "gpt-cli show tree -m tiny -k 60 --html new.html 'Once upon a time'",
+    ],
     "verify": ["gpt-cli verify tiny"],
     "doctor": ["gpt-cli doctor"],
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpt_cli.cli import options as flags
+from gpt_cli.cli.examples import epilog
 from gpt_cli.cli.files import check_file, write_file
 from gpt_cli.cli.text import note, read_prompt, write
 from gpt_cli.errors import InputError
@@ -26,13 +27,13 @@ Prompt = Annotated[
 ]
 
 show = typer.Typer(
-    help="Show what the model computes: attention, predictions, surprise.",
+    help="Show what happens inside the model.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@show.command()
+@show.command(epilog=epilog("show attention"))
 def attention(
     prompt: Prompt = None,
     layer: Annotated[
@@ -55,16 +56,11 @@ def attention(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    r"""Show how much each token takes from each before it.
+    """Show how much each token takes from each before it.
 
     A row is a token, and its blocks are the tokens that it looks at. Without --layer it is the
     mean of all heads, with a list of those that are worth a look; with it that of a layer, and
     with --head as well the attention of one head.
-
-    \b
-    gpt-cli show attention -m tiny "The moon was round and silver."
-    gpt-cli show attention -m tiny --layer 1 --head 2 "The moon was round and silver."
-    gpt-cli show attention -m tiny --html attention.html "The moon was round and silver."
     """
     if head is not None and layer is None:
         raise InputError("--head is a head of a layer: give --layer, too")
@@ -85,7 +81,7 @@ def attention(
     _deliver(view, html, png, as_json=as_json, quiet=quiet)
 
 
-@show.command()
+@show.command(epilog=epilog("show lens"))
 def lens(
     prompt: Prompt = None,
     top: Annotated[
@@ -105,14 +101,10 @@ def lens(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    r"""Show the next token as each layer would predict it.
+    """Show the next token as each layer would predict it.
 
     Each layer's state goes through the last layer norm and the head, as if the model ended there
     (the "logit lens"). The page and the JSON have it after each token of PROMPT.
-
-    \b
-    gpt-cli show lens -m tiny "Every day, the fox went to the"
-    gpt-cli show lens -m tiny --html lens.html "Every day, the fox went to the"
     """
     text = _prepare(prompt, file, threads, html, png)
     import gpt_cli
@@ -131,7 +123,7 @@ def lens(
     _deliver(view, html, png, as_json=as_json, quiet=quiet)
 
 
-@show.command()
+@show.command(epilog=epilog("show surprise"))
 def surprise(
     text: Annotated[
         str | None,
@@ -150,14 +142,10 @@ def surprise(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    r"""Show how surprising each token of TEXT is after those before it.
+    """Show how surprising each token of TEXT is.
 
     Bits are the logarithm of the probability to base 2, negative: 1 bit is a chance of one half,
     10 bits one in a thousand.
-
-    \b
-    gpt-cli show surprise -m tiny "The moon was round and hungry."
-    echo "The moon was round." | gpt-cli show surprise -m tiny --html surprise.html
     """
     given = _prepare(text, file, threads, html, png)
     import gpt_cli
@@ -175,7 +163,7 @@ def surprise(
     _deliver(views.surprise(engine, given), html, png, as_json=as_json, quiet=quiet)
 
 
-@show.command()
+@show.command(epilog=epilog("show tree"))
 def tree(
     prompt: Prompt = None,
     top: Annotated[
@@ -195,14 +183,10 @@ def tree(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    r"""Show the likeliest continuations of PROMPT, as a tree.
+    """Show the likeliest continuations of PROMPT, as a tree.
 
     They are of all lengths: a long one is there if it is as a whole likelier than the short ones
     that are not. The percentages are the probability of all from PROMPT on.
-
-    \b
-    gpt-cli show tree -m tiny "Once upon a time"
-    gpt-cli show tree -m tiny -k 60 --html tree.html "Once upon a time"
     """
     text = _prepare(prompt, file, threads, html, png)
     import gpt_cli
