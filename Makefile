@@ -48,6 +48,7 @@ pictures: $(VENV)/.dev  ## the pictures in docs/
 	$(SHOW) lens -m tiny --png docs/pictures/lens.png "$(LOOKS)"
 	$(SHOW) tree -m tiny -k 24 --png docs/pictures/tree.png "$(LOOKS)"
 	$(SHOW) surprise -m tiny --png docs/pictures/surprise.png "$(LOOKS) moon. Emma looked up at the tractor."
+	$(BIN)/python tools/record.py
 
 SECONDS ?= 60
 fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 if any goes wrong

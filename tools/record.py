@@ -34,6 +34,7 @@ COMMANDS = [
     ('gpt-cli next -m tiny -k 5 "One cold morning, a"', 3.0),
     ("cat lines.txt", 1.5),
     ("gpt-cli score -m tiny --max-perplexity 100 lines.txt | tee kept.txt", 2.0),
+    ('gpt-cli show surprise -m tiny "Once upon a time, there was a tractor."', 4.0),
 ]
 LINES = """\
 Once upon a time, there was a little girl who loved the moon.
@@ -42,7 +43,7 @@ The moon was round and silver.
 """
 
 PROMPT = b"\x1b[1;32m$\x1b[0m "
-COLUMNS, ROWS = 80, 24
+COLUMNS, ROWS = 80, 26
 KEY = 0.04  # seconds to type a character
 LONGEST_WAIT = 0.6  # seconds, to which longer ones are shortened
 FRAME = 1 / 15  # seconds; of what happens within one, the end is shown
