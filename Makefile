@@ -7,7 +7,7 @@ else
   BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test faults soak fuzz test-gpu check format bench pictures clean
+.PHONY: demo test faults soak fuzz test-gpu test-browser check format bench pictures clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
@@ -26,6 +26,9 @@ soak: $(VENV)/.dev  ## mixed commands in one process: memory, files and threads 
 
 test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; install the extra cuda12 or cuda13 first
 	$(BIN)/python -m pytest -m gpu
+
+test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` in Chromium or Google Chrome
+	$(BIN)/python -m pytest tests/test_page.py -m browser
 
 check: $(VENV)/.dev  ## formatting, lint, types, and the direction of imports
 	$(BIN)/ruff format --check .
@@ -65,6 +68,10 @@ $(VENV)/.demo: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[browser]"
 	touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
