@@ -122,6 +122,18 @@ def test_the_end_token_is_text_unless_it_is_special(view, tmp_path):
         assert record(view, "") == special  # an empty prompt begins a text
 
 
+def test_a_tree_may_be_one_long_branch(tiny):
+    def chain(length):
+        branch = views.Branch({"id": 1, "token": "a", "bytes": [97], "logprob": 0.0}, 1.0, [])
+        for _ in range(length - 1):
+            branch = views.Branch(branch.token, 1.0, [branch])
+        return branch
+
+    view = views.Tree("x", "a", [chain(200)])
+    assert len(shown(view, 80)) == 200 + 4
+    assert json.dumps(view.record()).count('"branches"') == 201
+
+
 # --- text ----------------------------------------------------------------------------------------
 
 
@@ -367,6 +379,7 @@ def test_a_picture_and_a_page_may_be_had_with_the_numbers(tmp_path):
         (["lens", "x", "-k", "0"], "--top"),
         (["surprise", "x"], "2 tokens"),
         (["tree", "x", "-k", "0"], "--top"),
+        (["tree", "x", "-k", "201"], "--top"),
         (["tree", "x", "y"], "y"),
         (["tree", "x", "--html", "page.txt"], ".html or .htm"),
         (["tree", "x", "--html", "/no/such/folder/page.html"], "no folder"),

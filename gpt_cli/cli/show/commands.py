@@ -167,7 +167,9 @@ def surprise(
 def tree(
     prompt: Prompt = None,
     top: Annotated[
-        int, typer.Option("--top", "-k", metavar="N", min=1, help="How many continuations.")
+        int,
+        # More are no help to the eye, and a tree may be as deep as it has continuations.
+        typer.Option("--top", "-k", metavar="N", min=1, max=200, help="How many continuations."),
     ] = 20,
     file: flags.PromptFile = None,
     special: flags.Special = False,
@@ -228,18 +230,18 @@ def _deliver(
     from gpt_cli.cli import report
 
     if html is not None:
-        from gpt_cli.cli.show import page
+        from gpt_cli.cli.show.page import page
 
-        write_file(html, page.page(view).encode())
+        write_file(html, page(view).encode())
     if png is not None:
-        from gpt_cli.cli.show import picture
+        from gpt_cli.cli.show.picture import picture
 
-        write_file(png, picture.picture(view))
+        write_file(png, picture(view))
     if as_json:
         write(report.json_line(view.record()))
     elif html is None and png is None:
-        from gpt_cli.cli.show import terminal
+        from gpt_cli.cli.show.terminal import print_view
 
-        terminal.show(view)
+        print_view(view)
     elif not quiet:
         note(*(f"gpt-cli: wrote {file}" for file in (html, png) if file is not None))

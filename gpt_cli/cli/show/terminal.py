@@ -25,7 +25,7 @@ _BITS = (1, 2, 4, 8, 16)
 _OR_RD = ("#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000")
 
 
-def show(view: View) -> None:
+def print_view(view: View) -> None:
     """Print a view as wide as the terminal is, in colour where it has colours."""
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     # 16 colours are those of the terminal's theme, and not ours.
