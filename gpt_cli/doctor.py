@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from rich.console import Console
 
 import gpt_cli
 from gpt_cli import gpu, hub, machine
@@ -19,6 +20,7 @@ from gpt_cli.errors import GPTCLIError
 from gpt_cli.ops import get_ops
 from gpt_cli.ops.few_rows import AVX512_KERNELS, openblas_kernel
 
+_COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # else `show` draws in characters
 _LITTLE = 1 << 30  # bytes of memory, which gpt2 and a prompt just fit in
 
 
@@ -140,7 +142,8 @@ def _terminal() -> Finding:
     if sys.stdout is None or not sys.stdout.isatty():
         return Finding("terminal", "ok", "none on standard output: plain text, no escape codes")
     columns, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
-    found = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {encoding}"
+    colours = _COLOURS.get(Console(file=sys.stdout).color_system or "", "less than 256 colours")
+    found = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {colours}, {encoding}"
     if encoding.lower().replace("-", "") != "utf8":
         return Finding("terminal", "note", found, "choose a locale with UTF-8, such as C.UTF-8")
     return Finding("terminal", "ok", found)

@@ -1,7 +1,7 @@
 """`gpt-cli doctor`: what this machine has, and what would make things better."""
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import write
+from gpt_cli.cli.text import hanging, write
 from gpt_cli.errors import ResourceError
 
 
@@ -25,7 +25,7 @@ def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
         if as_json:
             write(report.json_line(asdict(finding)))
         else:
-            cure = f"\n{'':19}cure: {finding.cure}" if finding.cure else ""
-            write(f"{finding.status:7}  {finding.name:8}  {finding.found}{cure}\n")
+            told = finding.found + (f"; cure: {finding.cure}" if finding.cure else "")
+            write(hanging(f"{finding.status:7}  {finding.name:8}  ", told))
     if problems:
         raise ResourceError(f"problems with {', '.join(problems)}: see the cures")

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import select
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BufferedReader
@@ -213,6 +215,22 @@ def write(text: str | bytes, *, escapes: bool = False) -> None:
         if error.errno in (errno.EPIPE, errno.EINVAL):  # the latter is Windows' word for it
             raise BrokenPipeError from None
         raise ResourceError(f"cannot write to standard output: {error.strerror}") from None
+
+
+def hanging(head: str, text: str) -> str:
+    """Return the lines of a row, whose last cell goes on below itself where a terminal ends.
+
+    Where half of the terminal or more is taken, or a word has no room, it is below all of the row.
+    """
+    if not on_terminal(sys.stdout):
+        return f"{head}{text}\n"
+    columns = shutil.get_terminal_size().columns
+    longest = max(map(len, text.split()))
+    if 2 * len(head) > columns or longest > columns - len(head):
+        head = f"{head.rstrip()}\n    "
+    indent = len(head.rpartition("\n")[2])
+    lines = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
+    return head + f"\n{' ' * indent}".join(lines) + "\n"
 
 
 def visible(text: str) -> str:

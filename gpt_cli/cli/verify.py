@@ -1,7 +1,7 @@
 """`gpt-cli verify`: does this model compute here what it should?"""
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import write
+from gpt_cli.cli.text import hanging, write
 from gpt_cli.errors import CheckpointError
 
 _WORDS = {True: "ok", False: "FAILED", None: "not checked"}
@@ -34,7 +34,7 @@ def verify(
     for check in verify(name, folder):
         checks.append(check)
         if not as_json:
-            write(f"{_WORDS[check.passed]:11}  {check.name:26}  {check.detail}\n")
+            write(hanging(f"{_WORDS[check.passed]:11}  {check.name:25}  ", check.detail))
     failed = [check.name for check in checks if check.passed is False]
     if as_json:
         told = {"model": name, "folder": str(folder), "passed": not failed}
