@@ -24,10 +24,14 @@ def write_file(file: Path, data: bytes) -> None:
     Raises:
         ResourceError: it cannot be written; what was there is as before.
     """
-    part = file.with_name(f".{file.name}.{os.getpid()}")
+    target = file.resolve()  # a link stays one
+    part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)  # a device or a pipe, in whose place there can be no file
+            return
         part.write_bytes(data)
-        part.replace(file)
+        part.replace(target)
     except OSError as error:
         raise ResourceError(f"cannot write {file}: {error.strerror}") from None
     finally:
