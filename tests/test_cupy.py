@@ -15,6 +15,8 @@ from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import forward
 from gpt_cli.ops import LayerNorm, Linear, get_ops
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps
+from gpt_cli.trace import trace
+from gpt_cli.tree import tree
 
 NUMPY = NumPyOps()
 DTYPES = ("float32", "float16")
@@ -196,3 +198,40 @@ def test_a_seed_gives_the_same_text_as_on_the_cpu(ops, tokenizer, how, use_cache
         assert found.ids == expected.ids
         assert found.text == expected.text
         np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=1e-4)
+
+
+def test_what_is_inside_is_as_on_the_cpu(ops):
+    tolerance = 1e-4 if ops.dtype == "float32" else 1e-2
+    found, expected = (
+        trace(
+            checkpoint.assemble(GPT2Config.from_dict(CONFIG), each, make_weights(CONFIG)),
+            [1, 2, 3, 4, 5],
+        )
+        for each in (ops, NUMPY)
+    )
+    for name in ("residual", "attention", "logits"):
+        there, here = getattr(found, name), getattr(expected, name)
+        assert isinstance(there, np.ndarray)
+        assert abs(there - here).max() < tolerance * abs(here).max()
+    there, here = found.lens(3), expected.lens(3)
+    np.testing.assert_allclose(there[1], here[1], atol=10 * tolerance)
+    if ops.dtype == "float32":
+        assert np.array_equal(there[0], here[0])
+
+
+def test_the_tree_is_as_on_the_cpu(ops):
+    if ops.dtype == "float16":
+        pytest.skip("rounded otherwise")
+
+    def lines(nodes):
+        for node in nodes:
+            yield node.id, node.total_logprob
+            yield from lines(node.children)
+
+    found, expected = (
+        [*lines(tree(checkpoint.assemble(config, each, make_weights(CONFIG)), [1, 2, 3], 12))]
+        for config in [GPT2Config.from_dict(CONFIG)]
+        for each in (ops, NUMPY)
+    )
+    assert [id for id, _ in found] == [id for id, _ in expected]
+    np.testing.assert_allclose([p for _, p in found], [p for _, p in expected], rtol=1e-4)
