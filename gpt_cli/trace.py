@@ -12,6 +12,8 @@ from gpt_cli.model import GPT2, Block, block, split_heads, unembed, visibility
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import likeliest
 
+_SLICE = 64  # rows of logits that `lens` has at a time: one of GPT-2's takes 200 kB
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -30,7 +32,7 @@ class Trace:
 
     @cached_property
     def logits(self) -> NDArray[np.float32]:
-        """(L + 1, T, V) what would follow each token if the model ended behind that layer.
+        """(L + 1, T, V) what would follow each token if the model ended after that layer.
 
         The last are the model's own. This is the "logit lens" of nostalgebraist (2020).
 
@@ -43,7 +45,7 @@ class Trace:
         return ops.to_host(checked(unembed, self.model, ops.xp.asarray(self.residual)))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the likeliest tokens by `logits`, a layer at a time.
+        """Return the likeliest tokens by `logits`, of which only a few exist at a time.
 
         Returns:
             ids (L + 1, T, count), best first, and logarithms of their probabilities.
@@ -51,13 +53,17 @@ class Trace:
         Raises:
             CheckpointError: the weights are damaged.
         """
-        ops = self.model.ops
+        ops, (depth, T, C) = self.model.ops, self.residual.shape
+        states = self.residual.reshape(-1, C)
         found = [
-            likeliest(ops, checked(unembed, self.model, ops.xp.asarray(state)), count)
-            for state in self.residual
+            likeliest(ops, checked(unembed, self.model, ops.xp.asarray(some)), count)
+            for some in np.split(states, range(_SLICE, len(states), _SLICE))
         ]
-        ids, logprobs = zip(*found, strict=True)
-        return np.stack([*map(ops.to_host, ids)]), np.stack([*map(ops.to_host, logprobs)])
+        ids, logprobs = (
+            np.concatenate([*map(ops.to_host, parts)]).reshape(depth, T, -1)
+            for parts in zip(*found, strict=True)
+        )
+        return ids, logprobs
 
 
 def trace(model: GPT2, ids: list[int]) -> Trace:

@@ -43,7 +43,7 @@ def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
     waiting: list[tuple[float, int, Node, list[int], list[Node]]] = []  # the likeliest first
 
     def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
-        """Let wait what may come after a path, to become one of its children."""
+        """Queue what may come after a path, to become one of its children."""
         x = checked(hidden_states, model, ops.xp.asarray([path or ids]), cache)
         cache.rewind(len(path))  # it holds the prompt alone
         found = likeliest(ops, checked(unembed, model, x[:, -1]), most)

@@ -159,17 +159,44 @@ def rows_of_map(lines):
 
 def test_a_wide_map_has_the_shares_as_numbers(tiny):
     view = look(tiny, "attention")
-    rows = rows_of_map(shown(view, 200))
+    lines = shown(view, 200)
+    assert lines[0].endswith("each before it, in the mean of 4 layers with 4 heads each")
+    check_ruler(lines, 5, 1)
+    rows = rows_of_map(lines)
     expected = view.weights.mean(axis=(0, 1))
     assert len(rows) == len(expected)
     for place, row in enumerate(rows):
         assert row.split() == [f"{share:.0%}" for share in expected[place, : place + 1]]
 
 
+def check_ruler(lines, columns, together):
+    """Numbers stand above the tokens that have them, one at least for each ten columns of three."""
+    place = next(place for place, line in enumerate(lines) if line.lstrip().startswith('0 "'))
+    start = re.match(r' *0 "Once" *|0 "E" *', lines[place]).end()
+    numbers = list(re.finditer(r"\d+", lines[place - 1]))
+    for number in numbers:
+        assert (number.start() - start) % columns == 0
+        assert (number.start() - start) // columns * together == int(number[0])
+    assert int(numbers[0][0]) == 0
+    assert len(numbers) >= len(lines[place - 1]) // 10 - 1
+
+
+def test_one_head_or_one_layer_is_named(tiny):
+    def head_of(layer, head):
+        return shown(views.attention(tiny, TEXT, layer, head, special=False), 200)[0]
+
+    assert head_of(2, 1).endswith(", by head 1 of layer 2")
+    assert head_of(2, None).endswith(", in the mean of the 4 heads of layer 2")
+
+
 @pytest.mark.parametrize(("count", "columns", "together"), [(20, 2, 1), (40, 1, 1), (120, 1, 2)])
 def test_a_narrow_map_has_characters_for_the_shares(tiny, count, columns, together):
     view = look(tiny, "attention", "Once" + " sea" * (count - 1))
-    rows = rows_of_map(shown(view, 80))
+    lines = shown(view, 80)
+    check_ruler(lines, columns, together)
+    assert "· 0%  ░ 4%  ▒ 16%  ▓ 36%  █ 64%" in lines
+    assert (f"A block is {together} tokens" in "".join(lines)) == (together > 1)
+    rows = rows_of_map(lines)
     expected = view.weights.mean(axis=(0, 1))
     assert len(rows) == count
     for place, row in enumerate(rows):
@@ -181,15 +208,16 @@ def test_a_narrow_map_has_characters_for_the_shares(tiny, count, columns, togeth
 def test_heads_with_a_habit_are_named(tiny):
     view = look(tiny, "attention")
     weights = np.full((4, 4, 6, 6), 0.01, np.float32)
-    weights[2, 1, range(1, 6), range(5)] = 0.9
-    weights[3, 0, :, 0] = 0.8
-    weights[0, 2, range(6), range(6)] = 0.7
+    # Not in the last row, which makes a fifth of their means; the first has nothing to choose.
+    weights[2, 1, range(1, 5), range(4)] = 1
+    weights[3, 0, :5, 0] = 0.8
+    weights[0, 2, range(5), range(5)] = 0.7
     lines = shown(views.Attention("x", view.tokens, view.layers, view.heads, weights), 80)
-    best = {line[:17].strip(): line[17:].split()[:2] for line in lines if line.startswith("the ")}
+    best = {line[:16].strip(): line[16:].split()[:2] for line in lines if line.startswith("the ")}
     assert best == {
-        "the token before": ["2.1", "90%"],
-        "the first token": ["3.0", "80%"],
-        "the token itself": ["0.2", "70%"],
+        "the token before": ["2.1", "80%"],
+        "the first token": ["3.0", "64%"],
+        "the token itself": ["0.2", "56%"],
     }
 
 
@@ -242,6 +270,35 @@ def test_a_pipe_gets_a_line_for_each_token_of_the_tree(tiny):
         assert own == f"{math.exp(branch.token['logprob']):.1%}"
         assert whole == f"{branch.probability:.1%}"
         assert rest.lstrip("├│└ ") == json.dumps(branch.token["token"])
+
+
+def test_a_token_may_be_certain_or_all_but_impossible(tiny):
+    def lines(*logprobs):
+        tokens = look(tiny, "surprise").tokens[: len(logprobs)]
+        tokens = [token | {"logprob": p} for token, p in zip(tokens, logprobs, strict=True)]
+        return shown(views.Surprise("x", tokens, None), 40)
+
+    assert lines(None, 0.0, 0.0)[1] == '  0.00  "very"'
+    least = lines(None, -10000.0, -1.0)
+    assert least[1].startswith('14426.95  "very"  ███')
+    assert least[2].startswith('    1.44  " day"')
+    assert max(map(cell_len, least[:-2])) <= 40
+
+
+def test_ids_that_the_tokenizer_does_not_know_have_a_name(case_folder, capsys):
+    folder = str(case_folder("padded_vocabulary"))
+    engine = gpt_cli.load(folder)
+    count = engine.model.config.vocab_size
+    missing = engine.tokenizer.missing_ids(count)
+    assert missing
+    names = [f"<{id}>" for id in missing]
+    assert app.run(["next", "the sand", "-m", folder, "-k", str(count)]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {token["token"] for token in told if not token["bytes"]} == set(names)
+    view = look(engine, "lens", "the sand", count)
+    assert any(names[0] in line for line in shown(view, 20_000))
+    view.record()
+    assert any(names[0] in line for line in shown(look(engine, "tree", "the", count), 80))
 
 
 # --- colours -------------------------------------------------------------------------------------
@@ -342,6 +399,33 @@ def test_maps_stand_side_by_side_and_what_is_not_seen_is_blank():
     assert np.isnan(whole).sum() == whole.size - 2 * 3 * 10
 
 
+def test_maps_have_the_names_of_their_tokens_or_heads(tiny):
+    pytest.importorskip("matplotlib")
+
+    def labels(view):
+        axes = picture._maps(view).axes[0]
+        return [[text.get_text() for text in side] for side in named(axes)]
+
+    def named(axes):
+        return axes.get_xticklabels(), axes.get_yticklabels()
+
+    one = views.attention(tiny, TEXT + " x" * 5, 2, 1, special=False)
+    names = [json.dumps(token["token"]) for token in one.tokens]
+    assert labels(one) == [names, names]
+    some = views.attention(tiny, TEXT, 2, None, special=False)
+    assert labels(some) == [["0", "1", "2", "3"], ["2"]]
+
+
+def test_colours_lie_below_the_text_that_they_are_of(tiny):
+    pytest.importorskip("matplotlib")
+    axes = picture._text(look(tiny, "tree")).axes[0]
+    texts = {(*text.get_position(),): text.get_text() for text in axes.texts}
+    boxes = [(*box.get_xy(), box.get_width()) for box in axes.patches]
+    assert len(boxes) == 5
+    for x, y, width in boxes:
+        assert cell_len(texts[x, y + 0.5]) == width
+
+
 def test_a_dot_of_a_large_map_shows_the_most_of_its_tokens():
     weights = np.arange(7 * 7, dtype=np.float32).reshape(1, 1, 7, 7)
     dots, together = picture._in_dots(weights, 3)
@@ -356,6 +440,21 @@ def test_a_picture_that_is_too_long_is_refused(tiny):
     pytest.importorskip("matplotlib")
     with pytest.raises(gpt_cli.InputError, match="shorten the text"):
         picture.picture(look(tiny, "surprise", "\n" * 1100))
+
+
+def test_of_two_files_none_is_left_where_one_cannot_be_made(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    files = ["--html", str(tmp_path / "a.html"), "--png", str(tmp_path / "a.png")]
+    assert app.run(["show", "surprise", "-m", "tiny", "\n" * 1100, *files]) == 2
+    assert "shorten the text" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_numbers_that_do_not_fit_the_memory_are_refused(tiny, monkeypatch):
+    view = look(tiny, "attention")
+    monkeypatch.setattr(views, "free_memory", lambda: view.weights.nbytes)
+    with pytest.raises(gpt_cli.ResourceError, match="choose a --layer"):
+        view.record()
 
 
 def test_a_picture_and_a_page_may_be_had_with_the_numbers(tmp_path):
@@ -412,9 +511,11 @@ def test_what_was_there_stays_where_a_file_cannot_be_written(tmp_path):
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     page, link = tmp_path / "page.html", tmp_path / "link.html"
     page.write_text("before", encoding="utf-8")
+    page.chmod(0o600)
     link.symlink_to(page)
     write_file(link, b"after")
     assert (link.is_symlink(), page.read_bytes()) == (True, b"after")
+    assert page.stat().st_mode & 0o777 == 0o600
     nothing = tmp_path / "nothing.html"
     nothing.symlink_to(os.devnull)
     write_file(nothing, b"x")

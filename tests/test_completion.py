@@ -18,8 +18,8 @@ SHELLS = ["bash", "zsh", "fish"]
 RC = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/config.fish"}
 # What README.md says.
 READ = {
-    "bash": "source <(gpt-cli --show-completion)",
-    "zsh": "autoload -Uz compinit && compinit; source <(gpt-cli --show-completion)",
+    "bash": 'eval "$(gpt-cli --show-completion)"',
+    "zsh": 'autoload -Uz compinit && compinit; eval "$(gpt-cli --show-completion)"',
     "fish": "gpt-cli --show-completion | source",
 }
 # A terminal of its own for a shell, which reads its keys from a pipe.

@@ -148,6 +148,13 @@ def test_a_page_that_no_browser_would_open_is_refused_before_it_is_made(see, mon
         page.page(see("lens"))
 
 
+def test_a_text_of_too_many_tokens_is_refused(see):
+    token = see("surprise").tokens[1]
+    page.page(views.Surprise("x", [token] * 20_000, 1.0))
+    with pytest.raises(InputError, match=r"20,001 tokens.*shorten the text"):
+        page.page(views.Surprise("x", [token] * 20_001, 1.0))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_writes_it(kind, see, tmp_path, capsys):
     file = tmp_path / "page.html"
@@ -172,7 +179,7 @@ def browser():
     with api.sync_playwright() as playwright:
         chromium = playwright.chromium
         if program is None and not Path(chromium.executable_path).exists():
-            pytest.skip("no Chromium or Google Chrome is here")
+            pytest.exit("nothing was tested: no Chromium or Google Chrome is here", returncode=1)
         # Its sandbox is not to be had in many containers, and the pages are ours.
         launched = chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield launched
@@ -438,6 +445,16 @@ def test_the_colours_of_surprise_are_in_steps(look):
 
 
 @browser_only
+def test_signs_that_cannot_be_seen_are_shown(look, tiny):
+    tab = look(views.surprise(tiny, "a\u202eb\x07 \u200bc"))
+    assert tab.locator(".text").inner_text() == "a\\u202eb\\u0007 \u200bc"
+    tab = look(views.attention(tiny, "a\u202eb\x07 \u200bc", 0, 0, special=False))
+    chips = tab.locator(".flow").inner_text()
+    assert "\u202e" not in chips
+    assert "\\u0007" in chips
+
+
+@browser_only
 def test_a_long_text_has_a_bar_for_several_tokens(look):
     token = {"id": 0, "token": " a", "bytes": [32, 97]}
     logprobs = [None, *(-1 - place % 7 / 10 for place in range(7999))]
@@ -498,7 +515,12 @@ def test_hostile_texts_are_shown_and_do_nothing(kind, look, see):
     text = " ".join(HOSTILE)
     tab = look(see(kind, text))
     if kind == "surprise":
-        assert tab.locator(".text").evaluate("one => one.textContent") == text
+        shown = re.sub(
+            r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]",
+            lambda sign: f"\\u{ord(sign[0]):04x}",
+            text,
+        )
+        assert tab.locator(".text").evaluate("one => one.textContent") == shown
     assert "alert(1)" in tab.locator("main").evaluate("one => one.textContent")
     assert (tab.locator("img").count(), tab.locator("script").count()) == (0, 2)
 

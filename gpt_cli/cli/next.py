@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import bar, on_terminal, quoted, read_prompt, write
+from gpt_cli.cli.text import bar, on_terminal, read_prompt, write
 
 
 def next_tokens(
@@ -57,7 +57,7 @@ def next_tokens(
         for place, token in enumerate(found, 1):
             write(report.json_line({"rank": place} | token))
         return
-    pieces = [quoted(bytes(token["bytes"])) for token in found]
+    pieces = [report.shown(token) for token in found]
     width = max(map(len, pieces))
     room = max(1, shutil.get_terminal_size().columns - width - 13)
     for token, piece in zip(found, pieces, strict=True):

@@ -150,6 +150,11 @@ def generation_options(**given: Any) -> "Options":
     return Options(**{name: value for name, value in given.items() if value is not None})
 
 
+def scoring_passes(text: str) -> int:
+    """Return how many passes over the weights, as `load` counts them, it takes to score a text."""
+    return len(text) // 40  # four characters are a token; of many at a time, ten are as one pass
+
+
 def prepare(threads: int | None) -> None:
     """Do what must be done before NumPy is imported: set threads, and see that it can be.
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from gpt_cli.cli.rows import Row
+from gpt_cli.cli.text import quoted
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.generate import Completion
@@ -67,10 +68,21 @@ def error_record(reason: InputError) -> dict[str, Any]:
 
 
 def token_record(engine: Engine, id: int, logprob: float | None) -> dict[str, Any]:
-    """Return a token with its text, in which U+FFFD stands for an unfinished character."""
-    piece = engine.tokenizer.token_bytes(id)
+    """Return a token with its text, in which U+FFFD stands for an unfinished character.
+
+    A model may have more ids than its tokenizer has tokens; the others have a name and no bytes.
+    """
+    try:
+        piece = engine.tokenizer.token_bytes(id)
+    except InputError:
+        return {"id": id, "token": f"<{id}>", "bytes": [], "logprob": logprob}
     text = piece.decode(errors="replace")
     return {"id": id, "token": text, "bytes": list(piece), "logprob": logprob}
+
+
+def shown(token: dict[str, Any]) -> str:
+    """Return what people are shown of a token, on one line."""
+    return quoted(bytes(token["bytes"])) if token["bytes"] else token["token"]
 
 
 def remarks(prompt: str, completions: list[Completion], *, tell_seed: bool) -> list[str]:

@@ -89,8 +89,7 @@ def score(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        # About four characters are a token, and of many at a time each takes a tenth of a pass.
-        passes=None if whole is None else len(whole) // 40,
+        passes=None if whole is None else flags.scoring_passes(whole),
     )
 
     aligned = on_terminal(sys.stdout)

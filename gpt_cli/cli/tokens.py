@@ -81,7 +81,7 @@ def detokenize(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Write the bytes that IDS of tokens stand for."""
+    """Write the bytes of the tokens IDS."""
     words = _read(os.fsencode(" ".join(ids)) if ids else None, file)
     tokenizer = _read_tokenizer(model, revision, offline, quiet)
     data = bytearray()  # bytes.join takes 80 bytes of memory for each token

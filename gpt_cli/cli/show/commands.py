@@ -158,7 +158,7 @@ def surprise(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        passes=len(given) // 40,
+        passes=flags.scoring_passes(given),
     )
     _deliver(views.surprise(engine, given), html, png, as_json=as_json, quiet=quiet)
 
@@ -210,7 +210,7 @@ def tree(
 def _prepare(
     prompt: str | None, file: Path | None, threads: int | None, html: Path | None, png: Path | None
 ) -> str:
-    """Return the text, when all that is given can be used; NumPy may be imported then."""
+    """Return the text, after checking the options; after this NumPy may be imported."""
     from gpt_cli.cli import plot
 
     if html is not None:
@@ -229,19 +229,22 @@ def _deliver(
     """Print a view, or else write the files that are wanted of it."""
     from gpt_cli.cli import report
 
+    files = {}
     if html is not None:
         from gpt_cli.cli.show.page import page
 
-        write_file(html, page(view).encode())
+        files[html] = page(view).encode()
     if png is not None:
         from gpt_cli.cli.show.picture import picture
 
-        write_file(png, picture(view))
+        files[png] = picture(view)
+    for file, data in files.items():
+        write_file(file, data)
     if as_json:
         write(report.json_line(view.record()))
-    elif html is None and png is None:
+    elif not files:
         from gpt_cli.cli.show.terminal import print_view
 
         print_view(view)
     elif not quiet:
-        note(*(f"gpt-cli: wrote {file}" for file in (html, png) if file is not None))
+        note(*(f"gpt-cli: wrote {file}" for file in files))

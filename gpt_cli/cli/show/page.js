@@ -244,7 +244,7 @@ function predicted(token, right) {
 function surprise({ tokens, perplexity }) {
   const pieces = characters(tokens);
   const spans = pieces.map(({ text, bits }, i) => {
-    const span = el("span", { role: "option", tabindex: -1, "data-i": i }, text);
+    const span = el("span", { role: "option", tabindex: -1, "data-i": i }, tamed(text));
     span.classList.toggle("ends", text.includes("\n"));
     paint(span, stepColour(bits));
     return span;
@@ -256,7 +256,7 @@ function surprise({ tokens, perplexity }) {
   const mean = (bits.reduce((sum, bits) => sum + bits, 0) / bits.length).toFixed(2);
   const told = perplexity === null ? "beyond all numbers" : number(perplexity);
   main.append(
-    el("p", {}, `${number(tokens.length)} tokens, ${mean} bits each, perplexity ${told}`),
+    el("p", {}, `${tokens.length.toLocaleString("en")} tokens, ${mean} bits each, perplexity ${told}`),
     el("p", { class: "legend" },
       "bits: ", ...["<1", ...STEPS].map((step) => painted(String(step), stepColour(step)))),
     text,
@@ -456,7 +456,12 @@ function label({ token, bytes }) {
 
 function shown(text) {
   return text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥")
-    .replace(/[\x00-\x1f]/g, (control) => String.fromCharCode(0x2400 + control.charCodeAt()));
+    .replace(/[\p{C}\p{Z}]/gu, (sign) => `\\u${sign.codePointAt().toString(16).padStart(4, "0")}`);
+}
+
+/** Text as it is, but for what would do something with the page, such as turning its direction. */
+function tamed(text) {
+  return text.replace(/[\u202a-\u202e\u2066-\u2069]|(?![\n\t])\p{Cc}/gu, shown);
 }
 
 const named = (tokens, i) => `token ${i} “${label(tokens[i])}”`;

@@ -10,10 +10,11 @@ from string import Template
 
 import numpy as np
 
-from gpt_cli.cli.show.views import Attention, View
+from gpt_cli.cli.show.views import Attention, Surprise, View
 from gpt_cli.errors import InputError
 
 _LIMIT = 64_000_000  # bytes that a browser opens without trouble, also that of a phone
+_MOST_TOKENS = 20_000  # of a text in `surprise`, each a node of the page; more take many seconds
 
 _LEADS = {
     "attention": (
@@ -41,6 +42,11 @@ def page(view: View) -> str:
     Raises:
         InputError: it would be too large for a browser.
     """
+    if isinstance(view, Surprise) and len(view.tokens) > _MOST_TOKENS:
+        raise InputError(
+            f"the page would have {len(view.tokens):,} tokens, and browsers manage "
+            f"{_MOST_TOKENS:,}: shorten the text"
+        )
     kind = type(view).__name__.lower()
     data = _data(view)
     _check_size(len(data))
@@ -70,7 +76,7 @@ def _data(view: View) -> str:
 
 
 def _packed(view: Attention) -> list[list[str]]:
-    """Return the weights of each head, row by row up to the diagonal: behind it all are 0.
+    """Return the weights of each head, row by row up to the diagonal: after it all are 0.
 
     They are multiples of 1/65535, as unsigned 16-bit numbers with the low byte first, in base64.
     """

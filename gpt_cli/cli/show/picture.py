@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.segment import Segment
 
-from gpt_cli.cli.show.terminal import parts
+from gpt_cli.cli.report import shown
+from gpt_cli.cli.show.terminal import cut, parts
 from gpt_cli.cli.show.views import Attention, View
-from gpt_cli.cli.text import quoted
 from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _COLUMNS, _MOST_LINES = 90, 1000
 _FONT, _CELL, _LINE = 10, 0.602 * 10 / 72, 0.19  # points; of a character of it, inches
 _DOTS = 150  # an inch
-_MOST_LABELS = 80  # tokens that can be named beside a map
+_MOST_LABELS, _LONGEST_NAME = 80, 20  # tokens that are named beside a map, characters of a name
 _MOST_DOTS = 1500  # of all maps beside one another
 
 
@@ -58,7 +58,7 @@ def _maps(view: Attention) -> "Figure":
     if one:
         title = f"{view.model}: layer {view.layers[0]}, head {view.heads[0]}"
         if T <= _MOST_LABELS:
-            names = [quoted(bytes(token["bytes"])) for token in view.tokens]
+            names = [cut(shown(token), _LONGEST_NAME) for token in view.tokens]
             axes.set_xticks(range(T), names, rotation=90, parse_math=False)
             axes.set_yticks(range(T), names, parse_math=False)
         axes.set_xlabel("takes from")

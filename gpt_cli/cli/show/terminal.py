@@ -12,8 +12,9 @@ from rich.console import Console, RenderableType
 from rich.style import Style
 from rich.text import Text
 
+from gpt_cli.cli.report import shown
 from gpt_cli.cli.show.views import Attention, Branch, Lens, Surprise, Token, Tree, View
-from gpt_cli.cli.text import bar, quoted, visible, write
+from gpt_cli.cli.text import bar, on_terminal, quoted, visible, write
 
 # Shares from 0 to 1 have the colours of viridis, by their square root; without colours, characters.
 _VIRIDIS = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
@@ -27,7 +28,11 @@ _OR_RD = ("#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000")
 
 def print_view(view: View) -> None:
     """Print a view as wide as the terminal is, in colour where it has colours."""
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    # rich would leave a column free in a pipe of Windows, as for an old console.
+    legacy = None if on_terminal(sys.stdout) else False
+    console = Console(
+        file=sys.stdout, highlight=False, markup=False, emoji=False, legacy_windows=legacy
+    )
     # 16 colours are those of the terminal's theme, and not ours.
     coloured = console.color_system in ("256", "truecolor") and not console.no_color
     with console.capture() as captured:
@@ -58,10 +63,11 @@ def _attention(view: Attention, width: int, coloured: bool) -> Iterator[Renderab
     T = len(view.tokens)
     names = _lined_up([f"{place:{len(str(T - 1))}} " for place in range(T)], view.tokens, width)
     room = width - cell_len(names[0]) - 1
-    columns = next((width for width in (_NUMBER, 2) if width * T <= room), 1)  # for a token
+    columns = next((wide for wide in (_NUMBER, 2) if wide * T <= room), 1)  # for a token
     together = math.ceil(columns * T / room)  # tokens in a column, where there are too many
-    ruler = [f"{place:<10}" for place in range(0, T, 10 // columns * together)]
-    yield Text(" " * (width - room) + "".join(ruler).rstrip(), no_wrap=True)
+    marks = [f"{place:<10}" for place in range(0, T, 10 // columns * together)]
+    ruler = "".join(marks[: room // 10]).rstrip()
+    yield Text(" " * (width - room) + ruler, no_wrap=True)
     rows = view.weights.mean(axis=(0, 1))
     for place, (name, row) in enumerate(zip(names, rows, strict=True)):
         line = Text(f"{name} ", no_wrap=True)
@@ -87,9 +93,9 @@ def _whose(view: Attention) -> str:
 
 def _lined_up(numbers: list[str], tokens: Sequence[Token], width: int) -> list[str]:
     """Number and token, in as many columns for each as are there for it."""
-    names = [number + _shown(token) for number, token in zip(numbers, tokens, strict=True)]
+    names = [number + shown(token) for number, token in zip(numbers, tokens, strict=True)]
     most = max(len(numbers[0]) + 6, width // 4)
-    return _padded([_cut(name, most) for name in names])
+    return _padded([cut(name, most) for name in names])
 
 
 def _tendencies(view: Attention, width: int) -> Iterator[RenderableType]:
@@ -99,12 +105,12 @@ def _tendencies(view: Attention, width: int) -> Iterator[RenderableType]:
     yield Text("\nThe heads that look there most (layer.head), and how much:")
     for name, columns in places.items():
         means: NDArray[np.float32] = view.weights[:, :, rows, columns].mean(axis=-1)
-        best = np.argsort(-means, axis=None, kind="stable")[: (width - 18) // 10]
-        shown = ""
+        best = np.argsort(-means, axis=None, kind="stable")[: (width - 16) // 12]
+        line = f"{name:16}"
         for layer, head in zip(*np.unravel_index(best, means.shape), strict=True):
             number = f"{view.layers[layer]}.{view.heads[head]}"
-            shown += f"{number:>6}{means[layer, head]:4.0%}"
-        yield Text(f"{name:17}{shown}", no_wrap=True, overflow="ellipsis")
+            line += f"{number:>7}{means[layer, head]:5.0%}"
+        yield Text(line, no_wrap=True)
 
 
 # --- lens ----------------------------------------------------------------------------------------
@@ -117,13 +123,13 @@ def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
     last = [predictions[-1] for predictions in view.predictions]  # (layers, the likeliest first)
     names = _padded(view.layers)
     room = width - cell_len(names[0]) - 1
-    longest = max(cell_len(_shown(token)) for token in chain.from_iterable(last))
+    longest = max(cell_len(shown(token)) for token in chain.from_iterable(last))
     cell = min(longest, 16, room - _NUMBER - 1)  # columns of a token
     for name, tokens in zip(names, last, strict=True):
         line = Text(name, no_wrap=True)
         for token in tokens[: room // (cell + _NUMBER + 1)]:
             probability = math.exp(token["logprob"])
-            piece = set_cell_size(_cut(_shown(token), cell), cell)
+            piece = set_cell_size(cut(shown(token), cell), cell)
             style = _share_style(probability) if coloured else Style.null()
             line.append(" ").append(f"{piece}{probability:{_NUMBER}.0%}", style)
         yield line if coloured else _bare(line)
@@ -147,12 +153,13 @@ def _surprise(view: Surprise, width: int, coloured: bool) -> Iterator[Renderable
         yield legend
     else:
         most = max(bits for _, bits in pieces if bits is not None)
-        names = _padded([_cut(quoted(data), max(8, width // 3)) for data, _ in pieces])
-        room = width - cell_len(names[0]) - 11
+        names = _padded([cut(quoted(data), max(8, width // 3)) for data, _ in pieces])
+        digits = max(6, len(f"{most:.2f}"))
+        room = width - digits - cell_len(names[0]) - 4
         for name, (_, bits) in zip(names, pieces, strict=True):
-            drawn = "" if bits is None else bar(bits / most * room)
+            drawn = "" if not bits else bar(bits / most * room)
             number = "" if bits is None else f"{bits:.2f}"
-            yield Text(f"{number:>6}  {name}  {drawn}".rstrip(), no_wrap=True)
+            yield Text(f"{number:>{digits}}  {name}  {drawn}".rstrip(), no_wrap=True)
     known = [-token["logprob"] / math.log(2) for token in view.tokens[1:]]
     perplexity = "beyond all numbers" if view.perplexity is None else f"{view.perplexity:.4g}"
     yield Text(
@@ -192,7 +199,7 @@ def _branches(branches: Sequence[Branch], indent: str, coloured: bool) -> Iterat
             fork = below = "" if indent else "  "
         own = math.exp(branch.token["logprob"])
         line = _line(f"{own:7.1%}{branch.probability:7.1%}  ", indent + fork)
-        yield line.append(_shown(branch.token), _share_style(own) if coloured else None)
+        yield line.append(shown(branch.token), _share_style(own) if coloured else None)
         yield from _branches(branch.branches, indent + below, coloured)
 
 
@@ -260,13 +267,15 @@ def _padded(texts: Sequence[str]) -> list[str]:
     return [set_cell_size(text, width) for text in texts]
 
 
-def _cut(text: str, width: int) -> str:
-    """The beginning of a text that is wider than it may be."""
+def cut(text: str, width: int) -> str:
+    """Return a text, or its beginning where it is wider than it may be."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
 def _end(text: str, width: int) -> str:
     """The end of a text that is wider than it may be."""
+    if len(text) > width:
+        text = "…" + text[1 - width :]
     while cell_len(text) > width:
         text = "…" + text[2:]
     return text

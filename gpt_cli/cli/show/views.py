@@ -9,11 +9,16 @@ from numpy.typing import NDArray
 
 from gpt_cli.cli import report
 from gpt_cli.engine import Engine
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.machine import free_memory
 from gpt_cli.tree import Node
 
 # {"id", "token", "bytes"}, with "logprob" where it is likely or not; see `report.token_record`.
 Token: TypeAlias = dict[str, Any]
+
+_IN_JSON = (
+    12  # times its bytes is what an array takes as numbers of Python and as text, as measured
+)
 
 
 @dataclass(frozen=True)
@@ -27,14 +32,24 @@ class Attention:
     weights: NDArray[np.float32]  # (layers, heads, T, T)
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as JSON has it.
+
+        Raises:
+            ResourceError: there is not enough memory.
+        """
+        needed, free = _IN_JSON * self.weights.nbytes, free_memory()
+        if free is not None and needed > free:
+            raise ResourceError(
+                f"the JSON takes {needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are "
+                "free: choose a --layer or a --head, or shorten the text"
+            )
         weights = self.weights.astype(float).round(6).tolist()
         return {"view": "attention", **vars(self), "weights": weights}
 
 
 @dataclass(frozen=True)
 class Lens:
-    """What would follow each token if the model ended behind a layer."""
+    """What would follow each token if the model ended after a layer."""
 
     model: str
     tokens: list[Token]
@@ -159,4 +174,4 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> Tree:
 
 def _tokens(engine: Engine, ids: list[int]) -> list[Token]:
     tokens = [report.token_record(engine, id, None) for id in ids]
-    return [{key: token[key] for key in ("id", "token", "bytes")} for token in tokens]
+    return [{key: token[key] for key in token if key != "logprob"} for token in tokens]
