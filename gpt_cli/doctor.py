@@ -71,7 +71,9 @@ def _has_avx512() -> bool:
 def _compiled() -> Finding:
     if not find_spec("numba"):
         cure = "pip install 'gpt-cli[fast]'"
-        return Finding("numba", "note", "not installed: long texts and int8 need it", cure)
+        return Finding(
+            "numba", "note", "not installed: int8 needs it, and long texts are slower", cure
+        )
     try:
         ops = get_ops("cpu", "int8")
     except GPTCLIError as error:
@@ -153,5 +155,7 @@ def _hub() -> Finding:
     problem = hub.problem()
     if problem is not None:
         cure = "check the network, the proxy and HF_ENDPOINT; what is here works without it"
+        if "switched off" in problem:
+            cure = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to fetch models"
         return Finding("hub", "note", problem, cure)
     return Finding("hub", "ok", f"{os.getenv('HF_ENDPOINT', 'https://huggingface.co')} answers")

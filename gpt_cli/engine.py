@@ -398,7 +398,7 @@ def load(
         # First, as what reading it takes and gives back is then taken again by what comes after.
         tokenizer = Tokenizer.from_folder(folder)
         read_seconds = time.perf_counter() - start
-        with _preparation(quiet):
+        with preparation(quiet):
             ops = get_ops(device, dtype, brief=brief)
         free = ops.free_memory()
         if free is not None and size > free:
@@ -412,12 +412,12 @@ def load(
 
 
 @contextmanager
-def _preparation(quiet: bool) -> Iterator[None]:
+def preparation(quiet: bool) -> Iterator[None]:
     """Say what it is if this takes long, and let signals wait for its end.
 
     LLVM calls Python while it compiles, and what a handler raises there gets lost.
     """
-    told = "preparing the compiled operations; the first time takes 10 to 20 seconds"
+    told = "preparing the compiled operations; the first time takes 10 seconds to a minute"
     notice = threading.Timer(_LONG, print, [told], {"file": sys.stderr})
     held: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
     came: list[int] = []

@@ -44,8 +44,8 @@ VARIES = {
     r'"timing": \{.*?\}': '"timing": {}',
     r"\d[\d.,]*(?= ?(s|ms|kB|MB|GB|tokens/s|(tokens )?a second)\b)": "N",
     r"(?<![\w.~)])(/[\w.+-]+){2,}/?": "PATH",
-    r"^(ok|not checked) +(c\w+ in \w+ = float32) .*(\n {20}.*)*": r"\2",  # needs numba, or a GPU
-    r"num(ba|py) = reference": "ops = reference",
+    # These need numba, or a GPU.
+    r"^(ok|not checked) +(numba = numpy|c\w+ in \w+ = float32) .*(\n {20}.*)*": r"\2",
     r"computed by num(ba|py) with \d+ threads?": "computed",
 }
 

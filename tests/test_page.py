@@ -403,7 +403,10 @@ def test_surprise_shows_the_bits_of_each_token(look, see):
     assert tab.locator(".text").evaluate("one => one.textContent") == text
     bits = [-(token["logprob"] or 0) / math.log(2) for token in view.tokens]
     mean = math.fsum(bits[1:]) / (len(bits) - 1)
-    assert f"{len(bits)} tokens, {mean:.2f} bits each" in tab.locator("main > p").first.inner_text()
+    assert (
+        f"{len(bits)} tokens ({len(bits) - 1} scored), {mean:.2f} bits each"
+        in tab.locator("main > p").first.inner_text()
+    )
     point(tab, pieces.nth(0))
     assert "nothing is before it" in tab.locator(".panel").inner_text()
     point(tab, pieces.nth(1))

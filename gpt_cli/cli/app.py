@@ -132,7 +132,7 @@ def run(arguments: list[str]) -> int:
         path = getattr(getattr(error, "ctx", None), "command_path", "gpt-cli")
         message = error.format_message()
         if "unexpected extra argument" in message:
-            message += " Put what has spaces in quotes"
+            message += ". Put what has spaces in quotes"
         return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)
     except GPTCLIError as error:
         return _fail(error, verbose)

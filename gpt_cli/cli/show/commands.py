@@ -33,6 +33,12 @@ show = typer.Typer(
 )
 
 
+@show.callback(invoke_without_command=True)
+def _list(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 @show.command(epilog=epilog("show attention"))
 def attention(
     prompt: Prompt = None,
@@ -56,7 +62,7 @@ def attention(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Show how much each token takes from each before it.
+    """Show what each token takes from those before it.
 
     A row is a token, and its blocks are the tokens that it looks at. Without --layer it is the
     mean of all heads, with a list of those that are worth a look; with it that of a layer, and
@@ -144,8 +150,8 @@ def surprise(
 ) -> None:
     """Show how surprising each token of TEXT is.
 
-    Bits are the logarithm of the probability to base 2, negative: 1 bit is a chance of one half,
-    10 bits one in a thousand.
+    Bits are minus the logarithm of the probability, to base 2: 1 bit is a chance of one half, 10
+    bits one in a thousand.
     """
     given = _prepare(text, file, threads, html, png)
     import gpt_cli
@@ -187,8 +193,9 @@ def tree(
 ) -> None:
     """Show the likeliest continuations of PROMPT, as a tree.
 
-    They are of all lengths: a long one is there if it is as a whole likelier than the short ones
-    that are not. The percentages are the probability of all from PROMPT on.
+    They are of all lengths: a long continuation is there if it is, as a whole, likelier than every
+    shorter one that was left out. The percentages are the chance of a token after those before it,
+    and the chance of all since PROMPT.
     """
     text = _prepare(prompt, file, threads, html, png)
     import gpt_cli

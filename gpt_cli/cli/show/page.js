@@ -256,7 +256,7 @@ function surprise({ tokens, perplexity }) {
   const mean = (bits.reduce((sum, bits) => sum + bits, 0) / bits.length).toFixed(2);
   const told = perplexity === null ? "beyond all numbers" : number(perplexity);
   main.append(
-    el("p", {}, `${tokens.length.toLocaleString("en")} tokens, ${mean} bits each, perplexity ${told}`),
+    el("p", {}, `${tokens.length.toLocaleString("en")} tokens (${bits.length.toLocaleString("en")} scored), ${mean} bits each, perplexity ${told}`),
     el("p", { class: "legend" },
       "bits: ", ...["<1", ...STEPS].map((step) => painted(String(step), stepColour(step)))),
     text,

@@ -18,8 +18,8 @@ _MOST_TOKENS = 20_000  # of a text in `surprise`, each a node of the page; more 
 
 _LEADS = {
     "attention": (
-        "How much each token takes from itself and from each before it, by one head of one layer: "
-        "choose a head on its small map (layers and heads count from 0), then a token of the text."
+        "What each token takes from itself and from those before it, by one head of one layer "
+        "(counted from 0): choose a token of the text, and another head where there are several."
     ),
     "lens": (
         "Each cell is the next token that a layer (row, counted from 0) would predict after a "

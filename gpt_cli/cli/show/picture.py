@@ -11,7 +11,7 @@ from rich.segment import Segment
 
 from gpt_cli.cli.report import shown
 from gpt_cli.cli.show.terminal import cut, parts
-from gpt_cli.cli.show.views import Attention, View
+from gpt_cli.cli.show.views import Attention, View, pooled
 from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _maps(view: Attention) -> "Figure":
     from matplotlib.figure import Figure  # no pyplot: nothing asks for a display
 
     layers, heads, T, _ = view.weights.shape
-    weights, together = _in_dots(view.weights, _MOST_DOTS // heads)
+    weights, together = pooled(view.weights, _MOST_DOTS // heads)
     n = weights.shape[-1]
     one = layers * heads == 1
     size = max(5.0, min(14.0, 0.22 * T if one else 0.8 * heads))
@@ -79,19 +79,6 @@ def _maps(view: Attention) -> "Figure":
     figure.suptitle(title, wrap=True, parse_math=False)
     figure.colorbar(image, shrink=0.6, format=lambda share, _: f"{share:.0%}")
     return figure
-
-
-def _in_dots(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
-    """(..., T, T) with as many tokens in a dot as it takes for at most `most` dots, and how many.
-
-    A dot shows the most that any of them takes: the mean would hide what few tokens do.
-    """
-    T = weights.shape[-1]
-    together = -(-T // most)
-    n = -(-T // together)
-    padded = np.zeros((*weights.shape[:-2], n * together, n * together), np.float32)
-    padded[..., :T, :T] = weights
-    return padded.reshape(*weights.shape[:-2], n, together, n, together).max((-3, -1)), together
 
 
 def _side_by_side(weights: NDArray[np.float32]) -> NDArray[np.float32]:

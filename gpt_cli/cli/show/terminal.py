@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gpt_cli.cli.report import shown
-from gpt_cli.cli.show.views import Attention, Branch, Lens, Surprise, Token, Tree, View
+from gpt_cli.cli.show.views import Attention, Branch, Lens, Surprise, Token, Tree, View, pooled
 from gpt_cli.cli.text import bar, on_terminal, quoted, visible, write
 
 # Shares from 0 to 1 have the colours of viridis, by their square root; without colours, characters.
@@ -21,6 +21,7 @@ _VIRIDIS = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
 _SHARES = (0, 0.04, 0.16, 0.36, 0.64)
 _CHARACTERS = "·░▒▓█"
 _NUMBER, _NARROWEST = 5, 30  # columns: of a share as a number, and that are needed at all
+_SCREEN = 20  # lines, after which what stood above them may be gone
 # Bits have a colour for each step (OrRd of ColorBrewer); below 1, none. All eyes can tell them.
 _BITS = (1, 2, 4, 8, 16)
 _OR_RD = ("#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000")
@@ -59,26 +60,28 @@ def parts(view: View, width: int, *, coloured: bool) -> Iterator[RenderableType]
 
 
 def _attention(view: Attention, width: int, coloured: bool) -> Iterator[RenderableType]:
-    yield Text(f"{view.model}: how much each token takes from each before it, {_whose(view)}\n")
+    yield Text(f"{view.model}: what each token takes from those before it, {_whose(view)}\n")
     T = len(view.tokens)
-    names = _lined_up([f"{place:{len(str(T - 1))}} " for place in range(T)], view.tokens, width)
+    names = [f"{place:{len(str(T - 1))}} {shown(token)}" for place, token in enumerate(view.tokens)]
+    most = max(len(str(T - 1)) + 7, width // 4)
+    names = _padded([cut(name, most) for name in names])
     room = width - cell_len(names[0]) - 1
-    columns = next((wide for wide in (_NUMBER, 2) if wide * T <= room), 1)  # for a token
-    together = math.ceil(columns * T / room)  # tokens in a column, where there are too many
+    rows, together = pooled(view.weights.mean(axis=(0, 1)), room)
+    columns = next((wide for wide in (_NUMBER, 2) if wide * len(rows) <= room), 1)  # of a block
     marks = [f"{place:<10}" for place in range(0, T, 10 // columns * together)]
-    ruler = "".join(marks[: room // 10]).rstrip()
-    yield Text(" " * (width - room) + ruler, no_wrap=True)
-    rows = view.weights.mean(axis=(0, 1))
-    for place, (name, row) in enumerate(zip(names, rows, strict=True)):
+    ruler = Text(" " * (width - room) + "".join(marks[: room // 10]).rstrip(), no_wrap=True)
+    yield ruler
+    for place, (name, row) in enumerate(zip(names[::together], rows, strict=True)):
         line = Text(f"{name} ", no_wrap=True)
-        for start in range(0, place + 1, together):
-            share = float(row[start : start + together].max())
+        for share in row[: place + 1].tolist():
             line.append_text(_block(share, columns, coloured))
         yield line if coloured else _bare(line)
+    if len(rows) > _SCREEN:
+        yield ruler
     if coloured or columns < _NUMBER:
         yield _legend_of_shares(coloured)
     if together > 1:
-        yield Text(f"A block is {together} tokens, and shows the most that any of them gives.")
+        yield Text(f"A block is {together} x {together} tokens, and shows the most of them.")
     if len(view.layers) * len(view.heads) > 1 and T > 1:
         yield from _tendencies(view, width)
 
@@ -91,18 +94,11 @@ def _whose(view: Attention) -> str:
     return f"in the mean of {len(view.layers)} layers with {len(view.heads)} heads each"
 
 
-def _lined_up(numbers: list[str], tokens: Sequence[Token], width: int) -> list[str]:
-    """Number and token, in as many columns for each as are there for it."""
-    names = [number + shown(token) for number, token in zip(numbers, tokens, strict=True)]
-    most = max(len(numbers[0]) + 6, width // 4)
-    return _padded([cut(name, most) for name in names])
-
-
 def _tendencies(view: Attention, width: int) -> Iterator[RenderableType]:
     """Which heads look most at three places that there are names for."""
     rows = np.arange(1, len(view.tokens))
     places = {"the token before": rows - 1, "the first token": 0 * rows, "the token itself": rows}
-    yield Text("\nThe heads that look there most (layer.head), and how much:")
+    yield Text("\nWhich heads look most (layer.head), and how much, at")
     for name, columns in places.items():
         means: NDArray[np.float32] = view.weights[:, :, rows, columns].mean(axis=-1)
         best = np.argsort(-means, axis=None, kind="stable")[: (width - 16) // 12]
@@ -125,16 +121,19 @@ def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
     room = width - cell_len(names[0]) - 1
     longest = max(cell_len(shown(token)) for token in chain.from_iterable(last))
     cell = min(longest, 16, room - _NUMBER - 1)  # columns of a token
+    fitting = room // (cell + _NUMBER + 1)
     for name, tokens in zip(names, last, strict=True):
         line = Text(name, no_wrap=True)
-        for token in tokens[: room // (cell + _NUMBER + 1)]:
+        for token in tokens[:fitting]:
             probability = math.exp(token["logprob"])
             piece = set_cell_size(cut(shown(token), cell), cell)
             style = _share_style(probability) if coloured else Style.null()
-            line.append(" ").append(f"{piece}{probability:{_NUMBER}.0%}", style)
+            line.append(" ").append(f"{piece}{_percent(probability, 0):>{_NUMBER}}", style)
         yield line if coloured else _bare(line)
     if coloured:
         yield _legend_of_shares(coloured)
+    if fitting < len(last[0]):
+        yield Text(f"{fitting} of {len(last[0])} fit in {width} columns; --json has all.")
 
 
 # --- surprise ------------------------------------------------------------------------------------
@@ -145,26 +144,31 @@ def _surprise(view: Surprise, width: int, coloured: bool) -> Iterator[Renderable
     if coloured:
         text = Text()
         for data, bits in pieces:
-            text.append(visible(data.decode()), _bits_style(bits or 0))
+            piece = visible(data.decode())
+            word = piece.lstrip(" ") or piece
+            # Before a word, a space in colour would be left alone where a line ends.
+            text.append(" " * (len(piece) - len(word))).append(word, _bits_style(bits or 0))
         yield text
         legend = Text("\nbits: ")
         for bound in _BITS:
             legend.append(f" {bound} ", _bits_style(bound))
         yield legend
     else:
-        most = max(bits for _, bits in pieces if bits is not None)
         names = _padded([cut(quoted(data), max(8, width // 3)) for data, _ in pieces])
-        digits = max(6, len(f"{most:.2f}"))
+        numbers = ["" if bits is None else f"{bits:.2f}" for _, bits in pieces]
+        digits = max(6, *map(len, numbers))
         room = width - digits - cell_len(names[0]) - 4
-        for name, (_, bits) in zip(names, pieces, strict=True):
-            drawn = "" if not bits else bar(bits / most * room)
-            number = "" if bits is None else f"{bits:.2f}"
+        header = set_cell_size("token", cell_len(names[0]))
+        yield Text(f"{'bits':>{digits}}  {header}  bar: to {_BITS[-1]}\n")
+        for name, number, (_, bits) in zip(names, numbers, pieces, strict=True):
+            drawn = bar(min((bits or 0) / _BITS[-1], 1) * room)
             yield Text(f"{number:>{digits}}  {name}  {drawn}".rstrip(), no_wrap=True)
+        yield Text()
     known = [-token["logprob"] / math.log(2) for token in view.tokens[1:]]
     perplexity = "beyond all numbers" if view.perplexity is None else f"{view.perplexity:.4g}"
     yield Text(
-        f"{view.model}: {len(known) + 1} tokens, {math.fsum(known) / len(known):.2f} bits each, "
-        f"perplexity {perplexity}"
+        f"{view.model}: {len(known) + 1} tokens ({len(known)} scored), "
+        f"{math.fsum(known) / len(known):.2f} bits each, perplexity {perplexity}"
     )
 
 
@@ -186,8 +190,8 @@ def _characters(tokens: Sequence[Token]) -> Iterator[tuple[bytes, float | None]]
 
 
 def _tree(view: Tree, width: int, coloured: bool) -> Iterator[RenderableType]:
-    yield Text(f"{view.model}: how likely a token is, and all from the prompt on\n")
-    yield _line("  token    all  ", _end(quoted(view.prompt.encode()), width - 16))
+    yield Text(f"{view.model}: the chance of each token, and of all since the prompt\n")
+    yield _line(" chance in all  ", _end(quoted(view.prompt.encode()), width - 16))
     yield from _branches(view.branches, "", coloured)
 
 
@@ -198,7 +202,7 @@ def _branches(branches: Sequence[Branch], indent: str, coloured: bool) -> Iterat
         if len(branches) == 1:
             fork = below = "" if indent else "  "
         own = math.exp(branch.token["logprob"])
-        line = _line(f"{own:7.1%}{branch.probability:7.1%}  ", indent + fork)
+        line = _line(f"{_percent(own):>7}{_percent(branch.probability):>7}  ", indent + fork)
         yield line.append(shown(branch.token), _share_style(own) if coloured else None)
         yield from _branches(branch.branches, indent + below, coloured)
 
@@ -219,10 +223,16 @@ def _block(share: float, columns: int, coloured: bool) -> Text:
     return Text(text if columns == _NUMBER else character * columns)
 
 
+def _percent(probability: float, digits: int = 1) -> str:
+    """A percentage, of which nothing is left out that is not 0."""
+    least = 10.0**-digits / 100
+    return f"<{least:.{digits}%}" if 0 < probability < least / 2 else f"{probability:.{digits}%}"
+
+
 def _legend_of_shares(coloured: bool) -> Text:
     """Each step with its lower bound."""
     legend = Text("\n")
-    for bound in _SHARES:
+    for bound in (*_SHARES, 1) if coloured else _SHARES:
         if coloured:
             legend.append(f" {bound:.0%} ", _share_style(bound))
         else:
@@ -273,9 +283,9 @@ def cut(text: str, width: int) -> str:
 
 
 def _end(text: str, width: int) -> str:
-    """The end of a text that is wider than it may be."""
+    """A text in quotes, or its end where it is wider than it may be."""
     if len(text) > width:
-        text = "…" + text[1 - width :]
+        text = '"…' + text[2 - width :]
     while cell_len(text) > width:
-        text = "…" + text[2:]
+        text = '"…' + text[3:]
     return text

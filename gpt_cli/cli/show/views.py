@@ -115,6 +115,19 @@ def attention(
     return Attention(engine.name, _tokens(engine, found.ids), layers, heads, weights)
 
 
+def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
+    """Return (..., T, T) in at most `most` blocks of tokens each way, and how many are in a block.
+
+    A block is the most that any of them takes: the mean would hide what few tokens do.
+    """
+    T = weights.shape[-1]
+    together = -(-T // most)
+    n = -(-T // together)
+    padded = np.zeros((*weights.shape[:-2], n * together, n * together), np.float32)
+    padded[..., :T, :T] = weights
+    return padded.reshape(*weights.shape[:-2], n, together, n, together).max((-3, -1)), together
+
+
 def _chosen(what: str, number: int | None, count: int) -> list[int]:
     if number is None:
         return list(range(count))
