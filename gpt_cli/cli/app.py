@@ -133,6 +133,8 @@ def run(arguments: list[str]) -> int:
         message = error.format_message()
         if "unexpected extra argument" in message:
             message += ". Put what has spaces in quotes"
+        elif "No such option" in message:
+            message += ". A text that begins with - stands after --"
         return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)
     except GPTCLIError as error:
         return _fail(error, verbose)

@@ -91,7 +91,14 @@ def attention(
 def lens(
     prompt: Prompt = None,
     top: Annotated[
-        int, typer.Option("--top", "-k", metavar="N", min=1, help="How many tokens of each layer.")
+        int,
+        typer.Option(
+            "--top",
+            "-k",
+            metavar="N",
+            min=1,
+            help="How many tokens of each layer; text and pictures have as many as fit.",
+        ),
     ] = 5,
     file: flags.PromptFile = None,
     special: flags.Special = False,

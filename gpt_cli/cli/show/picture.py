@@ -17,7 +17,7 @@ from gpt_cli.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLUMNS, _MOST_LINES = 90, 1000
+_COLUMNS, _MOST_LINES = 100, 1000
 _FONT, _CELL, _LINE = 10, 0.602 * 10 / 72, 0.19  # points; of a character of it, inches
 _DOTS = 150  # an inch
 _MOST_LABELS, _LONGEST_NAME = 80, 20  # tokens that are named beside a map, characters of a name

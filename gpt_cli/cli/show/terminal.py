@@ -121,10 +121,9 @@ def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
     room = width - cell_len(names[0]) - 1
     longest = max(cell_len(shown(token)) for token in chain.from_iterable(last))
     cell = min(longest, 16, room - _NUMBER - 1)  # columns of a token
-    fitting = room // (cell + _NUMBER + 1)
     for name, tokens in zip(names, last, strict=True):
         line = Text(name, no_wrap=True)
-        for token in tokens[:fitting]:
+        for token in tokens[: room // (cell + _NUMBER + 1)]:
             probability = math.exp(token["logprob"])
             piece = set_cell_size(cut(shown(token), cell), cell)
             style = _share_style(probability) if coloured else Style.null()
@@ -132,8 +131,6 @@ def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
         yield line if coloured else _bare(line)
     if coloured:
         yield _legend_of_shares(coloured)
-    if fitting < len(last[0]):
-        yield Text(f"{fitting} of {len(last[0])} fit in {width} columns; --json has all.")
 
 
 # --- surprise ------------------------------------------------------------------------------------
