@@ -479,6 +479,7 @@ def test_a_picture_and_a_page_may_be_had_with_the_numbers(tmp_path):
         (["attention", "x", "--layer", "0", "--head", "-1"], "from 0 to 3"),
         (["attention", "once" + " once" * 511], "513 tokens"),
         (["lens", "x", "-k", "0"], "--top"),
+        (["lens", "x", "-k", "101"], "--top"),
         (["surprise", "x"], "2 tokens"),
         (["tree", "x", "-k", "0"], "--top"),
         (["tree", "x", "-k", "201"], "--top"),

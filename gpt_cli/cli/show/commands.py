@@ -97,6 +97,7 @@ def lens(
             "-k",
             metavar="N",
             min=1,
+            max=100,  # of each token of the prompt, in each layer
             help="How many tokens of each layer; text and pictures have as many as fit.",
         ),
     ] = 5,

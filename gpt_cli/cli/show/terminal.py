@@ -265,10 +265,6 @@ def _on(colour: str) -> Style:
     return Style(color="#000000" if bright else "#ffffff", bgcolor=colour)
 
 
-def _shown(token: Token) -> str:
-    return quoted(bytes(token["bytes"]))
-
-
 def _padded(texts: Sequence[str]) -> list[str]:
     width = max(map(cell_len, texts))
     return [set_cell_size(text, width) for text in texts]

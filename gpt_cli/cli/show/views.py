@@ -13,12 +13,11 @@ from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.machine import free_memory
 from gpt_cli.tree import Node
 
-# {"id", "token", "bytes"}, with "logprob" where it is likely or not; see `report.token_record`.
+# As `report.token_record` makes it; without "logprob" where nothing has predicted it.
 Token: TypeAlias = dict[str, Any]
 
-_IN_JSON = (
-    12  # times its bytes is what an array takes as numbers of Python and as text, as measured
-)
+# Times its bytes is what an array takes as numbers of Python and as text, as measured.
+_IN_JSON = 12
 
 
 @dataclass(frozen=True)
