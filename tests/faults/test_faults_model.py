@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import struct
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,9 +18,17 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FOLDER = "the model's folder"
 
 
+seen: Counter[int] = Counter()
+
+
 def fault(number: int, name: str, damage: Callable[[Path], object], says: str, do: str):
-    """A row of the table: what is done to the folder, and what is said of it."""
-    marks = pytest.mark.fault(number, name, 4, intact=FOLDER)
+    """A row of the table: what is done to the folder, and what is said of it.
+
+    Of each kind, two are tried at every change, and all of them with the slow tests.
+    """
+    seen[number] += 1
+    marks = [pytest.mark.fault(number, name, 4, intact=FOLDER)]
+    marks += [pytest.mark.slow] if seen[number] > 2 else []
     return pytest.param(damage, says, do, id=name, marks=marks)
 
 
