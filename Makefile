@@ -7,7 +7,7 @@ else
   BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test faults soak fuzz test-gpu test-browser check format bench pictures clean
+.PHONY: demo test faults soak fuzz test-gpu test-browser test-ray check format bench pictures clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
@@ -29,6 +29,9 @@ test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; 
 
 test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` in Chromium or Google Chrome
 	$(BIN)/python -m pytest tests/test_page.py -m browser
+
+test-ray: $(VENV)/.ray  ## what gpt_cli.ray computes on a cluster of one node
+	$(BIN)/python -m pytest tests/test_ray.py
 
 check: $(VENV)/.dev  ## formatting, lint, types, and the direction of imports
 	$(BIN)/ruff format --check .
@@ -76,4 +79,8 @@ $(VENV)/.browser: $(VENV)/.dev
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
+	touch $@
+
+$(VENV)/.ray: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[ray]"
 	touch $@

@@ -164,7 +164,7 @@ class Engine:
         options: Options | None = None,
         *,
         batch_size: int | None = None,
-        first_index: int = 0,
+        indices: Iterable[int] | None = None,
     ) -> Iterator[Completion | InputError]:
         """Continue any number of prompts, a batch at a time.
 
@@ -174,7 +174,7 @@ class Engine:
                 `generate` with this seed; otherwise its index counts too.
             options: of all rows.
             batch_size: how many at a time; by default as many as memory and speed suggest.
-            first_index: the index of the first row.
+            indices: that of each row; by default they are counted from 0.
 
         Returns:
             An iterator of what becomes of each row, in their order: a completion, or the error
@@ -192,7 +192,7 @@ class Engine:
         defaults = options or Options()
         requests = (
             self._row_request(row, defaults, index)
-            for index, row in zip(count(first_index), rows, strict=False)
+            for index, row in zip(count() if indices is None else indices, rows, strict=False)
         )
         return batch.complete(self.model, self.tokenizer, requests, batch_size)
 

@@ -1030,7 +1030,7 @@ def test_engine_batch_refuses_a_batch_of_no_rows(engine, size):
 def test_engine_batch_keeps_an_index_for_each_row(engine):
     options = Options(seed=1, max_tokens=20)
     texts = [result.text for result in engine.batch(["a"] * 6, options, batch_size=2)]
-    rest = engine.batch(["a"] * 3, options, first_index=3)
+    rest = engine.batch(["a"] * 3, options, indices=[3, 4, 5])
     assert [result.text for result in rest] == texts[3:]
     assert len(set(texts)) > 1
 

@@ -128,9 +128,9 @@ def _complete(
     engine: "gpt_cli.Engine", rows: list[Row], options: "gpt_cli.Options", size: int | None
 ) -> "Iterator[tuple[Row, gpt_cli.Completion | InputError]]":
     """Yield each row with what has become of it."""
-    first = rows[0].index if rows else 0
     requests = (row.request for row in rows)
-    results = engine.batch(requests, options, batch_size=size, first_index=first)
+    indices = (row.index for row in rows)
+    results = engine.batch(requests, options, batch_size=size, indices=indices)
     return zip(rows, results, strict=True)
 
 
