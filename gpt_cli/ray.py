@@ -15,6 +15,7 @@ from the Hub are fetched into the cache of a node once. An actor takes as many t
 been given CPUs: Ray tells OpenMP, and both NumPy and numba ask there. Install the extra `ray`.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -27,6 +28,7 @@ from gpt_cli.generate import Options
 
 _Columns: TypeAlias = dict[str, tuple[list[Any], pyarrow.DataType]]  # values, null where failed
 
+_EXACT = 2**53  # up to which floats are exact
 _ERROR = pyarrow.struct([("code", pyarrow.string()), ("message", pyarrow.string())])
 
 
@@ -60,7 +62,9 @@ class Generate:
         """Continue the rows of a table, side by side."""
         _check_columns(table, ["prompt", "index"])
         fields = ["prompt", *(name for name in ROW_OPTIONS if name in table.column_names)]
-        rows = table.select(fields).to_pylist()
+        rows = [
+            {name: _whole(row[name]) for name in row} for row in table.select(fields).to_pylist()
+        ]
         indices = table["index"].to_pylist()
         results = list(self._engine.batch(rows, self._options, indices=indices))
         done = [None if isinstance(result, InputError) else result for result in results]
@@ -114,6 +118,15 @@ class Score:
             "error": ([_error(result) for result in results], _ERROR),
         }
         return _with_columns(table, columns)
+
+
+def _whole(value: Any) -> Any:
+    """Return a value; of a float that is a whole number, that: pandas has no integers with gaps."""
+    if not isinstance(value, float):
+        return value
+    if math.isnan(value):
+        return None
+    return int(value) if value.is_integer() and abs(value) <= _EXACT else value
 
 
 def _check_columns(table: pyarrow.Table, needed: list[str]) -> None:

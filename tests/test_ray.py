@@ -90,6 +90,17 @@ def test_a_table_gets_the_columns_of_its_scores(tiny):
         assert row["error"] is None
 
 
+def test_whole_numbers_may_come_as_floats(tiny):
+    """As pandas has them where some rows have none."""
+    rows = {"prompt": ["Once"] * 4, "index": [0, 1, 2, 3]}
+    rows |= {"max_tokens": [3.0, float("nan"), None, 2.5], "seed": [7.0, None, 2.0**60, None]}
+    found = Generate("tiny", OPTIONS)(pa.table(rows)).to_pylist()
+    assert [row["completion_tokens"] for row in found] == [3, 9, None, None]
+    assert [row["seed"] for row in found] == [7, 5, None, None]
+    assert "seed must be a whole number" in found[2]["error"]["message"]
+    assert "max_tokens must be a whole number" in found[3]["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("table", "what"),
     [
