@@ -133,26 +133,22 @@ def test_actors_must_not_draw_seeds_of_their_own():
         Generate("tiny", {"max_tokens": 9})
 
 
-class Mortal(Generate):
-    """Its process dies once, in the middle of the job."""
-
-    def __init__(self, sign, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._sign = sign
-
-    def __call__(self, table):
-        if 20 in table["index"].to_pylist() and not self._sign.exists():
-            self._sign.touch()
-            os._exit(1)
-        return super().__call__(table)
-
-
 def test_an_actor_that_dies_takes_no_row_with_it(ray, tiny, tmp_path):
     sign = tmp_path / "died"
+
+    class Mortal(Generate):
+        """Its process dies once, in the middle of the job."""
+
+        def __call__(self, table):
+            if 20 in table["index"].to_pylist() and not sign.exists():
+                sign.touch()
+                os._exit(1)
+            return super().__call__(table)
+
     rows = ray.data.from_arrow(pa.Table.from_pylist(ROWS)).repartition(8)
     done = rows.map_batches(
         Mortal,
-        fn_constructor_args=[sign, "tiny", OPTIONS],
+        fn_constructor_args=["tiny", OPTIONS],
         batch_format="pyarrow",
         batch_size=5,
         concurrency=1,
