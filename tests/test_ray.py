@@ -165,6 +165,9 @@ def test_an_actor_takes_the_threads_of_its_share(ray, ops):
     class Threads:
         def __init__(self):
             os.environ["GPT_CLI_OPS"] = ops
+            os.environ.pop(
+                "OPENBLAS_NUM_THREADS", None
+            )  # `make test` has set it, which counts more
             self._generate = Generate("tiny", OPTIONS)
 
         def __call__(self, table):
