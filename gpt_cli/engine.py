@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import ContextError, InputError, ResourceError
+from gpt_cli.errors import ContextError, InputError
 from gpt_cli.finite import checked
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
+from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import check_available, get_ops
 from gpt_cli.sampling import likeliest
@@ -400,12 +401,12 @@ def load(
         read_seconds = time.perf_counter() - start
         with preparation(quiet):
             ops = get_ops(device, dtype, brief=brief)
-        free = ops.free_memory()
-        if free is not None and size > free:
-            raise ResourceError(
-                f"the weights of {name} in {dtype} take {size / 1e6:,.0f} MB of memory, and "
-                f"{free / 1e6:,.0f} MB are free: choose a smaller model or dtype, or another device"
-            )
+        check_room(
+            f"the weights of {name} in {dtype} take",
+            size,
+            ops.free_memory(),
+            "choose a smaller model or dtype, or another device",
+        )
         start = time.perf_counter()
         model = checkpoint.load(folder, ops)
     return Engine(model, tokenizer, name, read_seconds + time.perf_counter() - start)

@@ -12,9 +12,10 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import ContextError, ResourceError
+from gpt_cli.errors import ContextError
 from gpt_cli.finite import checked
 from gpt_cli.kv_cache import KVCache
+from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, PASS, Decoder, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import (
@@ -319,12 +320,12 @@ def generate(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> 
     Raises:
         ResourceError: there is not enough memory.
     """
-    needed, free = working_set(model.config, requests), model.ops.free_memory()
-    if free is not None and needed > free:
-        raise ResourceError(
-            f"{len(requests)} texts side by side need about {needed / 1e6:,.0f} MB of memory, "
-            f"and {free / 1e6:,.0f} MB are free: have fewer at a time, or shorter ones"
-        )
+    check_room(
+        f"{len(requests)} texts side by side need about",
+        working_set(model.config, requests),
+        model.ops.free_memory(),
+        "have fewer at a time, or shorter ones",
+    )
     return _steps(model, tokenizer, requests)
 
 

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpt_cli.errors import ResourceError
+
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _STATUS = Path("/proc/self/status")
@@ -18,6 +20,21 @@ def free_memory() -> int | None:
     """
     known = [bytes for bytes in (_available(), _cgroup(), addresses()) if bytes is not None]
     return max(0, min(known)) if known else None
+
+
+def check_room(what: str, needed: int, free: int | None, cure: str) -> None:
+    """Raise ResourceError if it is known that fewer bytes are free than `what` needs.
+
+    Args:
+        what: ends with a word such as "takes".
+        needed: bytes.
+        free: bytes; None where nobody tells.
+        cure: what a user can do.
+    """
+    if free is not None and needed > free:
+        raise ResourceError(
+            f"{what} {needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free: {cure}"
+        )
 
 
 def addresses() -> int | None:

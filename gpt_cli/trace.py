@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.errors import ResourceError
 from gpt_cli.finite import checked
+from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, Block, block, split_heads, unembed, visibility
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import likeliest
@@ -103,9 +103,5 @@ def _pattern(ops: Ops, x: Array, b: Block, visible: Array | None) -> Array:
 
 def _check_room(ops: Ops, needed: int, what: str, T: int) -> None:
     """Raise ResourceError unless the memory has room twice: on the device, and on the host."""
-    free = ops.free_memory()
-    if free is not None and 2 * needed > free:
-        raise ResourceError(
-            f"{what} of a pass over {T} tokens takes {2 * needed / 1e6:,.0f} MB of memory, and "
-            f"{free / 1e6:,.0f} MB are free: shorten the text"
-        )
+    said = f"{what} of a pass over {T} tokens takes"
+    check_room(said, 2 * needed, ops.free_memory(), "shorten the text")

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from gpt_cli.cli import report
 from gpt_cli.engine import Engine
-from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.machine import free_memory
+from gpt_cli.errors import InputError
+from gpt_cli.machine import check_room, free_memory
 from gpt_cli.tree import Node
 
 # As `report.token_record` makes it; without "logprob" where nothing has predicted it.
@@ -36,12 +36,8 @@ class Attention:
         Raises:
             ResourceError: there is not enough memory.
         """
-        needed, free = _IN_JSON * self.weights.nbytes, free_memory()
-        if free is not None and needed > free:
-            raise ResourceError(
-                f"the JSON takes {needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are "
-                "free: choose a --layer or a --head, or shorten the text"
-            )
+        cure = "choose a --layer or a --head, or shorten the text"
+        check_room("the JSON takes", _IN_JSON * self.weights.nbytes, free_memory(), cure)
         weights = self.weights.astype(float).round(6).tolist()
         return {"view": "attention", **vars(self), "weights": weights}
 
