@@ -78,19 +78,18 @@ def verify(name: str, folder: Path, *, quiet: bool = False) -> Iterator[Check]:
         ops = get_ops("cpu", dtype)
     engine = load(ops)
     yield _check_continuations(engine, facts.get("continuations", []))
-    yield _check_same(
-        "cache on = off", _continue(engine), _continue(engine, use_cache=False), dtype
-    )
+    together = _continue(engine)
+    yield _check_same("cache on = off", together, _continue(engine, use_cache=False), dtype)
     alone = [_continue(engine, [prompt])[0] for prompt in PROMPTS]
-    yield _check_same("batch = single", _continue(engine), alone, dtype)
-    expected = _logprobs(load(Int8NumPyOps() if dtype == "int8" else NumPyOps()))
-    if engine.model.ops.name == "numpy":
+    yield _check_same("batch = single", together, alone, dtype)
+    if ops.name == "numpy":
+        expected = _logprobs(engine)
         yield Check(
             "numba = numpy", None, "NumPy computes here: install numba, or unset GPT_CLI_OPS"
         )
     else:
-        found = _logprobs(engine)
-        yield _compare(f"{engine.model.ops.name} = numpy", found, expected, dtype)
+        expected = _logprobs(load(Int8NumPyOps() if dtype == "int8" else NumPyOps()))
+        yield _compare(f"{ops.name} = numpy", _logprobs(engine), expected, dtype)
     del engine
     others = [("cpu", "int8"), ("cuda", "float32"), ("cuda", "float16")]
     for device, other in others if dtype == "float32" else []:
@@ -116,9 +115,8 @@ def _check_files(folder: Path, expected: dict[str, str]) -> Check:
         return Check("files", False, f"{', '.join(missing)} should be there, and is not")
     wrong, checked = [], 0
     for path in paths:
-        blob = (
-            path.resolve().name if path.is_symlink() else ""
-        )  # the cache names a file by its hash
+        # The cache names a file by its hash.
+        blob = path.resolve().name if path.is_symlink() else ""
         wanted = expected.get(path.name) or (blob if _HASH.fullmatch(blob) else None)
         if wanted is None:
             continue
