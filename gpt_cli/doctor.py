@@ -155,7 +155,7 @@ def _hub() -> Finding:
     problem = hub.problem()
     if problem is not None:
         cure = "check the network, the proxy and HF_ENDPOINT; what is here works without it"
-        if "switched off" in problem:
+        if hub.switched_off():
             cure = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to fetch models"
         return Finding("hub", "note", problem, cure)
     return Finding("hub", "ok", f"{os.getenv('HF_ENDPOINT', 'https://huggingface.co')} answers")

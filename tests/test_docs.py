@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from processes import COMMAND, on_terminal
+from processes import on_terminal, path_with_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -127,10 +127,6 @@ def steps_of(page: Path) -> list[Step]:
 @needs_bash
 @pytest.mark.parametrize("page", [page for page in PAGES if steps_of(page)], ids=lambda p: p.name)
 def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch):
-    command = tmp_path / "bin" / "gpt-cli"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
     folder = tmp_path / "folder"
     folder.mkdir()
     steps = [step for step in steps_of(page) if step.is_run()]
@@ -142,7 +138,7 @@ def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch):
     script.write_text("".join(step.script() for step in steps), encoding="utf-8")
     monkeypatch.delenv("GPT_CLI_MODEL", raising=False)
     env = {
-        "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": path_with_command(tmp_path / "bin"),
         "HF_HOME": str(tmp_path / "empty"),
         "HF_HUB_OFFLINE": "1",
     }

@@ -143,6 +143,12 @@ def download(
         raise ResourceError(f"cannot use {path}: {error.strerror or error}; {hint}") from error
 
 
+def switched_off() -> bool:
+    """Return whether the environment forbids to ask the Hub, as its client understands it."""
+    value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
+
+
 def problem() -> str | None:
     """Why nothing can be fetched from the Hub; None where it answers."""
     try:
@@ -161,8 +167,7 @@ def _go_online(repo: str, offline: bool = False) -> None:
     """Raise an error if the Hub must not be asked for `repo`, or has no address."""
     if not os.getenv("HF_ENDPOINT", "https://").startswith(("http://", "https://")):
         raise InputError("HF_ENDPOINT must begin with http:// or https://")
-    value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
-    if offline or value.upper() in ("1", "ON", "YES", "TRUE"):
+    if offline or switched_off():
         raise ModelNotFoundError(
             f"cannot fetch {repo}: the Hub is switched off (--offline, or HF_HUB_OFFLINE is set); "
             f"go online once to download it, {client.WAY_OUT}"
