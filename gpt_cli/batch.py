@@ -52,6 +52,11 @@ def row_options(defaults: Options, row: Mapping[str, Any]) -> Options:
     return replace(defaults, **options)
 
 
+def read_ahead(batch_size: int | None) -> int:
+    """Return how many rows are sorted by length, of which batches are then cut."""
+    return min(_READ_AHEAD * (batch_size or LARGEST), sys.maxsize)  # all that islice counts to
+
+
 def complete(
     model: GPT2,
     tokenizer: Tokenizer,
@@ -73,8 +78,7 @@ def complete(
         CheckpointError: the weights are damaged.
     """
     rows = iter(requests)
-    ahead = min(_READ_AHEAD * (batch_size or LARGEST), sys.maxsize)  # all that islice counts to
-    while window := list(islice(rows, ahead)):
+    while window := list(islice(rows, read_ahead(batch_size))):
         results: dict[int, Completion | InputError] = {}
         following = 0
         for place, result in _complete_window(model, tokenizer, window, batch_size):

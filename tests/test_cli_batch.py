@@ -17,12 +17,14 @@ from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app, progress
-from gpt_cli.cli.rows import Output
+from gpt_cli.cli.output import Output
 from gpt_cli.errors import ContextError, InputError, ResourceError
 from gpt_cli.generate import Options, Request, working_set
+from gpt_cli.records import Generation
 
 # One thread: on a busy machine two wait for each other.
 BATCH = [*COMMAND, "batch", "--model", "tiny", "--threads", "1"]
+GENERATION = Generation(Options(seed=1))
 TINY_FOLDER = Path(__file__).parent.parent / "weights" / "tiny"
 BOM = b"\xef\xbb\xbf"
 
@@ -927,7 +929,7 @@ def test_a_full_disk_behind_an_output_changes_no_other_exit_code(redirection, co
 @posix
 def test_two_runs_do_not_write_one_output(tmp_path):
     output = tmp_path / "out"
-    with Output(output, resume=False) as records:
+    with Output(output, GENERATION, "tiny", None, resume=False) as records:
         records.write('{"index": 0}\n')
         finished = run("-n", 1, "-o", output, "--resume", input=b"Once\n")
     assert_one_line_error(finished.returncode, 5, finished.stderr.decode())
@@ -940,13 +942,13 @@ def test_two_runs_do_not_write_one_output(tmp_path):
 def test_the_time_that_is_left_is_told_when_the_rate_has_settled(monkeypatch, capsys):
     now = 100.0
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
-    with progress.Progress(40, 10, shown=True) as told:
+    with progress.Progress(40, 10, 1, shown=True) as told:
         for now in (102.0, 131.0, 140.0, 3760.0):  # noqa: B007 (it is read above)
-            told.add(50)
+            told.add(50, failed=now == 140.0)
     assert capsys.readouterr().err.splitlines() == [
-        "gpt-cli: 12 of 40 rows, 100 tokens, 3 a second, 7:14 left",
-        "gpt-cli: 14 of 40 rows, 200 tokens, 0 a second, 6:36:30 left",
-        "gpt-cli: 14 of 40 rows, 200 tokens, 0 a second, 6:36:30 left",
+        "gpt-cli: 12 of 40 rows (1 failed), 100 tokens, 3 a second, 7:14 left",
+        "gpt-cli: 14 of 40 rows (2 failed), 200 tokens, 0 a second, 6:36:30 left",
+        "gpt-cli: 14 of 40 rows (2 failed), 200 tokens, 0 a second, 6:36:30 left",
     ]
 
 
@@ -956,9 +958,10 @@ def test_a_batch_beyond_all_is_as_large_as_the_input():
 
 @pytest.mark.parametrize(
     ("source", "output", "code"),
-    [("missing", "out", 2), (".", "out", 2), ("in", "missing/out", 2), ("in", ".", 2)],
+    [("missing", "out", 2), ("empty", "out", 2), ("in", "missing/out", 2), ("in", ".", 2)],
 )
 def test_files_that_cannot_be_used_are_one_line(source, output, code, tmp_path):
+    (tmp_path / "empty").mkdir()
     (tmp_path / "in").write_bytes(b"Once\n")
     finished = run(source, "-n", 1, "-o", output, cwd=tmp_path)
     errors = finished.stderr.decode()

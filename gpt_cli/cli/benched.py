@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
+from gpt_cli import records
 from gpt_cli.bench import Benchmark, Spread
-from gpt_cli.cli import report
 from gpt_cli.cli.plot import curves, number
 from gpt_cli.hub import format_size
 
@@ -21,7 +21,7 @@ _ROWS = {
 
 def as_json(found: Benchmark) -> str:
     """A JSON object with everything, the time of each token included."""
-    return report.json_line(asdict(found))
+    return records.json_line(asdict(found))
 
 
 def as_text(found: Benchmark) -> str:

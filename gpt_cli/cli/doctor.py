@@ -15,7 +15,7 @@ def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
     flags.prepare(None)
     from dataclasses import asdict
 
-    from gpt_cli.cli import report
+    from gpt_cli import records
     from gpt_cli.doctor import examine
 
     problems = []
@@ -23,7 +23,7 @@ def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
         if finding.status == "problem":
             problems.append(finding.name)
         if as_json:
-            write(report.json_line(asdict(finding)))
+            write(records.json_line(asdict(finding)))
         else:
             told = finding.found + (f"; cure: {finding.cure}" if finding.cure else "")
             write(hanging(f"{finding.status:7}  {finding.name:8}  ", told))

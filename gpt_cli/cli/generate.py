@@ -71,6 +71,7 @@ def generate(
     text = read_prompt(prompt, file)
     flags.prepare(threads)
     import gpt_cli
+    from gpt_cli import records
     from gpt_cli.cli import report
 
     options = flags.generation_options(
@@ -104,8 +105,8 @@ def generate(
     interrupted = not _finish(run, prefix if streaming else None)
     if as_json:
         for index, completion in enumerate(run.completions):
-            record = report.record(engine, text, completion, logprobs=logprobs is not None)
-            write(report.json_line({"index": index} | record))
+            record = records.of_completion(engine, text, completion, logprobs=logprobs is not None)
+            write(records.json_line({"index": index} | record))
     elif not streaming:
         write(SEPARATOR.join(prefix + completion.text for completion in run.completions))
     if not as_json and on_terminal(sys.stdout):

@@ -38,6 +38,7 @@ def next_tokens(
     text = read_prompt(prompt, file)
     flags.prepare(threads)
     import gpt_cli
+    from gpt_cli import records
     from gpt_cli.cli import report
 
     engine = gpt_cli.load(
@@ -50,12 +51,12 @@ def next_tokens(
         passes=1,
     )
     found = [
-        report.token_record(engine, id, logprob) | {"probability": math.exp(logprob)}
+        records.of_token(engine, id, logprob) | {"probability": math.exp(logprob)}
         for id, logprob in engine.next_tokens(text, top, special=special)
     ]
     if as_json or not on_terminal(sys.stdout):
         for place, token in enumerate(found, 1):
-            write(report.json_line({"rank": place} | token))
+            write(records.json_line({"rank": place} | token))
         return
     pieces = [report.shown(token) for token in found]
     width = max(map(len, pieces))

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gpt_cli.cli import completion
-from gpt_cli.errors import ResourceError
+from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.machine import addresses, blas_threads, cores
 
 if TYPE_CHECKING:
     from gpt_cli.generate import Options
+    from gpt_cli.ray import Cluster
 
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
@@ -67,6 +68,55 @@ Verbose = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
 
+
+# A job of many rows: the fields of gpt_cli.cli.jobs.Job.
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="OUT",
+        path_type=str,
+        callback=lambda name: None if name == "-" else name,
+        help="Write to a new file: JSON Lines, or .parquet; or to files in a folder, as FOLDER/, "
+        "FOLDER/*.jsonl or FOLDER/*.parquet; here or at an address.",
+    ),
+]
+RowsFormat = Annotated[
+    Literal["auto", "lines", "jsonl", "parquet"] | None,
+    typer.Option(
+        "--format",
+        help="What the rows are in; auto: parquet by the ending of the name, jsonl if it begins "
+        "with {, else lines.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="If OUT is there, keep its rows and add those that are missing. Give the same flags "
+        "again; the seed is known from OUT.",
+    ),
+]
+EngineName = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--engine", help="Compute on this machine, or on those of a Ray cluster."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Of the cluster, or auto for the one that this machine is in; else Ray is started "
+        "here for this job.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many hold the model; as many as there is room for if not set."),
+]
+GPUsPerWorker = Annotated[
+    float | None, typer.Option(min=0, metavar="G", help="GPUs of each worker, such as 1 or 0.5.")
+]
 
 PromptFile = Annotated[
     Path | None,
@@ -148,6 +198,33 @@ def generation_options(**given: Any) -> "Options":
     from gpt_cli.generate import Options
 
     return Options(**{name: value for name, value in given.items() if value is not None})
+
+
+def cluster(
+    engine: str,
+    *,
+    address: str | None,
+    workers: int | None,
+    gpus: float | None,
+    threads: int | None,
+) -> "Cluster | None":
+    """Return what flags say of a cluster; None if all is computed here.
+
+    Raises:
+        InputError: a flag for Ray was given without it.
+        ResourceError: Ray is not installed.
+    """
+    if engine == "local":
+        given = {"--address": address, "--workers": workers, "--gpus-per-worker": gpus}
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"{name} is of a Ray cluster: add --engine ray")
+        return None
+    try:
+        from gpt_cli.ray import Cluster
+    except ImportError as error:
+        raise ResourceError(f"--engine ray: {error}: pip install 'gpt-cli[ray]'") from None
+    return Cluster(address, workers, gpus or 0, threads)
 
 
 def scoring_passes(text: str) -> int:

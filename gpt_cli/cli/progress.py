@@ -19,8 +19,9 @@ def renew(line: str) -> None:
 class Progress:
     """Counts rows and tokens, and tells on standard error how far they are."""
 
-    def __init__(self, total: int | None, done: int, *, shown: bool):
+    def __init__(self, total: int | None, done: int, failed: int, *, shown: bool):
         self.rows = done  # also those of an earlier run
+        self.failed = failed  # of them
         self.tokens = 0
         self._before = done
         self._total = total
@@ -29,9 +30,10 @@ class Progress:
         self._pause = 0.2 if self._renews else 30.0  # seconds between two lines
         self._start = self._last = time.perf_counter()
 
-    def add(self, tokens: int) -> None:
+    def add(self, tokens: int, *, failed: bool) -> None:
         """Count a row that is done."""
         self.rows += 1
+        self.failed += failed
         self.tokens += tokens
         now = time.perf_counter()
         if not self._shown or now - self._last < self._pause:
@@ -64,7 +66,8 @@ class Progress:
         of = "" if self._total is None else f" of {self._total:,}"
         rows = "row" if (self._total or self.rows) == 1 else "rows"
         rate = self.tokens / seconds
-        line = f"{self.rows:,}{of} {rows}, {self.tokens:,} tokens, {rate:,.0f} a second"
+        failed = f" ({self.failed:,} failed)" if self.failed else ""
+        line = f"{self.rows:,}{of} {rows}{failed}, {self.tokens:,} tokens, {rate:,.0f} a second"
         new = self.rows - self._before
         if self._total is not None and self.rows < self._total and seconds > _SETTLED:
             left = seconds / new * (self._total - self.rows)

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import on_terminal, quoted, read_prompt, read_text, write
+from gpt_cli.cli.text import on_terminal, quoted, read_prompt, write
 from gpt_cli.errors import InputError
+from gpt_cli.reading import read_text
 
 
 def rank(
@@ -64,7 +65,7 @@ def rank(
         raise InputError("give each choice once: none may be there twice")
     flags.prepare(threads)
     import gpt_cli
-    from gpt_cli.cli import report
+    from gpt_cli import records
 
     engine = gpt_cli.load(
         model,
@@ -88,7 +89,7 @@ def rank(
                 "bytes": choice.bytes,
                 "model": engine.name,
             }
-            write(report.json_line(told))
+            write(records.json_line(told))
         return
     write(f"{'probability':>11}  {'log-lik.':>9}  tokens  choice\n")
     for choice in ranked:

@@ -1,83 +1,11 @@
-"""What is told about a run: as JSON on standard output, as notes on standard error."""
+"""What people are told about a run, as notes on standard error."""
 
-import json
 from typing import Any
 
-from gpt_cli.cli.rows import Row
+from gpt_cli import records
 from gpt_cli.cli.text import quoted
 from gpt_cli.engine import Engine
-from gpt_cli.errors import InputError
 from gpt_cli.generate import Completion
-
-
-def timing(engine: Engine, completion: Completion) -> dict[str, float | None]:
-    """Seconds to load, seconds to the first token, and tokens a second after it."""
-    times = completion.seconds
-    rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
-    return {
-        "load_s": round(engine.load_seconds, 4),
-        "ttft_s": round(times[0], 4) if times else None,
-        "decode_tok_s": rate and round(rate, 2),
-    }
-
-
-def json_line(value: Any) -> str:
-    """Return a value as one line of JSON."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def record(
-    engine: Engine, prompt: str, completion: Completion, *, logprobs: bool
-) -> dict[str, Any]:
-    """Return what is told about a completion, with the log-probability of each token if wanted."""
-    told = {
-        "prompt": prompt,
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "seed": completion.seed,
-        "model": engine.name,
-        "usage": {
-            "prompt_tokens": completion.prompt_tokens,
-            "completion_tokens": len(completion.ids),
-        },
-        "timing": timing(engine, completion),
-    }
-    if logprobs:
-        steps = zip(completion.ids, completion.logprobs, completion.top_logprobs, strict=True)
-        told["logprobs"] = [
-            token_record(engine, id, logprob)
-            | {"top": [token_record(engine, *other) for other in top]}
-            for id, logprob, top in steps
-        ]
-    return told
-
-
-def row_record(
-    engine: Engine, row: Row, result: Completion | InputError, *, logprobs: bool
-) -> dict[str, Any]:
-    """Return what is told about a row of a batch: a completion, or why there is none."""
-    place = {"index": row.index} | ({} if row.id is None else {"id": row.id})
-    if isinstance(result, InputError):
-        return place | {"line": row.line} | error_record(result)
-    return place | record(engine, row.prompt, result, logprobs=logprobs)
-
-
-def error_record(reason: InputError) -> dict[str, Any]:
-    """Return what is told of a row that failed."""
-    return {"error": {"code": reason.code, "message": str(reason)}}
-
-
-def token_record(engine: Engine, id: int, logprob: float | None) -> dict[str, Any]:
-    """Return a token with its text, in which U+FFFD stands for an unfinished character.
-
-    A model may have more ids than its tokenizer has tokens; the others have a name and no bytes.
-    """
-    try:
-        piece = engine.tokenizer.token_bytes(id)
-    except InputError:
-        return {"id": id, "token": f"<{id}>", "bytes": [], "logprob": logprob}
-    text = piece.decode(errors="replace")
-    return {"id": id, "token": text, "bytes": list(piece), "logprob": logprob}
 
 
 def shown(token: dict[str, Any]) -> str:
@@ -105,7 +33,7 @@ def statistics(engine: Engine, completions: list[Completion]) -> list[str]:
 
 
 def _statistics(engine: Engine, completion: Completion) -> str:
-    times = timing(engine, completion)
+    times = records.timing(engine, completion)
     first, rate = times["ttft_s"], times["decode_tok_s"]
     return ", ".join(
         [

@@ -2,28 +2,26 @@
 
 import math
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gpt_cli import places
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import (
-    input_file,
-    note,
-    on_terminal,
-    read_lines,
-    read_text,
-    without_line_end,
-    write,
-)
+from gpt_cli.cli.text import input_file, note, on_terminal, write
 from gpt_cli.errors import InputError, RowsError
+from gpt_cli.reading import read_lines, read_text, without_line_end
 
 
 def score(
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="The text; without it, what comes through a pipe."),
+        str | None,
+        typer.Argument(
+            metavar="[FILE]",
+            path_type=str,
+            help="The text; without it, what comes through a pipe. With --output or --format, "
+            "rows, as for batch.",
+        ),
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Score each line by itself.")] = False,
     tokens: Annotated[
@@ -51,12 +49,19 @@ def score(
             "with all before that fit; half of the context if not set.",
         ),
     ] = None,
+    output: flags.Output = None,
+    resume: flags.Resume = False,
+    form: flags.RowsFormat = None,
     model: flags.Model = "gpt2",
     device: flags.Device = "auto",
     dtype: flags.Dtype = "auto",
     threads: flags.Threads = None,
     revision: flags.Revision = None,
     offline: flags.Offline = False,
+    engine: flags.EngineName = "local",
+    address: flags.Address = None,
+    workers: flags.Workers = None,
+    gpus_per_worker: flags.GPUsPerWorker = None,
     as_json: flags.Json = False,
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
@@ -67,6 +72,9 @@ def score(
 
     With --lines, a line of output for each of input: the four numbers, and the text. The first
     token of a text has nothing before it and is not scored; so a line needs two.
+
+    With --output or --format, FILE is rows: lines, JSON Lines with a "text" and an "id" if wanted,
+    or Parquet with such columns. For each, there is a record with its numbers.
     """
     file = input_file(file, "no text: give a FILE, or a pipe on standard input")
     filters = min_perplexity is not None or max_perplexity is not None
@@ -77,32 +85,45 @@ def score(
             raise InputError(f"a perplexity is above 0, not {bound}")
     if (min_perplexity or 0) > (max_perplexity or math.inf):
         raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
+    load_options = {"device": device, "dtype": dtype, "revision": revision, "offline": offline}
+    if output is not None or form is not None:
+        if filters:
+            raise InputError("--output and --format have records of all rows: filter those")
+        flags.prepare(threads)
+        from gpt_cli.cli import jobs
+        from gpt_cli.records import Scoring
+
+        cluster = flags.cluster(
+            engine, address=address, workers=workers, gpus=gpus_per_worker, threads=threads
+        )
+        job = jobs.Job(
+            file, output, form or "auto", resume, None, model, load_options, cluster, quiet
+        )
+        jobs.run(job, Scoring(stride, tokens))
+        return
+    if resume or engine == "ray":
+        raise InputError("--resume and --engine ray are for rows: give --output OUT, too")
+    if file != "-" and places.find(file) != [file]:
+        raise InputError(f"{file} is many files: give --output OUT to score the rows of all")
     whole = None if lines or filters else without_line_end(read_text(file))
     flags.prepare(threads)
     import gpt_cli
     from gpt_cli.cli import scored
 
-    engine = gpt_cli.load(
-        model,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        offline=offline,
-        quiet=quiet,
-        passes=None if whole is None else flags.scoring_passes(whole),
-    )
+    passes = None if whole is None else flags.scoring_passes(whole)
+    loaded = gpt_cli.load(model, **load_options, quiet=quiet, passes=passes)
 
     aligned = on_terminal(sys.stdout)
 
     def show(line: scored.Scored) -> str | bytes:
         if as_json:
-            return scored.as_json(engine, line, tokens=tokens)
+            return scored.as_json(loaded, line, tokens=tokens)
         if tokens:
-            return scored.as_tokens(engine, line)
+            return scored.as_tokens(loaded, line)
         return line.data if filters else scored.as_columns(line, aligned=aligned)
 
     if whole is not None:
-        score = engine.score(whole, stride=stride)
+        score = loaded.score(whole, stride=stride)
         plain = not (as_json or tokens)
         line = scored.Scored(1, whole.encode(), whole, score)
         write(scored.as_facts(score) if plain else show(line))
@@ -112,7 +133,7 @@ def score(
         write(scored.columns(header, aligned=True) + "text\n")
     number = failed = 0
     for block in read_lines(file):
-        for line in scored.score_lines(engine, block, number + 1, stride):
+        for line in scored.score_lines(loaded, block, number + 1, stride):
             number = line.number
             if isinstance(line.score, InputError):
                 failed += 1

@@ -1,14 +1,14 @@
 """Lines with their scores, in the forms that `gpt-cli score` shows them in."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_cli.cli import report
-from gpt_cli.cli.text import quoted, without_line_end
+from gpt_cli import records
+from gpt_cli.cli.text import quoted
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
+from gpt_cli.reading import without_line_end
 from gpt_cli.score import Score
 
 _TOGETHER = 256  # lines: those of like length are computed side by side, and all come together
@@ -53,22 +53,10 @@ def _decoded(data: bytes, number: int) -> str | InputError:
 def as_json(engine: Engine, line: Scored, *, tokens: bool) -> str:
     """A JSON object, with the tokens if wanted."""
     told: dict[str, Any] = {"index": line.number - 1}
-    score = line.score
-    if isinstance(score, InputError):
-        return report.json_line(told | {"line": line.number} | report.error_record(score))
-    told |= {
-        "text": line.text,
-        "model": engine.name,
-        "tokens": len(score.ids),
-        "tokens_scored": score.tokens_scored,
-        "total_logprob": score.total_logprob,
-        "perplexity": None if score.perplexity == math.inf else score.perplexity,
-        "bits_per_byte": score.bits_per_byte,
-    }
-    if tokens:
-        pairs = zip(score.ids, score.token_logprobs, strict=True)
-        told["logprobs"] = [report.token_record(engine, *pair) for pair in pairs]
-    return report.json_line(told)
+    if isinstance(line.score, InputError):
+        return records.json_line(told | {"line": line.number} | records.of_error(line.score))
+    told |= {"text": line.text} | records.of_score(engine, line.score, logprobs=tokens)
+    return records.json_line(told)
 
 
 def as_tokens(engine: Engine, line: Scored) -> str:

@@ -3,22 +3,15 @@
 import errno
 import json
 import os
-import select
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from io import BufferedReader
+from contextlib import suppress
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.machine import free_memory
-
-_BLOCK = 1 << 20  # bytes to read at once, if they are there
-_GROWTH = 32  # times its bytes is more than a text takes as tokens; 14 as measured
-_ANOTHER = "name a file that can be read"
+from gpt_cli.reading import read_text, without_line_end
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
@@ -43,147 +36,15 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     return text + prompt if prompt is not None else without_line_end(text)
 
 
-def input_file(file: Path | None, missing: str) -> Path:
-    """Return the file to read, "-" for standard input, before anything costly is done for it.
+def input_file(file: str | None, missing: str) -> str:
+    """Return the name of the input, "-" for standard input.
 
     Raises:
-        InputError: there is none and nothing is piped (`missing` says so), or it is not there.
+        InputError: there is none and nothing is piped (`missing` says so).
     """
     if file is None and not piped():
         raise InputError(missing)
-    if file is not None and file != Path("-"):
-        try:
-            file.stat()
-        except OSError as error:
-            raise InputError(f"cannot read {file}: {error.strerror}; {_ANOTHER}") from None
-        if file.is_dir():
-            raise InputError(f"cannot read {file}: it is a folder; {_ANOTHER}")
-    return file or Path("-")
-
-
-def read_text(file: Path) -> str:
-    """Return the whole text of a file ("-" is standard input), less a byte order mark.
-
-    Raises:
-        InputError: it cannot be read, is empty or is not UTF-8.
-    """
-    name = _name(file)
-    try:
-        text = read_bytes(file).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} is not UTF-8: byte {error.start} cannot be read; convert it, as iconv does"
-        ) from None
-    if not text:
-        raise InputError(f"{name} is empty: a text is needed")
-    return text
-
-
-def read_bytes(file: Path) -> bytes:
-    """Return all of a file, or of standard input for "-".
-
-    Raises:
-        InputError: it cannot be read.
-        ResourceError: it has no end, or none that the memory has room for.
-    """
-    room = _room()
-    data = bytearray()
-    with _read_errors(file), _open(file) as stream:
-        while block := stream.read(_BLOCK):
-            data += block
-            if len(data) > room:
-                raise _too_long(file, room)
-    return bytes(data)
-
-
-def without_line_end(text: str) -> str:
-    r"""Return the text less one "\n" or "\r\n" at its end."""
-    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
-
-
-def read_lines(file: Path) -> Iterator[list[bytes]]:
-    """Yield the lines of a file, or of standard input for "-", with their ends.
-
-    They come in lists of what can be had without waiting: those of a slow pipe one by one.
-
-    Raises:
-        InputError: the file cannot be read.
-        ResourceError: a line has no end, or none that the memory has room for.
-    """
-    with _read_errors(file), _open(file) as stream:
-        room = _room()
-        pieces: list[bytes] = []  # of a line that has not ended
-        held = 0  # bytes in them
-        at_end = False
-        while not at_end:
-            data, at_end = _read_available(stream)
-            *ended, rest = data.split(b"\n")
-            lines = [line + b"\n" for line in ended]
-            if lines:
-                lines[0] = b"".join([*pieces, lines[0]])
-                pieces = []
-                held = 0
-            pieces.append(rest)
-            held += len(rest)
-            if held > room:
-                raise _too_long(file, room)
-            if at_end and any(pieces):
-                lines.append(b"".join(pieces))
-            if lines:
-                yield lines
-
-
-def _room() -> int:
-    """How many bytes of text the free memory has room for, with the tokens that they become."""
-    free = free_memory()
-    return sys.maxsize if free is None else free // _GROWTH
-
-
-def _too_long(file: Path, room: int) -> ResourceError:
-    return ResourceError(
-        f"{_name(file)} has more than {room / 1e6:,.0f} MB of text at once, which is all that the "
-        "free memory has room for: cut it in pieces"
-    )
-
-
-@contextmanager
-def _read_errors(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"cannot read {_name(file)}: {error.strerror}; {_ANOTHER}") from None
-
-
-def _name(file: Path) -> str:
-    return "standard input" if file == Path("-") else str(file)
-
-
-def _open(file: Path) -> AbstractContextManager[BufferedReader]:
-    if file != Path("-"):
-        return file.open("rb")
-    if sys.stdin is None:
-        raise InputError("standard input is closed")
-    return nullcontext(cast(BufferedReader, sys.stdin.buffer))
-
-
-def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
-    """Wait for bytes; return them with what else is there, and whether it is known to be all."""
-    data = stream.read1(_BLOCK)
-    if not data:
-        return b"", True
-    while len(data) < _BLOCK and _ready(stream):
-        more = stream.read1(_BLOCK)
-        if not more:
-            return data, True
-        data += more
-    return data, False
-
-
-def _ready(stream: BufferedReader) -> bool:
-    try:
-        return bool(select.select([stream], [], [], 0)[0])
-    except OSError:  # Windows can ask only sockets
-        return False
+    return file or "-"
 
 
 def piped() -> bool:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import note, on_terminal, piped, quoted, read_bytes, write
+from gpt_cli.cli.text import note, on_terminal, piped, quoted, write
 from gpt_cli.errors import InputError
+from gpt_cli.reading import read_bytes
 
 if TYPE_CHECKING:
     from gpt_cli.tokenizer import Tokenizer

@@ -25,8 +25,7 @@ def verify(
     flags.prepare(threads)
     from dataclasses import asdict
 
-    from gpt_cli import hub
-    from gpt_cli.cli import report
+    from gpt_cli import hub, records
     from gpt_cli.verify import verify
 
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
@@ -38,7 +37,7 @@ def verify(
     failed = [check.name for check in checks if check.passed is False]
     if as_json:
         told = {"model": name, "folder": str(folder), "passed": not failed}
-        write(report.json_line(told | {"checks": [asdict(check) for check in checks]}))
+        write(records.json_line(told | {"checks": [asdict(check) for check in checks]}))
     if failed:
         raise CheckpointError(
             f"{name} has failed {len(failed)} of {len(checks)} checks ({', '.join(failed)}): "

@@ -35,6 +35,7 @@ __all__ = [
     "download",
     "find",
     "format_size",
+    "is_folder",
     "list_models",
     "new_folder",
     "other_files",
@@ -55,7 +56,7 @@ def find(name: str, revision: str | None = None) -> Path | None:
         InputError: a revision was given for something that has none.
         ModelNotFoundError: the name can be none of these.
     """
-    if name in BUNDLED or _is_folder(name):
+    if name in BUNDLED or is_folder(name):
         if revision is not None:
             raise InputError(f"{name} has no revisions, as only a model on the Hub has them")
         return bundled(name) if name in BUNDLED else Path(name)
@@ -129,7 +130,7 @@ def download(
     """
     if name in BUNDLED:
         raise InputError(f"{name} is bundled: there is nothing to download, use `--model {name}`")
-    if _is_folder(name):
+    if is_folder(name):
         raise InputError(f"{name} is a folder: there is nothing to download, use it with --model")
     repo, revision = hub_id(name), checked_revision(revision)
     _go_online(repo)
@@ -159,8 +160,9 @@ def problem() -> str | None:
     return None
 
 
-def _is_folder(name: str) -> bool:
-    return name not in SHORT_NAMES and os.path.isdir(name)  # noqa: PTH112 (never raises)
+def is_folder(name: str) -> bool:
+    """Return whether the name of a model is that of a folder here, and of nothing else."""
+    return name not in (*BUNDLED, *SHORT_NAMES) and os.path.isdir(name)  # noqa: PTH112 (never raises)
 
 
 def _go_online(repo: str, offline: bool = False) -> None:

@@ -18,12 +18,12 @@ import numpy as np
 from gpt_cli import checkpoint
 from gpt_cli.batch import row_options
 from gpt_cli.checkpoint import Tensor
-from gpt_cli.cli.report import error_record, json_line
-from gpt_cli.cli.rows import read_rows
 from gpt_cli.config import ACTIVATIONS, GPT2Config
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.generate import Options, StopStrings
 from gpt_cli.ops.int8 import Int8Rows
+from gpt_cli.records import Generation, json_line, of_error
+from gpt_cli.rows import Source
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 FOLDER = Path(tempfile.mkdtemp(prefix="gpt-cli-fuzz-"))
@@ -203,7 +203,9 @@ def rows(data: bytes) -> None:
     """The first byte chooses the form, the others are the file."""
     form, data = FORMS[data[0] % len(FORMS) if data else 0], data[1:]
     ROWS.write_bytes(data)
-    rows = [row for block in read_rows(ROWS, form) for row in block]
+    source = Source(str(ROWS), form, Generation.fields, together=3)
+    rows = [row for block in source.rows() for row in block]
+    assert source.total == len(rows)
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     filled = [number for number, line in enumerate(lines, 1) if line.strip()]
     assert [row.line for row in rows] == filled
@@ -212,7 +214,7 @@ def rows(data: bytes) -> None:
         request = row.request
         told = {"index": row.index, "id": row.id}
         if isinstance(request, InputError):
-            json_line(told | error_record(request)).encode()
+            json_line(told | of_error(request)).encode()
             continue
         if form == "lines":
             line = lines[row.line - 1]
@@ -222,7 +224,7 @@ def rows(data: bytes) -> None:
         try:
             options = row_options(DEFAULTS, own)
         except InputError as error:
-            json_line(told | error_record(error)).encode()
+            json_line(told | of_error(error)).encode()
             continue
         check_options(options)
         json_line(told | vars(options)).encode(errors="surrogatepass")

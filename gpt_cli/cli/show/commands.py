@@ -242,7 +242,7 @@ def _deliver(
     view: "View", html: Path | None, png: Path | None, *, as_json: bool, quiet: bool
 ) -> None:
     """Print a view, or else write the files that are wanted of it."""
-    from gpt_cli.cli import report
+    from gpt_cli import records
 
     files = {}
     if html is not None:
@@ -256,7 +256,7 @@ def _deliver(
     for file, data in files.items():
         write_file(file, data)
     if as_json:
-        write(report.json_line(view.record()))
+        write(records.json_line(view.record()))
     elif not files:
         from gpt_cli.cli.show.terminal import print_view
 

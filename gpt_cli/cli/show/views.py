@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.cli import report
+from gpt_cli import records
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.machine import check_room, free_memory
 from gpt_cli.tree import Node
 
-# As `report.token_record` makes it; without "logprob" where nothing has predicted it.
+# As `records.of_token` makes it; without "logprob" where nothing has predicted it.
 Token: TypeAlias = dict[str, Any]
 
 # Times its bytes is what an array takes as numbers of Python and as text, as measured.
@@ -141,7 +141,7 @@ def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> Lens:
     ids, logprobs = (array.tolist() for array in found.lens(top))
     predictions = [
         [
-            [report.token_record(engine, *pair) for pair in zip(*place, strict=True)]
+            [records.of_token(engine, *pair) for pair in zip(*place, strict=True)]
             for place in zip(*layer, strict=True)
         ]
         for layer in zip(ids, logprobs, strict=True)
@@ -158,7 +158,7 @@ def surprise(engine: Engine, text: str) -> Surprise:
     """
     score = engine.score(text)
     pairs = zip(score.ids, score.token_logprobs, strict=True)
-    tokens = [report.token_record(engine, *pair) for pair in pairs]
+    tokens = [records.of_token(engine, *pair) for pair in pairs]
     perplexity = None if score.perplexity == math.inf else score.perplexity
     return Surprise(engine.name, tokens, perplexity)
 
@@ -172,7 +172,7 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> Tree:
 
     def branch(node: Node) -> Branch:
         return Branch(
-            report.token_record(engine, node.id, node.logprob),
+            records.of_token(engine, node.id, node.logprob),
             math.exp(node.total_logprob),
             [branch(child) for child in node.children],
         )
@@ -181,5 +181,5 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> Tree:
 
 
 def _tokens(engine: Engine, ids: list[int]) -> list[Token]:
-    tokens = [report.token_record(engine, id, None) for id in ids]
+    tokens = [records.of_token(engine, id, None) for id in ids]
     return [{key: token[key] for key in token if key != "logprob"} for token in tokens]

@@ -1,21 +1,5 @@
-"""Callable classes for Ray Data: each actor holds a model, and batches of rows go through it.
+"""Callable classes for tables: what `map_batches` of Ray Data calls, in each of its actors."""
 
-    rows = ray.data.read_json("rows.jsonl", lines=True)  # {"index": 0, "prompt": "Once upon"}
-    rows.map_batches(
-        gpt_cli.ray.Generate,
-        fn_constructor_kwargs={"model": "tiny", "options": {"max_tokens": 20, "seed": 1}},
-        batch_format="pyarrow",
-        concurrency=1,  # actors; the reader needs a CPU, too, or both wait for ever
-        num_cpus=1,
-    ).write_json("texts")
-
-A row's result is that of `Engine` on one machine, wherever and beside whatever it is computed. An
-actor that dies takes no row with it: Ray computes its batches again, with the same results. Models
-from the Hub are fetched into the cache of a node once. An actor takes as many threads as it has
-been given CPUs: Ray tells OpenMP, and both NumPy and numba ask there. Install the extra `ray`.
-"""
-
-import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -25,10 +9,10 @@ from gpt_cli.batch import ROW_OPTIONS
 from gpt_cli.engine import load
 from gpt_cli.errors import InputError
 from gpt_cli.generate import Options
+from gpt_cli.parquet import whole
 
 _Columns: TypeAlias = dict[str, tuple[list[Any], pyarrow.DataType]]  # values, null where failed
 
-_EXACT = 2**53  # up to which floats are exact
 _ERROR = pyarrow.struct([("code", pyarrow.string()), ("message", pyarrow.string())])
 
 
@@ -63,7 +47,7 @@ class Generate:
         _check_columns(table, ["prompt", "index"])
         fields = ["prompt", *(name for name in ROW_OPTIONS if name in table.column_names)]
         rows = [
-            {name: _whole(row[name]) for name in row} for row in table.select(fields).to_pylist()
+            {name: whole(row[name]) for name in row} for row in table.select(fields).to_pylist()
         ]
         indices = table["index"].to_pylist()
         results = list(self._engine.batch(rows, self._options, indices=indices))
@@ -118,15 +102,6 @@ class Score:
             "error": ([_error(result) for result in results], _ERROR),
         }
         return _with_columns(table, columns)
-
-
-def _whole(value: Any) -> Any:
-    """Return a value; of a float that is a whole number, that: pandas has no integers with gaps."""
-    if not isinstance(value, float):
-        return value
-    if math.isnan(value):
-        return None
-    return int(value) if value.is_integer() and abs(value) <= _EXACT else value
 
 
 def _check_columns(table: pyarrow.Table, needed: list[str]) -> None:

@@ -1,0 +1,140 @@
+"""A job: a task for each row of an input, on this machine or on many, with its output resumed."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gpt_cli
+from gpt_cli import places
+from gpt_cli.cli.output import Output
+from gpt_cli.cli.progress import Progress
+from gpt_cli.cli.text import note, on_terminal
+from gpt_cli.engine import Engine
+from gpt_cli.errors import InputError, RowsError
+from gpt_cli.records import ERROR, PLACE, Record, Task
+from gpt_cli.rows import Form, Source
+
+if TYPE_CHECKING:
+    from gpt_cli.cli.parts import Parts
+    from gpt_cli.ray import Cluster
+
+
+@dataclass(frozen=True)
+class Job:
+    """What flags say of a job."""
+
+    input: str  # a file, a folder, a pattern, or an address of such; "-" is standard input
+    output: str | None  # the same; None is standard output
+    form: Form  # what the input is
+    resume: bool  # whether there may be an output of an earlier run
+    seed: int | None  # the one that was given
+    model: str  # a name or a folder
+    load_options: dict[str, Any]  # keywords for `gpt_cli.load`
+    cluster: "Cluster | None"  # where it is computed; None is here
+    quiet: bool  # nothing is told on the way
+
+
+def run(job: Job, task: Task) -> None:
+    """Do a job.
+
+    Raises:
+        GPTCLIError: one of its subclasses; RowsError if all is done, and some rows have failed.
+    """
+    source = Source(job.input, job.form, task.fields, task.together)
+    if source.streams and job.cluster is not None:
+        raise InputError("--engine ray reads files, and no pipe: name a file")
+    output = _output(job, task, source)
+    if source.ignored and not job.quiet:
+        note(f"gpt-cli: note: columns that are not read: {', '.join(source.ignored)}")
+    total = source.total
+    if job.cluster is None:
+        engine = gpt_cli.load(job.model, **job.load_options, quiet=job.quiet)
+        compute = partial(_compute_here, engine)
+    else:
+        compute = partial(_compute_there, job, job.cluster)
+    shown = not job.quiet and not (job.output is None and on_terminal(sys.stdout))
+    with output, Progress(total, output.rows, output.failed, shown=shown) as progress:
+        for record in compute(task, source, output):
+            output.write(record.line)
+            progress.add(record.tokens, failed=record.failed)
+        rows = source.total or 0
+        output.end(rows)
+    if progress.failed:
+        raise RowsError(f"{progress.failed} of {rows} rows failed: their records say why")
+
+
+def _compute_here(
+    engine: Engine, task: Task, source: Source, output: "Output | Parts"
+) -> Iterator[Record]:
+    """Yield what becomes of the rows that the output does not have."""
+    for rows in source.rows():
+        missing = [row for row in rows if not output.has(row)]
+        if output.seed is not None:
+            task = task.with_seed(output.seed)
+        yield from task.records(engine, missing)
+
+
+def _compute_there(
+    job: Job, cluster: "Cluster", task: Task, source: Source, output: "Output | Parts"
+) -> Iterator[Record]:
+    """The same, by the workers of a cluster."""
+    from gpt_cli import ray
+
+    for rows in source.rows():
+        if not rows or rows[0].index >= output.to_check:
+            break
+        for row in rows:
+            output.has(row)
+    if output.seed is not None:
+        task = task.with_seed(output.seed)
+    yield from ray.compute(cluster, source, output.rows, task, job.model, job.load_options)
+
+
+def _output(job: Job, task: Task, source: Source) -> "Output | Parts":
+    name = job.output
+    folder, ending = (None, "") if name is None else _folder(name, source)
+    if name is None or not (folder or places.is_address(name) or name.endswith(".parquet")):
+        path = None if name is None else Path(name)
+        files = [file for file in source.files if Path(file).exists()]
+        if path is not None and path.exists() and any(map(path.samefile, files)):
+            raise InputError(f"{path} is the input: name another --output")
+        return Output(path, task, job.model, job.seed, resume=job.resume)
+    from gpt_cli.cli.parts import Parts, Whole
+
+    if job.resume and source.streams:
+        raise InputError(f"--resume goes on with {name} only where the input is no pipe")
+    columns = PLACE | task.columns | ERROR | ({"id": "int64"} if source.whole_ids else {})
+    sizes = [None if source.streams else places.size(file) for file in source.files]
+    names = [file.rpartition("/")[2] for file in source.files]
+    made_from = {
+        "input": [list(each) for each in zip(names, sizes, strict=True)],
+        "model": job.model,
+        "revision": job.load_options["revision"],
+        "dtype": job.load_options["dtype"],
+        **task.settings,
+    }
+    given = job.seed is not None
+    if folder:
+        return Parts(folder, ending, columns, made_from, seed_given=given, resume=job.resume)
+    return Whole(name, columns, made_from, seed_given=given, resume=job.resume)
+
+
+def _folder(name: str, source: Source) -> tuple[str | None, str]:
+    """Return the folder that an output is, and how the names of its files end; None if it is none.
+
+    Raises:
+        InputError: it is a pattern that says something else.
+    """
+    folder, _, own = name.rpartition("/")
+    if "*" in own:
+        if own not in ("*.jsonl", "*.parquet"):
+            raise InputError(
+                f"{name} is no output: a folder's are FOLDER/*.jsonl or FOLDER/*.parquet"
+            )
+        return folder or ".", own.removeprefix("*")
+    if name.endswith("/") or places.is_folder(name):
+        return name.rstrip("/"), ".parquet" if source.reader.form == "parquet" else ".jsonl"
+    return None, ""

@@ -1,0 +1,268 @@
+"""The rows of a job on a cluster: read, computed and given back in their order, by Ray Data."""
+
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import ray
+import ray.data
+from ray.exceptions import RayError
+
+from gpt_cli import errors, hub
+from gpt_cli.engine import Engine, load
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.machine import cores
+from gpt_cli.places import is_address
+from gpt_cli.records import Record, Task
+from gpt_cli.rows import Line, Piece, Reader, Source, join
+
+_FAILURE = pyarrow.struct([("kind", pyarrow.string()), ("message", pyarrow.string())])
+_LINES = pyarrow.schema(
+    {
+        "index": pyarrow.int64(),
+        "line": pyarrow.int64(),
+        "file": pyarrow.string(),
+        "data": pyarrow.binary(),
+        "failure": _FAILURE,
+    }
+)
+_RECORDS = pyarrow.schema(
+    {
+        "line": pyarrow.string(),
+        "tokens": pyarrow.int64(),
+        "failed": pyarrow.bool_(),
+        "failure": _FAILURE,
+    }
+)
+_MOST_BLOCKS = 50_000  # of one job; Ray keeps track of each
+_WORKERS_A_READER = 8
+_PATIENCE = 10.0  # seconds
+_THREADS = 4  # of a worker, where nobody says: more bring GPT-2 little
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a job is computed, and by how many."""
+
+    address: str | None = (
+        None  # host:port, or "auto"; None starts Ray here, unless RAY_ADDRESS is set
+    )
+    workers: int | None = None  # processes that hold the model; None is as many as have room
+    gpus: float = 0  # of each
+    threads: int | None = None  # of each, and as many CPUs; None is up to 4
+
+
+class _Worker:
+    """An actor: it holds the model, or the error that there was instead."""
+
+    def __init__(
+        self, task: Task, reader: Reader, name: str, model: str, load_options: Mapping[str, Any]
+    ):
+        self._task = task
+        self._reader = reader
+        try:
+            self._engine: Engine | GPTCLIError = load(model, **load_options)
+            self._engine.name = name
+        except GPTCLIError as error:
+            self._engine = error
+
+    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
+        """Return the records of lines."""
+        try:
+            records = self._records(_checked(table))
+            return pyarrow.Table.from_pylist([asdict(record) for record in records], _RECORDS)
+        except GPTCLIError as error:
+            return _failed(error, _RECORDS)
+
+    def _records(self, table: pyarrow.Table) -> Iterator[Record]:
+        if isinstance(self._engine, GPTCLIError):
+            raise self._engine
+        lines = table.drop_columns("failure").to_pylist()
+        rows = [self._reader.parse(Line(**line)) for line in lines]
+        for begin in range(0, len(rows), self._task.together):
+            some = rows[begin : begin + self._task.together]
+            yield from self._task.records(self._engine, some)
+
+
+def compute(
+    cluster: Cluster,
+    source: Source,
+    start: int,
+    task: Task,
+    model: str,
+    load_options: Mapping[str, Any],
+) -> Iterator[Record]:
+    """Yield what becomes of each row from index `start` on, in their order.
+
+    Files of this machine are read on it, those at an address (file:// is one that all machines
+    have) anywhere. The rows that are computed together are those that are on one machine, too.
+
+    Raises:
+        InputError: a file cannot be read, or there is no room for so many workers.
+        ResourceError: there is no cluster, or a worker has not enough memory.
+        ModelNotFoundError: a worker cannot get the model.
+        CheckpointError: the weights are damaged.
+    """
+    left = [piece for piece in source.pieces if piece.index + piece.rows > start]
+    if not left:
+        return
+    there = str(Path(model).absolute()) if hub.is_folder(model) else model
+    pieces = list(join(left, math.ceil(len(left) / _MOST_BLOCKS)))
+    with _errors(), _connected(cluster):
+        workers, threads = _room(cluster)
+        anywhere = all(map(is_address, source.files))
+        here = {f"node:{ray.util.get_node_ip_address()}": 0.001}  # every node has 1 of its own
+        readers = min(len(pieces), math.ceil(workers / _WORKERS_A_READER))
+        lines = ray.data.from_items(list(map(asdict, pieces)), override_num_blocks=len(pieces))
+        lines = lines.map_batches(
+            _read,
+            fn_args=(source.reader, start, Path.cwd()),
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=0,  # a reader that needed one would wait for ever where workers have all
+            resources=None if anywhere else here,
+            compute=ray.data.TaskPoolStrategy(size=readers),
+        )
+        records = lines.map_batches(
+            _Worker,
+            fn_constructor_args=(task, source.reader, model, there, load_options),
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=threads,
+            num_gpus=cluster.gpus or None,
+            compute=ray.data.ActorPoolStrategy(size=workers),
+        )
+        for table in records.iter_batches(batch_size=None, batch_format="pyarrow"):
+            for record in _checked(table).drop_columns("failure").to_pylist():
+                yield Record(**record)
+
+
+def _read(table: pyarrow.Table, reader: Reader, start: int, folder: Path) -> pyarrow.Table:
+    """Return the lines of pieces from an index on; paths are those of the driver's folder."""
+    lines: list[dict[str, Any]] = []
+    try:
+        for each in table.to_pylist():
+            piece = Piece(**each)
+            path = piece.file if is_address(piece.file) else str(folder / piece.file)
+            read = reader.read(replace(piece, file=path))
+            named = {"file": piece.file if reader.many else None}
+            lines += [asdict(line) | named for line in read if line.index >= start]
+    except GPTCLIError as error:
+        return _failed(error, _LINES)
+    return pyarrow.Table.from_pylist(lines, _LINES)
+
+
+def _failed(error: GPTCLIError, schema: pyarrow.Schema) -> pyarrow.Table:
+    """Return an error as a table: of one that is raised, Ray gives back only the text."""
+    failure = {"kind": type(error).__name__, "message": str(error)}
+    return pyarrow.Table.from_pylist([{"failure": failure}], schema)
+
+
+def _checked(table: pyarrow.Table) -> pyarrow.Table:
+    """Return a table; raise the error that it is."""
+    for failure in table["failure"].drop_null().to_pylist():
+        raise getattr(errors, failure["kind"])(failure["message"])
+    return table
+
+
+def _room(cluster: Cluster) -> tuple[int, int]:
+    """Return how many workers there are to be, and the threads of each.
+
+    Raises:
+        InputError: the nodes have no room for so many.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node in nodes if node.get("CPU", 0) and node.get("GPU", 0) >= cluster.gpus]
+    most = min((int(node["CPU"]) for node in nodes), default=1)
+    threads = cluster.threads or min(most, _THREADS)
+    room = 0
+    for node in nodes:
+        fitting = node["CPU"] // threads
+        if cluster.gpus:
+            fitting = min(fitting, node["GPU"] // cluster.gpus)
+        room += int(fitting)
+    if not room or room < (cluster.workers or 1):
+        gpus = f" and {cluster.gpus:g} GPUs" if cluster.gpus else ""
+        raise InputError(
+            f"the nodes have room for {room} workers of {threads} CPUs{gpus}, not for "
+            f"{cluster.workers or 1}: give fewer --workers, or fewer --threads to each"
+        )
+    return cluster.workers or room, threads
+
+
+@contextmanager
+def _connected(cluster: Cluster) -> Iterator[None]:
+    """Connect to the cluster, or start one on this machine for this job alone."""
+    address = cluster.address or os.environ.get("RAY_ADDRESS")
+    how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    if address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        how |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
+    else:
+        _check_address(address)
+        how |= {"address": address}
+    terminate = signal.getsignal(signal.SIGTERM)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what matters is raised, too
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    try:
+        with _silent():
+            ray.init(**how)
+        signal.signal(signal.SIGTERM, terminate)  # Ray has put its own in the place
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raise an error where nobody answers: Ray would try for minutes."""
+    if address.startswith("ray://"):
+        raise InputError(
+            "ray:// is for programs outside of the cluster: run gpt-cli on one of its machines, as "
+            "`ray job submit` does, with --address auto"
+        )
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return  # "auto" and "local"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise ResourceError(f"no Ray cluster answers at {address}: {error}") from None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Hide what Ray's libraries write to standard error while they begin."""
+    if sys.stderr is None:
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raise ResourceError for what goes wrong with Ray."""
+    try:
+        yield
+    except (RayError, ConnectionError) as error:
+        why = [line for line in str(error).splitlines() if line.strip()]
+        raise ResourceError(f"Ray has failed: {why[-1] if why else error!r}") from error

@@ -1,0 +1,263 @@
+"""Rows of work: lines, JSON Lines or Parquet, of one file or many, here or at an address.
+
+A row is known by its index among all rows. Files are cut in pieces, stretches of a file that can
+be read by themselves, wherever that is done.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from io import BytesIO
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from gpt_cli import parquet, places
+from gpt_cli.errors import InputError
+from gpt_cli.reading import read_lines, read_stretch, without_line_end
+
+Form: TypeAlias = Literal["auto", "lines", "jsonl", "parquet"]
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row as it was read: a line that is not blank; of a table, a row as JSON."""
+
+    index: int  # among the rows, from 0
+    line: int  # among the lines, or the rows, of its file, from 1
+    file: str | None  # None where there is only one
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a line says."""
+
+    index: int
+    line: int
+    file: str | None
+    id: Any  # whatever the row calls itself; None if it does not
+    request: dict[str, Any] | InputError  # the text, and the row's own options
+
+    @property
+    def has_seed(self) -> bool:
+        """Whether it has a seed of its own."""
+        return isinstance(self.request, dict) and self.request.get("seed") is not None
+
+    def get(self, field: str) -> Any:
+        """What the row has under this name, which may be anything."""
+        return None if isinstance(self.request, InputError) else self.request.get(field)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a file."""
+
+    file: str
+    group: int  # of rows, in Parquet
+    start: int  # in bytes; in Parquet, in rows of the group
+    end: int
+    index: int  # of its first row
+    line: int  # the number of its first line, or row
+    rows: int
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How rows are read: what a worker anywhere needs to know."""
+
+    form: Form
+    fields: tuple[str, ...]  # what a row may have besides an id; the first is its text
+    many: bool  # whether there is more than one file
+
+    def read(self, piece: Piece) -> Iterator[Line]:
+        """Yield the lines of a piece.
+
+        Raises:
+            InputError: its file cannot be read.
+        """
+        lines: Iterable[tuple[int, bytes]]
+        if self.form == "parquet":
+            rows = parquet.read(piece.file, piece.group, piece.start, piece.end, self.fields)
+            lines = enumerate(rows, piece.line)
+        else:
+            data = BytesIO(read_stretch(piece.file, piece.start, piece.end))
+            lines = _filled(enumerate(data, piece.line))
+        for index, (number, row) in enumerate(lines, piece.index):
+            yield Line(index, number, piece.file if self.many else None, row)
+
+    def parse(self, line: Line) -> Row:
+        """Return what a line says, or why it says nothing of use."""
+        place = (line.index, line.line, line.file)
+        try:
+            text = without_line_end(line.data.decode())
+            if self.form == "lines":
+                return Row(*place, None, {self.fields[0]: text})
+            request = json.loads(text)
+            if not isinstance(request, dict):
+                example = json.dumps({self.fields[0]: "Once"})
+                raise InputError(f"a row must be a JSON object, such as {example}")
+            id = request.pop("id", None)
+            json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
+            return Row(*place, id, request)
+        except UnicodeDecodeError as error:
+            reason = InputError(f"the row is not UTF-8 at byte {error.start}")
+        except json.JSONDecodeError as error:
+            reason = InputError(f"the row is not valid JSON: {error.msg} at character {error.pos}")
+        except (ValueError, RecursionError):
+            reason = InputError(
+                "the row holds what JSON cannot write again, or is nested too deeply"
+            )
+        except InputError as error:
+            reason = error
+        return Row(*place, None, reason)
+
+
+class Source:
+    """Where rows come from.
+
+    Args:
+        name: a file, a folder, a pattern with `*`, or an address of such; "-" is standard input.
+        form: what the files are. "auto" is "parquet" by the ending of the first one's name, or
+            "jsonl" if its first row begins with a brace, else "lines".
+        fields: what a row may have besides an id; the first is its text, and the whole of a line.
+        together: how many rows at most make a piece.
+
+    Raises:
+        InputError: nothing can be read there, or a table has no column for the text.
+        ResourceError: a package for such files is missing.
+
+    Attributes:
+        streams: whether it can be read only once, and has no pieces.
+        files: their names, in their order.
+    """
+
+    def __init__(self, name: str, form: Form, fields: tuple[str, ...], together: int):
+        path = Path(name)
+        self.streams = name == "-" or path.is_fifo() or path.is_char_device()
+        if self.streams and form == "parquet":
+            raise InputError("Parquet is read from its end, which a pipe cannot: name a file")
+        self.files = [name] if self.streams else places.find(name)
+        if form == "auto" and not self.streams:
+            form = (
+                "parquet"
+                if self.files[0].endswith(".parquet")
+                else _guess(_first_row(self.files[0]))
+            )
+        self.reader = Reader(form, fields, len(self.files) > 1)
+        self._together = together
+        self._streamed: int | None = None
+        tables = self.files if form == "parquet" else []
+        self._surveys = {file: parquet.survey(file, fields) for file in tables}
+
+    @property
+    def ignored(self) -> list[str]:
+        """Columns of tables that are not read."""
+        found = chain.from_iterable(survey.ignored for survey in self._surveys.values())
+        return list(dict.fromkeys(found))
+
+    @property
+    def whole_ids(self) -> bool:
+        """Whether all ids are integers, as those of tables may be."""
+        return bool(self._surveys) and all(found.whole_ids for found in self._surveys.values())
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The files in pieces; they are read for it.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        pieces = []
+        index = 0
+        for file in self.files:
+            for piece in self._cut(file):
+                pieces.append(replace(piece, index=index))
+                index += piece.rows
+        return pieces
+
+    @property
+    def total(self) -> int | None:
+        """How many rows there are; None before a stream has been read to its end."""
+        return self._streamed if self.streams else sum(piece.rows for piece in self.pieces)
+
+    def rows(self) -> Iterator[list[Row]]:
+        """Yield the rows: those of a piece, or those of a stream that come at once.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        if self.streams:
+            yield from self._stream()
+            return
+        for piece in self.pieces:
+            yield [self.reader.parse(line) for line in self.reader.read(piece)]
+
+    def _stream(self) -> Iterator[list[Row]]:
+        reader = self.reader
+        index, first = 0, 1  # of the next row and the next line
+        for block in read_lines(self.files[0]):
+            found = enumerate(_filled(enumerate(block, first)), index)
+            lines = [Line(index, number, None, data) for index, (number, data) in found]
+            index += len(lines)
+            first += len(block)
+            if reader.form == "auto" and lines:
+                reader = replace(reader, form=_guess(lines[0].data))
+            yield [reader.parse(line) for line in lines]
+        self._streamed = index
+
+    def _cut(self, file: str) -> Iterator[Piece]:
+        if self.reader.form != "parquet":
+            yield from _cut_lines(file, self._together)
+            return
+        line = 1
+        for group, size in enumerate(self._surveys[file].sizes):
+            for start in range(0, size, self._together):
+                end = min(start + self._together, size)
+                yield Piece(file, group, start, end, 0, line + start, end - start)
+            line += size
+
+
+def join(pieces: Iterable[Piece], number: int) -> Iterator[Piece]:
+    """Make one piece of so many that follow one another in a file."""
+    for _, stretch in groupby(pieces, lambda piece: (piece.file, piece.group)):
+        while some := list(islice(stretch, number)):
+            rows = sum(piece.rows for piece in some)
+            yield replace(some[0], end=some[-1].end, rows=rows)
+
+
+def _cut_lines(file: str, together: int) -> Iterator[Piece]:
+    """Cut a file after each so many lines that are rows."""
+    start = end = rows = 0
+    line = 1
+    for number, data in enumerate(chain.from_iterable(read_lines(file)), 1):
+        end += len(data)
+        rows += _is_row(number, data)
+        if rows == together:
+            yield Piece(file, 0, start, end, 0, line, rows)
+            start, line, rows = end, number + 1, 0
+    if rows:
+        yield Piece(file, 0, start, end, 0, line, rows)
+
+
+def _filled(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are rows, without the mark that a file may begin with."""
+    for number, data in lines:
+        if _is_row(number, data):
+            yield number, data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+
+
+def _is_row(number: int, data: bytes) -> bool:
+    return bool((data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data).strip())
+
+
+def _guess(data: bytes) -> Form:
+    return "jsonl" if data.lstrip().startswith(b"{") else "lines"
+
+
+def _first_row(file: str) -> bytes:
+    lines = enumerate(chain.from_iterable(read_lines(file)), 1)
+    return next((data for _, data in _filled(lines)), b"")
