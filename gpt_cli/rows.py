@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -124,7 +124,7 @@ class Source:
         form: what the files are. "auto" is "parquet" by the ending of the first one's name, or
             "jsonl" if its first row begins with a brace, else "lines".
         fields: what a row may have besides an id; the first is its text, and the whole of a line.
-        together: how many rows at most make a piece.
+        together: how many rows are best computed together; those of small files, too.
 
     Raises:
         InputError: nothing can be read there, or a table has no column for the text.
@@ -166,17 +166,16 @@ class Source:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """The files in pieces; they are read for it.
+        """The files in pieces, none of which goes past a multiple of `together`; it reads them.
 
         Raises:
             InputError: a file cannot be read.
         """
-        pieces = []
+        pieces: list[Piece] = []
         index = 0
         for file in self.files:
-            for piece in self._cut(file):
-                pieces.append(replace(piece, index=index))
-                index += piece.rows
+            pieces += self._cut(file, index)
+            index = pieces[-1].index + pieces[-1].rows if pieces else 0
         return pieces
 
     @property
@@ -185,7 +184,7 @@ class Source:
         return self._streamed if self.streams else sum(piece.rows for piece in self.pieces)
 
     def rows(self) -> Iterator[list[Row]]:
-        """Yield the rows: those of a piece, or those of a stream that come at once.
+        """Yield the rows: so many as are computed together, or those of a stream that come at once.
 
         Raises:
             InputError: a file cannot be read.
@@ -193,8 +192,9 @@ class Source:
         if self.streams:
             yield from self._stream()
             return
-        for piece in self.pieces:
-            yield [self.reader.parse(line) for line in self.reader.read(piece)]
+        for pieces in blocks(self.pieces, self._together):
+            lines = chain.from_iterable(map(self.reader.read, pieces))
+            yield [self.reader.parse(line) for line in lines]
 
     def _stream(self) -> Iterator[list[Row]]:
         reader = self.reader
@@ -209,38 +209,38 @@ class Source:
             yield [reader.parse(line) for line in lines]
         self._streamed = index
 
-    def _cut(self, file: str) -> Iterator[Piece]:
+    def _cut(self, file: str, index: int) -> Iterator[Piece]:
         if self.reader.form != "parquet":
-            yield from _cut_lines(file, self._together)
+            yield from _cut_lines(file, index, self._together)
             return
         line = 1
         for group, size in enumerate(self._surveys[file].sizes):
-            for start in range(0, size, self._together):
-                end = min(start + self._together, size)
-                yield Piece(file, group, start, end, 0, line + start, end - start)
+            start = 0
+            while start < size:
+                end = min(start + self._together - index % self._together, size)
+                yield Piece(file, group, start, end, index, line + start, end - start)
+                index += end - start
+                start = end
             line += size
 
 
-def join(pieces: Iterable[Piece], number: int) -> Iterator[Piece]:
-    """Make one piece of so many that follow one another in a file."""
-    for _, stretch in groupby(pieces, lambda piece: (piece.file, piece.group)):
-        while some := list(islice(stretch, number)):
-            rows = sum(piece.rows for piece in some)
-            yield replace(some[0], end=some[-1].end, rows=rows)
+def blocks(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
+    """Yield the pieces of each so many rows."""
+    for _, block in groupby(pieces, lambda piece: piece.index // rows):
+        yield list(block)
 
 
-def _cut_lines(file: str, together: int) -> Iterator[Piece]:
-    """Cut a file after each so many lines that are rows."""
+def _cut_lines(file: str, index: int, together: int) -> Iterator[Piece]:
     start = end = rows = 0
     line = 1
     for number, data in enumerate(chain.from_iterable(read_lines(file)), 1):
         end += len(data)
         rows += _is_row(number, data)
-        if rows == together:
-            yield Piece(file, 0, start, end, 0, line, rows)
-            start, line, rows = end, number + 1, 0
+        if rows and (index + rows) % together == 0:
+            yield Piece(file, 0, start, end, index, line, rows)
+            start, line, index, rows = end, number + 1, index + rows, 0
     if rows:
-        yield Piece(file, 0, start, end, 0, line, rows)
+        yield Piece(file, 0, start, end, index, line, rows)
 
 
 def _filled(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

@@ -943,7 +943,7 @@ def test_the_time_that_is_left_is_told_when_the_rate_has_settled(monkeypatch, ca
     now = 100.0
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
     with progress.Progress(40, 10, 1, shown=True) as told:
-        for now in (102.0, 131.0, 140.0, 3760.0):  # noqa: B007 (it is read above)
+        for now in (102.0, 131.0, 140.0, 3760.0):
             told.add(50, failed=now == 140.0)
     assert capsys.readouterr().err.splitlines() == [
         "gpt-cli: 12 of 40 rows (1 failed), 100 tokens, 3 a second, 7:14 left",

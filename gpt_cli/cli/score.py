@@ -2,7 +2,7 @@
 
 import math
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -85,7 +85,12 @@ def score(
             raise InputError(f"a perplexity is above 0, not {bound}")
     if (min_perplexity or 0) > (max_perplexity or math.inf):
         raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
-    load_options = {"device": device, "dtype": dtype, "revision": revision, "offline": offline}
+    load_options: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "revision": revision,
+        "offline": offline,
+    }
     if output is not None or form is not None:
         if filters:
             raise InputError("--output and --format have records of all rows: filter those")

@@ -19,7 +19,7 @@ been given CPUs: Ray tells OpenMP, and both NumPy and numba ask there. Install t
 `compute` is what `gpt-cli batch --engine ray` does.
 """
 
-from gpt_cli.ray.compute import Cluster, compute
+from gpt_cli.ray.job import Cluster, compute
 from gpt_cli.ray.tables import Generate, Score
 
 __all__ = ["Cluster", "Generate", "Score", "compute"]

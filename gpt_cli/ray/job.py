@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.machine import cores
 from gpt_cli.places import is_address
 from gpt_cli.records import Record, Task
-from gpt_cli.rows import Line, Piece, Reader, Source, join
+from gpt_cli.rows import Line, Piece, Reader, Source, blocks
 
 _FAILURE = pyarrow.struct([("kind", pyarrow.string()), ("message", pyarrow.string())])
 _LINES = pyarrow.schema(
@@ -115,14 +116,18 @@ def compute(
     left = [piece for piece in source.pieces if piece.index + piece.rows > start]
     if not left:
         return
+    windows = math.ceil(left[-1].index / task.together / _MOST_BLOCKS)
+    items = [
+        {"pieces": [asdict(piece) for piece in block]}
+        for block in blocks(left, task.together * max(1, windows))
+    ]
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
-    pieces = list(join(left, math.ceil(len(left) / _MOST_BLOCKS)))
     with _errors(), _connected(cluster):
         workers, threads = _room(cluster)
         anywhere = all(map(is_address, source.files))
         here = {f"node:{ray.util.get_node_ip_address()}": 0.001}  # every node has 1 of its own
-        readers = min(len(pieces), math.ceil(workers / _WORKERS_A_READER))
-        lines = ray.data.from_items(list(map(asdict, pieces)), override_num_blocks=len(pieces))
+        readers = min(len(items), math.ceil(workers / _WORKERS_A_READER))
+        lines = ray.data.from_items(items, override_num_blocks=len(items))
         lines = lines.map_batches(
             _read,
             fn_args=(source.reader, start, Path.cwd()),
@@ -150,7 +155,7 @@ def _read(table: pyarrow.Table, reader: Reader, start: int, folder: Path) -> pya
     """Return the lines of pieces from an index on; paths are those of the driver's folder."""
     lines: list[dict[str, Any]] = []
     try:
-        for each in table.to_pylist():
+        for each in chain.from_iterable(table["pieces"].to_pylist()):
             piece = Piece(**each)
             path = piece.file if is_address(piece.file) else str(folder / piece.file)
             read = reader.read(replace(piece, file=path))
