@@ -44,7 +44,7 @@ def find(name: str) -> list[str]:
     with reading(name):
         found = there(name)
     if not found:
-        raise InputError(f"cannot read {name}: it is a folder, or a pattern, of no files")
+        raise InputError(f"cannot read {name}: it holds, or matches, no file; {_ANOTHER}")
     return sorted(found)
 
 

@@ -8,8 +8,9 @@ import gpt_cli
 from gpt_cli.errors import InputError
 
 pa = pytest.importorskip("pyarrow")
+pytest.importorskip("ray.data")
 
-from gpt_cli.ray import Generate, Score  # noqa: E402 (needs pyarrow)
+from gpt_cli.ray import Generate, Score  # noqa: E402 (needs both)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # Ray's own
 
@@ -35,8 +36,8 @@ def tiny():
 @pytest.fixture(scope="module")
 def ray():
     """A cluster of one node on this machine."""
-    ray = pytest.importorskip("ray")
-    pytest.importorskip("ray.data")
+    import ray
+
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray
     ray.shutdown()

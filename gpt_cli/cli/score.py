@@ -108,8 +108,10 @@ def score(
         return
     if resume or engine == "ray":
         raise InputError("--resume and --engine ray are for rows: give --output OUT, too")
-    if file != "-" and places.find(file) != [file]:
-        raise InputError(f"{file} is many files: give --output OUT to score the rows of all")
+    if file != "-" and places.is_folder(file):
+        raise InputError(f"cannot read {file}: it is a folder; name a file, or give --output, too")
+    if file != "-":
+        places.size(file)  # before a model is loaded
     whole = None if lines or filters else without_line_end(read_text(file))
     flags.prepare(threads)
     import gpt_cli
