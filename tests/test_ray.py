@@ -1,8 +1,14 @@
 """What Ray Data computes: row for row what one machine does, whoever computes it."""
 
+import json
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
+from processes import COMMAND, posix
 
 import gpt_cli
 from gpt_cli.errors import InputError
@@ -34,11 +40,22 @@ def tiny():
 
 
 @pytest.fixture(scope="module")
-def ray():
-    """A cluster of one node on this machine."""
+def cluster():
+    """A cluster on this machine: a head of two CPUs, and a node of one, which says it has a GPU."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0})
+    cluster.add_node(num_cpus=1, num_gpus=1)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray(cluster):
+    """Ray, as a program that uses it has it."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield ray
     ray.shutdown()
 
@@ -179,3 +196,212 @@ def test_an_actor_takes_the_threads_of_its_share(ray, ops):
     for share in (1, 2):
         done = rows.map_batches(Threads, batch_format="pyarrow", concurrency=1, num_cpus=share)
         assert {row["threads"] for row in done.take_all()} == {share}
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+PROMPTS = [
+    {
+        "id": index,
+        "prompt": " ".join(["Once upon a time"] * (index % 4 + 1)),
+        "max_tokens": 1 + index % 3,
+    }
+    for index in range(600)
+]
+PROMPTS[5]["prompt"] = 7
+PROMPTS[300]["seed"] = 4
+PROMPTS[599]["max_tokens"] = -1
+
+
+def run(*arguments, code=0, **options):
+    """Run a command; return its standard output. What it says is one line of errors at most."""
+    finished = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, timeout=120, **options
+    )
+    assert finished.returncode == code, finished.stderr
+    told = finished.stderr.decode()
+    assert all(line.startswith("gpt-cli: ") for line in told.splitlines()), told
+    return finished.stdout.decode() if code in (0, 6) else told
+
+
+def batch(*arguments, code=6, **options):
+    return run("batch", "--model", "tiny", "-s", 3, *arguments, code=code, **options)
+
+
+def records_of(text):
+    """Records less their times."""
+    records = map(json.loads, text.splitlines())
+    return [{name: record[name] for name in record if name != "timing"} for record in records]
+
+
+@pytest.fixture(scope="module")
+def there(cluster):
+    """The flags that make workers of the cluster compute."""
+    return ["--engine", "ray", "--address", cluster.address, "--threads", 1, "-q"]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A folder of two files, of which the first ends within a window."""
+    folder = tmp_path_factory.mktemp("rows")
+    parts = {"a": PROMPTS[:350], "b": PROMPTS[350:]}
+    for name, part in parts.items():
+        lines = [json.dumps(row) for row in part] + (["", "{not JSON"] if name == "b" else [])
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(rows):
+    """What one machine makes of them."""
+    records = records_of(batch(rows, "--threads", 1))
+    assert len(records) == 601
+    assert sum("error" in record for record in records) == 3
+    return records
+
+
+def test_the_engine_ray_gives_the_records_of_this_machine(rows, expected, there, tmp_path):
+    assert records_of(batch("*.jsonl", *there, cwd=rows)) == [
+        record | ({"file": record["file"].rpartition("/")[2]} if "file" in record else {})
+        for record in expected
+    ]
+    batch(f"file://{rows}", *there, "-o", tmp_path / "*.parquet")
+    (part,) = tmp_path.glob("*.parquet")
+    found = pa.parquet.read_table(part).to_pylist()
+    assert [record["text"] for record in found] == [record.get("text") for record in expected]
+    assert [record["id"] for record in found][:2] == ["0", "1"]
+
+
+def test_tables_are_scored_by_workers(there, tmp_path):
+    texts = [f"Once upon a time, there {word}" for word in ("was a fox.", "were. A", "")] * 100
+    pa.parquet.write_table(
+        pa.table({"id": range(300), "text": [*texts[:299], None]}), tmp_path / "in.parquet"
+    )
+    flags = ["score", tmp_path / "in.parquet", "--model", "tiny", "-o"]
+    run(*flags, tmp_path / "one.parquet", "-q", code=6)
+    run(*flags, tmp_path / "other.parquet", *there, code=6)
+    one, other = (
+        pa.parquet.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("one", "other")
+    )
+    assert [row["id"] for row in other] == [*range(300)]
+    for row, told in zip(one, other, strict=True):
+        assert told.pop("total_logprob") == pytest.approx(row.pop("total_logprob"), rel=1e-5)
+        assert told.pop("perplexity") == pytest.approx(row.pop("perplexity"), rel=1e-5)
+        assert told.pop("bits_per_byte") == pytest.approx(row.pop("bits_per_byte"), rel=1e-5)
+        assert told == row
+
+
+def test_an_output_of_this_machine_is_resumed_by_workers(rows, expected, there, tmp_path):
+    output = tmp_path / "out.jsonl"
+    batch(rows, "--threads", 1, "-o", output, "-q")
+    lines = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(b"".join(lines[:300]) + lines[300][:20])
+    flags = [rows, "-o", output, "--resume", *there]
+    run("batch", "--model", "tiny", *flags, code=6)  # the seed is known from the output
+    assert records_of(output.read_text()) == expected
+    assert output.read_bytes().startswith(b"".join(lines[:300]))  # also their times
+    assert "another seed" not in batch("-s", 4, *flags, code=2)
+
+
+def start(*arguments):
+    """Begin a job of many rows, and wait until some are done."""
+    command = [*COMMAND, "batch", "--model", "tiny", "-s", "3", *map(str, arguments)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    output = arguments[arguments.index("-o") + 1]
+    deadline = time.monotonic() + 60
+    while not (output.exists() and output.read_bytes().count(b"\n") > 300):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """A job of some seconds for one process, and what becomes of it."""
+    folder = tmp_path_factory.mktemp("many")
+    rows = [
+        {"id": index, "prompt": f"Once upon a time, {index}", "max_tokens": 1 + index % 16}
+        for index in range(1800)
+    ]
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = batch(folder / "in.jsonl", "--threads", 1, code=0)
+    return folder / "in.jsonl", records_of(text)
+
+
+def test_a_node_that_dies_takes_no_row_with_it(cluster, many, there, tmp_path):
+    file, expected = many
+    doomed = cluster.add_node(num_cpus=3)
+    output = tmp_path / "out.jsonl"
+    with start(file, *there, "-o", output) as process:
+        cluster.remove_node(doomed, allow_graceful=False)
+        assert process.wait(120) == 0, process.stderr.read()
+    assert records_of(output.read_text()) == expected
+
+
+@posix
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_a_driver_that_dies_is_resumed(number, code, many, there, tmp_path):
+    file, expected = many
+    output = tmp_path / "out.jsonl"
+    with start(file, *there, "-o", output) as process:
+        process.send_signal(number)
+        assert process.wait(60) == code
+        assert process.stderr.read() == b""
+    assert output.read_bytes().endswith(b"\n")
+    batch(file, *there, "-o", output, "--resume", code=0)
+    assert records_of(output.read_text()) == expected
+
+
+def test_without_an_address_ray_is_started_and_ended(rows, expected):
+    found = records_of(batch(rows, "--engine", "ray", "-q"))
+    assert [record.get("text") for record in found] == [record.get("text") for record in expected]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (["--workers", "9"], 2, "room for 3 workers"),
+        (["--gpus-per-worker", "0.4", "--workers", "2"], 2, "room for 1 workers"),
+        (["--gpus-per-worker", "2"], 2, "2 GPUs"),
+        (["--model", "no/model", "--offline"], 3, "no/model"),
+        (["--dtype", "float16"], 5, "float16"),
+        (["--address", "127.0.0.1:1"], 5, "127.0.0.1:1"),
+        (["--address", "ray://127.0.0.1:1"], 2, "--address auto"),
+        (["--engine", "local"], 2, "--engine ray"),
+    ],
+)
+def test_what_cannot_be_is_one_line(flags, code, says, rows, there, tmp_path):
+    told = batch(rows, *there, *flags, "-o", tmp_path / "out", code=code)
+    assert says in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pipe_is_for_this_machine(there):
+    assert "--engine ray" in batch(*there, code=2, input=b"Once\n")
+
+
+def test_damaged_weights_are_told_as_here(there, rows, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in gpt_cli.hub.find("tiny").iterdir():
+        data = file.read_bytes()
+        (folder / file.name).write_bytes(data[:-9] if file.suffix == ".safetensors" else data)
+    here = batch(rows, "--model", folder, code=4)
+    assert batch(rows, "--model", folder, *there, code=4) == here
+
+
+def test_a_worker_may_have_a_part_of_a_gpu(there, rows):
+    found = records_of(batch(rows, *there, "--gpus-per-worker", "0.5", "--device", "cpu"))
+    assert len(found) == 601
+
+
+def test_ray_is_not_needed_to_be_told_that_it_is_missing(rows):
+    code = (
+        "import sys; sys.modules['ray'] = None; from gpt_cli.__main__ import main;"
+        f"sys.argv = ['gpt-cli', 'batch', {str(rows)!r}, '--engine', 'ray']; main()"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert finished.returncode == 5
+    assert b"pip install 'gpt-cli[ray]'" in finished.stderr

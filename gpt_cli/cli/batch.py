@@ -60,7 +60,8 @@ def batch(
     """
     file = input_file(file, "no prompts: give a file IN, or a pipe on standard input")
     size = _batch_size(batch_size)
-    flags.prepare(threads)
+    if engine == "local":  # elsewhere, it is Ray that tells workers how many threads they have
+        flags.prepare(threads)
     from gpt_cli.cli import jobs
     from gpt_cli.records import Generation
 

@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import gpt_cli
 from gpt_cli import places
 from gpt_cli.cli.output import Output
 from gpt_cli.cli.progress import Progress
-from gpt_cli.cli.text import note, on_terminal
+from gpt_cli.cli.text import Aside, note, on_terminal
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.records import ERROR, PLACE, Record, Task
@@ -90,7 +91,9 @@ def _compute_there(
             output.has(row)
     if output.seed is not None:
         task = task.with_seed(output.seed)
-    yield from ray.compute(cluster, source, output.rows, task, job.model, job.load_options)
+    # Ray prints on standard output what it has to say, as of a node that has died.
+    with redirect_stdout(cast(TextIO, Aside(sys.stdout, shown=not job.quiet))):
+        yield from ray.compute(cluster, source, output.rows, task, job.model, job.load_options)
 
 
 def _output(job: Job, task: Task, source: Source) -> "Output | Parts":

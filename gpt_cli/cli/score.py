@@ -94,7 +94,8 @@ def score(
     if output is not None or form is not None:
         if filters:
             raise InputError("--output and --format have records of all rows: filter those")
-        flags.prepare(threads)
+        if engine == "local":
+            flags.prepare(threads)
         from gpt_cli.cli import jobs
         from gpt_cli.records import Scoring
 

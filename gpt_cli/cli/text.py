@@ -3,16 +3,19 @@
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.reading import read_text, without_line_end
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST_NOTE = 300  # characters
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # DEL, and Latin-1's
@@ -139,6 +142,28 @@ def tell(text: str) -> None:
         sys.stderr.flush()
     except OSError:
         silence(sys.stderr)
+
+
+class Aside:
+    """A standard output of which only the bytes below are written: what a library prints is noted.
+
+    Of each message, the beginning of its first line is shown on standard error, or nothing.
+    """
+
+    def __init__(self, stream: TextIO, *, shown: bool):
+        self._stream = stream
+        self._shown = shown
+
+    def write(self, text: str) -> int:
+        """Note a message."""
+        line = _COLOURS.sub("", text).strip().partition("\n")[0]
+        if line and self._shown:
+            note(f"gpt-cli: note: {line[:_LONGEST_NOTE]}")
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a stream has, such as `buffer`."""
+        return getattr(self._stream, name)
 
 
 def silence(stream: TextIO) -> None:

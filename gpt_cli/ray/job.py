@@ -116,11 +116,8 @@ def compute(
     left = [piece for piece in source.pieces if piece.index + piece.rows > start]
     if not left:
         return
-    windows = math.ceil(left[-1].index / task.together / _MOST_BLOCKS)
-    items = [
-        {"pieces": [asdict(piece) for piece in block]}
-        for block in blocks(left, task.together * max(1, windows))
-    ]
+    size = task.together * math.ceil(len(left) / _MOST_BLOCKS)
+    items = [{"pieces": [asdict(piece) for piece in block]} for block in blocks(left, size)]
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
     with _errors(), _connected(cluster):
         workers, threads = _room(cluster)
@@ -140,11 +137,11 @@ def compute(
         records = lines.map_batches(
             _Worker,
             fn_constructor_args=(task, source.reader, model, there, load_options),
-            batch_size=None,
+            batch_size=size if cluster.gpus else None,  # Ray wants a number where there are GPUs
             batch_format="pyarrow",
             num_cpus=threads,
             num_gpus=cluster.gpus or None,
-            compute=ray.data.ActorPoolStrategy(size=workers),
+            compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
         )
         for table in records.iter_batches(batch_size=None, batch_format="pyarrow"):
             for record in _checked(table).drop_columns("failure").to_pylist():
@@ -208,13 +205,12 @@ def _room(cluster: Cluster) -> tuple[int, int]:
 def _connected(cluster: Cluster) -> Iterator[None]:
     """Connect to the cluster, or start one on this machine for this job alone."""
     address = cluster.address or os.environ.get("RAY_ADDRESS")
-    how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    how: dict[str, Any] = {"address": address or "local"}
     if address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         how |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
     else:
         _check_address(address)
-        how |= {"address": address}
     terminate = signal.getsignal(signal.SIGTERM)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -223,7 +219,7 @@ def _connected(cluster: Cluster) -> Iterator[None]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         with _silent():
-            ray.init(**how)
+            ray.init(**how, log_to_driver=False, logging_level=logging.CRITICAL)
         signal.signal(signal.SIGTERM, terminate)  # Ray has put its own in the place
         yield
     finally:

@@ -1,0 +1,305 @@
+"""Measure `--engine ray` on a cluster of several nodes on this machine; write what came out.
+
+    python benchmarks/cluster.py [--save NAME] [--pairs N] [equal] [overhead] [driver]
+
+It needs the extra `ray`, and takes half an hour; with names, it does only those parts.
+    equal     5,000 ragged rows, some of them bad, through the bundled model: on this machine alone;
+              on a cluster of four nodes; the same with a node killed in the middle; the same with
+              the driver killed in the middle and the job resumed. All must have the same records,
+              less their times. Scores likewise, as Parquet.
+    overhead  a job of a minute or more through a model of 124M parameters: on this machine, by one
+              worker on Ray that is started for it, and by one on a cluster that runs; in turns.
+    driver    how many rows a second one driver reads, sends, gets back and writes, where a worker
+              does nothing but make a record; and the bytes that are moved for a row.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.cluster_utils import Cluster
+from run import machine, make_checkpoint, versions
+
+from gpt_cli.engine import Engine
+from gpt_cli.generate import Options
+from gpt_cli.ray import Cluster as Workers
+from gpt_cli.ray import compute
+from gpt_cli.records import Generation, Record, json_line
+from gpt_cli.rows import Row, Source
+
+PARTS = ("equal", "overhead", "driver")
+NODES, ROWS = 4, 5000
+WORDS = "Once upon a time there was a little fox who loved the moon and lived by the sea".split()  # noqa: SIM905
+COMMAND = [sys.executable, "-m", "gpt_cli"]
+
+
+def write_rows(file: Path, rows: int, most: int) -> None:
+    """Prompts of 1 to 60 words, continued by 1 to `most` tokens; one in 501 is none."""
+    choose = random.Random(1)  # noqa: S311
+    lines = []
+    for index in range(rows):
+        words = choose.choice([1, 2, 3, 5, 8, 13, 30, 60])
+        row: dict[str, Any] = {"id": f"row {index}"}
+        row["prompt"] = " ".join(choose.choice(WORDS) for _ in range(words))
+        row["max_tokens"] = choose.choice(
+            [1, most // 12, most // 6, most // 3, 2 * most // 3, most]
+        )
+        row |= {"seed": index} if index % 7 == 0 else {}
+        row |= {"temperature": 0} if index % 11 == 0 else {}
+        row |= {"stop": "."} if index % 13 == 0 else {}
+        lines.append(json.dumps(row | ({"prompt": None} if index % 501 == 0 else {})) + "\n")
+    file.write_text("".join(lines))
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    """The records of a file, less their times and what they have not."""
+    if file.suffix == ".parquet":
+        import pyarrow.parquet
+
+        found = pyarrow.parquet.read_table(file).to_pylist()
+    else:
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+    return [
+        {name: value for name, value in record.items() if name != "timing" and value is not None}
+        for record in found
+    ]
+
+
+def run(*arguments: object) -> float:
+    """Run a command; return its seconds. Some rows fail."""
+    start = time.perf_counter()
+    finished = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, check=False)
+    if finished.returncode not in (0, 6):
+        sys.exit(finished.stderr.decode())
+    return time.perf_counter() - start
+
+
+@contextmanager
+def cluster(nodes: int, cpus: int) -> Iterator[tuple[Cluster, list[Any]]]:
+    """So many nodes, and a head that computes nothing."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        yield started, [started.add_node(num_cpus=cpus) for _ in range(nodes)]
+    finally:
+        started.shutdown()
+
+
+def begin(*arguments: object) -> subprocess.Popen[bytes]:
+    """Begin a command, and wait until a fifth of its output is there."""
+    output = Path(str(arguments[arguments.index("-o") + 1]))
+    process = subprocess.Popen([*COMMAND, *map(str, arguments)], stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (output.exists() and lines_of(output) > ROWS // 5):
+        time.sleep(0.2)
+    return process
+
+
+def lines_of(file: Path) -> int:
+    """How many lines a file has."""
+    return file.read_bytes().count(b"\n")
+
+
+def measure_equal(scratch: Path) -> list[str]:
+    """Jobs that must all have the same records."""
+    source = scratch / "in.jsonl"
+    write_rows(source, ROWS, 48)
+    job = ["batch", source, "--model", "tiny", "--seed", 1, "--threads", 1]
+    alone = scratch / "alone.jsonl"
+    seconds = run(*job, "-o", alone)
+    expected = records(alone)
+    told = [row("on this machine, one process", seconds, len(expected), "")]
+
+    def tell(name: str, seconds: float, output: Path, note: str = "") -> None:
+        found = records(output)
+        same = sum(one == other for one, other in zip(expected, found, strict=False))
+        told.append(row(name, seconds, len(found), f"{same} of {len(expected)}{note}"))
+
+    with cluster(NODES, 1) as (nodes, workers):
+        there = [*job, "--engine", "ray", "--address", nodes.address]
+        output = scratch / "nodes.jsonl"
+        tell(f"{NODES} nodes", run(*there, "-o", output), output)
+
+        output = scratch / "driver.jsonl"
+        start = time.perf_counter()
+        process = begin(*there, "-o", output)
+        process.kill()
+        process.wait()
+        left = lines_of(output)
+        run(*there, "-o", output, "--resume")
+        took = time.perf_counter() - start
+        tell("the driver killed, and resumed", took, output, f"; {left} were there")
+
+        output = scratch / "killed.jsonl"
+        start = time.perf_counter()
+        process = begin(*there, "-o", output)
+        left = lines_of(output)
+        nodes.remove_node(workers.pop(), allow_graceful=False)
+        process.wait()
+        took = time.perf_counter() - start
+        tell("a node killed", took, output, f"; {left} were there")
+
+        texts = scratch / "texts.jsonl"
+        texts.write_text(
+            "".join(
+                json.dumps({"id": record["id"], "text": record["prompt"] + record["text"]}) + "\n"
+                for record in expected
+                if "error" not in record
+            )
+        )
+        score = ["score", texts, "--model", "tiny", "--threads", 1]
+        one, other = scratch / "one.parquet", scratch / "other.parquet"
+        seconds = run(*score, "-o", one)
+        expected = records(one)
+        told.append(row("scores as Parquet, on this machine", seconds, len(expected), ""))
+        there = [*score, "--engine", "ray", "--address", nodes.address]
+        tell("scores as Parquet, on the nodes that are left", run(*there, "-o", other), other)
+    return [
+        f"{ROWS} ragged rows through `tiny`, a thread for each worker:",
+        "",
+        "| | seconds | records | equal to those of this machine |",
+        "|-|-|-|-|",
+        *told,
+    ]
+
+
+def row(*cells: object) -> str:
+    """A line of a table."""
+    shown = (f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
+    return f"| {' | '.join(shown)} |"
+
+
+def measure_overhead(scratch: Path, pairs: int) -> list[str]:
+    """Whole commands, in turns."""
+    model, source = scratch / "124M", scratch / "in.jsonl"
+    make_checkpoint(model, "124M")
+    write_rows(source, 1024, 48)
+    job = ["batch", source, "--model", model, "--seed", 1, "--ignore-eos", "-o"]
+    found: dict[str, list[float]] = {
+        "local": [],
+        "Ray started for it": [],
+        "a cluster that runs": [],
+    }
+    for turn in range(pairs):
+        found["local"].append(run(*job, scratch / f"local{turn}"))
+        found["Ray started for it"].append(
+            run(*job, scratch / f"own{turn}", "--engine", "ray", "--workers", 1)
+        )
+        with cluster(1, 2) as (nodes, _):
+            at = ["--engine", "ray", "--workers", 1, "--address", nodes.address]
+            found["a cluster that runs"].append(run(*job, scratch / f"running{turn}", *at))
+    expected = records(scratch / "local0")
+    others = [scratch / f"{name}{turn}" for name in ("own", "running") for turn in range(pairs)]
+    same = all(records(other) == expected for other in others)
+    tokens = sum(each["usage"]["completion_tokens"] for each in expected if "usage" in each)
+    rate = len(expected) / statistics.median(found["local"])
+    lines = [
+        f"{len(expected)} rows, {tokens} tokens, through 124M parameters by one worker of two "
+        f"threads, {pairs} turns ({rate:.1f} rows a second on this machine); the records are "
+        + ("all equal:" if same else "NOT equal:"),
+        "",
+        "| | seconds | of local, in its turn |",
+        "|-|-|-|",
+    ]
+    for name, seconds in found.items():
+        ratios = [one / local for one, local in zip(seconds, found["local"], strict=True)]
+        lines.append(row(name, spread(seconds, 1), spread(ratios, 3)))
+    return lines
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The median, and the range."""
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+@dataclass(frozen=True)
+class Echo(Generation):
+    """Makes records as long as those of a batch, of nothing."""
+
+    def records(self, engine: Engine, rows: Sequence[Row]) -> Iterator[Record]:
+        """Yield a record for each row."""
+        for each in rows:
+            told = {"index": each.index, "prompt": each.get("prompt"), "text": "x" * 300}
+            yield Record(json_line(told), 0, False)
+
+
+def measure_driver(scratch: Path) -> list[str]:
+    """What a driver can do in a second."""
+    file = scratch / "in.jsonl"
+    write_rows(file, 200_000, 48)
+    start = time.perf_counter()
+    source = Source(str(file), "auto", Echo.fields, 256)
+    rows = source.total or 0
+    cut = rows / (time.perf_counter() - start)
+    start = time.perf_counter()
+    for _ in source.rows():
+        pass
+    read = rows / (time.perf_counter() - start)
+    lines = [
+        f"A driver, with {rows} rows of {file.stat().st_size / rows:.0f} bytes:",
+        "",
+        "| | rows a second |",
+        "|-|-|",
+        row("find where each block begins", round(cut)),
+        row("read and take apart, in one process", round(read)),
+    ]
+    with cluster(1, 2) as (nodes, _):
+        for batch_size in (64, 1024):
+            task = Echo(Options(seed=1), batch_size)
+            source = Source(str(file), "auto", task.fields, task.together)
+            with (scratch / "out").open("w") as output:
+                times = []
+                for record in compute(
+                    Workers(nodes.address, threads=1), source, 0, task, "tiny", {}
+                ):
+                    output.write(record.line)
+                    times.append(time.perf_counter())
+            # The first block has waited for the workers.
+            rate = (rows - task.together) / (times[-1] - times[task.together - 1])
+            size = (scratch / "out").stat().st_size / rows
+            what = f"blocks of {task.together} rows to two workers that make records of {size:.0f}"
+            lines.append(row(f"{what} bytes, and back, in order, to a file", round(rate)))
+    return lines
+
+
+def main() -> None:
+    """Measure, print, and save where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", default=PARTS)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.md")
+    arguments = parser.parse_args()
+    where = machine() | versions(sys.executable, ["gpt-cli", "numpy", "numba", "ray", "pyarrow"])
+    lines = [f"- {name}: {value}" for name, value in where.items()]
+    for name in arguments.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            scratch = Path(folder)
+            lines.append("")
+            if name == "equal":
+                lines += measure_equal(scratch)
+            elif name == "overhead":
+                lines += measure_overhead(scratch, arguments.pairs)
+            else:
+                lines += measure_driver(scratch)
+        print("\n".join(lines), flush=True)
+    if arguments.save:
+        Path(__file__).parent.joinpath("results", f"{arguments.save}.md").write_text(
+            "\n".join(lines) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
