@@ -30,8 +30,8 @@ test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; 
 test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` in Chromium or Google Chrome
 	$(BIN)/python -m pytest tests/test_page.py -m browser
 
-test-ray: $(VENV)/.ray  ## what gpt_cli.ray computes on a cluster of one node
-	$(BIN)/python -m pytest tests/test_ray.py
+test-ray: $(VENV)/.ray  ## what Ray computes on a cluster of nodes on this machine, and the lines of README.md
+	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py
 
 check: $(VENV)/.dev  ## formatting, lint, types, and the direction of imports
 	$(BIN)/ruff format --check .

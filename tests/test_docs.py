@@ -34,6 +34,8 @@ LEFT_OUT = {
     r"^gpt-cli generate -m \./gpt2-int8 ": "needs the weights of gpt2",
     r"--device cuda": "needs a GPU",
 }
+if find_spec("ray") is None:
+    LEFT_OUT[r"--engine ray|^ray |\bcluster\b"] = "needs Ray; `make test-ray` runs them"
 # What is run instead in lines that would take 30 s.
 SHORTER = {" -p 32 -n 400": " -p 32 -n 100", " -n 450 --ignore-eos": " -n 100 --ignore-eos"}
 # The numbers of these are measurements, and so are their charts: only the words are compared.
@@ -131,6 +133,7 @@ def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch):
     folder.mkdir()
     steps = [step for step in steps_of(page) if step.is_run()]
     missing = {"jq ": shutil.which("jq") is None, "--png ": find_spec("matplotlib") is None}
+    missing[".parquet"] = find_spec("pyarrow") is None
     for what in (what for what in missing if missing[what]):
         if any(what in step.line for step in steps):
             pytest.skip(f"needs what {what} needs")
@@ -138,7 +141,7 @@ def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch):
     script.write_text("".join(step.script() for step in steps), encoding="utf-8")
     monkeypatch.delenv("GPT_CLI_MODEL", raising=False)
     env = {
-        "PATH": path_with_command(tmp_path / "bin"),
+        "PATH": f"{path_with_command(tmp_path / 'bin')}:{Path(sys.executable).parent}",
         "HF_HOME": str(tmp_path / "empty"),
         "HF_HUB_OFFLINE": "1",
     }
