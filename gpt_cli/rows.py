@@ -121,13 +121,14 @@ class Source:
 
     Args:
         name: a file, a folder, a pattern with `*`, or an address of such; "-" is standard input.
-        form: what the files are. "auto" is "parquet" by the ending of the first one's name, or
-            "jsonl" if its first row begins with a brace, else "lines".
+        form: what the files are. "auto" is "parquet" by the ending of their names, or "jsonl" if
+            the first row begins with a brace, else "lines".
         fields: what a row may have besides an id; the first is its text, and the whole of a line.
         together: how many rows are best computed together; those of small files, too.
 
     Raises:
-        InputError: nothing can be read there, or a table has no column for the text.
+        InputError: nothing can be read there, not all files are tables, or a table has no column
+            for the text.
         ResourceError: a package for such files is missing.
 
     Attributes:
@@ -142,16 +143,18 @@ class Source:
             raise InputError("Parquet is read from its end, which a pipe cannot: name a file")
         self.files = [name] if self.streams else places.find(name)
         if form == "auto" and not self.streams:
-            form = (
-                "parquet"
-                if self.files[0].endswith(".parquet")
-                else _guess(_first_row(self.files[0]))
-            )
+            tables = sum(file.endswith(".parquet") for file in self.files)
+            if 0 < tables < len(self.files):
+                raise InputError(
+                    f"{name} holds Parquet and other files: name those of one kind, as by "
+                    "FOLDER/*.parquet"
+                )
+            form = "parquet" if tables else _guess(_first_row(self.files))
         self.reader = Reader(form, fields, len(self.files) > 1)
         self._together = together
         self._streamed: int | None = None
-        tables = self.files if form == "parquet" else []
-        self._surveys = {file: parquet.survey(file, fields) for file in tables}
+        surveyed = self.files if form == "parquet" else []
+        self._surveys = {file: parquet.survey(file, fields) for file in surveyed}
 
     @property
     def ignored(self) -> list[str]:
@@ -258,6 +261,8 @@ def _guess(data: bytes) -> Form:
     return "jsonl" if data.lstrip().startswith(b"{") else "lines"
 
 
-def _first_row(file: str) -> bytes:
-    lines = enumerate(chain.from_iterable(read_lines(file)), 1)
-    return next((data for _, data in _filled(lines)), b"")
+def _first_row(files: Iterable[str]) -> bytes:
+    for file in files:
+        for _, data in _filled(enumerate(chain.from_iterable(read_lines(file)), 1)):
+            return data
+    return b""

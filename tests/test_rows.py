@@ -1,0 +1,350 @@
+"""Rows of files, folders, patterns and addresses: however they are cut, they are the same."""
+
+import json
+import random
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt_cli import places, rows
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.rows import Source, blocks
+
+BOM = b"\xef\xbb\xbf"
+FIELDS = ("prompt", "max_tokens")
+
+
+@pytest.fixture
+def memory():
+    """The file system of memory://, which all of a process share."""
+    fs = fsspec.filesystem("memory")
+    yield fs
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+def source(name, form="auto", together=4):
+    return Source(str(name), form, FIELDS, together)
+
+
+def rows_of(source):
+    return [row for block in source.rows() for row in block]
+
+
+def prompts(source):
+    return [row.request["prompt"] for row in rows_of(source)]
+
+
+def write(folder, **files):
+    """Write files whose names have an underscore for the dot; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name.replace("_", ".")).write_bytes(data)
+    return folder
+
+
+# --- cutting -------------------------------------------------------------------------------------
+
+# What may be in a line, or between two; a line end is put after each.
+lines = st.tuples(
+    st.text("aé🦊{ \t\r\x0b\u2028\ufeff", max_size=3), st.sampled_from(["\n", "\r\n"])
+)
+files = st.lists(
+    st.tuples(st.lists(lines, max_size=7), st.booleans(), st.booleans()), min_size=1, max_size=6
+)
+
+
+def bytes_of(file):
+    """A file of these lines, perhaps with a byte order mark and without its last line end."""
+    lines, marked, open_ended = file
+    data = "".join(line + end for line, end in lines).encode()
+    return (BOM if marked else b"") + (data.rstrip(b"\r\n") if open_ended else data)
+
+
+def read_in_one_go(data):
+    """The rows of a file, said another way: the number and the text of lines that are not blank."""
+    *ended, rest = data.removeprefix(BOM).split(b"\n")
+    ended = [line.removesuffix(b"\r") for line in ended]
+    numbered = enumerate([*ended, rest], 1)
+    return [(number, line.decode()) for number, line in numbered if line.strip()]
+
+
+@given(files, st.integers(1, 5))
+def test_rows_are_the_same_however_they_are_cut(tmp_path_factory, files, together):
+    folder = tmp_path_factory.mktemp("cut")
+    for number, file in enumerate(files):
+        (folder / f"{number}.txt").write_bytes(bytes_of(file))
+    cut = source(folder, "lines", together)
+    expected = [
+        (str(folder / f"{number}.txt") if len(files) > 1 else None, line, {"prompt": text})
+        for number, file in enumerate(files)
+        for line, text in read_in_one_go(bytes_of(file))
+    ]
+    found = rows_of(cut)
+    assert [(row.file, row.line, row.request) for row in found] == expected
+    assert [row.index for row in found] == list(range(len(expected)))
+    assert cut.total == len(expected)
+
+
+@given(files, st.integers(1, 5))
+def test_no_piece_goes_past_a_multiple_of_the_rows_that_are_computed_together(
+    tmp_path_factory, files, together
+):
+    folder = tmp_path_factory.mktemp("cut")
+    for number, file in enumerate(files):
+        (folder / f"{number}.txt").write_bytes(bytes_of(file))
+    cut = source(folder, "lines", together)
+    index = 0
+    for piece in cut.pieces:
+        assert piece.index == index
+        assert 0 < piece.rows <= together - index % together
+        assert len(list(cut.reader.read(piece))) == piece.rows
+        index += piece.rows
+    sizes = [sum(piece.rows for piece in block) for block in blocks(cut.pieces, together)]
+    assert sizes == [len(block) for block in cut.rows()]
+    assert all(size == together for size in sizes[:-1])
+
+
+def test_a_piece_can_be_read_by_itself_in_any_order(tmp_path):
+    file = tmp_path / "in"
+    file.write_bytes(BOM + b"\n".join(b"%d" % number for number in range(100)))
+    cut = source(file, together=7)
+    found = {}
+    for piece in random.Random(1).sample(cut.pieces, len(cut.pieces)):
+        found |= {line.index: line.data.strip() for line in cut.reader.read(piece)}
+    assert len(cut.pieces) == 15
+    assert found == {number: b"%d" % number for number in range(100)}
+
+
+def test_rows_of_small_files_are_computed_together(tmp_path):
+    folder = write(tmp_path / "in", **{f"f{number}": b"row\n" for number in range(10)})
+    assert [len(block) for block in source(folder, together=4).rows()] == [4, 4, 2]
+
+
+def test_a_stream_gives_the_rows_of_the_file(tmp_path, monkeypatch):
+    data = BOM + b"\n\n" + b'{"prompt": "one"}\r\n\n{"id": 2, "prompt": "two"}'
+    file = tmp_path / "in"
+    file.write_bytes(data)
+    expected = rows_of(source(file))
+    with file.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        piped = source("-")
+        assert piped.streams
+        assert piped.total is None
+        assert rows_of(piped) == expected
+        assert piped.total == 2
+    assert [row.line for row in expected] == [3, 5]
+
+
+def test_a_file_has_no_name_where_it_is_the_only_one(tmp_path):
+    one = write(tmp_path / "one", a=b"x\n")
+    two = write(tmp_path / "two", a=b"x\n", b=b"y\n")
+    assert [row.file for row in rows_of(source(one))] == [None]
+    assert [row.file for row in rows_of(source(two))] == [str(two / "a"), str(two / "b")]
+
+
+def test_a_file_that_becomes_shorter_is_said(tmp_path):
+    file = tmp_path / "in"
+    file.write_bytes(b"one\ntwo\nthree\n")
+    cut = source(file, together=2)
+    assert cut.total == 3
+    file.write_bytes(b"one\ntwo\n")
+    blocks = cut.rows()
+    assert [row.request["prompt"] for row in next(blocks)] == ["one", "two"]
+    with pytest.raises(InputError, match="in has become shorter"):
+        next(blocks)
+
+
+# --- forms ---------------------------------------------------------------------------------------
+
+
+def test_the_form_is_that_of_the_first_row_also_where_files_before_it_have_none(tmp_path):
+    folder = write(tmp_path / "in", a=b"", b=BOM + b"\n \n", c=b'{"prompt": "x"}\n', d=b"no JSON")
+    *good, bad = rows_of(source(folder))
+    assert [row.request for row in good] == [{"prompt": "x"}]
+    assert (bad.file, bad.line) == (str(folder / "d"), 1)
+    assert isinstance(bad.request, InputError)
+
+
+def test_a_folder_of_tables_and_others_is_refused(tmp_path):
+    for names in (("a.jsonl", "b.parquet"), ("a.parquet", "b.jsonl")):
+        folder = tmp_path / names[0]
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_bytes(b"row\n")
+        with pytest.raises(InputError, match=r"Parquet and other files: .*\*\.parquet"):
+            source(folder)
+        assert len(rows_of(source(folder, "lines"))) == 2  # who says it wants it
+
+
+def test_no_rows_are_no_pieces(tmp_path):
+    folder = write(tmp_path / "in", a=b"", b=b"\n\r\n", c=BOM)
+    empty = source(folder)
+    assert (empty.pieces, empty.total, rows_of(empty)) == ([], 0, [])
+
+
+def test_a_pipe_is_no_parquet():
+    with pytest.raises(InputError, match="name a file"):
+        source("-", "parquet")
+
+
+def test_what_a_row_says_is_its_request_without_its_id(tmp_path):
+    file = tmp_path / "in"
+    told = [{"id": [1], "prompt": "x", "seed": 3}, {"id": None, "prompt": "y", "seed": None}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in told), encoding="utf-8")
+    first, second = rows_of(source(file))
+    assert (first.id, first.request, first.has_seed) == ([1], {"prompt": "x", "seed": 3}, True)
+    assert (second.id, second.has_seed, second.get("prompt")) == (None, False, "y")
+
+
+# --- places --------------------------------------------------------------------------------------
+
+
+def test_a_folder_gives_its_files_in_the_order_of_their_names(tmp_path):
+    names = {"b": b"b\n", "a10": b"a10\n", "a9": b"a9\n", "Z": b"Z\n"}
+    assert prompts(source(write(tmp_path / "in", **names))) == ["Z", "a10", "a9", "b"]
+
+
+def test_hidden_files_and_folders_in_a_folder_are_left_out(tmp_path):
+    folder = write(tmp_path / "in", a=b"a\n")
+    for name in (".b", "_SUCCESS", "_job.json"):
+        (folder / name).write_bytes(b"no row\n")
+    write(folder / "deeper", c=b"no row\n")
+    assert prompts(source(folder)) == ["a"]
+    assert prompts(source(f"{folder}/")) == ["a"]
+
+
+def test_a_pattern_gives_the_files_that_match_in_their_order(tmp_path):
+    write(tmp_path / "x", b_txt=b"xb\n", a_txt=b"xa\n", c_csv=b"no row\n")
+    write(tmp_path / "y", a_txt=b"ya\n")
+    (tmp_path / "x" / "folder.txt").mkdir()
+    assert prompts(source(tmp_path / "x" / "*.txt")) == ["xa", "xb"]
+    assert prompts(source(tmp_path / "*" / "a.txt")) == ["xa", "ya"]
+    assert prompts(source(tmp_path / "**" / "*.txt")) == ["xa", "xb", "ya"]
+
+
+def test_a_pattern_of_here_stays_relative(tmp_path, monkeypatch):
+    write(tmp_path / "x", b=b"b\n", a=b"a\n")
+    monkeypatch.chdir(tmp_path)
+    assert source("x/*").files == ["x/a", "x/b"]
+    assert source("x").files == ["x/a", "x/b"]
+
+
+def test_a_file_with_a_star_in_its_name_is_that_file(tmp_path):
+    write(tmp_path, **{"a*": b"star\n", "ab": b"no row\n"})
+    assert prompts(source(tmp_path / "a*")) == ["star"]
+
+
+def test_addresses_of_this_machine_give_the_same_rows(tmp_path):
+    folder = write(tmp_path / "in", b_txt=b"b\n", a_txt=BOM + b"a\r\n\n", _hidden=b"no row\n")
+    for name in ("", "/", "/*.txt", "/a.txt"):
+        here, there = source(f"{folder}{name}"), source(f"file://{folder}{name}")
+        assert there.files == [f"file://{file}" for file in here.files]
+        assert prompts(there) == prompts(here)
+    assert [row.file for row in rows_of(source(f"file://{folder}"))] == [
+        f"file://{folder}/a.txt",
+        f"file://{folder}/b.txt",
+    ]
+
+
+def test_addresses_of_another_file_system_give_the_same_rows(memory):
+    memory.pipe({"/in/b.txt": b"b\n", "/in/a.txt": BOM + b"a\r\n\na2", "/in/c": b"c\n"})
+    memory.pipe({"/in/_hidden": b"no row\n", "/in/.hidden": b"no row\n", "/in/deeper/d": b"no\n"})
+    assert prompts(source("memory://in", together=2)) == ["a", "a2", "b", "c"]
+    assert prompts(source("memory://in/")) == ["a", "a2", "b", "c"]
+    assert prompts(source("memory://in/*.txt")) == ["a", "a2", "b"]
+    assert [row.line for row in rows_of(source("memory://in/a.txt"))] == [1, 3]
+    assert source("memory://in/*.txt").files == ["memory:///in/a.txt", "memory:///in/b.txt"]
+
+
+def test_large_files_at_an_address_are_read_whole(memory):
+    texts = [f"{number} {'x' * (number * 37 % 5000)}" for number in range(1000)]
+    memory.pipe("/large", "\n".join(texts).encode())  # 2.5 MB: several blocks
+    assert prompts(source("memory://large", together=99)) == texts
+
+
+@pytest.mark.parametrize("name", ["missing", "missing/", "in/missing", "file://{}/missing"])
+def test_a_file_that_is_not_there_is_said(name, tmp_path, monkeypatch):
+    write(tmp_path / "in", a=b"a\n")
+    monkeypatch.chdir(tmp_path)
+    name = name.format(tmp_path)
+    with pytest.raises(InputError) as caught:
+        source(name)
+    assert str(caught.value) == (
+        f"cannot read {name}: No such file or directory; name a file that can be read"
+    )
+
+
+def test_a_file_that_is_not_at_an_address_is_said(memory):
+    with pytest.raises(InputError, match=r"memory://missing: No such file or directory; name a"):
+        source("memory://missing")
+
+
+@pytest.mark.parametrize("name", ["in", "in/*", "file://{}/in", "memory://*.txt"])
+def test_a_folder_or_a_pattern_without_files_is_said(name, tmp_path, monkeypatch, memory):
+    write(tmp_path / "in" / "deeper", a=b"a\n")
+    monkeypatch.chdir(tmp_path)
+    name = name.format(tmp_path)
+    with pytest.raises(InputError) as caught:
+        source(name)
+    assert f"cannot read {name}: it holds, or matches, no file" in str(caught.value)
+
+
+def test_an_address_of_no_known_kind_is_said():
+    with pytest.raises(InputError, match="cannot read nope://x: Protocol not known: nope"):
+        source("nope://x")
+    with pytest.raises(InputError, match="nope"):
+        places.is_folder("nope://x")
+
+
+def test_an_address_whose_package_is_missing_names_it(monkeypatch):
+    # As fsspec does where s3fs is not installed.
+    def missing(name, **options):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(ResourceError, match="cannot read s3://b/x: Install s3fs to access S3"):
+        source("s3://b/x")
+
+
+def test_errors_of_a_package_for_addresses_are_told(memory, monkeypatch):
+    class ThrottledError(Exception):
+        pass
+
+    def fail(*arguments, **options):
+        raise ThrottledError("slow down")
+
+    memory.pipe("/in", b"row\n")
+    found = source("memory://in")
+    monkeypatch.setattr(memory, "open", fail)
+    with pytest.raises(InputError, match="cannot read memory:///in: slow down"):
+        rows_of(found)
+
+
+def test_a_bug_is_no_error_of_a_file_here(tmp_path, monkeypatch):
+    def fail(file):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(rows.places, "_find_here", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        source(tmp_path)
+
+
+def test_sizes_and_folders_are_known_anywhere(tmp_path, memory):
+    write(tmp_path / "in", a=b"four")
+    memory.pipe("/in/a", b"four")
+    for folder in (str(tmp_path / "in"), f"file://{tmp_path}/in", "memory://in"):
+        assert places.is_folder(folder)
+        assert not places.is_folder(f"{folder}/a")
+        assert not places.is_folder(f"{folder}/missing")
+        assert places.size(f"{folder}/a") == 4
+        with pytest.raises(InputError, match="cannot read"):
+            places.size(f"{folder}/missing")
+
+
+def test_a_name_that_is_no_address_is_a_path():
+    assert places.is_address("s3://bucket/x")
+    assert not any(map(places.is_address, ["x", "/x", "C:\\x", "s3:/x", str(Path("a:/b"))]))
