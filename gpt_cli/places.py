@@ -1,5 +1,7 @@
 """Where files are: on this machine, or at an address such as s3://bucket/name, by fsspec."""
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
@@ -122,6 +124,8 @@ def _told(name: str, doing: str, kind: type[GPTCLIError], cure: str) -> Iterator
         yield
     except GPTCLIError:
         raise
+    except FileNotFoundError:  # whose text is only the path, where it comes from fsspec
+        raise kind(f"cannot {doing} {name}: {os.strerror(errno.ENOENT)}; {cure}") from None
     except OSError as error:
         raise kind(f"cannot {doing} {name}: {error.strerror or error}; {cure}") from None
     except Exception as error:
