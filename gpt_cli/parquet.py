@@ -30,23 +30,32 @@ def survey(file: str, fields: Sequence[str]) -> Survey:
     """Look what is in a file, of which an id and `fields` are to be read.
 
     Raises:
-        InputError: it cannot be read, or the first of the fields is no column of texts.
+        InputError: it cannot be read, the first of the fields is no column of texts, or several
+            columns have one name.
         ResourceError: pyarrow is missing.
     """
     pyarrow = _pyarrow()
+    _group.cache_clear()  # another file may have had this name
     with _opened(file) as table:
         schema = table.schema_arrow
+        for name in ("id", *fields):
+            if schema.names.count(name) > 1:
+                raise InputError(f"{file} has several columns {name!r}: leave one of them")
         text = fields[0]
         if text not in schema.names:
             raise InputError(f"{file} has no column {text!r}; its columns are {schema.names}")
+        types = pyarrow.types
         kind = schema.field(text).type
-        kind = getattr(kind, "value_type", kind)  # of a dictionary
-        is_text = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_null)
+        if types.is_dictionary(kind):
+            kind = kind.value_type
+        is_text = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
         if not any(check(kind) for check in is_text):
             raise InputError(f"{file}: the column {text!r} holds {kind}, not texts")
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
         ignored = [name for name in schema.names if name not in ("id", *fields)]
-        whole_ids = "id" in schema.names and pyarrow.types.is_integer(schema.field("id").type)
+        id_type = schema.field("id").type if "id" in schema.names else pyarrow.null()
+        # A column of int64, as which they are written, has no room for all of uint64.
+        whole_ids = types.is_integer(id_type) and not types.is_uint64(id_type)
         return Survey(sizes, ignored, whole_ids)
 
 

@@ -1,0 +1,357 @@
+"""Tables in Parquet: their rows as JSON, and what cannot be read."""
+
+import json
+import math
+import random
+import sys
+from datetime import date
+from decimal import Decimal
+from io import BytesIO
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from gpt_cli import parquet
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.records import ERROR, PLACE, Generation, Scoring
+from gpt_cli.rows import Source
+
+FIELDS = ("prompt", "max_tokens", "temperature", "seed", "stop")
+
+
+@pytest.fixture
+def pa():
+    return pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def write(pa, tmp_path):
+    """Write a table; return the name of its file."""
+    from pyarrow.parquet import write_table
+
+    def write(columns, name="in.parquet", **options):
+        table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        write_table(table, file, **options)
+        return str(file)
+
+    return write
+
+
+def read(file):
+    """All rows of a table, as JSON has them."""
+    sizes = parquet.survey(file, FIELDS).sizes
+    groups = [parquet.read(file, group, 0, size, FIELDS) for group, size in enumerate(sizes)]
+    return [json.loads(row) for rows in groups for row in rows]
+
+
+def rows_of(name, *, together=4, form="auto"):
+    blocks = list(Source(name, form, FIELDS, together).rows())
+    assert all(len(block) == together for block in blocks[:-1])
+    return [row for block in blocks for row in block]
+
+
+# --- rows as JSON --------------------------------------------------------------------------------
+
+
+def test_a_row_says_what_its_columns_say(write):
+    file = write({"id": ["a", "b"], "prompt": ["One 🦊", ""], "max_tokens": [3, 4]})
+    assert read(file) == [
+        {"id": "a", "prompt": "One 🦊", "max_tokens": 3},
+        {"id": "b", "prompt": "", "max_tokens": 4},
+    ]
+
+
+def test_a_table_may_have_only_the_texts(write):
+    assert read(write({"prompt": ["a", "b"]})) == [{"prompt": "a"}, {"prompt": "b"}]
+
+
+def test_null_says_nothing(write):
+    rows = read(write({"id": [None, 1], "prompt": ["a", None], "seed": [None, None]}))
+    assert rows == [{"prompt": "a"}, {"id": 1}]
+
+
+def test_whole_floats_are_integers(write):
+    # As pandas has a column of integers with a gap.
+    columns = {"id": [1.0, math.nan, 3.5], "prompt": ["a"] * 3, "max_tokens": [2.0, None, 5.0]}
+    rows = rows_of(write(columns))
+    assert [(row.id, row.get("max_tokens")) for row in rows] == [(1, 2), (None, None), (3.5, 5)]
+    assert [type(row.id) for row in rows] == [int, type(None), float]
+    assert type(rows[0].get("max_tokens")) is int
+
+
+def test_floats_that_are_not_exact_stay_floats():
+    for value in (2.0**53, -(2.0**53), 0.0):
+        assert type(parquet.whole(value)) is int
+    for value in (2.0**53 + 2, math.inf, 0.5):
+        assert type(parquet.whole(value)) is float
+    assert parquet.whole(math.nan) is None
+    assert parquet.whole("1.0") == "1.0"
+
+
+def test_texts_of_any_type_of_string_are_read(write, pa):
+    texts = pa.array(["a", "b", "a", None])
+    kinds = [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
+    for kind in kinds:
+        rows = read(write({"id": texts.cast(kind), "prompt": texts.cast(kind)}))
+        assert [row.get("prompt") for row in rows] == ["a", "b", "a", None]
+        assert [row.get("id") for row in rows] == ["a", "b", "a", None]
+
+
+def test_a_column_of_nulls_has_no_text_in_any_row(write, pa):
+    assert read(write({"prompt": pa.nulls(2)})) == [{}, {}]
+
+
+def test_lists_and_what_json_does_not_know_are_read(write):
+    columns = {
+        "id": [date(2020, 2, 1), None],
+        "prompt": ["a", "b"],
+        "stop": [["x", "y"], []],
+    }
+    assert read(write(columns)) == [
+        {"id": "2020-02-01", "prompt": "a", "stop": ["x", "y"]},
+        {"prompt": "b", "stop": []},
+    ]
+    assert read(write({"id": [Decimal("1.50")], "prompt": ["a"]}))[0]["id"] == "1.50"
+
+
+def test_a_value_that_is_no_number_is_an_error_of_its_row(write):
+    columns = {"id": [[1.0], [math.inf], [2.0]], "prompt": ["a", "b", "c"]}
+    good, bad, last = rows_of(write(columns))
+    assert isinstance(bad.request, InputError)
+    assert (good.id, last.id) == ([1.0], [2.0])
+
+
+def test_columns_that_are_not_read_are_known(write):
+    file = write({"title": ["x"], "prompt": ["a"], "id": [1], "text": ["y"]})
+    assert read(file) == [{"id": 1, "prompt": "a"}]
+    assert Source(file, "auto", FIELDS, 4).ignored == ["title", "text"]
+
+
+def test_columns_of_any_file_that_are_not_read_are_known_once(write, tmp_path):
+    write({"prompt": ["a"], "x": [1], "y": [1]}, "in/a.parquet")
+    write({"prompt": ["a"], "z": [1], "x": [1]}, "in/b.parquet")
+    assert Source(str(tmp_path / "in"), "auto", FIELDS, 4).ignored == ["x", "y", "z"]
+
+
+# --- cutting -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("together", [1, 3, 4, 100])
+@pytest.mark.parametrize("group", [1, 2, 5, 100])
+def test_rows_are_the_same_however_they_are_cut(write, tmp_path, together, group):
+    sizes = [7, 0, 1, 12]
+    expected = []
+    for place, size in enumerate(sizes):
+        prompts = [f"{place} {number}" for number in range(size)]
+        file = write({"prompt": prompts}, f"in/{place}.parquet", row_group_size=group)
+        expected += [(file, number, {"prompt": text}) for number, text in enumerate(prompts, 1)]
+    source = Source(str(tmp_path / "in"), "auto", FIELDS, together)
+    rows = rows_of(str(tmp_path / "in"), together=together)
+    assert [(row.file, row.line, row.request) for row in rows if row.request] == expected
+    assert [row.index for row in rows] == list(range(20))
+    assert source.total == 20
+    for piece in source.pieces:
+        assert 0 < piece.rows <= together - piece.index % together
+
+
+def test_pieces_can_be_read_in_any_order(write):
+    file = write({"prompt": [str(number) for number in range(50)]}, row_group_size=20)
+    source = Source(file, "auto", FIELDS, 7)
+    found = {}
+    for piece in random.Random(1).sample(source.pieces, len(source.pieces)):
+        found |= {line.index: json.loads(line.data) for line in source.reader.read(piece)}
+    assert found == {number: {"prompt": str(number)} for number in range(50)}
+
+
+def test_a_group_is_read_once_for_all_of_its_pieces(write, monkeypatch):
+    file = write({"prompt": ["x"] * 40}, row_group_size=20)
+    source = Source(file, "auto", FIELDS, 2)
+    opened = []
+    monkeypatch.setattr(
+        parquet, "open_file", lambda name, real=parquet.open_file: opened.append(name) or real(name)
+    )
+    assert sum(map(len, source.rows())) == 40
+    assert opened == [file, file]
+
+
+def test_another_table_of_the_same_name_is_read_anew(write):
+    for text in ("first", "second"):
+        (row,) = rows_of(write({"prompt": [text]}))
+        assert row.request == {"prompt": text}
+
+
+def test_tables_at_an_address_are_read(write, tmp_path):
+    file = write({"prompt": ["a", "b"]})
+    assert [row.request for row in rows_of(f"file://{file}")] == [{"prompt": "a"}, {"prompt": "b"}]
+    memory = fsspec.filesystem("memory")
+    memory.put(file, "/test_parquet/in.parquet")
+    rows = rows_of("memory://test_parquet/*.parquet")
+    assert [row.request for row in rows] == [{"prompt": "a"}, {"prompt": "b"}]
+    memory.rm("/test_parquet", recursive=True)
+
+
+def test_another_ending_needs_the_format(write):
+    file = write({"prompt": ["a"]}, "in.table")
+    assert [row.request for row in rows_of(file, form="parquet")] == [{"prompt": "a"}]
+
+
+# --- ids -----------------------------------------------------------------------------------------
+
+
+def test_ids_are_whole_where_they_are_in_every_table(write, pa, tmp_path):
+    kinds = {
+        "int64": True,
+        "int8": True,
+        "uint32": True,
+        "uint64": False,  # too large for int64, as which they would be written
+        "double": False,
+        "string": False,
+        "null": False,
+    }
+    for kind, whole in kinds.items():
+        ids = pa.array([1]).cast(kind) if kind != "null" else pa.nulls(1)
+        file = write({"id": ids, "prompt": ["a"]})
+        assert Source(file, "auto", FIELDS, 4).whole_ids is whole, kind
+    write({"id": [1], "prompt": ["a"]}, "in/a.parquet")
+    assert Source(str(tmp_path / "in"), "auto", FIELDS, 4).whole_ids
+    write({"prompt": ["a"]}, "in/b.parquet")
+    assert not Source(str(tmp_path / "in"), "auto", FIELDS, 4).whole_ids
+
+
+def test_ids_of_other_files_are_not_known_to_be_whole(tmp_path):
+    (tmp_path / "in").write_bytes(b'{"id": 1, "prompt": "a"}\n')
+    assert not Source(str(tmp_path / "in"), "auto", FIELDS, 4).whole_ids
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def written(lines, columns):
+    from pyarrow.parquet import read_table
+
+    stream = BytesIO()
+    parquet.write(lines, columns, stream)
+    return read_table(BytesIO(stream.getvalue()))
+
+
+@pytest.mark.parametrize("task", [Generation(None, None, True), Generation(None), Scoring()])
+def test_all_parts_have_the_same_columns_whatever_is_in_them(pa, task):
+    columns = PLACE | task.columns | ERROR
+    empty = written([], columns)
+    failed = written(['{"index": 0, "line": 1, "error": {"code": "c", "message": "m"}}'], columns)
+    assert empty.schema == failed.schema
+    assert empty.column_names == list(columns)
+    assert failed.to_pylist()[0]["error"] == {"code": "c", "message": "m"}
+
+
+@pytest.mark.parametrize(
+    ("id", "text"), [(7, "7"), ("7", "7"), ("é", "é"), ([1, "é"], '[1, "é"]'), (True, "true")]
+)
+def test_ids_of_any_type_are_texts(pa, id, text):
+    line = json.dumps({"index": 0, "id": id})
+    assert written([line], PLACE).to_pylist() == [{"index": 0, "id": text}]
+
+
+def test_whole_ids_stay_whole(pa):
+    lines = ['{"index": 0, "id": -9223372036854775808}', '{"index": 1}']
+    ids = written(lines, PLACE | {"id": "int64"})["id"]
+    assert ids.to_pylist() == [-(2**63), None]
+
+
+def test_the_largest_seed_has_room(pa):
+    columns = PLACE | Generation(None).columns
+    assert written([json.dumps({"seed": 2**64 - 1})], columns)["seed"].to_pylist() == [2**64 - 1]
+
+
+def test_bytes_that_are_no_unicode_are_replaced(pa):
+    # As the path of a model may have them.
+    columns = PLACE | Scoring().columns
+    assert written(['{"model": "m\udcff"}'], columns)["model"].to_pylist() == ["m\ufffd"]
+
+
+def test_records_and_failures_are_counted(pa):
+    error = '{"index": %d, "error": {"code": "c", "message": "m"}}'
+    stream = BytesIO()
+    parquet.write(['{"index": 0}', error % 1, error % 2], PLACE | ERROR, stream)
+    assert parquet.count(stream) == (3, 2)
+
+
+def test_joined_tables_are_those_one_after_the_other(pa):
+    from pyarrow.parquet import read_table
+
+    streams = [BytesIO() for _ in range(3)]
+    for stream, lines in zip(streams, [['{"index": 0}'], [], ['{"index": 1}']], strict=True):
+        parquet.write(lines, PLACE, stream)
+    target = BytesIO()
+    parquet.join(streams, PLACE, target)
+    assert read_table(target).to_pylist() == [{"index": 0, "id": None}, {"index": 1, "id": None}]
+
+
+# --- what cannot be read -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"Once\n" * 9, b"PAR1" + b"x" * 90 + b"PAR1"])
+def test_a_file_that_is_no_parquet_is_said(pa, data, tmp_path):
+    file = tmp_path / "in.parquet"
+    file.write_bytes(data)
+    with pytest.raises(InputError, match=r"in\.parquet"):
+        parquet.survey(str(file), FIELDS)
+
+
+def test_a_table_that_was_cut_or_changed_is_said(write):
+    file = write({"prompt": [f"text {number}" for number in range(1000)]})
+    source = Source(file, "auto", FIELDS, 4)
+    with Path(file).open("r+b") as stream:  # the first page, under a footer that is whole
+        stream.write(b"PAR1" + b"\xff" * 200)
+    with pytest.raises(InputError, match=r"in\.parquet"):
+        list(source.rows())
+
+
+def test_a_table_without_the_column_names_those_that_it_has(write):
+    file = write({"id": [1], "text": ["a"]})
+    with pytest.raises(InputError) as caught:
+        parquet.survey(file, FIELDS)
+    assert str(caught.value) == f"{file} has no column 'prompt'; its columns are ['id', 'text']"
+
+
+@pytest.mark.parametrize("texts", [[1], [1.5], [b"bytes"], [["a"]], [{"a": "b"}], [True]])
+def test_a_column_that_holds_no_texts_is_said(write, texts):
+    with pytest.raises(InputError, match=r"the column 'prompt' holds .*, not texts"):
+        parquet.survey(write({"prompt": texts}), FIELDS)
+
+
+def test_a_dictionary_of_other_values_holds_no_texts(write, pa):
+    numbers = pa.array([1, 1, 2]).dictionary_encode()
+    with pytest.raises(InputError, match="the column 'prompt' holds int64, not texts"):
+        parquet.survey(write({"prompt": numbers}), FIELDS)
+
+
+@pytest.mark.parametrize("name", ["id", "prompt", "seed"])
+def test_columns_of_one_name_are_said(write, pa, name):
+    names = list(dict.fromkeys(["prompt", name]))
+    table = pa.Table.from_arrays([pa.array(["a"])] * (len(names) + 1), names=[*names, name])
+    with pytest.raises(InputError, match=f"several columns '{name}'"):
+        parquet.survey(write(table), FIELDS)
+
+
+def test_every_table_of_a_folder_is_looked_at_before_one_is_read(write, tmp_path):
+    write({"prompt": ["a"]}, "in/a.parquet")
+    bad = write({"text": ["a"]}, "in/b.parquet")
+    with pytest.raises(InputError, match="no column 'prompt'") as caught:
+        Source(str(tmp_path / "in"), "auto", FIELDS, 4)
+    assert bad in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "pyarrow.parquet"])
+def test_without_pyarrow_it_is_said_what_to_install(missing, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    file = tmp_path / "in.parquet"
+    file.write_bytes(b"PAR1")
+    with pytest.raises(ResourceError) as caught:
+        Source(str(file), "auto", FIELDS, 4)
+    assert str(caught.value) == "Parquet needs pyarrow: pip install 'gpt-cli[parquet]'"
+    with pytest.raises(ResourceError):
+        parquet.write([], PLACE, BytesIO())
