@@ -26,6 +26,11 @@ class Survey(NamedTuple):
     whole_ids: bool  # whether it has ids, and they are integers
 
 
+def require() -> None:
+    """Raise ResourceError if pyarrow is missing."""
+    _pyarrow()
+
+
 def survey(file: str, fields: Sequence[str]) -> Survey:
     """Look what is in a file, of which an id and `fields` are to be read.
 

@@ -113,6 +113,7 @@ def _output(job: Job, task: Task, source: Source) -> "Output | Parts":
     sizes = [None if source.streams else places.size(file) for file in source.files]
     names = [file.rpartition("/")[2] for file in source.files]
     made_from = {
+        "task": type(task).__name__.lower(),
         "input": [list(each) for each in zip(names, sizes, strict=True)],
         "model": job.model,
         "revision": job.load_options["revision"],
@@ -129,15 +130,21 @@ def _folder(name: str, source: Source) -> tuple[str | None, str]:
     """Return the folder that an output is, and how the names of its files end; None if it is none.
 
     Raises:
-        InputError: it is a pattern that says something else.
+        InputError: it is a pattern that says something else, or the root of a file system.
     """
-    folder, _, own = name.rpartition("/")
+    start, slash, own = name.rpartition("/")
+    ending = ".parquet" if source.reader.form == "parquet" else ".jsonl"
     if "*" in own:
         if own not in ("*.jsonl", "*.parquet"):
             raise InputError(
                 f"{name} is no output: a folder's are FOLDER/*.jsonl or FOLDER/*.parquet"
             )
-        return folder or ".", own.removeprefix("*")
-    if name.endswith("/") or places.is_folder(name):
-        return name.rstrip("/"), ".parquet" if source.reader.form == "parquet" else ".jsonl"
-    return None, ""
+        folder, ending = start + slash or ".", own.removeprefix("*")
+    elif name.endswith("/") or places.is_folder(name):
+        folder = name
+    else:
+        return None, ""
+    folder = folder.rstrip("/")
+    if not folder or folder.endswith(":"):  # as of s3://$BUCKET/ where there is no such variable
+        raise InputError(f"{name} is no folder that records can be in: name another --output")
+    return folder, ending

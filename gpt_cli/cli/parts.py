@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli import parquet, places
 from gpt_cli.cli.output import lock
-from gpt_cli.errors import InputError
+from gpt_cli.errors import MALFORMED, InputError
 from gpt_cli.rows import Row
 
 ENDINGS = (".jsonl", ".parquet")
@@ -44,6 +44,7 @@ class Parts:
 
     Raises:
         InputError: the folder holds something else, or what was made from another job.
+        ResourceError: a package for such files is missing.
 
     Attributes:
         rows, failed: how many rows an earlier run has written, and how many of them are errors;
@@ -64,6 +65,8 @@ class Parts:
         seed_given: bool,
         resume: bool,
     ):
+        if ending == ".parquet":
+            parquet.require()
         self.rows = self.failed = 0
         self.seed: int | None = None
         self.place = place
@@ -133,8 +136,13 @@ class Parts:
                     f"{self.place}/{name} is not the part that begins with row {self.rows}, which "
                     f"was expected: {_ANOTHER}"
                 )
-            with places.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
-                rows, failed = _count(stream, self._ending)
+            try:
+                with places.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
+                    rows, failed = _count(stream, self._ending)
+            except MALFORMED:
+                raise InputError(
+                    f"{self.place}/{name} holds no records of this command: {_ANOTHER}"
+                ) from None
             self.rows += rows
             self.failed += failed
         self._first = self.rows
@@ -199,6 +207,7 @@ class Whole(Parts):
 
     Raises:
         InputError: the file is there, or the folder beside it cannot be continued.
+        ResourceError: a package for such files is missing.
     """
 
     def __init__(
