@@ -460,6 +460,17 @@ def test_one_file_is_made_of_parts_that_can_be_resumed(ending, job, pa, monkeypa
     assert names(job) == ["in", f"one.{ending}", "out"]
 
 
+def test_a_file_of_lines_that_was_made_of_a_table_can_be_resumed(here, pa):
+    rows = [{"id": place + 0.0, "prompt": text} for place, text in enumerate(TEXTS[:6])]
+    write_parquet(here / "in.parquet", rows, row_group_size=4)
+    assert run("batch", "in.parquet", "-o", "out", "-q") == 0
+    whole = records_of("out")
+    kept = (here / "out").read_bytes().splitlines(keepends=True)[:2]
+    (here / "out").write_bytes(b"".join(kept))
+    assert run("batch", "in.parquet", "-o", "out", "-q", "--resume") == 0
+    assert records_of("out") == whole
+
+
 CHANGES = {
     "a longer file": lambda file: file.write_bytes(file.read_bytes() + b'{"prompt": "x"}\n'),
     "a shorter file": lambda file: file.write_bytes(file.read_bytes()[:-20]),
@@ -750,6 +761,7 @@ def test_a_full_disk_is_told_and_what_was_written_is_kept(job, refused, monkeypa
         ("score", "in --resume"),
         ("score", "in --format lines --resume"),
         ("score", "in --engine ray"),
+        ("score", "in --workers 2"),
         ("score", "in --workers 2 -o out"),
         ("score", "in -o out --max-perplexity 9"),
         ("score", "in --format lines --min-perplexity 9"),

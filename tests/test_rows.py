@@ -1,6 +1,7 @@
 """Rows of files, folders, patterns and addresses: however they are cut, they are the same."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -139,6 +140,21 @@ def test_a_stream_gives_the_rows_of_the_file(tmp_path, monkeypatch):
     assert [row.line for row in expected] == [3, 5]
 
 
+def test_rows_of_a_stream_come_as_they_are_written(monkeypatch):
+    ours, theirs = os.pipe()
+    with open(ours) as stream:  # noqa: PTH123 (of a number)
+        monkeypatch.setattr("sys.stdin", stream)
+        blocks = source("-").rows()
+        found = []
+        for data in (b"\n\none\n", b"\r\ntwo\nthree\n \n", b"four"):
+            os.write(theirs, data)
+            if data == b"four":
+                os.close(theirs)
+            found.append([(row.index, row.line, row.request["prompt"]) for row in next(blocks)])
+        assert next(blocks, None) is None
+    assert found == [[(0, 3, "one")], [(1, 5, "two"), (2, 6, "three")], [(3, 8, "four")]]
+
+
 def test_a_file_has_no_name_where_it_is_the_only_one(tmp_path):
     one = write(tmp_path / "one", a=b"x\n")
     two = write(tmp_path / "two", a=b"x\n", b=b"y\n")
@@ -252,7 +268,7 @@ def test_addresses_of_this_machine_give_the_same_rows(tmp_path):
 
 def test_addresses_of_another_file_system_give_the_same_rows(memory):
     memory.pipe({"/in/b.txt": b"b\n", "/in/a.txt": BOM + b"a\r\n\na2", "/in/c": b"c\n"})
-    memory.pipe({"/in/_hidden": b"no row\n", "/in/.hidden": b"no row\n", "/in/deeper/d": b"no\n"})
+    memory.pipe({"/in/_hidden": b"no row\n", "/in/.hidden": b"no row\n", "/in/x.txt/d": b"no\n"})
     assert prompts(source("memory://in", together=2)) == ["a", "a2", "b", "c"]
     assert prompts(source("memory://in/")) == ["a", "a2", "b", "c"]
     assert prompts(source("memory://in/*.txt")) == ["a", "a2", "b"]

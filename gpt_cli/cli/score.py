@@ -109,6 +109,8 @@ def score(
         return
     if resume or engine == "ray":
         raise InputError("--resume and --engine ray are for rows: give --output OUT, too")
+    # There is none, and no flag may say anything of one.
+    flags.cluster(engine, address=address, workers=workers, gpus=gpus_per_worker, threads=threads)
     if file != "-" and places.is_folder(file):
         raise InputError(f"cannot read {file}: it is a folder; name a file, or give --output, too")
     if file != "-":
