@@ -33,8 +33,8 @@ from run import machine, make_checkpoint, versions
 
 from gpt_cli.engine import Engine
 from gpt_cli.generate import Options
-from gpt_cli.ray import Cluster as Workers
-from gpt_cli.ray import compute
+from gpt_cli.ray.job import Cluster as Workers
+from gpt_cli.ray.job import compute
 from gpt_cli.records import Generation, Record, json_line
 from gpt_cli.rows import Row, Source
 

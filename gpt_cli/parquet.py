@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -24,6 +26,7 @@ class Survey(NamedTuple):
     sizes: list[int]  # rows of each group
     ignored: list[str]  # columns that are not read
     whole_ids: bool  # whether it has ids, and they are integers
+    sum: int  # of the description at its end
 
 
 def require() -> None:
@@ -41,7 +44,7 @@ def survey(file: str, fields: Sequence[str]) -> Survey:
     """
     pyarrow = _pyarrow()
     _group.cache_clear()  # another file may have had this name
-    with _opened(file) as table:
+    with _opened(file) as (table, stream):
         schema = table.schema_arrow
         for name in ("id", *fields):
             if schema.names.count(name) > 1:
@@ -61,7 +64,8 @@ def survey(file: str, fields: Sequence[str]) -> Survey:
         id_type = schema.field("id").type if "id" in schema.names else pyarrow.null()
         # A column of int64, as which they are written, has no room for all of uint64.
         whole_ids = types.is_integer(id_type) and not types.is_uint64(id_type)
-        return Survey(sizes, ignored, whole_ids)
+        stream.seek(-8 - table.metadata.serialized_size, os.SEEK_END)
+        return Survey(sizes, ignored, whole_ids, zlib.crc32(stream.read()))
 
 
 def read(file: str, group: int, start: int, end: int, fields: Sequence[str]) -> Iterator[bytes]:
@@ -71,9 +75,14 @@ def read(file: str, group: int, start: int, end: int, fields: Sequence[str]) -> 
         InputError: the file cannot be read.
     """
     for row in _group(file, group, tuple(fields)).slice(start, end - start).to_pylist():
-        told = {name: whole(value) for name, value in row.items()}
+        told = {name: _said(value) for name, value in row.items()}
         told = {name: value for name, value in told.items() if value is not None}
         yield json.dumps(told, default=str).encode()
+
+
+def _said(value: Any) -> Any:
+    """Return what a value is in JSON; texts come as bytes, as they need not be UTF-8."""
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else whole(value)
 
 
 def whole(value: Any) -> Any:
@@ -88,9 +97,19 @@ def whole(value: Any) -> Any:
 # Pieces that follow one another are mostly of one group, which can only be read as a whole.
 @lru_cache(maxsize=1)
 def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
-    with _opened(file) as table:
+    pyarrow = _pyarrow()
+    with _opened(file) as (table, _):
         columns = [name for name in ("id", *fields) if name in table.schema_arrow.names]
-        return table.read_row_group(group, columns)
+        found = table.read_row_group(group, columns)
+    types = pyarrow.types
+    for place, kind in enumerate(found.schema.types):
+        if types.is_dictionary(kind):
+            kind = kind.value_type
+            found = found.set_column(place, columns[place], found[place].cast(kind))
+        if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+            binary = found[place].cast(pyarrow.large_binary())
+            found = found.set_column(place, columns[place], binary)
+    return found
 
 
 def write(lines: Sequence[str], columns: Mapping[str, Any], stream: BinaryIO) -> None:
@@ -138,11 +157,11 @@ def _type(pyarrow: ModuleType, kind: Any) -> "pyarrow.DataType":
 
 
 @contextmanager
-def _opened(file: str) -> "Iterator[ParquetFile]":
+def _opened(file: str) -> "Iterator[tuple[ParquetFile, BinaryIO]]":
     pyarrow = _pyarrow()
     with open_file(file) as stream:
         try:
-            yield pyarrow.parquet.ParquetFile(stream)
+            yield pyarrow.parquet.ParquetFile(stream), stream
         except pyarrow.ArrowException as error:
             raise InputError(f"{file} cannot be read as Parquet: {error!s:.200}") from None
 

@@ -30,8 +30,15 @@ def filesystem(name: str) -> "tuple[AbstractFileSystem, str]":
     """
     import fsspec
 
+    if not is_address(name):
+        return fsspec.filesystem("file"), str(Path(name).absolute())
     with reading(name):
         return fsspec.core.url_to_fs(name)
+
+
+def base(name: str) -> str:
+    """Return the last part of a name."""
+    return name.rpartition("/")[2] if is_address(name) else Path(name).name
 
 
 def find(name: str) -> list[str]:
@@ -53,7 +60,7 @@ def find(name: str) -> list[str]:
 def _find_here(name: str) -> list[str]:
     path = Path(name)
     if path.is_dir():
-        return [str(file) for file in path.iterdir() if file.is_file() and not _hidden(str(file))]
+        return [str(file) for file in path.iterdir() if file.is_file() and not is_hidden(str(file))]
     if "*" in name and not path.exists():
         found = glob(name, recursive=True)  # noqa: PTH207 (leaves ./ as it is)
         return [file for file in found if Path(file).is_file()]
@@ -63,19 +70,23 @@ def _find_here(name: str) -> list[str]:
 
 def _find_there(name: str) -> list[str]:
     fs, path = filesystem(name)
-    if "*" in path:
+    kind = "" if "*" in path else fs.info(path)["type"]
+    if kind == "file":
+        return [name]
+    if not kind:
         found = [file for file in fs.glob(path) if not fs.isdir(file)]
-    elif fs.isdir(path):
-        inside = [about["name"] for about in fs.ls(path, detail=True) if about["type"] == "file"]
-        found = [file for file in inside if not _hidden(file)]
     else:
-        fs.info(path)
-        found = [path]
-    return [fs.unstrip_protocol(file) for file in found]
+        inside = [about["name"] for about in fs.ls(path, detail=True) if about["type"] == "file"]
+        found = [file for file in inside if not is_hidden(f"://{file}")]
+    files = [fs.unstrip_protocol(file) for file in found]
+    if any(filesystem(file) != (fs, path) for file, path in zip(files, found, strict=True)):
+        raise InputError(f"{name}: such an address can only be that of one file")
+    return files
 
 
-def _hidden(file: str) -> bool:
-    return file.rpartition("/")[2].startswith((".", "_"))
+def is_hidden(name: str) -> bool:
+    """Return whether a file is not taken for one of the rows of its folder."""
+    return base(name).startswith((".", "_"))
 
 
 def is_folder(name: str) -> bool:
@@ -89,6 +100,17 @@ def is_folder(name: str) -> bool:
     fs, path = filesystem(name)
     with reading(name):
         return bool(fs.isdir(path))
+
+
+def exists(name: str) -> bool:
+    """Return whether there is something of this name.
+
+    Raises:
+        InputError: nothing can be read there.
+    """
+    fs, path = filesystem(name)
+    with reading(name):
+        return bool(fs.exists(path))
 
 
 def size(name: str) -> int:

@@ -60,9 +60,14 @@ def read_stretch(file: str, start: int, end: int) -> bytes:
     Raises:
         InputError: it cannot be read, or has become shorter.
     """
-    with open_file(file) as stream:
-        stream.seek(start)
-        data = stream.read(end - start)
+    if places.is_address(file):
+        fs, path = places.filesystem(file)
+        with places.reading(file):
+            data = fs.cat_file(path, start, end)  # and no more, as a stream would read ahead
+    else:
+        with open_file(file) as stream:
+            stream.seek(start)
+            data = stream.read(end - start)
     if len(data) < end - start:
         raise InputError(f"{file} has become shorter while it was read")
     return data

@@ -16,6 +16,8 @@ from gpt_cli.score import Score
 # Names of columns, with their types as pyarrow calls them; a list has that of what it holds.
 Columns: TypeAlias = dict[str, Any]
 
+_TOGETHER = 256  # rows
+
 PLACE: Columns = {"index": "int64", "id": "string"}
 ERROR: Columns = {
     "file": "string",
@@ -109,8 +111,8 @@ class Generation:
 
     @property
     def together(self) -> int:
-        """As many as are sorted by length to be computed side by side."""
-        return batch.read_ahead(self.batch_size)
+        """As many as are sorted by length to be computed side by side, and not very few."""
+        return max(_TOGETHER, batch.read_ahead(self.batch_size))
 
     def records(self, engine: Engine, rows: Sequence[Row]) -> Iterator[Record]:
         """Continue the rows; see `Task`."""
@@ -134,7 +136,7 @@ class Scoring:
 
     fields = ("text",)
     mark = "tokens_scored"
-    together = 256
+    together = _TOGETHER
 
     @property
     def columns(self) -> Columns:

@@ -5,6 +5,7 @@ be read by themselves, wherever that is done.
 """
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -52,7 +53,7 @@ class Row:
         return None if isinstance(self.request, InputError) else self.request.get(field)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A stretch of a file."""
 
@@ -153,6 +154,7 @@ class Source:
         self.reader = Reader(form, fields, len(self.files) > 1)
         self._together = together
         self._streamed: int | None = None
+        self._sums: dict[str, int] = {}
         surveyed = self.files if form == "parquet" else []
         self._surveys = {file: parquet.survey(file, fields) for file in surveyed}
 
@@ -182,12 +184,25 @@ class Source:
         return pieces
 
     @property
+    def contents(self) -> list[list[Any]]:
+        """What tells the files from others: the name of each, its bytes and a sum of them.
+
+        Of a table, it is a sum of its description, which has the sizes and bounds of columns.
+        """
+        return [
+            [places.base(file), places.size(file), self._sums[file]]
+            for file in (self.files if self.pieces else [])
+        ]
+
+    @property
     def total(self) -> int | None:
         """How many rows there are; None before a stream has been read to its end."""
         return self._streamed if self.streams else sum(piece.rows for piece in self.pieces)
 
-    def rows(self) -> Iterator[list[Row]]:
+    def rows(self, start: int = 0) -> Iterator[list[Row]]:
         """Yield the rows: so many as are computed together, or those of a stream that come at once.
+
+        Of what is no stream, those before `start` may be left out.
 
         Raises:
             InputError: a file cannot be read.
@@ -195,8 +210,9 @@ class Source:
         if self.streams:
             yield from self._stream()
             return
-        for pieces in blocks(self.pieces, self._together):
-            lines = chain.from_iterable(map(self.reader.read, pieces))
+        pieces = (piece for piece in self.pieces if piece.index + piece.rows > start)
+        for block in blocks(pieces, self._together):
+            lines = chain.from_iterable(map(self.reader.read, block))
             yield [self.reader.parse(line) for line in lines]
 
     def _stream(self) -> Iterator[list[Row]]:
@@ -214,8 +230,9 @@ class Source:
 
     def _cut(self, file: str, index: int) -> Iterator[Piece]:
         if self.reader.form != "parquet":
-            yield from _cut_lines(file, index, self._together)
+            yield from self._cut_lines(file, index)
             return
+        self._sums[file] = self._surveys[file].sum
         line = 1
         for group, size in enumerate(self._surveys[file].sizes):
             start = 0
@@ -226,24 +243,25 @@ class Source:
                 start = end
             line += size
 
+    def _cut_lines(self, file: str, index: int) -> Iterator[Piece]:
+        start = end = rows = total = 0
+        line = 1
+        for number, data in enumerate(chain.from_iterable(read_lines(file)), 1):
+            total = zlib.crc32(data, total)
+            end += len(data)
+            rows += _is_row(number, data)
+            if rows and (index + rows) % self._together == 0:
+                yield Piece(file, 0, start, end, index, line, rows)
+                start, line, index, rows = end, number + 1, index + rows, 0
+        if rows:
+            yield Piece(file, 0, start, end, index, line, rows)
+        self._sums[file] = total
+
 
 def blocks(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
     """Yield the pieces of each so many rows."""
     for _, block in groupby(pieces, lambda piece: piece.index // rows):
         yield list(block)
-
-
-def _cut_lines(file: str, index: int, together: int) -> Iterator[Piece]:
-    start = end = rows = 0
-    line = 1
-    for number, data in enumerate(chain.from_iterable(read_lines(file)), 1):
-        end += len(data)
-        rows += _is_row(number, data)
-        if rows and (index + rows) % together == 0:
-            yield Piece(file, 0, start, end, index, line, rows)
-            start, line, index, rows = end, number + 1, index + rows, 0
-    if rows:
-        yield Piece(file, 0, start, end, index, line, rows)
 
 
 def _filled(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

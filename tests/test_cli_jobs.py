@@ -600,14 +600,15 @@ def test_a_folder_of_an_earlier_run_is_refused_without_resume(job, refused):
     assert snapshot(job) == before
 
 
-@pytest.mark.parametrize("flags", [[], ["--resume"]])
 @pytest.mark.parametrize("output", ["out.parquet", "file://{}/out.parquet", "file://{}/out.jsonl"])
-def test_a_file_that_is_there_is_refused(output, flags, here, refused, pa):
+def test_a_file_that_is_there_is_refused_or_whole(output, here, refused, capfd, pa):
     (here / "in").write_bytes(b"Once\n")
     output = output.format(here)
     file = here / output.rpartition("/")[2]
     file.write_bytes(b"mine")
-    assert f"{output} exists, and is whole" in refused("score", "in", "-o", output, *flags)
+    assert f"{output} exists: name another" in refused("score", "in", "-o", output)
+    assert run("score", "in", "-o", output, "--resume") == 0  # as a script does until it is done
+    assert capfd.readouterr().err == f"gpt-cli: note: {output} is there, and whole\n"
     assert file.read_bytes() == b"mine"
     assert names(here) == sorted(["in", file.name])
 
@@ -663,7 +664,7 @@ def test_parts_of_another_kind_are_refused(job, refused):
     assert snapshot(job) == before
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"7", b"\xff", b"null"])
+@pytest.mark.parametrize("data", [b"{", b"7", b"\xff", b"null"])
 def test_a_job_that_cannot_be_read_is_refused(data, job, refused):
     (job / "out" / "_job.json").write_bytes(data)
     line = refused("batch", "in", "-o", "out/", "--resume")

@@ -336,7 +336,7 @@ def test_errors_of_a_package_for_addresses_are_told(memory, monkeypatch):
     memory.pipe("/in", b"row\n")
     found = source("memory://in")
     monkeypatch.setattr(memory, "open", fail)
-    with pytest.raises(InputError, match="cannot read memory:///in: slow down"):
+    with pytest.raises(InputError, match="cannot read memory://in: slow down"):
         rows_of(found)
 
 

@@ -84,7 +84,7 @@ def batch(
         engine, address=address, workers=workers, gpus=gpus_per_worker, threads=threads
     )
     load_options = {"device": device, "dtype": dtype, "revision": revision, "offline": offline}
-    job = jobs.Job(file, output, form or "auto", resume, seed, model, load_options, cluster, quiet)
+    job = jobs.Job(file, output, form, resume, seed, model, load_options, cluster, quiet)
     jobs.run(job, Generation(options, size, logprobs is not None))
 
 

@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import gpt_cli
@@ -20,7 +21,7 @@ from gpt_cli.rows import Form, Source
 
 if TYPE_CHECKING:
     from gpt_cli.cli.parts import Parts
-    from gpt_cli.ray import Cluster
+    from gpt_cli.ray.job import Cluster
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,29 @@ def run(job: Job, task: Task) -> None:
     Raises:
         GPTCLIError: one of its subclasses; RowsError if all is done, and some rows have failed.
     """
+    if job.output is not None:
+        _check_apart(job.input, job.output)
     source = Source(job.input, job.form, task.fields, task.together)
     if source.streams and job.cluster is not None:
         raise InputError("--engine ray reads files, and no pipe: name a file")
     output = _output(job, task, source)
+    if output is None:
+        note(f"gpt-cli: note: {job.output} is there, and whole")
+        return
     if source.ignored and not job.quiet:
         note(f"gpt-cli: note: columns that are not read: {', '.join(source.ignored)}")
     total = source.total
+    aside: AbstractContextManager[object] = nullcontext()
     if job.cluster is None:
         engine = gpt_cli.load(job.model, **job.load_options, quiet=job.quiet)
         compute = partial(_compute_here, engine)
     else:
         compute = partial(_compute_there, job, job.cluster)
+        if sys.stdout is not None:
+            # Ray prints there what it has to say, as of a node that has died.
+            aside = redirect_stdout(cast(TextIO, Aside(sys.stdout, shown=not job.quiet)))
     shown = not job.quiet and not (job.output is None and on_terminal(sys.stdout))
-    with output, Progress(total, output.rows, output.failed, shown=shown) as progress:
+    with aside, output, Progress(total, output.rows, output.failed, shown=shown) as progress:
         for record in compute(task, source, output):
             output.write(record.line)
             progress.add(record.tokens, failed=record.failed)
@@ -71,7 +81,7 @@ def _compute_here(
     engine: Engine, task: Task, source: Source, output: "Output | Parts"
 ) -> Iterator[Record]:
     """Yield what becomes of the rows that the output does not have."""
-    for rows in source.rows():
+    for rows in source.rows(0 if output.to_check else output.rows):
         missing = [row for row in rows if not output.has(row)]
         if output.seed is not None:
             task = task.with_seed(output.seed)
@@ -82,7 +92,7 @@ def _compute_there(
     job: Job, cluster: "Cluster", task: Task, source: Source, output: "Output | Parts"
 ) -> Iterator[Record]:
     """The same, by the workers of a cluster."""
-    from gpt_cli import ray
+    from gpt_cli.ray.job import compute
 
     for rows in source.rows():
         if not rows or rows[0].index >= output.to_check:
@@ -91,12 +101,11 @@ def _compute_there(
             output.has(row)
     if output.seed is not None:
         task = task.with_seed(output.seed)
-    # Ray prints on standard output what it has to say, as of a node that has died.
-    with redirect_stdout(cast(TextIO, Aside(sys.stdout, shown=not job.quiet))):
-        yield from ray.compute(cluster, source, output.rows, task, job.model, job.load_options)
+    yield from compute(cluster, source, output.rows, task, job.model, job.load_options)
 
 
-def _output(job: Job, task: Task, source: Source) -> "Output | Parts":
+def _output(job: Job, task: Task, source: Source) -> "Output | Parts | None":
+    """Return where the records go; None if they are all there."""
     name = job.output
     folder, ending = (None, "") if name is None else _folder(name, source)
     if name is None or not (folder or places.is_address(name) or name.endswith(".parquet")):
@@ -110,11 +119,10 @@ def _output(job: Job, task: Task, source: Source) -> "Output | Parts":
     if job.resume and source.streams:
         raise InputError(f"--resume goes on with {name} only where the input is no pipe")
     columns = PLACE | task.columns | ERROR | ({"id": "int64"} if source.whole_ids else {})
-    sizes = [None if source.streams else places.size(file) for file in source.files]
-    names = [file.rpartition("/")[2] for file in source.files]
     made_from = {
         "task": type(task).__name__.lower(),
-        "input": [list(each) for each in zip(names, sizes, strict=True)],
+        "format": source.reader.form,
+        "input": None if source.streams else source.contents,
         "model": job.model,
         "revision": job.load_options["revision"],
         "dtype": job.load_options["dtype"],
@@ -123,7 +131,19 @@ def _output(job: Job, task: Task, source: Source) -> "Output | Parts":
     given = job.seed is not None
     if folder:
         return Parts(folder, ending, columns, made_from, seed_given=given, resume=job.resume)
+    if job.resume and places.exists(name):
+        return None
     return Whole(name, columns, made_from, seed_given=given, resume=job.resume)
+
+
+def _check_apart(name: str, output: str) -> None:
+    """Raise InputError if an output would be a part of the input of the next run."""
+    if places.is_folder(name):
+        inside = PurePath(output).parent == PurePath(name) and not places.is_hidden(output)
+    else:
+        inside = "*" in name and fnmatch(output, name)
+    if inside:
+        raise InputError(f"{output} would be among the files of {name}: name another --output")
 
 
 def _folder(name: str, source: Source) -> tuple[str | None, str]:

@@ -13,7 +13,7 @@ from gpt_cli.machine import addresses, blas_threads, cores
 
 if TYPE_CHECKING:
     from gpt_cli.generate import Options
-    from gpt_cli.ray import Cluster
+    from gpt_cli.ray.job import Cluster
 
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
@@ -82,14 +82,13 @@ Output = Annotated[
         "FOLDER/*.jsonl or FOLDER/*.parquet; here or at an address.",
     ),
 ]
-RowsFormat = Annotated[
-    Literal["auto", "lines", "jsonl", "parquet"] | None,
-    typer.Option(
-        "--format",
-        help="What the rows are in; auto: parquet by the ending of the name, jsonl if it begins "
-        "with {, else lines.",
-    ),
-]
+_FORMAT = typer.Option(
+    "--format",
+    help="What the rows are in; auto: parquet by the ending of the name, jsonl if it begins with "
+    "{, else lines.",
+)
+RowsFormat = Annotated[Literal["auto", "lines", "jsonl", "parquet"], _FORMAT]
+OtherFormat = Annotated[Literal["auto", "lines", "jsonl", "parquet"] | None, _FORMAT]
 Resume = Annotated[
     bool,
     typer.Option(
@@ -221,7 +220,7 @@ def cluster(
                 raise InputError(f"{name} is of a Ray cluster: add --engine ray")
         return None
     try:
-        from gpt_cli.ray import Cluster
+        from gpt_cli.ray.job import Cluster
     except ImportError as error:
         raise ResourceError(f"--engine ray: {error}: pip install 'gpt-cli[ray]'") from None
     return Cluster(address, workers, gpus or 0, threads)

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO
+from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
@@ -26,6 +27,7 @@ SECONDS, BYTES = 60.0, 64 << 20  # of records, after which a part is written
 
 _JOB = "_job.json"
 _ANOTHER = "name another --output"
+_MENDED = "--resume goes on when that is mended"
 
 
 class Parts:
@@ -73,48 +75,53 @@ class Parts:
         self._ending = ending
         self._columns = columns
         self._job = dict(job)
+        self._seed_given = seed_given
+        self._resume = resume
         self._fs, self._folder = places.filesystem(place)
-        self._stack = ExitStack()  # what holds the lock
         self._begin()
-        with places.reading(place):
-            begun = self._fs.exists(self._path(_JOB))
-            if not begun and self._names():
-                raise InputError(f"{place} holds files of something else: {_ANOTHER}")
-            if begun and not resume:
-                raise InputError(f"{place} exists: --resume goes on with it, or {_ANOTHER}")
-            if begun:
-                self._compare(seed_given)
+        self._check()
 
-    def _compare(self, seed_given: bool) -> None:
+    def _check(self) -> None:
         """Raise InputError if an earlier run was of another job; else take its seed."""
+        with places.reading(self.place):
+            begun = self._fs.exists(self._path(_JOB)) and self._fs.cat_file(self._path(_JOB))
+            if not begun and self._names():
+                raise InputError(f"{self.place} holds files of something else: {_ANOTHER}")
+        if begun and not self._resume:
+            raise InputError(f"{self.place} exists: --resume goes on with it, or {_ANOTHER}")
+        if begun:
+            self._compare(begun)
+
+    def _compare(self, begun: bytes) -> None:
         try:
-            earlier = json.loads(self._fs.cat_file(self._path(_JOB)))
+            earlier = json.loads(begun)
             if not isinstance(earlier, dict):
                 raise ValueError
         except ValueError:
             raise InputError(f"{self.place}/{_JOB} is no record of a job: {_ANOTHER}") from None
-        if not seed_given and "seed" in self._job:
+        if not self._seed_given and "seed" in self._job:
             self._job["seed"] = self.seed = earlier.get("seed")
         for name, value in self._job.items():
-            if earlier.get(name) != value:
+            if name not in earlier or earlier[name] != value:
                 raise InputError(
                     f"{self.place} was made with {name} {json.dumps(earlier.get(name)):.200}, "
                     f"not {json.dumps(value):.200}: {_ANOTHER}"
                 )
 
     def __enter__(self) -> "Parts":
-        self._new = not self._fs.exists(self._folder)
-        with self._stack:
+        with ExitStack() as stack:
             with places.writing(self.place, _ANOTHER):
+                self._new = not self._fs.exists(self._folder)
                 self._fs.makedirs(self._folder, exist_ok=True)
-            if not self._fs.exists(self._path(_JOB)):
-                self._put(_JOB, json.dumps(self._job, indent=1).encode() + b"\n")
-            with places.writing(self.place, _ANOTHER):
                 if isinstance(self._fs, LocalFileSystem):
-                    file = self._stack.enter_context(open(self._path(_JOB), "r+b"))  # noqa: PTH123
+                    file = stack.enter_context(Path(self._path(_JOB)).open("a+b"))
                     lock(file, self.place)
+            self._check()  # again, as another run may just have ended
+            with places.writing(self.place, _MENDED):
+                # Into the file that is locked, which a new one in its place would not be.
+                self._fs.pipe_file(self._path(_JOB), json.dumps(self._job, indent=1).encode())
             self._survey()
-            self._stack = self._stack.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -220,10 +227,8 @@ class Whole(Parts):
         resume: bool,
     ):
         self._file = file
-        fs, path = places.filesystem(file)
-        with places.reading(file):
-            if fs.exists(path):
-                raise InputError(f"{file} exists, and is whole: {_ANOTHER}")
+        if places.exists(file):
+            raise InputError(f"{file} exists: {_ANOTHER}")
         ending = ".parquet" if file.endswith(".parquet") else ".jsonl"
         place = f"{file}.parts"
         super().__init__(place, ending, columns, job, seed_given=seed_given, resume=resume)
@@ -232,18 +237,19 @@ class Whole(Parts):
         """Make the file; the input had so many rows."""
         super().end(rows)
         fs, path = places.filesystem(self._file)
-        with places.reading(self.place), _new_file(fs, path, self._file) as target:
+        with _new_file(fs, path, self._file) as target:
             if self._ending == ".parquet":
                 parquet.join(self._streams(), self._columns, target)
             else:
                 for stream in self._streams():
                     shutil.copyfileobj(stream, target)
+        self._stack.close()  # Windows removes no file that is open
         with places.writing(self.place, "remove it by hand"):
             self._fs.rm(self._folder, recursive=True)
 
     def _streams(self) -> Iterator[BinaryIO]:
         for name in self._names():
-            with self._fs.open(self._path(name), "rb") as stream:
+            with places.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
                 yield stream
 
 
@@ -257,7 +263,7 @@ def _new_file(fs: AbstractFileSystem, path: str, name: str) -> Iterator[BinaryIO
     folder, _, own = path.rpartition("/")
     new = f"{folder}/.{own}.{uuid.uuid4().hex}"
     try:
-        with places.writing(name, "--resume goes on when that is mended"):
+        with places.writing(name, _MENDED):
             with fs.open(new, "wb") as stream:
                 yield stream
             fs.mv(new, path)

@@ -51,7 +51,7 @@ def score(
     ] = None,
     output: flags.Output = None,
     resume: flags.Resume = False,
-    form: flags.RowsFormat = None,
+    form: flags.OtherFormat = None,
     model: flags.Model = "gpt2",
     device: flags.Device = "auto",
     dtype: flags.Dtype = "auto",
@@ -102,9 +102,8 @@ def score(
         cluster = flags.cluster(
             engine, address=address, workers=workers, gpus=gpus_per_worker, threads=threads
         )
-        job = jobs.Job(
-            file, output, form or "auto", resume, None, model, load_options, cluster, quiet
-        )
+        form = form or ("lines" if lines else "auto")
+        job = jobs.Job(file, output, form, resume, None, model, load_options, cluster, quiet)
         jobs.run(job, Scoring(stride, tokens))
         return
     if resume or engine == "ray":

@@ -15,11 +15,8 @@ A row's result is that of `Engine` on one machine, wherever and beside whatever 
 actor that dies takes no row with it: Ray computes its batches again, with the same results. Models
 from the Hub are fetched into the cache of a node once. An actor takes as many threads as it has
 been given CPUs: Ray tells OpenMP, and both NumPy and numba ask there. Install the extra `ray`.
-
-`compute` is what `gpt-cli batch --engine ray` does.
 """
 
-from gpt_cli.ray.job import Cluster, compute
 from gpt_cli.ray.tables import Generate, Score
 
-__all__ = ["Cluster", "Generate", "Score", "compute"]
+__all__ = ["Generate", "Score"]

@@ -46,6 +46,7 @@ _RECORDS = pyarrow.schema(
 )
 _MOST_BLOCKS = 50_000  # of one job; Ray keeps track of each
 _WORKERS_A_READER = 8
+_TINY = 1e-9
 _PATIENCE = 10.0  # seconds
 _THREADS = 4  # of a worker, where nobody says: more bring GPT-2 little
 
@@ -116,7 +117,8 @@ def compute(
     left = [piece for piece in source.pieces if piece.index + piece.rows > start]
     if not left:
         return
-    size = task.together * math.ceil(len(left) / _MOST_BLOCKS)
+    windows = math.ceil((left[-1].index - start) / task.together / _MOST_BLOCKS)
+    size = task.together * max(1, windows)
     items = [{"pieces": [asdict(piece) for piece in block]} for block in blocks(left, size)]
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
     with _errors(), _connected(cluster):
@@ -182,16 +184,19 @@ def _room(cluster: Cluster) -> tuple[int, int]:
     Raises:
         InputError: the nodes have no room for so many.
     """
+    if cluster.gpus > 1 and cluster.gpus % 1:
+        raise InputError(f"--gpus-per-worker must be whole or below 1, not {cluster.gpus}")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    nodes = [node for node in nodes if node.get("CPU", 0) and node.get("GPU", 0) >= cluster.gpus]
-    most = min((int(node["CPU"]) for node in nodes), default=1)
-    threads = cluster.threads or min(most, _THREADS)
+    most = max(int(node.get("CPU", 0)) for node in nodes)
+    threads = cluster.threads or max(1, min(most, _THREADS))
     room = 0
     for node in nodes:
-        fitting = node["CPU"] // threads
+        fitting = int(node.get("CPU", 0)) // threads
         if cluster.gpus:
-            fitting = min(fitting, node["GPU"] // cluster.gpus)
-        room += int(fitting)
+            on_one = int(1 / cluster.gpus + _TINY)  # a worker's share is of one GPU, or whole ones
+            here = int(node.get("GPU", 0))
+            fitting = min(fitting, here * on_one if on_one else here // int(cluster.gpus))
+        room += fitting
     if not room or room < (cluster.workers or 1):
         gpus = f" and {cluster.gpus:g} GPUs" if cluster.gpus else ""
         raise InputError(
@@ -204,9 +209,9 @@ def _room(cluster: Cluster) -> tuple[int, int]:
 @contextmanager
 def _connected(cluster: Cluster) -> Iterator[None]:
     """Connect to the cluster, or start one on this machine for this job alone."""
-    address = cluster.address or os.environ.get("RAY_ADDRESS")
-    how: dict[str, Any] = {"address": address or "local"}
-    if address is None:
+    address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
+    how: dict[str, Any] = {"address": address}
+    if address == "local":
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         how |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
     else:
@@ -219,11 +224,25 @@ def _connected(cluster: Cluster) -> Iterator[None]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         with _silent():
-            ray.init(**how, log_to_driver=False, logging_level=logging.CRITICAL)
+            _join(**how, log_to_driver=False, logging_level=logging.CRITICAL)
         signal.signal(signal.SIGTERM, terminate)  # Ray has put its own in the place
         yield
     finally:
         ray.shutdown()
+
+
+def _join(address: str, **how: Any) -> None:
+    try:
+        ray.init(address, **how)
+    except (RayError, OSError, ValueError, RuntimeError) as error:
+        raise ResourceError(
+            f"cannot join the Ray cluster at {address}: {_first_line(error)}; run gpt-cli on a "
+            "machine of the cluster, with its versions of Ray and Python"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), repr(error))
 
 
 def _check_address(address: str) -> None:
@@ -238,7 +257,7 @@ def _check_address(address: str) -> None:
         return  # "auto" and "local"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise ResourceError(f"no Ray cluster answers at {address}: {error}") from None
 
 
@@ -264,6 +283,5 @@ def _errors() -> Iterator[None]:
     """Raise ResourceError for what goes wrong with Ray."""
     try:
         yield
-    except (RayError, ConnectionError) as error:
-        why = [line for line in str(error).splitlines() if line.strip()]
-        raise ResourceError(f"Ray has failed: {why[-1] if why else error!r}") from error
+    except RayError as error:
+        raise ResourceError(f"Ray has failed: {_first_line(error)}") from error
