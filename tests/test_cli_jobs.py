@@ -327,7 +327,7 @@ def test_what_was_done_before_an_interrupt_is_kept(here, monkeypatch):
     assert records_of("out") == close(records_of("whole"))
 
 
-def test_an_interrupt_before_the_first_record_leaves_nothing(here, monkeypatch):
+def test_an_interrupt_before_the_first_record_leaves_nothing(here, monkeypatch, pa):
     (here / "in").write_bytes(b"Once\n")
 
     def interrupted(self, line):
@@ -592,7 +592,7 @@ def test_after_a_kill_no_row_is_lost_and_none_is_there_twice(output, here, pa):
 # --- outputs that are refused --------------------------------------------------------------------
 
 
-def test_a_folder_of_an_earlier_run_is_refused_without_resume(job, refused):
+def test_a_folder_of_an_earlier_run_is_refused_without_resume(job, refused, pa):
     before = snapshot(job)
     for output in ("out/", "out", "out/*.parquet", f"file://{job}/out"):
         line = refused("batch", "in", "-o", output)
@@ -613,7 +613,7 @@ def test_a_file_that_is_there_is_refused_or_whole(output, here, refused, capfd, 
     assert names(here) == sorted(["in", file.name])
 
 
-def test_parts_of_an_earlier_run_beside_a_file_are_refused_without_resume(here, refused):
+def test_parts_of_an_earlier_run_beside_a_file_are_refused_without_resume(here, refused, pa):
     (here / "in").write_bytes(b"Once\n")
     (here / "out.parquet.parts").mkdir()
     (here / "out.parquet.parts" / "_job.json").write_bytes(b"{}")
@@ -657,7 +657,7 @@ def test_a_gap_between_parts_is_refused(job, refused):
     assert snapshot(job) == before
 
 
-def test_parts_of_another_kind_are_refused(job, refused):
+def test_parts_of_another_kind_are_refused(job, refused, pa):
     before = snapshot(job)
     line = refused("batch", "in", "-o", "out/*.parquet", "--resume")
     assert "part-000000000000.jsonl is not the part that begins with row 0" in line
@@ -708,7 +708,7 @@ def test_two_runs_do_not_write_one_folder(job, refused):
     "output", ["out/", "out.parquet", "out/*.parquet", "file://{}/a/out.jsonl"]
 )
 @pytest.mark.parametrize(("source", "code"), [("in", 3), ("missing", 2)])
-def test_what_cannot_begin_leaves_nothing(source, code, output, here, refused):
+def test_what_cannot_begin_leaves_nothing(source, code, output, here, refused, pa):
     (here / "in").write_bytes(b"Once\n")
     refused("batch", source, "-o", output.format(here), *NO_MODEL, code=code)
     assert names(here) == ["in"]
