@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileOpener
 from processes import COMMAND, posix
 
 from gpt_cli.cli import app, parts
@@ -318,11 +319,10 @@ def test_what_was_done_before_an_interrupt_is_kept(here, monkeypatch):
         if len(self._lines) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Parts, "write", interrupted)
-    assert run("score", "in", "-o", "out/", "-q") == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "write", interrupted)
+        assert run("score", "in", "-o", "out/", "-q") == 130
     assert len(records_of("out")) == 2
-    monkeypatch.undo()
-    monkeypatch.chdir(here)
     assert run("score", "in", "-o", "out/", "-q", "--resume") == 0
     assert records_of("out") == close(records_of("whole"))
 
@@ -434,6 +434,19 @@ def test_progress_counts_what_was_done_earlier(job, capfd):
     capfd.readouterr()
     assert resume() == 6
     assert capfd.readouterr().err.startswith("gpt-cli: 6 of 6 rows (1 failed), 6 tokens, ")
+
+
+@posix
+@pytest.mark.parametrize("output", ["out/", "out/*.parquet"])
+def test_files_whose_names_are_no_unicode_can_be_resumed(output, here, pa):
+    try:
+        write_jsonl(here / "in" / "b\udcff", [{"other": 1}])
+    except OSError:
+        pytest.skip("the file system takes only Unicode")
+    write_jsonl(here / "in" / "a", [{"text": "Once"}])
+    for _ in range(2):
+        assert run("score", "in", "-o", output, "-q", "--resume") == 6
+        assert len(names(here / "out")) == 2
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
@@ -722,13 +735,10 @@ def test_a_full_disk_is_told_and_what_was_written_is_kept(job, refused, monkeypa
     def full(stream, data):
         raise OSError(28, "No space left on device")
 
-    put = parts._encode
-    monkeypatch.setattr(parts, "_encode", lambda *arguments: put(*arguments))
-    monkeypatch.setattr("fsspec.implementations.local.LocalFileOpener.write", full, raising=False)
-    line = refused("batch", "in", "-o", "out/", "--resume", "-q", code=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileOpener, "write", full, raising=False)
+        line = refused("batch", "in", "-o", "out/", "--resume", "-q", code=5)
     assert "cannot write out: No space left on device; --resume goes on when" in line
-    monkeypatch.undo()
-    monkeypatch.chdir(job)
     assert snapshot(job) == before
     assert resume("-q") == 6
     assert len(records_of("out")) == 6

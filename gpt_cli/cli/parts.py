@@ -286,5 +286,5 @@ def _count(stream: BinaryIO, ending: str) -> tuple[int, int]:
     """Return how many records there are, and how many of them are errors."""
     if ending == ".parquet":
         return parquet.count(stream)
-    failures = ["error" in json.loads(line) for line in stream]
+    failures = ["error" in json.loads(line.decode(errors="surrogateescape")) for line in stream]
     return len(failures), sum(failures)
