@@ -266,7 +266,10 @@ def _new_file(fs: AbstractFileSystem, path: str, name: str) -> Iterator[BinaryIO
         with places.writing(name, _MENDED):
             with fs.open(new, "wb") as stream:
                 yield stream
-            fs.mv(new, path)
+            if isinstance(fs, LocalFileSystem):
+                Path(new).replace(path)  # whole at once; `mv` of older fsspec copies
+            else:
+                fs.mv(new, path)
     except BaseException:
         with suppress(Exception):
             fs.rm(new)
