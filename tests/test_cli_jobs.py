@@ -502,6 +502,15 @@ def test_resume_refuses_another_input(name, job, refused):
     assert snapshot(job) == before
 
 
+def test_resume_refuses_an_input_of_the_same_size_with_fewer_rows(job, refused):
+    file = job / "in" / "b"
+    file.write_bytes(file.read_bytes().replace(b"\n", b" ", 1))
+    before = snapshot(job)
+    line = refused("batch", "in", "-o", "out/", "--resume", "-q")
+    assert "out was made from another input, of 6 rows or more, not 5" in line
+    assert snapshot(job) == before
+
+
 OTHER_FLAGS = {
     "max_tokens": ["-n", "5"],
     "temperature": ["--temperature", "0.5"],

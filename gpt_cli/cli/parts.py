@@ -201,7 +201,16 @@ class Parts:
             stream.write(data)
 
     def end(self, rows: int) -> None:
-        """Write what has not been written; the input had so many rows."""
+        """Write what has not been written; the input had so many rows.
+
+        Raises:
+            InputError: it is not that of an earlier run, which had more.
+        """
+        if rows < self.rows:
+            raise InputError(
+                f"{self.place} was made from another input, of {self.rows} rows or more, "
+                f"not {rows}: {_ANOTHER}"
+            )
         self._flush()
 
 
@@ -234,7 +243,7 @@ class Whole(Parts):
         super().__init__(place, ending, columns, job, seed_given=seed_given, resume=resume)
 
     def end(self, rows: int) -> None:
-        """Make the file; the input had so many rows."""
+        """Make the file; the input had so many rows; see `Parts.end`."""
         super().end(rows)
         fs, path = places.filesystem(self._file)
         with _new_file(fs, path, self._file) as target:
