@@ -436,6 +436,19 @@ def test_progress_counts_what_was_done_earlier(job, capfd):
     assert capfd.readouterr().err.startswith("gpt-cli: 6 of 6 rows (1 failed), 6 tokens, ")
 
 
+def test_resume_goes_on_at_an_address(job, memory):
+    assert resume("-q", output="memory://out/") == 6
+    whole = records_of("memory://out")
+    assert whole == records_of("out")
+    memory.rm_file("/out/part-000000000005.jsonl")
+    memory.rm_file("/out/part-000000000004.jsonl")
+    before = memory.cat(memory.find("/out"))
+    assert len(before) == 5
+    assert resume("-q", output="memory://out") == 6
+    assert before.items() <= memory.cat(memory.find("/out")).items()
+    assert records_of("memory://out") == whole
+
+
 @posix
 @pytest.mark.parametrize("output", ["out/", "out/*.parquet"])
 def test_files_whose_names_are_no_unicode_can_be_resumed(output, here, pa):
