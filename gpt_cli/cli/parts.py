@@ -81,8 +81,12 @@ class Parts:
         self._begin()
         self._check()
 
-    def _check(self) -> None:
-        """Raise InputError if an earlier run was of another job; else take its seed."""
+    def _check(self) -> bool:
+        """Return whether there was an earlier run, of which the seed is taken.
+
+        Raises:
+            InputError: it was of another job.
+        """
         with places.reading(self.place):
             begun = self._fs.exists(self._path(_JOB)) and self._fs.cat_file(self._path(_JOB))
             if not begun and self._names():
@@ -91,6 +95,7 @@ class Parts:
             raise InputError(f"{self.place} exists: --resume goes on with it, or {_ANOTHER}")
         if begun:
             self._compare(begun)
+        return bool(begun)
 
     def _compare(self, begun: bytes) -> None:
         try:
@@ -116,10 +121,10 @@ class Parts:
                 if isinstance(self._fs, LocalFileSystem):
                     file = stack.enter_context(Path(self._path(_JOB)).open("a+b"))
                     lock(file, self.place)
-            self._check()  # again, as another run may just have ended
-            with places.writing(self.place, _MENDED):
-                # Into the file that is locked, which a new one in its place would not be.
-                self._fs.pipe_file(self._path(_JOB), json.dumps(self._job, indent=1).encode())
+            if not self._check():  # again, as another run may just have ended
+                with places.writing(self.place, _MENDED):
+                    # Into the file that is locked, which a new one in its place would not be.
+                    self._fs.pipe_file(self._path(_JOB), json.dumps(self._job, indent=1).encode())
             self._survey()
             self._stack = stack.pop_all()
         return self
@@ -201,16 +206,7 @@ class Parts:
             stream.write(data)
 
     def end(self, rows: int) -> None:
-        """Write what has not been written; the input had so many rows.
-
-        Raises:
-            InputError: it is not that of an earlier run, which had more.
-        """
-        if rows < self.rows:
-            raise InputError(
-                f"{self.place} was made from another input, of {self.rows} rows or more, "
-                f"not {rows}: {_ANOTHER}"
-            )
+        """Write what has not been written; the input had so many rows."""
         self._flush()
 
 
@@ -243,7 +239,7 @@ class Whole(Parts):
         super().__init__(place, ending, columns, job, seed_given=seed_given, resume=resume)
 
     def end(self, rows: int) -> None:
-        """Make the file; the input had so many rows; see `Parts.end`."""
+        """Make the file; the input had so many rows."""
         super().end(rows)
         fs, path = places.filesystem(self._file)
         with _new_file(fs, path, self._file) as target:
