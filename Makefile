@@ -31,7 +31,7 @@ test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` in Chromiu
 	$(BIN)/python -m pytest tests/test_page.py -m browser
 
 test-ray: $(VENV)/.ray  ## what Ray computes on a cluster of nodes on this machine, and the lines of README.md
-	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py
+	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py -k "ray or README"
 
 check: $(VENV)/.dev  ## formatting, lint, types, and the direction of imports
 	$(BIN)/ruff format --check .

@@ -180,41 +180,40 @@ def row(*cells: object) -> str:
 
 
 def measure_overhead(scratch: Path, pairs: int) -> list[str]:
-    """Whole commands, in turns."""
+    """Whole commands, in turns, by one worker."""
     model, source = scratch / "124M", scratch / "in.jsonl"
     make_checkpoint(model, "124M")
-    write_rows(source, 1024, 48)
-    job = ["batch", source, "--model", model, "--seed", 1, "--ignore-eos", "-o"]
-    found: dict[str, list[float]] = {
-        "local": [],
-        "Ray started for it": [],
-        "a cluster that runs": [],
-    }
-    for turn in range(pairs):
-        found["local"].append(run(*job, scratch / f"local{turn}"))
-        found["Ray started for it"].append(
-            run(*job, scratch / f"own{turn}", "--engine", "ray", "--workers", 1)
-        )
-        with cluster(1, 2) as (nodes, _):
-            at = ["--engine", "ray", "--workers", 1, "--address", nodes.address]
-            found["a cluster that runs"].append(run(*job, scratch / f"running{turn}", *at))
-    expected = records(scratch / "local0")
-    others = [scratch / f"{name}{turn}" for name in ("own", "running") for turn in range(pairs)]
-    same = all(records(other) == expected for other in others)
-    tokens = sum(each["usage"]["completion_tokens"] for each in expected if "usage" in each)
-    rate = len(expected) / statistics.median(found["local"])
+    write_rows(source, 384, 48)
+    job = ["batch", source, "--model", model, "--seed", 1, "--ignore-eos"]
     lines = [
-        f"{len(expected)} rows, {tokens} tokens, through 124M parameters by one worker of two "
-        f"threads, {pairs} turns ({rate:.1f} rows a second on this machine); the records are "
-        + ("all equal:" if same else "NOT equal:"),
-        "",
-        "| | seconds | of local, in its turn |",
-        "|-|-|-|",
+        "| 384 rows, 124M parameters, one worker | threads | seconds | of local, in its turn |",
+        "|-|-|-|-|",
     ]
-    for name, seconds in found.items():
-        ratios = [one / local for one, local in zip(seconds, found["local"], strict=True)]
-        lines.append(row(name, spread(seconds, 1), spread(ratios, 3)))
-    return lines
+    names = ("on this machine", "Ray started for it", "a cluster that runs")
+    there = ["--engine", "ray", "--workers", 1]
+    for threads in (1, 2):
+        found: dict[str, list[float]] = {name: [] for name in names}
+        outputs = []
+        for _ in range(pairs):
+            for name in names:
+                outputs.append(scratch / f"{threads} {len(outputs)}")
+                command = [*job, "--threads", threads, "-o", outputs[-1]]
+                if name == names[0]:
+                    found[name].append(run(*command))
+                elif name == names[1]:
+                    found[name].append(run(*command, *there))
+                else:
+                    with cluster(1, 2) as (nodes, _):
+                        found[name].append(run(*command, *there, "--address", nodes.address))
+                print(threads, name, found[name][-1], file=sys.stderr, flush=True)
+        expected = records(outputs[0])
+        if any(records(output) != expected for output in outputs):
+            sys.exit("the records differ")
+        for name, seconds in found.items():
+            ratios = [one / local for one, local in zip(seconds, found[names[0]], strict=True)]
+            lines.append(row(name, threads, spread(seconds, 1), spread(ratios, 3)))
+    tokens = sum(each["usage"]["completion_tokens"] for each in expected if "usage" in each)
+    return [*lines, "", f"They are {tokens} new tokens, and all records are equal."]
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -261,7 +260,7 @@ def measure_driver(scratch: Path) -> list[str]:
             with (scratch / "out").open("w") as output:
                 times = []
                 for record in compute(
-                    Workers(nodes.address, threads=1), source, 0, task, "tiny", {}
+                    Workers(nodes.address, threads=1), source, 0, task, "tiny", {"device": "cpu"}
                 ):
                     output.write(record.line)
                     times.append(time.perf_counter())

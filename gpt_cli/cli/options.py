@@ -114,7 +114,10 @@ Workers = Annotated[
     typer.Option(min=1, help="How many hold the model; as many as there is room for if not set."),
 ]
 GPUsPerWorker = Annotated[
-    float | None, typer.Option(min=0, metavar="G", help="GPUs of each worker, such as 1 or 0.5.")
+    float | None,
+    typer.Option(
+        min=0, metavar="G", help="GPUs of each worker, as 1 or 0.5; else it computes on CPUs."
+    ),
 ]
 
 PromptFile = Annotated[

@@ -45,19 +45,17 @@ _RECORDS = pyarrow.schema(
     }
 )
 _MOST_BLOCKS = 50_000  # of one job; Ray keeps track of each
-_WORKERS_A_READER = 8
-_TINY = 1e-9
-_PATIENCE = 10.0  # seconds
+_WORKERS_A_READER = 8  # which reads far faster than they compute
 _THREADS = 4  # of a worker, where nobody says: more bring GPT-2 little
+_TINY = 1e-9  # what rounding may take from a whole number
+_PATIENCE = 10.0  # seconds
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Where a job is computed, and by how many."""
 
-    address: str | None = (
-        None  # host:port, or "auto"; None starts Ray here, unless RAY_ADDRESS is set
-    )
+    address: str | None = None  # host:port or "auto"; None is RAY_ADDRESS, or Ray is started here
     workers: int | None = None  # processes that hold the model; None is as many as have room
     gpus: float = 0  # of each
     threads: int | None = None  # of each, and as many CPUs; None is up to 4
@@ -121,6 +119,8 @@ def compute(
     size = task.together * max(1, windows)
     items = [{"pieces": [asdict(piece) for piece in block]} for block in blocks(left, size)]
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
+    if load_options["device"] == "auto" and not cluster.gpus:  # whose GPUs are not theirs to take
+        load_options = {**load_options, "device": "cpu"}
     with _errors(), _connected(cluster):
         workers, threads = _room(cluster)
         anywhere = all(map(is_address, source.files))
@@ -210,7 +210,7 @@ def _room(cluster: Cluster) -> tuple[int, int]:
 def _connected(cluster: Cluster) -> Iterator[None]:
     """Connect to the cluster, or start one on this machine for this job alone."""
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
-    how: dict[str, Any] = {"address": address}
+    how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     if address == "local":
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         how |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
@@ -224,14 +224,14 @@ def _connected(cluster: Cluster) -> Iterator[None]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         with _silent():
-            _join(**how, log_to_driver=False, logging_level=logging.CRITICAL)
+            _join(address, how)
         signal.signal(signal.SIGTERM, terminate)  # Ray has put its own in the place
         yield
     finally:
         ray.shutdown()
 
 
-def _join(address: str, **how: Any) -> None:
+def _join(address: str, how: dict[str, Any]) -> None:
     try:
         ray.init(address, **how)
     except (RayError, OSError, ValueError, RuntimeError) as error:
