@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from fsspec.implementations.local import LocalFileOpener
 from processes import COMMAND, posix
 
 from gpt_cli.cli import app, parts
+from gpt_cli.cli.options import THREAD_VARIABLES
 from gpt_cli.cli.parts import Parts
 
 FLAGS = {"batch": ["-n", "2", "-s", "1", "--ignore-eos"], "score": []}
@@ -27,6 +29,8 @@ def fast(case_folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CLI_MODEL", str(case_folder("saved")))
         patch.setattr(app, "get_command", functools.cache(app.get_command))
+        for name in THREAD_VARIABLES:  # which `--threads` sets, and which are then as before
+            patch.setenv(name, os.environ.get(name, "1"))
         yield
 
 
