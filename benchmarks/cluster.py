@@ -293,7 +293,7 @@ def main() -> None:
                 lines += measure_overhead(scratch, arguments.pairs)
             else:
                 lines += measure_driver(scratch)
-        print("\n".join(lines), flush=True)
+    print("\n".join(lines))
     if arguments.save:
         Path(__file__).parent.joinpath("results", f"{arguments.save}.md").write_text(
             "\n".join(lines) + "\n"

@@ -61,6 +61,29 @@ class Cluster:
     threads: int | None = None  # of each, and as many CPUs; None is up to 4
 
 
+class _Reading:
+    """An actor that reads; where a node has no CPUs, each task would be a new process."""
+
+    def __init__(self, reader: Reader, start: int, folder: Path):
+        self._reader = reader
+        self._start = start
+        self._folder = folder  # the driver's, for paths that are not whole
+
+    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
+        """Return the lines of pieces, from the index `start` on."""
+        lines: list[dict[str, Any]] = []
+        try:
+            for each in chain.from_iterable(table["pieces"].to_pylist()):
+                piece = Piece(**each)
+                path = piece.file if is_address(piece.file) else str(self._folder / piece.file)
+                read = self._reader.read(replace(piece, file=path))
+                named = {"file": piece.file if self._reader.many else None}
+                lines += [asdict(line) | named for line in read if line.index >= self._start]
+        except GPTCLIError as error:
+            return _failed(error, _LINES)
+        return pyarrow.Table.from_pylist(lines, _LINES)
+
+
 class _Worker:
     """An actor: it holds the model, or the error that there was instead."""
 
@@ -128,13 +151,13 @@ def compute(
         readers = min(len(items), math.ceil(workers / _WORKERS_A_READER))
         lines = ray.data.from_items(items, override_num_blocks=len(items))
         lines = lines.map_batches(
-            _read,
-            fn_args=(source.reader, start, Path.cwd()),
+            _Reading,
+            fn_constructor_args=(source.reader, start, Path.cwd()),
             batch_size=None,
             batch_format="pyarrow",
             num_cpus=0,  # a reader that needed one would wait for ever where workers have all
             resources=None if anywhere else here,
-            compute=ray.data.TaskPoolStrategy(size=readers),
+            compute=ray.data.ActorPoolStrategy(size=readers),
         )
         records = lines.map_batches(
             _Worker,
@@ -148,21 +171,6 @@ def compute(
         for table in records.iter_batches(batch_size=None, batch_format="pyarrow"):
             for record in _checked(table).drop_columns("failure").to_pylist():
                 yield Record(**record)
-
-
-def _read(table: pyarrow.Table, reader: Reader, start: int, folder: Path) -> pyarrow.Table:
-    """Return the lines of pieces from an index on; paths are those of the driver's folder."""
-    lines: list[dict[str, Any]] = []
-    try:
-        for each in chain.from_iterable(table["pieces"].to_pylist()):
-            piece = Piece(**each)
-            path = piece.file if is_address(piece.file) else str(folder / piece.file)
-            read = reader.read(replace(piece, file=path))
-            named = {"file": piece.file if reader.many else None}
-            lines += [asdict(line) | named for line in read if line.index >= start]
-    except GPTCLIError as error:
-        return _failed(error, _LINES)
-    return pyarrow.Table.from_pylist(lines, _LINES)
 
 
 def _failed(error: GPTCLIError, schema: pyarrow.Schema) -> pyarrow.Table:
