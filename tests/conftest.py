@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from checkpoints import CASES, CONFIG, make_weights
@@ -32,6 +33,15 @@ def thread_variables(monkeypatch):
     for name in THREAD_VARIABLES:
         monkeypatch.setenv(name, "7")
     return monkeypatch
+
+
+@pytest.fixture
+def memory():
+    """The file system of memory://, which all of a process share."""
+    fs = fsspec.filesystem("memory")
+    yield fs
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture(scope="session")

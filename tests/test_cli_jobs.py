@@ -41,15 +41,6 @@ def pa():
 
 
 @pytest.fixture
-def memory():
-    """The file system of memory://, which all of a process share."""
-    fs = fsspec.filesystem("memory")
-    yield fs
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
-
-
-@pytest.fixture
 def here(tmp_path, monkeypatch):
     """Be in a new folder, so that names are short."""
     monkeypatch.chdir(tmp_path)

@@ -18,15 +18,6 @@ BOM = b"\xef\xbb\xbf"
 FIELDS = ("prompt", "max_tokens")
 
 
-@pytest.fixture
-def memory():
-    """The file system of memory://, which all of a process share."""
-    fs = fsspec.filesystem("memory")
-    yield fs
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
-
-
 def source(name, form="auto", together=4):
     return Source(str(name), form, FIELDS, together)
 

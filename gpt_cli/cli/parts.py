@@ -22,7 +22,6 @@ from gpt_cli.cli.output import lock
 from gpt_cli.errors import MALFORMED, InputError
 from gpt_cli.rows import Row
 
-ENDINGS = (".jsonl", ".parquet")
 SECONDS, BYTES = 60.0, 64 << 20  # of records, after which a part is written
 
 _JOB = "_job.json"
@@ -38,7 +37,7 @@ class Parts:
 
     Args:
         place: the folder, or its address.
-        ending: of the files, one of ENDINGS.
+        ending: of the files, ".jsonl" or ".parquet".
         columns: of the records, as `gpt_cli.records` has them.
         job: all that the records depend on, as JSON has it.
         seed_given: whether the seed in `job` must be that of an earlier run; else it gives way.
@@ -164,7 +163,7 @@ class Parts:
         if not self._fs.isdir(self._folder):
             return []
         names = [path.rpartition("/")[2] for path in self._fs.ls(self._folder, detail=False)]
-        return sorted(name for name in names if name and not name.startswith((".", "_")))
+        return sorted(name for name in names if name and not places.is_hidden(name))
 
     def _name(self, index: int) -> str:
         return f"part-{index:012}{self._ending}"
@@ -214,7 +213,7 @@ class Whole(Parts):
     """One file, of parts in a folder beside it, which is gone when the file is there.
 
     Args:
-        file: its path or address, which ends with one of ENDINGS, or in any other way for JSON.
+        file: its path or address, which ends with ".parquet", or in any other way for JSON Lines.
         columns, job, seed_given, resume: see `Parts`.
 
     Raises:

@@ -11,8 +11,6 @@ from gpt_cli.errors import InputError
 from gpt_cli.reading import without_line_end
 from gpt_cli.score import Score
 
-_TOGETHER = 256  # lines: those of like length are computed side by side, and all come together
-
 
 @dataclass(frozen=True)
 class Scored:
@@ -35,8 +33,9 @@ def score_lines(
     engine: Engine, lines: Sequence[bytes], number: int, stride: int | None
 ) -> Iterator[Scored]:
     """Score lines, some side by side; the first has this number."""
-    for begin in range(0, len(lines), _TOGETHER):
-        some = lines[begin : begin + _TOGETHER]
+    together = records.Scoring.together  # those of like length side by side; all come at once
+    for begin in range(0, len(lines), together):
+        some = lines[begin : begin + together]
         texts = [_decoded(data, number + begin + place) for place, data in enumerate(some)]
         scores = engine.score_many(texts, stride=stride)
         for place, parts in enumerate(zip(some, texts, scores, strict=True)):

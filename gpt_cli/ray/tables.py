@@ -10,6 +10,7 @@ from gpt_cli.engine import load
 from gpt_cli.errors import InputError
 from gpt_cli.generate import Options
 from gpt_cli.parquet import whole
+from gpt_cli.records import of_error
 
 _Columns: TypeAlias = dict[str, tuple[list[Any], pyarrow.DataType]]  # values, null where failed
 
@@ -116,7 +117,7 @@ def _check_columns(table: pyarrow.Table, needed: list[str]) -> None:
 def _error(result: object) -> dict[str, str] | None:
     if not isinstance(result, InputError):
         return None
-    return {"code": result.code, "message": str(result)}
+    return of_error(result)["error"]
 
 
 def _with_columns(table: pyarrow.Table, columns: _Columns) -> pyarrow.Table:
