@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,15 @@ from gpt_cli.records import Record, Task
 from gpt_cli.rows import Line, Piece, Reader, Source, blocks
 
 _FAILURE = pyarrow.struct([("kind", pyarrow.string()), ("message", pyarrow.string())])
-_LINES = pyarrow.schema(
+_LINE = pyarrow.struct(
     {
         "index": pyarrow.int64(),
         "line": pyarrow.int64(),
         "file": pyarrow.string(),
-        "data": pyarrow.binary(),
-        "failure": _FAILURE,
+        "data": pyarrow.large_binary(),
     }
 )
+_LINES = pyarrow.schema({"lines": pyarrow.large_list(_LINE), "failure": _FAILURE})
 _RECORDS = pyarrow.schema(
     {
         "line": pyarrow.string(),
@@ -49,6 +49,13 @@ _WORKERS_A_READER = 8  # which reads far faster than they compute
 _THREADS = 4  # of a worker, where nobody says: more bring GPT-2 little
 _TINY = 1e-9  # what rounding may take from a whole number
 _PATIENCE = 10.0  # seconds
+# Of a Ray for one job. It is not to start processes for tasks: there are only actors, which come
+# 2 s sooner without.
+_ALONE = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -61,37 +68,52 @@ class Cluster:
     threads: int | None = None  # of each, and as many CPUs; None is up to 4
 
 
+@dataclass(frozen=True)
 class _Reading:
-    """An actor that reads; where a node has no CPUs, each task would be a new process."""
+    """What reads the lines of pieces, from the index `start` on."""
 
-    def __init__(self, reader: Reader, start: int, folder: Path):
-        self._reader = reader
-        self._start = start
-        self._folder = folder  # the driver's, for paths that are not whole
+    reader: Reader
+    start: int
+    folder: Path  # the driver's, for paths that are not whole
+
+    def lines(self, table: pyarrow.Table) -> Iterator[Line]:
+        """Yield the lines of a table of pieces.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        for each in chain.from_iterable(table["pieces"].to_pylist()):
+            piece = Piece(**each)
+            path = piece.file if is_address(piece.file) else str(self.folder / piece.file)
+            name = piece.file if self.reader.many else None
+            for line in self.reader.read(replace(piece, file=path)):
+                if line.index >= self.start:
+                    yield replace(line, file=name)
+
+
+class _ReaderHere:
+    """An actor beside the driver; where a node has no CPUs, each task would be a new process."""
+
+    def __init__(self, reading: _Reading):
+        self._reading = reading
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Return the lines of pieces, from the index `start` on."""
-        lines: list[dict[str, Any]] = []
+        """Return the lines of a table of pieces, in a single row, as they are computed together."""
         try:
-            for each in chain.from_iterable(table["pieces"].to_pylist()):
-                piece = Piece(**each)
-                path = piece.file if is_address(piece.file) else str(self._folder / piece.file)
-                read = self._reader.read(replace(piece, file=path))
-                named = {"file": piece.file if self._reader.many else None}
-                lines += [asdict(line) | named for line in read if line.index >= self._start]
+            lines = [asdict(line) for line in self._reading.lines(table)]
+            return pyarrow.Table.from_pylist([{"lines": lines}], _LINES)
         except GPTCLIError as error:
             return _failed(error, _LINES)
-        return pyarrow.Table.from_pylist(lines, _LINES)
 
 
 class _Worker:
     """An actor: it holds the model, or the error that there was instead."""
 
     def __init__(
-        self, task: Task, reader: Reader, name: str, model: str, load_options: Mapping[str, Any]
+        self, task: Task, reading: _Reading, name: str, model: str, load_options: Mapping[str, Any]
     ):
         self._task = task
-        self._reader = reader
+        self._reading = reading
         try:
             self._engine: Engine | GPTCLIError = load(model, **load_options)
             self._engine.name = name
@@ -99,9 +121,9 @@ class _Worker:
             self._engine = error
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Return the records of lines."""
+        """Return the records of lines, or of the lines of pieces."""
         try:
-            records = self._records(_checked(table))
+            records = self._records(table)
             return pyarrow.Table.from_pylist([asdict(record) for record in records], _RECORDS)
         except GPTCLIError as error:
             return _failed(error, _RECORDS)
@@ -109,11 +131,14 @@ class _Worker:
     def _records(self, table: pyarrow.Table) -> Iterator[Record]:
         if isinstance(self._engine, GPTCLIError):
             raise self._engine
-        lines = table.drop_columns("failure").to_pylist()
-        rows = [self._reader.parse(Line(**line)) for line in lines]
-        for begin in range(0, len(rows), self._task.together):
-            some = rows[begin : begin + self._task.together]
-            yield from self._task.records(self._engine, some)
+        if "pieces" in table.column_names:
+            lines = self._reading.lines(table)
+        else:
+            read = chain.from_iterable(_checked(table)["lines"].to_pylist())
+            lines = (Line(**line) for line in read)
+        rows = list(map(self._reading.reader.parse, lines))
+        for _, some in groupby(rows, lambda row: row.index // self._task.together):
+            yield from self._task.records(self._engine, list(some))
 
 
 def compute(
@@ -126,8 +151,9 @@ def compute(
 ) -> Iterator[Record]:
     """Yield what becomes of each row from index `start` on, in their order.
 
-    Files of this machine are read on it, those at an address (file:// is one that all machines
-    have) anywhere. The rows that are computed together are those that are on one machine, too.
+    Where there are other machines, files of this one are read on it, and those at an address
+    (file:// is one that all machines have) by the workers. The rows that are computed together
+    are those that are on one machine, too.
 
     Raises:
         InputError: a file cannot be read, or there is no room for so many workers.
@@ -144,31 +170,33 @@ def compute(
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
     if load_options["device"] == "auto" and not cluster.gpus:  # whose GPUs are not theirs to take
         load_options = {**load_options, "device": "cpu"}
-    with _errors(), _connected(cluster):
+    reading = _Reading(source.reader, start, Path.cwd())
+    with _errors(), _connected(cluster) as alone:
         workers, threads = _room(cluster)
-        anywhere = all(map(is_address, source.files))
-        here = {f"node:{ray.util.get_node_ip_address()}": 0.001}  # every node has 1 of its own
-        readers = min(len(items), math.ceil(workers / _WORKERS_A_READER))
-        lines = ray.data.from_items(items, override_num_blocks=len(items))
-        lines = lines.map_batches(
-            _Reading,
-            fn_constructor_args=(source.reader, start, Path.cwd()),
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=0,  # a reader that needed one would wait for ever where workers have all
-            resources=None if anywhere else here,
-            compute=ray.data.ActorPoolStrategy(size=readers),
-        )
-        records = lines.map_batches(
+        data = ray.data.from_items(items, override_num_blocks=len(items))
+        if not (alone or all(map(is_address, source.files))):
+            here = f"node:{ray.util.get_node_ip_address()}"
+            data = data.map_batches(
+                _ReaderHere,
+                fn_constructor_args=(reading,),
+                batch_size=None,
+                batch_format="pyarrow",
+                num_cpus=0,  # a reader that needed one would wait for ever where workers have all
+                resources={here: 0.001},  # every node has 1 of its own
+                compute=ray.data.ActorPoolStrategy(
+                    size=min(len(items), math.ceil(workers / _WORKERS_A_READER))
+                ),
+            )
+        data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, source.reader, model, there, load_options),
-            batch_size=size if cluster.gpus else None,  # Ray wants a number where there are GPUs
+            fn_constructor_args=(task, reading, model, there, load_options),
+            batch_size=1,  # a block; Ray wants a number where there are GPUs
             batch_format="pyarrow",
             num_cpus=threads,
             num_gpus=cluster.gpus or None,
             compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
         )
-        for table in records.iter_batches(batch_size=None, batch_format="pyarrow"):
+        for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
             for record in _checked(table).drop_columns("failure").to_pylist():
                 yield Record(**record)
 
@@ -215,12 +243,14 @@ def _room(cluster: Cluster) -> tuple[int, int]:
 
 
 @contextmanager
-def _connected(cluster: Cluster) -> Iterator[None]:
-    """Connect to the cluster, or start one on this machine for this job alone."""
+def _connected(cluster: Cluster) -> Iterator[bool]:
+    """Connect to a cluster, or start one for this job alone; yield whether it is such."""
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    if address == "local":
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    alone = address == "local"
+    if alone:
+        for name, value in _ALONE.items():
+            os.environ.setdefault(name, value)
         how |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
     else:
         _check_address(address)
@@ -234,7 +264,7 @@ def _connected(cluster: Cluster) -> Iterator[None]:
         with _silent():
             _join(address, how)
         signal.signal(signal.SIGTERM, terminate)  # Ray has put its own in the place
-        yield
+        yield alone
     finally:
         ray.shutdown()
 
