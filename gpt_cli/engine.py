@@ -218,7 +218,8 @@ class Engine:
 
         A text of fewer than 2 tokens has a score without perplexity. One longer than the context
         is seen through windows as long as the context, each `stride` tokens on (by default half of
-        the context); each token is scored once. An error among the texts comes back in its place.
+        the context); each token is scored once. An error among the texts comes back in its place,
+        and what is no text becomes one.
 
         Raises:
             InputError: the stride is out of range.
@@ -320,6 +321,8 @@ class Engine:
         if isinstance(text, InputError):
             return text
         try:
+            if not isinstance(text, str):
+                raise InputError("a row needs a text, which is a string")
             ids = self.encode(text)
             self._check_ids(ids)
         except InputError as error:

@@ -163,7 +163,9 @@ class Scoring:
 
     def records(self, engine: Engine, rows: Sequence[Row]) -> Iterator[Record]:
         """Score the rows; see `Task`."""
-        texts = [_text(row) for row in rows]
+        texts = [
+            row.request if isinstance(row.request, InputError) else row.get("text") for row in rows
+        ]
         results = engine.score_many(texts, stride=self.stride)
         for row, text, result in zip(rows, texts, results, strict=True):
             if isinstance(result, InputError):
@@ -171,13 +173,6 @@ class Scoring:
             else:
                 told = {"text": text} | of_score(engine, result, logprobs=self.logprobs)
                 yield Record(json_line(_place(row) | told), result.tokens_scored, False)
-
-
-def _text(row: Row) -> str | InputError:
-    if isinstance(row.request, InputError):
-        return row.request
-    text = row.get("text")
-    return text if isinstance(text, str) else InputError("a row needs a text, which is a string")
 
 
 def _failed(row: Row, reason: InputError) -> Record:

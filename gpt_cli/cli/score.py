@@ -10,7 +10,7 @@ from gpt_cli import places
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.text import input_file, note, on_terminal, write
 from gpt_cli.errors import InputError, RowsError
-from gpt_cli.reading import read_lines, read_text, without_line_end
+from gpt_cli.reading import read_text, without_line_end
 
 
 def score(
@@ -80,11 +80,7 @@ def score(
     filters = min_perplexity is not None or max_perplexity is not None
     if filters and tokens and not as_json:
         raise InputError("--tokens has no place among lines passed on unchanged: add --json")
-    for bound in (min_perplexity, max_perplexity):
-        if bound is not None and not bound > 0:
-            raise InputError(f"a perplexity is above 0, not {bound}")
-    if (min_perplexity or 0) > (max_perplexity or math.inf):
-        raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
+    _check_bounds(min_perplexity, max_perplexity)
     load_options: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
@@ -121,7 +117,7 @@ def score(
 
     passes = None if whole is None else flags.scoring_passes(whole)
     loaded = gpt_cli.load(model, **load_options, quiet=quiet, passes=passes)
-
+    plain = not (filters or as_json or tokens)
     aligned = on_terminal(sys.stdout)
 
     def show(line: scored.Scored) -> str | bytes:
@@ -133,22 +129,27 @@ def score(
 
     if whole is not None:
         score = loaded.score(whole, stride=stride)
-        plain = not (as_json or tokens)
         line = scored.Scored(1, whole.encode(), whole, score)
         write(scored.as_facts(score) if plain else show(line))
         return
-    if aligned and not (filters or as_json or tokens):
-        header = ("tokens", "log-lik.", "perplexity", "bits/byte")
-        write(scored.columns(header, aligned=True) + "text\n")
+    if aligned and plain:
+        write(scored.header())
     number = failed = 0
-    for block in read_lines(file):
-        for line in scored.score_lines(loaded, block, number + 1, stride):
-            number = line.number
-            if isinstance(line.score, InputError):
-                failed += 1
-                if not quiet:
-                    note(f"gpt-cli: line {number}: {line.score}")
-            if not filters or line.within(min_perplexity, max_perplexity):
-                write(show(line))
+    for line in scored.score_lines(loaded, file, stride):
+        number = line.number
+        if isinstance(line.score, InputError):
+            failed += 1
+            if not quiet:
+                note(f"gpt-cli: line {number}: {line.score}")
+        if not filters or line.within(min_perplexity, max_perplexity):
+            write(show(line))
     if failed:
         raise RowsError(f"{failed} of {number} lines could not be scored")
+
+
+def _check_bounds(least: float | None, most: float | None) -> None:
+    for bound in (least, most):
+        if bound is not None and not bound > 0:
+            raise InputError(f"a perplexity is above 0, not {bound}")
+    if (least or 0) > (most or math.inf):
+        raise InputError("--min-perplexity is above --max-perplexity: no line could pass")

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from gpt_cli import records
 from gpt_cli.cli.text import quoted
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.reading import without_line_end
+from gpt_cli.reading import read_lines, without_line_end
 from gpt_cli.score import Score
 
 
@@ -29,17 +30,20 @@ class Scored:
         return (least is None or perplexity >= least) and (most is None or perplexity <= most)
 
 
-def score_lines(
-    engine: Engine, lines: Sequence[bytes], number: int, stride: int | None
-) -> Iterator[Scored]:
-    """Score lines, some side by side; the first has this number."""
-    together = records.Scoring.together  # those of like length side by side; all come at once
-    for begin in range(0, len(lines), together):
-        some = lines[begin : begin + together]
-        texts = [_decoded(data, number + begin + place) for place, data in enumerate(some)]
-        scores = engine.score_many(texts, stride=stride)
-        for place, parts in enumerate(zip(some, texts, scores, strict=True)):
-            yield Scored(number + begin + place, *parts)
+def score_lines(engine: Engine, file: str, stride: int | None) -> Iterator[Scored]:
+    """Score the lines of a file as they come, those of like length side by side.
+
+    Raises:
+        GPTCLIError: one of its subclasses: the file cannot be read, or no line can be scored.
+    """
+    number = 1
+    for block in read_lines(file):
+        for begin in range(0, len(block), records.Scoring.together):
+            some = block[begin : begin + records.Scoring.together]
+            texts = [_decoded(data, place) for place, data in enumerate(some, number)]
+            scores = engine.score_many(texts, stride=stride)
+            yield from map(Scored, count(number), some, texts, scores)
+            number += len(some)
 
 
 def _decoded(data: bytes, number: int) -> str | InputError:
@@ -77,10 +81,15 @@ def as_columns(line: Scored, *, aligned: bool) -> bytes:
         values = (score.total_logprob, score.perplexity, score.bits_per_byte)
         numbers = [str(len(score.ids)), *map(_number, values)]
     text = line.data if line.data.endswith(b"\n") else line.data + b"\n"
-    return columns(numbers, aligned=aligned).encode() + text
+    return _columns(numbers, aligned=aligned).encode() + text
 
 
-def columns(cells: Sequence[str], *, aligned: bool) -> str:
+def header() -> str:
+    """What the columns are, for people."""
+    return _columns(("tokens", "log-lik.", "perplexity", "bits/byte"), aligned=True) + "text\n"
+
+
+def _columns(cells: Sequence[str], *, aligned: bool) -> str:
     """Cells with a tab after each; or, for people, in columns."""
     if aligned:
         return "".join(f"{cell:>12}  " for cell in cells)

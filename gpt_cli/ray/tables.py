@@ -88,11 +88,7 @@ class Score:
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
         """Score the rows of a table, side by side."""
         _check_columns(table, ["text"])
-        texts = [
-            text if isinstance(text, str) else InputError("a row needs a text, which is a string")
-            for text in table["text"].to_pylist()
-        ]
-        results = self._engine.score_many(texts, stride=self._stride)
+        results = self._engine.score_many(table["text"].to_pylist(), stride=self._stride)
         done = [None if isinstance(result, InputError) else result for result in results]
         columns: _Columns = {
             "tokens": ([row and len(row.ids) for row in done], pyarrow.int64()),
