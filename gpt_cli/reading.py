@@ -63,7 +63,8 @@ def read_stretch(file: str, start: int, end: int) -> bytes:
     if places.is_address(file):
         fs, path = places.filesystem(file)
         with places.reading(file):
-            data = fs.cat_file(path, start, end)  # and no more, as a stream would read ahead
+            # And no more, as a stream would read ahead. What is second differs between packages.
+            data = fs.cat_file(path, start=start, end=end)
     else:
         with open_file(file) as stream:
             stream.seek(start)

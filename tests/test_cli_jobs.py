@@ -231,11 +231,30 @@ def test_records_go_to_another_file_system(output, expected, here, pa, memory, r
     write_inputs(here, "score")
     memory.put(str(here / "tables" / "0.parquet"), "/in/0.parquet")
     memory.put(str(here / "tables" / "2.parquet"), "/in/2.parquet")
-    assert run("score", "memory://in", "-o", f"memory://deep/er/{output}", "-q") == 0
-    records = records_of(f"memory://deep/er/{output.partition('*')[0]}")
+    assert run("score", "memory://in", "-o", f"memory://bucket/{output}", "-q") == 0
+    records = records_of(f"memory://bucket/{output.partition('*')[0]}")
     rows = expected["score"][:7] + expected["score"][8:]
     assert records == close(row | {"index": index} for index, row in enumerate(rows))
     assert not [file for file in memory.find("/") if "/." in file or ".parts" in file]
+
+
+@pytest.mark.parametrize("command", FIELD)
+def test_lines_at_an_address_are_read(command, expected, here, memory):
+    write_inputs(here, command)
+    memory.put(str(here / "in.jsonl"), "/bucket/in.jsonl")
+    assert run(command, "memory://bucket/in.jsonl", "-o", "out.jsonl", "-q") == 0
+    assert records_of("out.jsonl") == expected[command]
+
+
+def test_a_folder_is_made_only_where_its_own_place_is_there(here, pa, memory, capfd):
+    write_jsonl(here / "in.jsonl", [{"text": "Once"}])
+    for output in ("no/out.parquet", "no/out/", "memory://no/out/", "memory://no/out.jsonl"):
+        assert run("score", "in.jsonl", "-o", output, "-q") == 5
+        told = capfd.readouterr().err
+        assert told.startswith(f"gpt-cli: error: cannot write {output.rstrip('/')}")
+        assert "No such file or directory" in told
+    assert names(here) == ["in.jsonl"]
+    assert not memory.exists("/no")
 
 
 def test_records_with_log_probabilities_fit_in_a_table(here, pa):
@@ -432,16 +451,16 @@ def test_progress_counts_what_was_done_earlier(job, capfd):
 
 
 def test_resume_goes_on_at_an_address(job, memory):
-    assert resume("-q", output="memory://out/") == 6
-    whole = records_of("memory://out")
+    assert resume("-q", output="memory://bucket/out/") == 6
+    whole = records_of("memory://bucket/out")
     assert whole == records_of("out")
-    memory.rm_file("/out/part-000000000005.jsonl")
-    memory.rm_file("/out/part-000000000004.jsonl")
-    before = memory.cat(memory.find("/out"))
+    memory.rm_file("/bucket/out/part-000000000005.jsonl")
+    memory.rm_file("/bucket/out/part-000000000004.jsonl")
+    before = memory.cat(memory.find("/bucket/out"))
     assert len(before) == 5
-    assert resume("-q", output="memory://out") == 6
-    assert before.items() <= memory.cat(memory.find("/out")).items()
-    assert records_of("memory://out") == whole
+    assert resume("-q", output="memory://bucket/out") == 6
+    assert before.items() <= memory.cat(memory.find("/bucket/out")).items()
+    assert records_of("memory://bucket/out") == whole
 
 
 @posix

@@ -116,7 +116,9 @@ class Parts:
         with ExitStack() as stack:
             with places.writing(self.place, _ANOTHER):
                 self._new = not self._fs.exists(self._folder)
-                self._fs.makedirs(self._folder, exist_ok=True)
+                with suppress(FileExistsError):
+                    # In a folder or bucket that is there: a new bucket would be one misspelt.
+                    self._fs.mkdir(self._folder, create_parents=False)
                 if isinstance(self._fs, LocalFileSystem):
                     file = stack.enter_context(Path(self._path(_JOB)).open("a+b"))
                     lock(file, self.place)
