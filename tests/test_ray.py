@@ -359,6 +359,40 @@ def test_a_driver_that_dies_is_resumed(number, code, many, there, tmp_path):
     assert records_of(output.read_text()) == expected
 
 
+WAITING = """
+import sys, time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt_cli.generate import Options
+from gpt_cli.ray.job import Cluster, compute
+from gpt_cli.records import Generation, Record
+from gpt_cli.rows import Source
+
+address, folder, sign = sys.argv[1:]
+
+@dataclass(frozen=True)
+class Waiting(Generation):
+    def records(self, engine, rows):
+        while rows[0].index and not Path(sign).exists():
+            time.sleep(0.1)
+        yield from (Record(f"{row.index}\\n", 0, False) for row in rows)
+
+task = Waiting(Options(seed=1))
+source = Source(folder, "auto", task.fields, task.together)
+for record in compute(Cluster(address, 1, threads=1), source, 0, task, "tiny", {"device": "cpu"}):
+    Path(sign).touch()
+    print(record.line, end="")
+"""
+
+
+def test_records_come_when_they_are_done(cluster, rows, tmp_path):
+    """Those of the first block come while the second is computed, which is until then."""
+    script = [sys.executable, "-c", WAITING, cluster.address, rows, tmp_path / "sign"]
+    done = subprocess.run(script, capture_output=True, timeout=60, check=True)
+    assert list(map(int, done.stdout.split())) == [*range(601)]
+
+
 def test_without_an_address_ray_is_started_and_ended(rows, expected):
     found = records_of(batch(rows, "--engine", "ray", "-q"))
     assert [record.get("text") for record in found] == [record.get("text") for record in expected]

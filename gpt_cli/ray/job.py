@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import signal
 import socket
 import sys
@@ -196,7 +197,9 @@ def compute(
             num_gpus=cluster.gpus or None,
             compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
         )
-        for table in data.iter_batches(batch_size=None, batch_format="pyarrow"):
+        # With one to look ahead for, a block would wait for the next, which may take an hour.
+        tables = data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow")
+        for table in tables:
             for record in _checked(table).drop_columns("failure").to_pylist():
                 yield Record(**record)
 
@@ -274,13 +277,16 @@ def _join(address: str, how: dict[str, Any]) -> None:
         ray.init(address, **how)
     except (RayError, OSError, ValueError, RuntimeError) as error:
         raise ResourceError(
-            f"cannot join the Ray cluster at {address}: {_first_line(error)}; run gpt-cli on a "
+            f"cannot join the Ray cluster at {address}: {_summary(error)}; run gpt-cli on a "
             "machine of the cluster, with its versions of Ray and Python"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), repr(error))
+def _summary(error: Exception) -> str:
+    """Return what has happened, and what lies at the bottom of it, without its colours."""
+    lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
+    told = [line.strip() for line in lines if line.strip()]
+    return ": ".join(dict.fromkeys([*told[:1], *told[-1:]])) or repr(error)
 
 
 def _check_address(address: str) -> None:
@@ -322,4 +328,4 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except RayError as error:
-        raise ResourceError(f"Ray has failed: {_first_line(error)}") from error
+        raise ResourceError(f"Ray has failed: {_summary(error)}") from error
