@@ -7,7 +7,7 @@ else
   BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test faults soak fuzz test-gpu test-browser test-ray check format bench pictures clean
+.PHONY: demo test faults soak fuzz test-gpu test-browser test-ray test-s3 check format bench pictures clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
@@ -32,6 +32,9 @@ test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` in Chromiu
 
 test-ray: $(VENV)/.ray  ## what Ray computes on a cluster of nodes on this machine, and the lines of README.md
 	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py -k "ray or README"
+
+test-s3: $(VENV)/.s3  ## files at s3://, from a server on this machine
+	$(BIN)/python -m pytest tests/test_s3.py
 
 check: $(VENV)/.dev  ## formatting, lint, types, and the direction of imports
 	$(BIN)/ruff format --check .
@@ -79,6 +82,10 @@ $(VENV)/.browser: $(VENV)/.dev
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
+	touch $@
+
+$(VENV)/.s3: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[s3]"
 	touch $@
 
 $(VENV)/.ray: $(VENV)/.dev

@@ -31,7 +31,7 @@ def filesystem(name: str) -> "tuple[AbstractFileSystem, str]":
     import fsspec
 
     if not is_address(name):
-        return fsspec.filesystem("file"), str(Path(name).absolute())
+        return fsspec.filesystem("file"), Path(name).absolute().as_posix()
     with reading(name):
         return fsspec.core.url_to_fs(name)
 
@@ -76,7 +76,9 @@ def _find_there(name: str) -> list[str]:
     if not kind:
         found = [file for file in fs.glob(path) if not fs.isdir(file)]
     else:
-        inside = [about["name"] for about in fs.ls(path, detail=True) if about["type"] == "file"]
+        files = [about["name"] for about in fs.ls(path, detail=True) if about["type"] == "file"]
+        # A folder of a bucket may be a file of its own, which is empty.
+        inside = [file for file in files if file.rstrip("/") != path.rstrip("/")]
         found = [file for file in inside if not is_hidden(f"://{file}")]
     files = [fs.unstrip_protocol(file) for file in found]
     if any(filesystem(file) != (fs, path) for file, path in zip(files, found, strict=True)):

@@ -71,6 +71,8 @@ def read_stretch(file: str, start: int, end: int) -> bytes:
             data = stream.read(end - start)
     if len(data) < end - start:
         raise InputError(f"{file} has become shorter while it was read")
+    if len(data) > end - start:  # as of http:// without ranges
+        raise InputError(f"{file} is where no part of a file can be had: copy it here")
     return data
 
 

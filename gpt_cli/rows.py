@@ -78,7 +78,7 @@ class Reader:
         """Yield the lines of a piece.
 
         Raises:
-            InputError: its file cannot be read.
+            InputError: its file cannot be read, or is not what it was.
         """
         lines: Iterable[tuple[int, bytes]]
         if self.form == "parquet":
@@ -87,8 +87,11 @@ class Reader:
         else:
             data = BytesIO(read_stretch(piece.file, piece.start, piece.end))
             lines = _filled(enumerate(data, piece.line))
+        index = piece.index - 1
         for index, (number, row) in enumerate(lines, piece.index):
             yield Line(index, number, piece.file if self.many else None, row)
+        if index != piece.index + piece.rows - 1:
+            raise InputError(f"{piece.file} has changed while it was read")
 
     def parse(self, line: Line) -> Row:
         """Return what a line says, or why it says nothing of use."""

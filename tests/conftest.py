@@ -47,8 +47,8 @@ def memory(monkeypatch):
         return read(self, path, start, end)
 
     def mkdir(self, path, create_parents=True):
-        bucket = self._strip_protocol(path).split("/")[1]
-        if not create_parents and not self.exists(bucket):
+        _, bucket, *key = self._strip_protocol(path).split("/")
+        if key and not create_parents and not self.exists(bucket):
             raise FileNotFoundError(bucket)
         make(self, path, create_parents)
 

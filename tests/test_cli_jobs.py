@@ -248,10 +248,13 @@ def test_lines_at_an_address_are_read(command, expected, here, memory):
 
 def test_a_folder_is_made_only_where_its_own_place_is_there(here, pa, memory, capfd):
     write_jsonl(here / "in.jsonl", [{"text": "Once"}])
-    for output in ("no/out.parquet", "no/out/", "memory://no/out/", "memory://no/out.jsonl"):
+    places = ("no/out.parquet", "no/out/", "memory://no/out/", "memory://no/out.jsonl")
+    for output in (*places, "memory://no/", "memory://no/*.parquet"):
         assert run("score", "in.jsonl", "-o", output, "-q") == 5
         told = capfd.readouterr().err
-        assert told.startswith(f"gpt-cli: error: cannot write {output.rstrip('/')}")
+        assert told.startswith(
+            f"gpt-cli: error: cannot write {output.partition('/*')[0].rstrip('/')}"
+        )
         assert "No such file or directory" in told
     assert names(here) == ["in.jsonl"]
     assert not memory.exists("/no")
@@ -656,7 +659,8 @@ def test_a_file_that_is_there_is_refused_or_whole(output, here, refused, capfd, 
     file.write_bytes(b"mine")
     assert f"{output} exists: name another" in refused("score", "in", "-o", output)
     assert run("score", "in", "-o", output, "--resume") == 0  # as a script does until it is done
-    assert capfd.readouterr().err == f"gpt-cli: note: {output} is there, and whole\n"
+    told = "is there, and whole; what is in it was not looked at"
+    assert capfd.readouterr().err == f"gpt-cli: note: {output} {told}\n"
     assert file.read_bytes() == b"mine"
     assert names(here) == sorted(["in", file.name])
 
@@ -693,7 +697,7 @@ def test_a_file_of_something_else_among_parts_is_refused(name, job, refused):
     (job / "out" / name).write_bytes(b"mine")
     before = snapshot(job)
     line = refused("batch", "in", "-o", "out/", "--resume")
-    assert f"out/{name} is not the part that begins with row" in line or "out/part" in line
+    assert f"out/{name} is not the part that begins with row" in line
     assert snapshot(job) == before
 
 
@@ -841,9 +845,44 @@ def test_resume_of_parts_needs_an_input_that_can_be_read_again(here, refused, mo
 def test_an_output_may_be_beside_the_files_of_the_input(here, refused):
     write_jsonl(here / "in" / "a", [{"text": "Once"}])
     assert run("score", "in", "-o", "in/_out", "-q") == 0
+    assert run("score", "in/*", "-o", "in/out/", "-q") == 0
+    assert run("score", f"{here}/in", "-o", "in/folder/", "-q") == 0
     assert "in/a would be among the files of in" in refused("score", "in", "-o", "in/a")
-    assert "in/b.parquet would be" in refused("score", "in/*", "-o", "in/b.parquet")
+    for name, output in [
+        ("in/*", "in/b.parquet"),
+        ("./in/*", "in/b.parquet"),
+        ("in/*", here / "in" / "b"),
+        ("./in/", "in/b"),
+        ("**/a", "in/out/a"),
+        (f"file://{here}/in/*", f"file://{here}/in/b"),
+    ]:
+        assert f"{output} would be among the files of {name}:" in refused(
+            "score", name, "-o", output, "--format", "auto"
+        )
     assert "in holds files of something else" in refused("score", "in", "-o", "in/")
+
+
+@pytest.mark.parametrize("name", ["run*/", "run?/out.jsonl", "[1].jsonl", "run*/*.jsonl"])
+def test_an_output_at_an_address_is_no_pattern(name, here, refused, memory):
+    (here / "in").write_bytes(b"Once\n")
+    memory.pipe_file("/bucket/run1/theirs", b"theirs")
+    line = refused("score", "in", "-o", f"memory://bucket/{name}", *NO_MODEL)
+    assert f"{name} is no output: a name at an address is without *, ? and [" in line
+    assert memory.find("/bucket") == ["/bucket/run1/theirs"]
+
+
+@pytest.mark.parametrize("output", ["memory://bucket/out/", "memory://bucket/out.jsonl"])
+def test_another_run_that_writes_there_is_noticed(output, here, refused, memory, monkeypatch):
+    (here / "in").write_bytes(b"Once\nupon\n")
+    put = Parts._put
+
+    def with_others(self, name, data):
+        put(self, name, data)
+        put(self, "part-000000000001.jsonl", data)
+
+    monkeypatch.setattr(Parts, "_put", with_others)
+    assert "holds files of another run, too" in refused("score", "in", "-o", output, "-q")
+    assert not memory.exists("/bucket/out.jsonl")
 
 
 def test_without_pyarrow_tables_are_refused_before_a_model_is_loaded(here, refused, monkeypatch):

@@ -165,6 +165,49 @@ def test_a_file_that_becomes_shorter_is_said(tmp_path):
         next(blocks)
 
 
+def test_a_file_that_gets_other_rows_is_said(tmp_path):
+    file = tmp_path / "in"
+    file.write_bytes(b"one\ntwo\nthree\n")
+    cut = source(file, together=2)
+    assert cut.total == 3
+    file.write_bytes(b"one\ntwo\nab\ncd\n")
+    with pytest.raises(InputError, match="in has changed while it was read"):
+        list(cut.rows())
+
+
+def test_a_table_that_gets_fewer_rows_is_said(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "in.parquet"
+    parquet.write_table(pyarrow.table({"prompt": ["a", "b", "c"]}), file)
+    cut = source(file, together=2)
+    assert cut.total == 3
+    parquet.write_table(pyarrow.table({"prompt": ["a", "b"]}), file)
+    with pytest.raises(InputError, match=r"in\.parquet has changed while it was read"):
+        list(cut.rows())
+
+
+def test_a_server_that_gives_whole_files_is_said(memory, monkeypatch):
+    memory.pipe_file("/bucket/in", b"one\ntwo\nthree\n")
+    monkeypatch.setattr(
+        type(memory), "cat_file", lambda self, path, start, end: self.open(path).read()
+    )
+    with pytest.raises(InputError, match="bucket/in is where no part of a file can be had"):
+        list(source("memory://bucket/in", together=2).rows())
+
+
+def test_a_folder_that_a_bucket_lists_among_its_files_is_none_of_them(memory, monkeypatch):
+    memory.pipe_file("/bucket/in/a", b"one\n")
+    kind = type(memory)
+    ls = kind.ls
+
+    def marked(self, path, **options):
+        return [{"name": "/bucket/in/", "type": "file", "size": 0}, *ls(self, path, **options)]
+
+    monkeypatch.setattr(kind, "ls", marked)
+    assert source("memory://bucket/in").files == ["memory:///bucket/in/a"]
+
+
 # --- forms ---------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,14 @@
 """A job: a task for each row of an input, on this machine or on many, with its output resumed."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path, PurePath
+from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import gpt_cli
@@ -45,14 +47,12 @@ def run(job: Job, task: Task) -> None:
     Raises:
         GPTCLIError: one of its subclasses; RowsError if all is done, and some rows have failed.
     """
-    if job.output is not None:
-        _check_apart(job.input, job.output)
     source = Source(job.input, job.form, task.fields, task.together)
     if source.streams and job.cluster is not None:
         raise InputError("--engine ray reads files, and no pipe: name a file")
     output = _output(job, task, source)
     if output is None:
-        note(f"gpt-cli: note: {job.output} is there, and whole")
+        note(f"gpt-cli: note: {job.output} is there, and whole; what is in it was not looked at")
         return
     if source.ignored and not job.quiet:
         note(f"gpt-cli: note: columns that are not read: {', '.join(source.ignored)}")
@@ -94,10 +94,8 @@ def _compute_there(
     """The same, by the workers of a cluster."""
     from gpt_cli.ray.job import compute
 
-    for rows in source.rows():
-        if not rows or rows[0].index >= output.to_check:
-            break
-        for row in rows:
+    if output.to_check:
+        for row in islice(chain.from_iterable(source.rows()), output.to_check):
             output.has(row)
     if output.seed is not None:
         task = task.with_seed(output.seed)
@@ -108,6 +106,8 @@ def _output(job: Job, task: Task, source: Source) -> "Output | Parts | None":
     """Return where the records go; None if they are all there."""
     name = job.output
     folder, ending = (None, "") if name is None else _folder(name, source)
+    if name is not None and not folder:
+        _check_apart(job.input, name)
     if name is None or not (folder or places.is_address(name) or name.endswith(".parquet")):
         path = None if name is None else Path(name)
         files = [file for file in source.files if Path(file).exists()]
@@ -138,12 +138,22 @@ def _output(job: Job, task: Task, source: Source) -> "Output | Parts | None":
 
 def _check_apart(name: str, output: str) -> None:
     """Raise InputError if an output would be a part of the input of the next run."""
+    folder, own = _split(output)
     if places.is_folder(name):
-        inside = PurePath(output).parent == PurePath(name) and not places.is_hidden(output)
+        inside = folder == "/".join(_split(name)) and not places.is_hidden(own)
+    elif "**" in name:
+        inside = fnmatch("/".join(_split(output)), "/".join(_split(name)))
     else:
-        inside = "*" in name and fnmatch(output, name)
+        inside = "*" in name and folder == _split(name)[0] and fnmatch(own, _split(name)[1])
     if inside:
         raise InputError(f"{output} would be among the files of {name}: name another --output")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the folder of a name, in the one way to say it, and the name's last part."""
+    whole = name if places.is_address(name) else Path(os.path.abspath(name)).as_posix()  # noqa: PTH100 (without ..)
+    folder, _, own = whole.rstrip("/").rpartition("/")
+    return folder, own
 
 
 def _folder(name: str, source: Source) -> tuple[str | None, str]:
@@ -152,6 +162,7 @@ def _folder(name: str, source: Source) -> tuple[str | None, str]:
     Raises:
         InputError: it is a pattern that says something else, or the root of a file system.
     """
+    folder: str | None
     start, slash, own = name.rpartition("/")
     ending = ".parquet" if source.reader.form == "parquet" else ".jsonl"
     if "*" in own:
@@ -163,8 +174,11 @@ def _folder(name: str, source: Source) -> tuple[str | None, str]:
     elif name.endswith("/") or places.is_folder(name):
         folder = name
     else:
-        return None, ""
-    folder = folder.rstrip("/")
-    if not folder or folder.endswith(":"):  # as of s3://$BUCKET/ where there is no such variable
+        folder = None
+    place = (name if folder is None else folder).rstrip("/")
+    if places.is_address(place) and any(mark in place for mark in "*?["):
+        # What is moved and removed there may be all that such a name matches.
+        raise InputError(f"{name} is no output: a name at an address is without *, ? and [")
+    if not place or place.endswith(":"):  # as of s3://$BUCKET/ where there is no such variable
         raise InputError(f"{name} is no folder that records can be in: name another --output")
-    return folder, ending
+    return (None, "") if folder is None else (place, ending)

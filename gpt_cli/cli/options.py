@@ -111,7 +111,10 @@ Address = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="How many hold the model; as many as there is room for if not set."),
+    typer.Option(
+        min=1,
+        help="How many hold the model; if not set, all that have room, with up to 4 threads.",
+    ),
 ]
 GPUsPerWorker = Annotated[
     float | None,

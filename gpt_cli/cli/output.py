@@ -67,13 +67,13 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         if self._path is not None:
-            if self._new and error is not None and self._path.stat().st_size == 0:
-                self._path.unlink()  # nothing could begin
             try:
                 self._file.close()
             except OSError:  # it has tried again what `write` has told of
                 if error is None:
                     raise
+            if self._new and error is not None and self._path.stat().st_size == 0:
+                self._path.unlink()  # nothing could begin; Windows removes no file that is open
 
     def _read(self, path: Path) -> None:
         field, mark = self._task.fields[0], self._task.mark

@@ -76,6 +76,7 @@ class Parts:
         self._job = dict(job)
         self._seed_given = seed_given
         self._resume = resume
+        self._written: list[str] = []
         self._fs, self._folder = places.filesystem(place)
         self._begin()
         self._check()
@@ -116,10 +117,13 @@ class Parts:
         with ExitStack() as stack:
             with places.writing(self.place, _ANOTHER):
                 self._new = not self._fs.exists(self._folder)
-                with suppress(FileExistsError):
-                    # In a folder or bucket that is there: a new bucket would be one misspelt.
-                    self._fs.mkdir(self._folder, create_parents=False)
-                if isinstance(self._fs, LocalFileSystem):
+                here = isinstance(self._fs, LocalFileSystem)
+                if self._new:
+                    if not here and "/" not in self._folder.strip("/"):
+                        raise FileNotFoundError  # a bucket: made, it would be one misspelt
+                    with suppress(FileExistsError):
+                        self._fs.mkdir(self._folder, create_parents=False)
+                if here:
                     file = stack.enter_context(Path(self._path(_JOB)).open("a+b"))
                     lock(file, self.place)
             if not self._check():  # again, as another run may just have ended
@@ -138,8 +142,9 @@ class Parts:
     ) -> None:
         with self._stack:
             self._flush()
-            if self._new and error is not None and not self._names():
-                self._fs.rm(self._folder, recursive=True)  # nothing could begin
+        # Windows removes no file that is open.
+        if self._new and error is not None and not self._names():
+            self._fs.rm(self._folder, recursive=True)  # nothing could begin
 
     def _survey(self) -> None:
         """Count what is there."""
@@ -156,6 +161,7 @@ class Parts:
                 raise InputError(
                     f"{self.place}/{name} holds no records of this command: {_ANOTHER}"
                 ) from None
+            self._written.append(name)
             self.rows += rows
             self.failed += failed
         self._first = self.rows
@@ -164,7 +170,9 @@ class Parts:
         """The parts, and whatever else is not hidden."""
         if not self._fs.isdir(self._folder):
             return []
-        names = [path.rpartition("/")[2] for path in self._fs.ls(self._folder, detail=False)]
+        # A folder of a bucket may be among its files, too.
+        paths = [path for path in self._fs.ls(self._folder, detail=False) if path != self._folder]
+        names = [path.rpartition("/")[2] for path in paths]
         return sorted(name for name in names if name and not places.is_hidden(name))
 
     def _name(self, index: int) -> str:
@@ -194,7 +202,9 @@ class Parts:
         if lines:
             data = BytesIO()
             _encode(lines, self._columns, self._ending, data)
-            self._put(self._name(self._first), data.getvalue())
+            name = self._name(self._first)
+            self._put(name, data.getvalue())
+            self._written.append(name)
             self._first += len(lines)
 
     def _begin(self) -> None:
@@ -207,8 +217,14 @@ class Parts:
             stream.write(data)
 
     def end(self, rows: int) -> None:
-        """Write what has not been written; the input had so many rows."""
+        """Write what has not been written; the input had so many rows.
+
+        Raises:
+            InputError: another run has written there, too.
+        """
         self._flush()
+        if self._names() != self._written:
+            raise InputError(f"{self.place} holds files of another run, too: {_ANOTHER}")
 
 
 class Whole(Parts):

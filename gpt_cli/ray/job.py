@@ -3,14 +3,15 @@
 import logging
 import math
 import os
+import pickle
 import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from itertools import chain, groupby
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-from gpt_cli import errors, hub
+from gpt_cli import hub
 from gpt_cli.engine import Engine, load
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.machine import cores
@@ -27,24 +28,6 @@ from gpt_cli.places import is_address
 from gpt_cli.records import Record, Task
 from gpt_cli.rows import Line, Piece, Reader, Source, blocks
 
-_FAILURE = pyarrow.struct([("kind", pyarrow.string()), ("message", pyarrow.string())])
-_LINE = pyarrow.struct(
-    {
-        "index": pyarrow.int64(),
-        "line": pyarrow.int64(),
-        "file": pyarrow.string(),
-        "data": pyarrow.large_binary(),
-    }
-)
-_LINES = pyarrow.schema({"lines": pyarrow.large_list(_LINE), "failure": _FAILURE})
-_RECORDS = pyarrow.schema(
-    {
-        "line": pyarrow.string(),
-        "tokens": pyarrow.int64(),
-        "failed": pyarrow.bool_(),
-        "failure": _FAILURE,
-    }
-)
 _MOST_BLOCKS = 50_000  # of one job; Ray keeps track of each
 _WORKERS_A_READER = 8  # which reads far faster than they compute
 _THREADS = 4  # of a worker, where nobody says: more bring GPT-2 little
@@ -77,14 +60,13 @@ class _Reading:
     start: int
     folder: Path  # the driver's, for paths that are not whole
 
-    def lines(self, table: pyarrow.Table) -> Iterator[Line]:
-        """Yield the lines of a table of pieces.
+    def lines(self, pieces: Iterable[Piece]) -> Iterator[Line]:
+        """Yield the lines of pieces.
 
         Raises:
             InputError: a file cannot be read.
         """
-        for each in chain.from_iterable(table["pieces"].to_pylist()):
-            piece = Piece(**each)
+        for piece in pieces:
             path = piece.file if is_address(piece.file) else str(self.folder / piece.file)
             name = piece.file if self.reader.many else None
             for line in self.reader.read(replace(piece, file=path)):
@@ -99,12 +81,11 @@ class _ReaderHere:
         self._reading = reading
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Return the lines of a table of pieces, in a single row, as they are computed together."""
+        """Return the lines of pieces."""
         try:
-            lines = [asdict(line) for line in self._reading.lines(table)]
-            return pyarrow.Table.from_pylist([{"lines": lines}], _LINES)
+            return _packed(list(self._reading.lines(_unpacked(table))))
         except GPTCLIError as error:
-            return _failed(error, _LINES)
+            return _packed(error)
 
 
 class _Worker:
@@ -124,20 +105,15 @@ class _Worker:
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
         """Return the records of lines, or of the lines of pieces."""
         try:
-            records = self._records(table)
-            return pyarrow.Table.from_pylist([asdict(record) for record in records], _RECORDS)
+            return _packed(list(self._records(_unpacked(table))))
         except GPTCLIError as error:
-            return _failed(error, _RECORDS)
+            return _packed(error)
 
-    def _records(self, table: pyarrow.Table) -> Iterator[Record]:
+    def _records(self, block: list[Line] | list[Piece]) -> Iterator[Record]:
         if isinstance(self._engine, GPTCLIError):
             raise self._engine
-        if "pieces" in table.column_names:
-            lines = self._reading.lines(table)
-        else:
-            read = chain.from_iterable(_checked(table)["lines"].to_pylist())
-            lines = (Line(**line) for line in read)
-        rows = list(map(self._reading.reader.parse, lines))
+        lines = self._reading.lines(block) if isinstance(block[0], Piece) else block
+        rows = map(self._reading.reader.parse, lines)
         for _, some in groupby(rows, lambda row: row.index // self._task.together):
             yield from self._task.records(self._engine, list(some))
 
@@ -167,14 +143,14 @@ def compute(
         return
     windows = math.ceil((left[-1].index - start) / task.together / _MOST_BLOCKS)
     size = task.together * max(1, windows)
-    items = [{"pieces": [asdict(piece) for piece in block]} for block in blocks(left, size)]
+    items = [_packed(block) for block in blocks(left, size)]
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
     if load_options["device"] == "auto" and not cluster.gpus:  # whose GPUs are not theirs to take
         load_options = {**load_options, "device": "cpu"}
     reading = _Reading(source.reader, start, Path.cwd())
     with _errors(), _connected(cluster) as alone:
         workers, threads = _room(cluster)
-        data = ray.data.from_items(items, override_num_blocks=len(items))
+        data = ray.data.from_arrow(items)
         if not (alone or all(map(is_address, source.files))):
             here = f"node:{ray.util.get_node_ip_address()}"
             data = data.map_batches(
@@ -200,21 +176,26 @@ def compute(
         # With one to look ahead for, a block would wait for the next, which may take an hour.
         tables = data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow")
         for table in tables:
-            for record in _checked(table).drop_columns("failure").to_pylist():
-                yield Record(**record)
+            yield from _unpacked(table)
 
 
-def _failed(error: GPTCLIError, schema: pyarrow.Schema) -> pyarrow.Table:
-    """Return an error as a table: of one that is raised, Ray gives back only the text."""
-    failure = {"kind": type(error).__name__, "message": str(error)}
-    return pyarrow.Table.from_pylist([{"failure": failure}], schema)
+def _packed(block: list[Piece] | list[Line] | list[Record] | GPTCLIError) -> pyarrow.Table:
+    """Return a block as Ray Data passes it on.
+
+    An error is such, too: of one that is raised, Ray would give back only the text.
+    """
+    return pyarrow.table({"block": pyarrow.array([pickle.dumps(block)], pyarrow.large_binary())})
 
 
-def _checked(table: pyarrow.Table) -> pyarrow.Table:
-    """Return a table; raise the error that it is."""
-    for failure in table["failure"].drop_null().to_pylist():
-        raise getattr(errors, failure["kind"])(failure["message"])
-    return table
+def _unpacked(table: pyarrow.Table) -> list[Any]:
+    """Return what the blocks of a table hold; raise the error that one of them is."""
+    held = []
+    for data in table["block"].to_pylist():
+        block = pickle.loads(data)  # noqa: S301 (from one of our own processes)
+        if isinstance(block, GPTCLIError):
+            raise block
+        held += block
+    return held
 
 
 def _room(cluster: Cluster) -> tuple[int, int]:
