@@ -720,7 +720,7 @@ def test_no_row_is_lost_and_none_is_there_twice_however_often_it_is_killed(long_
         with start(file, "-o", output, "--resume", *LONG_FLAGS) as process:
             try:
                 # Later and later, so that it comes to an end on a slow machine as well.
-                process.wait(chance.uniform(0.2, 0.9) + 0.1 * attempt)
+                process.wait(chance.uniform(0.2, 0.9) + 0.2 * attempt)
                 break
             except subprocess.TimeoutExpired:
                 process.kill()

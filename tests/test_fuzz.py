@@ -130,7 +130,7 @@ def here(tmp_path, monkeypatch, thread_variables):
 
 
 @given(arguments=command_lines())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 def test_whatever_the_flags_an_error_is_one_line_with_a_known_exit_code(here, capfd, arguments):
     code = app.run(arguments)
     out, err = capfd.readouterr()
@@ -189,7 +189,7 @@ def test_parameters_are_in_range_or_refused(changes):
     places=st.tuples(st.floats(0, 1, exclude_max=True), st.just(1 - 2**-53)),
     data=st.data(),
 )
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_whatever_the_parameters_a_possible_token_is_drawn(logits, params, places, data):
     V = logits.shape[1]
     logits[:, data.draw(st.integers(0, V - 1))] = 1.5  # something is possible
