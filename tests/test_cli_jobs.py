@@ -248,8 +248,11 @@ def test_lines_at_an_address_are_read(command, expected, here, memory):
 
 def test_a_folder_is_made_only_where_its_own_place_is_there(here, pa, memory, capfd):
     write_jsonl(here / "in.jsonl", [{"text": "Once"}])
-    places = ("no/out.parquet", "no/out/", "memory://no/out/", "memory://no/out.jsonl")
-    for output in (*places, "memory://no/", "memory://no/*.parquet"):
+    for output in ("no/out", "no/out.parquet", "no/out/", "no/out/*.jsonl"):
+        assert run("score", "in.jsonl", "-o", output, "-q") == 2
+        assert "there is no folder no\n" in capfd.readouterr().err
+    for output in ("no/out/", "no/out.jsonl", "no/", "no/*.parquet"):
+        output = f"memory://{output}"
         assert run("score", "in.jsonl", "-o", output, "-q") == 5
         told = capfd.readouterr().err
         assert told.startswith(
@@ -528,7 +531,9 @@ def test_resume_refuses_another_input(name, job, refused):
     CHANGES[name](job / "in" / "b")
     (job / "out" / "part-000000000005.jsonl").unlink()
     before = snapshot(job)
-    assert "out was made with input [[" in refused("batch", "in", "-o", "out/", "--resume")
+    assert "out was made from another input: name another" in refused(
+        "batch", "in", "-o", "out/", "--resume"
+    )
     assert snapshot(job) == before
 
 
@@ -536,7 +541,9 @@ def test_resume_refuses_an_input_of_the_same_size(job, refused):
     file = job / "in" / "b"
     file.write_bytes(file.read_bytes().replace(b"\n", b" ", 1))
     before = snapshot(job)
-    assert "out was made with input [[" in refused("batch", "in", "-o", "out/", "--resume")
+    assert "out was made from another input: name another" in refused(
+        "batch", "in", "-o", "out/", "--resume"
+    )
     assert snapshot(job) == before
 
 
@@ -698,6 +705,17 @@ def test_a_file_of_something_else_among_parts_is_refused(name, job, refused):
     before = snapshot(job)
     line = refused("batch", "in", "-o", "out/", "--resume")
     assert f"out/{name} is not the part that begins with row" in line
+    assert snapshot(job) == before
+
+
+def test_a_part_is_not_continued_as_if_it_were_the_whole(job, refused):
+    before = snapshot(job)
+    for name in ("out/part-000000000003.jsonl", f"file://{job}/out/part-000000000003.jsonl"):
+        line = refused("batch", "in", "-o", name, "--resume")
+        pattern = name.replace("part-000000000003", "*")
+        assert line.endswith(
+            f"{name} is a part of a whole, which is --output '{pattern}', in quotes"
+        )
     assert snapshot(job) == before
 
 

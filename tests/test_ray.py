@@ -455,9 +455,9 @@ def test_the_weights_come_to_a_machine_once(hub, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
-        (["--workers", "9"], 2, "room for 3 workers"),
-        (["--gpus-per-worker", "0.4", "--workers", "2"], 2, "room for 1 workers"),
-        (["--gpus-per-worker", "2"], 2, "2 GPUs"),
+        (["--workers", "9"], 2, "has room for --workers 3, not 9, of --threads 1 each"),
+        (["--gpus-per-worker", "0.4", "--workers", "2"], 2, "room for --workers 1, not 2"),
+        (["--gpus-per-worker", "2"], 5, "--threads 1, --gpus-per-worker 2"),
         (["--model", "no/model", "--offline"], 3, "no/model"),
         (["--dtype", "float16"], 2, "float16 on cpu"),
         (["--address", "127.0.0.1:1"], 5, "127.0.0.1:1"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import gpt_cli
 from gpt_cli import places
-from gpt_cli.cli.output import Output
+from gpt_cli.cli.output import JOB, Output
 from gpt_cli.cli.progress import Progress
 from gpt_cli.cli.text import Aside, note, on_terminal
 from gpt_cli.engine import Engine
@@ -106,6 +106,8 @@ def _output(job: Job, task: Task, source: Source) -> "Output | Parts | None":
     """Return where the records go; None if they are all there."""
     name = job.output
     folder, ending = (None, "") if name is None else _folder(name, source)
+    if name is not None:
+        _check_place(folder or name)
     if name is not None and not folder:
         _check_apart(job.input, name)
     if name is None or not (folder or places.is_address(name) or name.endswith(".parquet")):
@@ -134,6 +136,17 @@ def _output(job: Job, task: Task, source: Source) -> "Output | Parts | None":
     if job.resume and places.exists(name):
         return None
     return Whole(name, columns, made_from, seed_given=given, resume=job.resume)
+
+
+def _check_place(output: str) -> None:
+    """Raise InputError if there is no place for an output, or it is for another one."""
+    folder, own = _split(output)
+    if not places.is_address(output) and not Path(folder or "/").is_dir():
+        raise InputError(f"cannot write {output}: there is no folder {Path(output).parent}")
+    if own.startswith("part-") and places.exists(f"{folder}/{JOB}"):
+        # As a shell makes it of a pattern without quotes.
+        pattern = f"{output.removesuffix(own)}*{Path(own).suffix}"
+        raise InputError(f"{output} is a part of a whole, which is --output '{pattern}', in quotes")
 
 
 def _check_apart(name: str, output: str) -> None:

@@ -11,6 +11,8 @@ from gpt_cli.reading import read_lines
 from gpt_cli.records import Task
 from gpt_cli.rows import Row
 
+JOB = "_job.json"  # in a folder of records: what they were made from
+
 
 class Output:
     """Where records go: a file that must be new or is continued, or standard output.
@@ -33,8 +35,6 @@ class Output:
             raise InputError(f"{path} is not a file: name another --output")
         if path is not None and path.exists() and not resume:
             raise InputError(f"{path} exists: --resume goes on with it, or name another --output")
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"cannot write {path}: there is no folder {path.parent}")
         self.rows = self.failed = self.to_check = 0
         self.seed: int | None = None
         self._path = path

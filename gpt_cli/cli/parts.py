@@ -18,13 +18,12 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli import parquet, places
-from gpt_cli.cli.output import lock
+from gpt_cli.cli.output import JOB, lock
 from gpt_cli.errors import MALFORMED, InputError
 from gpt_cli.rows import Row
 
 SECONDS, BYTES = 60.0, 64 << 20  # of records, after which a part is written
 
-_JOB = "_job.json"
 _ANOTHER = "name another --output"
 _MENDED = "--resume goes on when that is mended"
 
@@ -88,7 +87,7 @@ class Parts:
             InputError: it was of another job.
         """
         with places.reading(self.place):
-            begun = self._fs.exists(self._path(_JOB)) and self._fs.cat_file(self._path(_JOB))
+            begun = self._fs.exists(self._path(JOB)) and self._fs.cat_file(self._path(JOB))
             if not begun and self._names():
                 raise InputError(f"{self.place} holds files of something else: {_ANOTHER}")
         if begun and not self._resume:
@@ -103,9 +102,11 @@ class Parts:
             if not isinstance(earlier, dict):
                 raise ValueError
         except ValueError:
-            raise InputError(f"{self.place}/{_JOB} is no record of a job: {_ANOTHER}") from None
+            raise InputError(f"{self.place}/{JOB} is no record of a job: {_ANOTHER}") from None
         if not self._seed_given and "seed" in self._job:
             self._job["seed"] = self.seed = earlier.get("seed")
+        if earlier.get("input") != self._job["input"]:
+            raise InputError(f"{self.place} was made from another input: {_ANOTHER}")
         for name, value in self._job.items():
             if name not in earlier or earlier[name] != value:
                 raise InputError(
@@ -124,12 +125,12 @@ class Parts:
                     with suppress(FileExistsError):
                         self._fs.mkdir(self._folder, create_parents=False)
                 if here:
-                    file = stack.enter_context(Path(self._path(_JOB)).open("a+b"))
+                    file = stack.enter_context(Path(self._path(JOB)).open("a+b"))
                     lock(file, self.place)
             if not self._check():  # again, as another run may just have ended
                 with places.writing(self.place, _MENDED):
                     # Into the file that is locked, which a new one in its place would not be.
-                    self._fs.pipe_file(self._path(_JOB), json.dumps(self._job, indent=1).encode())
+                    self._fs.pipe_file(self._path(JOB), json.dumps(self._job, indent=1).encode())
             self._survey()
             self._stack = stack.pop_all()
         return self

@@ -203,6 +203,7 @@ def _room(cluster: Cluster) -> tuple[int, int]:
 
     Raises:
         InputError: the nodes have no room for so many.
+        ResourceError: they have none for a single one.
     """
     if cluster.gpus > 1 and cluster.gpus % 1:
         raise InputError(f"--gpus-per-worker must be whole or below 1, not {cluster.gpus}")
@@ -217,11 +218,14 @@ def _room(cluster: Cluster) -> tuple[int, int]:
             here = int(node.get("GPU", 0))
             fitting = min(fitting, here * on_one if on_one else here // int(cluster.gpus))
         room += fitting
-    if not room or room < (cluster.workers or 1):
-        gpus = f" and {cluster.gpus:g} GPUs" if cluster.gpus else ""
+    each = f"--threads {threads}" + (
+        f", --gpus-per-worker {cluster.gpus:g}" if cluster.gpus else ""
+    )
+    if not room:
+        raise ResourceError(f"no machine of the cluster has room for a worker of {each}")
+    if room < (cluster.workers or 1):
         raise InputError(
-            f"the nodes have room for {room} workers of {threads} CPUs{gpus}, not for "
-            f"{cluster.workers or 1}: give fewer --workers, or fewer --threads to each"
+            f"the cluster has room for --workers {room}, not {cluster.workers}, of {each} each"
         )
     return cluster.workers or room, threads
 
@@ -256,6 +260,11 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
 def _join(address: str, how: dict[str, Any]) -> None:
     try:
         ray.init(address, **how)
+    except ConnectionError as error:
+        raise ResourceError(
+            f"no Ray cluster answers at {address}: `ray start --head` begins one on this machine, "
+            "and without --address there is one for this job alone"
+        ) from error
     except (RayError, OSError, ValueError, RuntimeError) as error:
         raise ResourceError(
             f"cannot join the Ray cluster at {address}: {_summary(error)}; run gpt-cli on a "
