@@ -164,7 +164,7 @@ def _check_apart(name: str, output: str) -> None:
 
 def _split(name: str) -> tuple[str, str]:
     """Return the folder of a name, in the one way to say it, and the name's last part."""
-    whole = name if places.is_address(name) else Path(os.path.abspath(name)).as_posix()  # noqa: PTH100 (without ..)
+    whole = name if places.is_address(name) else Path(os.path.abspath(name)).as_posix()  # noqa: PTH100 (Path keeps ..)
     folder, _, own = whole.rstrip("/").rpartition("/")
     return folder, own
 

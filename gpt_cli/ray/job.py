@@ -222,7 +222,7 @@ def _room(cluster: Cluster) -> tuple[int, int]:
         f", --gpus-per-worker {cluster.gpus:g}" if cluster.gpus else ""
     )
     if not room:
-        raise ResourceError(f"no machine of the cluster has room for a worker of {each}")
+        raise ResourceError(f"no machine of the cluster has room for a worker of {each}: give less")
     if room < (cluster.workers or 1):
         raise InputError(
             f"the cluster has room for --workers {room}, not {cluster.workers}, of {each} each"
