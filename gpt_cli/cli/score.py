@@ -107,7 +107,9 @@ def score(
     # There is none, and no flag may say anything of one.
     flags.cluster(engine, address=address, workers=workers, gpus=gpus_per_worker, threads=threads)
     if file != "-" and (places.is_folder(file) or ("*" in file and not places.exists(file))):
-        raise InputError(f"{file} may be many files: name one, or give --output, too")
+        raise InputError(
+            f"cannot read {file}: it is a folder or a pattern; name a file, or give --output, too"
+        )
     if file != "-":
         places.size(file)  # before a model is loaded
     whole = None if lines or filters else without_line_end(read_text(file))
