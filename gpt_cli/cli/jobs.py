@@ -94,9 +94,8 @@ def _compute_there(
     """The same, by the workers of a cluster."""
     from gpt_cli.ray.job import compute
 
-    if output.to_check:
-        for row in islice(chain.from_iterable(source.rows()), output.to_check):
-            output.has(row)
+    for row in islice(chain.from_iterable(source.rows()), output.to_check):
+        output.has(row)
     if output.seed is not None:
         task = task.with_seed(output.seed)
     yield from compute(cluster, source, output.rows, task, job.model, job.load_options)
@@ -108,8 +107,8 @@ def _output(job: Job, task: Task, source: Source) -> "Output | Parts | None":
     folder, ending = (None, "") if name is None else _folder(name, source)
     if name is not None:
         _check_place(folder or name)
-    if name is not None and not folder:
-        _check_apart(job.input, name)
+        if not folder:
+            _check_apart(job.input, name)
     if name is None or not (folder or places.is_address(name) or name.endswith(".parquet")):
         path = None if name is None else Path(name)
         files = [file for file in source.files if Path(file).exists()]
@@ -140,7 +139,7 @@ def _output(job: Job, task: Task, source: Source) -> "Output | Parts | None":
 
 def _check_place(output: str) -> None:
     """Raise InputError if there is no place for an output, or it is for another one."""
-    folder, own = _split(output)
+    folder, _, own = _whole(output).rpartition("/")
     if not places.is_address(output) and not Path(folder or "/").is_dir():
         raise InputError(f"cannot write {output}: there is no folder {Path(output).parent}")
     if own.startswith("part-") and places.exists(f"{folder}/{JOB}"):
@@ -151,22 +150,24 @@ def _check_place(output: str) -> None:
 
 def _check_apart(name: str, output: str) -> None:
     """Raise InputError if an output would be a part of the input of the next run."""
-    folder, own = _split(output)
+    whole, rows = _whole(output), _whole(name)
+    folder, _, own = whole.rpartition("/")
     if places.is_folder(name):
-        inside = folder == "/".join(_split(name)) and not places.is_hidden(own)
+        inside = folder == rows and not places.is_hidden(own)
     elif "**" in name:
-        inside = fnmatch("/".join(_split(output)), "/".join(_split(name)))
-    else:
-        inside = "*" in name and folder == _split(name)[0] and fnmatch(own, _split(name)[1])
+        inside = fnmatch(whole, rows)
+    else:  # a `*` does not go past a slash, as those of fnmatch do
+        of, _, pattern = rows.rpartition("/")
+        inside = "*" in name and folder == of and fnmatch(own, pattern)
     if inside:
         raise InputError(f"{output} would be among the files of {name}: name another --output")
 
 
-def _split(name: str) -> tuple[str, str]:
-    """Return the folder of a name, in the one way to say it, and the name's last part."""
-    whole = name if places.is_address(name) else Path(os.path.abspath(name)).as_posix()  # noqa: PTH100 (Path keeps ..)
-    folder, _, own = whole.rstrip("/").rpartition("/")
-    return folder, own
+def _whole(name: str) -> str:
+    """Return a name in the one way to say it."""
+    if places.is_address(name):
+        return name.rstrip("/")
+    return Path(os.path.abspath(name)).as_posix()  # noqa: PTH100 (Path keeps ..)
 
 
 def _folder(name: str, source: Source) -> tuple[str | None, str]:
