@@ -42,6 +42,9 @@ _COMPARED = 1024  # rows, at a time
 _AGAIN = "run the command again"
 _MATCHING = "get weights and config.json of one and the same GPT-2"
 
+# What can be read, and as what.
+_STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1"}
+
 T = TypeVar("T", bound=Rows)
 
 SCALE = "_scale"  # at the end of the names of an int8 matrix's scales
@@ -83,19 +86,21 @@ class Tensor:
 
         It is of float32, but for whole numbers, which stay int8.
         """
-        start, stop, _ = rows.indices(self.shape[0])
-        shape = (stop - start, *self.shape[1:])
-        first = start * math.prod(self.shape[1:])
-        array = aligned_empty(shape, np.dtype("i1" if self.dtype == "I8" else "<f4"))
+        stored = self.stored(rows)
         if self.dtype in ("F32", "I8"):
-            self._fill(array, first)
-        else:
-            raw = np.empty(shape, np.dtype("<f2" if self.dtype == "F16" else "<u2"))
-            self._fill(raw, first)
-            if self.dtype == "F16":
-                array[...] = raw
-            else:  # bfloat16 is the upper half of a float32
-                np.left_shift(raw, 16, out=array.view("<u4"), dtype="<u4")
+            return stored
+        array = aligned_empty(stored.shape, np.dtype("<f4"))
+        if self.dtype == "F16":
+            array[...] = stored
+        else:  # bfloat16 is the upper half of a float32
+            np.left_shift(stored, 16, out=array.view("<u4"), dtype="<u4")
+        return array
+
+    def stored(self, rows: slice, /) -> NDArray[Any]:
+        """Read some rows as they are stored; those in bfloat16 as whole numbers of the same bits."""
+        start, stop, _ = rows.indices(self.shape[0])
+        array = aligned_empty((stop - start, *self.shape[1:]), np.dtype(_STORED[self.dtype]))
+        self._fill(array, start * math.prod(self.shape[1:]))
         return array
 
     def _fill(self, array: NDArray[Any], first: int) -> None:
@@ -161,6 +166,19 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
                 )
             tensors[name] = tensor
     return _with_scales(tensors, folder)
+
+
+def stored_dtype(folder: Path) -> str:
+    """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32".
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    tensors = find_tensors(folder)
+    matrices = [tensor for name, tensor in tensors.items() if is_matrix(name, tensor.shape)]
+    stored = {"I8" if isinstance(each, Int8Rows) else each.dtype for each in matrices}
+    names = {"I8": "int8", "BF16": "bfloat16", "F16": "float16"}
+    return names.get(stored.pop(), "float32") if len(stored) == 1 else "float32"
 
 
 def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -307,9 +325,10 @@ def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
         count = math.prod(shape) * (config.n_layer if name.startswith("h.") else 1)
         parameters += count
         matrices += count if is_matrix(name, shape) else 0
-    saved = {"float32": 0, "float16": 2 * matrices, "int8": 3 * matrices - 2 * matrices // BLOCK}
-    weights = 4 * parameters - saved[dtype]
-    number = 4 if dtype == "float32" else 2  # bytes in the cache
+    halves = 2 * matrices
+    saved = {"float16": halves, "bfloat16": halves, "int8": 3 * matrices - halves // BLOCK}
+    weights = 4 * parameters - saved.get(dtype, 0)
+    number = 2 if dtype in ("int8", "float16") else 4  # bytes in the cache
     per_token = 2 * number * config.n_layer * config.n_embd  # a key and a value in each layer
     return {
         "parameters": parameters,

@@ -1,19 +1,15 @@
 """The public Python API: `load` a model, then generate with it and score with it."""
 
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count, takewhile
-from types import FrameType
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli import batch, checkpoint, hub
+from gpt_cli import batch, checkpoint, gpu, hub
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.finite import checked
@@ -27,11 +23,7 @@ from gpt_cli.tokenizer import Tokenizer
 from gpt_cli.trace import Trace, trace
 from gpt_cli.tree import Node, tree
 
-# Seconds that compiled operations take to be there, and what they save of each pass, and of each
-# byte of the weights that it reads, as measured; see benchmarks/README.md.
-_PREPARATION = 0.45
-_GAIN, _GAIN_PER_BYTE = 0.3e-3, 1e-11
-_LONG = 2.0  # seconds, after which one is told what takes so long
+_SHORT = ("float16", "bfloat16")
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -368,7 +360,7 @@ def load(
     revision: str | None = None,
     offline: bool = False,
     quiet: bool = True,
-    passes: int | None = None,
+    threads: int | None = None,
 ) -> Engine:
     """Load a model.
 
@@ -377,66 +369,51 @@ def load(
         device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU where one can be used.
         dtype: what the weights are held in: "float32"; "float16", on a GPU; "int8", on a CPU, for
             a quarter of the bytes and a small error; or "auto", which is int8 for what `quantize`
-            has written.
+            has written, and on a CPU 16 bits for what is stored so: the results are those of
+            float32, from half of the bytes.
         revision: a branch, tag or commit on the Hub.
         offline: use only what is on this machine.
         quiet: print no notice and no bar while downloading.
-        passes: how often the model will be run for a token or a few, if that is known, such as
-            `max_tokens`. For few passes, operations that are there at once are taken instead of
-            faster ones.
+        threads: how many compute; by default what GPT_CLI_THREADS says, or one for each core that
+            this process may use. NumPy takes its own number from OMP_NUM_THREADS.
 
     Raises:
         GPTCLIError: one of its subclasses, whose message says what to do.
     """
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
+    if threads is not None and threads < 1:
+        raise InputError("threads must be 1 or more")
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     with checkpoint.unchanged(folder):
         config = GPT2Config.from_folder(folder)
-        if dtype == "auto":
-            dtype = config.dtype
-        brief = False
-        size = checkpoint.memory(config, dtype)["weights_bytes"]
-        if passes is not None:
-            brief = passes * (_GAIN + _GAIN_PER_BYTE * size) < _PREPARATION
-        start = time.perf_counter()
-        # First, as what reading it takes and gives back is then taken again by what comes after.
-        tokenizer = Tokenizer.from_folder(folder)
-        read_seconds = time.perf_counter() - start
-        with preparation(quiet):
-            ops = get_ops(device, dtype, brief=brief)
+        stored = checkpoint.stored_dtype(folder)
+        ops = get_ops(device, _held(stored, device) if dtype == "auto" else dtype, threads)
+        if ops.name == "native" and ops.dtype in _SHORT and ops.dtype != stored:
+            raise InputError(
+                f"{name} is stored in {stored}: on a CPU, leave --dtype out, or choose float32 or "
+                "int8"
+            )
         check_room(
-            f"the weights of {name} in {dtype} take",
-            size,
+            f"the weights of {name} in {ops.dtype} take",
+            checkpoint.memory(config, ops.dtype)["weights_bytes"],
             ops.free_memory(),
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
-        model = checkpoint.load(folder, ops)
-    return Engine(model, tokenizer, name, read_seconds + time.perf_counter() - start)
+        with ThreadPoolExecutor(1) as pool:  # most of loading is work without Python's lock
+            loading = pool.submit(checkpoint.load, folder, ops)
+            tokenizer = Tokenizer.from_folder(folder)
+            model = loading.result()
+    return Engine(model, tokenizer, name, time.perf_counter() - start)
 
 
-@contextmanager
-def preparation(quiet: bool) -> Iterator[None]:
-    """Say what it is if this takes long, and let signals wait for its end.
-
-    LLVM calls Python while it compiles, and what a handler raises there gets lost.
-    """
-    told = "preparing the compiled operations; the first time takes 10 seconds to a minute"
-    notice = threading.Timer(_LONG, print, [told], {"file": sys.stderr})
-    held: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
-    came: list[int] = []
+def _held(stored: str, device: str) -> str:
+    """Return what "auto" holds weights in that are stored in this type."""
+    if stored not in _SHORT:
+        return stored
     try:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if callable(handler := signal.getsignal(number)):
-                    held[number] = handler
-                    signal.signal(number, lambda number, frame: came.append(number))
-        if not quiet and sys.stderr is not None:
-            notice.start()
-        yield
-    finally:
-        notice.cancel()
-        for number, handler in held.items():
-            signal.signal(number, handler)
-        for each in came:
-            signal.raise_signal(each)
+        check_available("cpu", stored)
+    except InputError:
+        return "float32"
+    on_gpu = device == "cuda" or (device == "auto" and gpu.problem() is None)
+    return "float32" if on_gpu else stored

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from types import ModuleType
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -16,7 +15,7 @@ from gpt_cli.errors import ContextError
 from gpt_cli.finite import checked
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
-from gpt_cli.model import GPT2, PASS, Decoder, hidden_states, unembed
+from gpt_cli.model import GPT2, PASS, Counts, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import (
     GROUP,
@@ -222,14 +221,13 @@ def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
     )
 
 
-def left_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Array | None]:
-    """Make rows equally long: ids (B, T), and the padding (B,) on their left, None if none."""
-    longest = max(map(len, rows))
-    padding = np.array([longest - len(row) for row in rows])
-    ids = np.zeros((len(rows), longest), np.int64)
+def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
+    """Make rows equally long: ids (B, T), zeros behind shorter rows, and their lengths (B,)."""
+    lengths = np.array([len(row) for row in rows])
+    ids = np.zeros((len(rows), lengths.max()), np.int64)
     for place, row in enumerate(rows):
-        ids[place, padding[place] :] = row
-    return ids, padding if padding.any() else None
+        ids[place, : len(row)] = row
+    return ids, lengths
 
 
 class _Batch:
@@ -240,29 +238,29 @@ class _Batch:
         self._model = model
         self._use_cache = use_cache
         self._cache: KVCache | None = None
-        self._decoder: Decoder | None = None  # of a single row
-        self._padding: Array | None = None
 
     def next_logits(self) -> Array:
         """Compute the logits (B, V) of each row's next token."""
         model, xp = self._model, self._model.ops.xp
         if self._cache is not None:
-            passes = [np.array([row.window[-1:] for row in self.rows])]
-            if len(self.rows) == 1 and self._padding is None:
-                self._decoder = self._decoder or Decoder(model, self._cache)
-                return checked(self._decoder, xp.asarray(passes[0]))[:, -1]
-        else:  # the first token, and without a cache every one
-            ids, padding = left_pad([row.window for row in self.rows])
-            self._padding = None if padding is None else xp.asarray(padding)
-            passes = [ids]
-            if self._use_cache:
-                capacity = ids.shape[1] + max(row.growth for row in self.rows)
-                self._cache = KVCache(model.config, model.ops, len(self.rows), capacity)
-                width = max(1, PASS // len(self.rows))
-                passes = [ids[:, start : start + width] for start in range(0, ids.shape[1], width)]
-        for new in passes:
-            x = checked(hidden_states, model, xp.asarray(new), self._cache, padding=self._padding)
-        return checked(unembed, model, x[:, -1])
+            new = xp.asarray([row.window[-1:] for row in self.rows])
+            x = checked(hidden_states, model, new, self._cache)
+            return checked(unembed, model, x[:, -1])
+        ids, lengths = right_pad([row.window for row in self.rows])
+        width = ids.shape[1]
+        if self._use_cache:
+            capacity = max(len(row.window) + row.growth for row in self.rows)
+            self._cache = KVCache(model.config, model.ops, len(self.rows), capacity)
+            width = max(1, PASS // len(self.rows))
+        last: list[Array] = [None] * len(self.rows)  # (C,) the state at each row's last token
+        for start in range(0, ids.shape[1], width):
+            some = ids[:, start : start + width]
+            left = lengths - start
+            new = np.clip(left, 0, some.shape[1])
+            x = checked(hidden_states, model, xp.asarray(some), self._cache, new)
+            for row in np.flatnonzero((left > 0) & (left <= some.shape[1])):
+                last[row] = x[row, left[row] - 1]
+        return checked(unembed, model, xp.stack(last))
 
     def keep(self, places: list[int]) -> None:
         """Go on with these rows only."""
@@ -271,8 +269,6 @@ class _Batch:
         self.rows = [self.rows[place] for place in places]
         if self._cache is not None:
             self._cache.keep(places)
-        if self._padding is not None:
-            self._padding = self._padding[places]
 
     def shift(self) -> None:
         """Let rows that fill the context go on with their newest half, computed again.
@@ -282,7 +278,7 @@ class _Batch:
         for row in self.rows:
             if row.growth == 0:
                 row.window = row.window[-(self._model.config.n_positions // 2) :]
-                self._cache = self._decoder = None
+                self._cache = None
 
 
 def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:
@@ -350,7 +346,7 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
         for place, row in enumerate(batch.rows):
             if row.options.ignore_eos:
                 logits[place, ends] = -xp.inf
-        chosen = _choose(xp, logits, batch.rows, step)
+        chosen = _choose(ops, logits, batch.rows, step)
         logprobs = ops.to_host(logits[xp.arange(len(chosen)), chosen] - normalizer).tolist()
         ids = ops.to_host(chosen).tolist()
         seconds = time.perf_counter() - start
@@ -368,8 +364,9 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
         batch.shift()
 
 
-def _choose(xp: ModuleType, logits: Array, rows: Sequence[_Row], step: int) -> Array:
+def _choose(ops: Ops, logits: Array, rows: Sequence[_Row], step: int) -> Array:
     """Sample the next token of each row (B,), rows of equal parameters together."""
+    xp = ops.xp
     alike: dict[SamplingParams, list[int]] = {}
     for place, row in enumerate(rows):
         alike.setdefault(row.sampling, []).append(place)
@@ -380,7 +377,7 @@ def _choose(xp: ModuleType, logits: Array, rows: Sequence[_Row], step: int) -> A
         # The likeliest token needs no draw.
         keys = [rows[place].key for place in places] if params.temperature else []
         draws = xp.asarray(uniforms(keys, step))
-        chosen[some] = sample(xp, logits[some], draws, params, seen)
+        chosen[some] = sample(ops, logits[some], draws, params, seen)
     return chosen
 
 

@@ -1,4 +1,7 @@
-"""KVCache: the keys and values of the text so far, so that a new token computes only its own."""
+"""KVCache: the keys and values of the texts so far, so that a new token computes only its own."""
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.ops import Array, Ops
@@ -7,54 +10,65 @@ from gpt_cli.ops import Array, Ops
 class KVCache:
     """Room for `capacity` tokens of `batch` texts, preallocated and written in place.
 
-    All layers share one length, which grows once per forward pass. Memory:
+    Each text has its own length, which grows once per forward pass. Memory:
     2 * n_layer * batch * capacity * n_embd numbers, taken from the system only as it is written.
 
     Attributes:
-        k, v: (n_layer, B, H, capacity, D), of which the first `length` columns are valid; they have
-            the precision of `ops.cache_dtype`.
-        length: tokens stored, counting the padding of shorter rows.
+        keys, values: (n_layer, B, H, blocks of `ops.cache_block` tokens, ...) in the layout of the
+            operations. Of a text, the first `lengths` tokens are valid.
+        lengths: (B,) tokens stored of each text, on the host.
     """
 
-    def __init__(self, config: GPT2Config, ops: Ops, batch: int, capacity: int):
+    def __init__(
+        self, config: GPT2Config, ops: Ops, batch: int, capacity: int, layers: int | None = None
+    ):
         self._config, self._ops = config, ops
-        shape = (config.n_layer, batch, config.n_head, capacity, config.head_size)
-        self.k: Array = ops.xp.empty(shape, ops.cache_dtype)
-        self.v: Array = ops.xp.empty(shape, ops.cache_dtype)
-        self.length = 0
+        self.capacity = capacity
+        shape = batch, config.n_head, capacity, config.head_size
+        self.keys, self.values = ops.new_cache(layers or config.n_layer, *shape)
+        self.lengths: NDArray[np.int64] = np.zeros(batch, np.int64)
+        self._new = self.lengths
 
-    def append(self, ops: Ops, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
-        """Store one layer's k, v (B, H, T, D) of the new tokens, with `ops`.
-
-        Returns:
-            Views (B, H, S, D) of all keys and values of the layer, the new ones last.
+    def reserve(self, new: NDArray[np.int64]) -> None:
+        """Announce how many tokens of each text (B,) the layers will append.
 
         Raises:
             IndexError: there is no room for them.
         """
-        end, capacity = self.length + k.shape[2], self.k.shape[3]
-        if end > capacity:
-            raise IndexError(f"the cache has room for {capacity} tokens, not for {end}")
-        ops.store(k, self.k[layer, :, :, self.length : end])
-        ops.store(v, self.v[layer, :, :, self.length : end])
-        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+        most = int((self.lengths + new).max(initial=0))
+        if most > self.capacity:
+            raise IndexError(f"the cache has room for {self.capacity} tokens, not for {most}")
+        self._new = new
 
-    def advance(self, tokens: int) -> None:
+    def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
+        """Store one layer's k, v (B, H, T, D) of the tokens that were announced.
+
+        Returns:
+            All keys and all values of the layer.
+        """
+        layer %= len(self.keys)  # without a cache there is room for one layer at a time
+        keys, values = self.keys[layer], self.values[layer]
+        self._ops.store(k, v, keys, values, self.lengths, self._new)
+        return keys, values
+
+    def advance(self) -> None:
         """Count the tokens that every layer has stored in this forward pass."""
-        self.length += tokens
+        self.lengths = self.lengths + self._new
 
     def rewind(self, tokens: int) -> None:
-        """Forget the last tokens."""
-        self.length -= tokens
+        """Forget the last tokens of each text."""
+        self.lengths = self.lengths - tokens
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only these rows of the batch, in this order."""
-        self.k, self.v = self.k[:, rows], self.v[:, rows]
+        """Keep only these texts of the batch, in this order."""
+        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        self.lengths = self.lengths[rows]
 
     def copies(self, batch: int, capacity: int) -> "KVCache":
         """Return a cache of `batch` texts that all begin with the one that this cache holds."""
         made = KVCache(self._config, self._ops, batch, capacity)
-        made.k[:, :, :, : self.length] = self.k[:, :, :, : self.length]
-        made.v[:, :, :, : self.length] = self.v[:, :, :, : self.length]
-        made.length = self.length
+        made.lengths[:] = self.lengths
+        blocks = -(-int(self.lengths[0]) // self._ops.cache_block)
+        made.keys[:, :, :, :blocks] = self.keys[:, :, :, :blocks]
+        made.values[:, :, :, :blocks] = self.values[:, :, :, :blocks]
         return made

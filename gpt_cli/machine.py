@@ -82,6 +82,17 @@ def cores() -> int:
     return min(known)
 
 
+def threads() -> int:
+    """How many threads compute by default.
+
+    GPT_CLI_THREADS, else as many as this process may use cores and as OMP_NUM_THREADS allows.
+    """
+    given = os.environ.get("GPT_CLI_THREADS", "")
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    return min(cores(), blas_threads())
+
+
 def blas_threads() -> int:
     """How many threads OpenBLAS, which NumPy comes with, takes for a matrix product."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # in its order

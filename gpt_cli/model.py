@@ -5,11 +5,17 @@ Names are the checkpoint's. The architecture: Radford et al., "Language Models a
 Multitask Learners", 2019; each block normalizes its input, not its output.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
+
+Counts: TypeAlias = NDArray[np.int64]  # of tokens, on the host
 
 PASS = 1024  # tokens, in all rows, that callers compute at a time: what is held grows with them
 
@@ -74,14 +80,13 @@ def merge_heads(x: Array) -> Array:
 
 
 def attention(
-    ops: Ops, x: Array, attn: Attention, visible: Array | None, cache: KVCache | None, layer: int
+    ops: Ops, x: Array, attn: Attention, visible: Array, cache: KVCache, layer: int
 ) -> Array:
     """Each token gathers from those before it and from itself: x (B, T, C) -> (B, T, C)."""
     qkv = ops.linear(x, attn.c_attn)  # (B, T, 3C)
     q, k, v = split_heads(qkv, attn.n_head)  # (B, H, T, D)
-    if cache is not None:
-        k, v = cache.append(ops, layer, k, v)  # (B, H, S, D)
-    gathered = ops.attend(q, k, v, attn.scale, visible)  # (B, H, T, D)
+    keys, values = cache.append(layer, k, v)  # of all S tokens
+    gathered = ops.attend(q, keys, values, attn.scale, visible)  # (B, H, T, D)
     return ops.linear(merge_heads(gathered), attn.c_proj)
 
 
@@ -91,53 +96,40 @@ def mlp(ops: Ops, x: Array, m: MLP) -> Array:
     return ops.linear(hidden, m.c_proj)
 
 
-def block(
-    ops: Ops, x: Array, b: Block, visible: Array | None, cache: KVCache | None, layer: int
-) -> Array:
+def block(ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: int) -> Array:
     """One layer: attention and MLP, each reading a normalized x and adding to x (B, T, C)."""
     x = ops.add(x, attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer))
     return ops.add(x, mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp))
 
 
-def visibility(ops: Ops, T: int, S: int, padding: Array | None) -> Array | None:
-    """Which of S keys each of the last T tokens may see: (B or 1, 1, T, S), None if all.
-
-    A token sees itself and what is before it, but never the padding (B,) on the left of its row.
-    """
-    if padding is None and T == 1:
-        return None
-    keys = ops.xp.arange(S)
-    visible: Array = keys <= keys[S - T :, None]  # (T, S)
-    if padding is None:
-        return visible[None, None]
-    return (visible & (keys >= padding[:, None, None]))[:, None]
-
-
 def hidden_states(
-    model: GPT2, ids: Array, cache: KVCache | None = None, *, padding: Array | None = None
+    model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
 ) -> Array:
     """Compute what the last layer says at each token: ids (B, T) -> (B, T, C).
 
     Args:
         model: the weights.
-        ids: the whole text, or what is new since the last pass with `cache`.
+        ids: the whole texts, or what is new since the last pass with `cache`.
         cache: the keys and values of the tokens before; the new ones are added to it.
-        padding: (B,) how many of a row's first tokens, in all S, are only there to make the
-            rows equally long; None where there are none.
+        lengths: (B,) how many of a row's T ids are its own; the rest, at its end, only makes the
+            rows equally long, and what is computed there must not be read. By default all.
+
+    Raises:
+        IndexError: the cache has no room for the tokens, or an id or a position is out of range.
     """
     ops = model.ops
-    T = ids.shape[1]
-    past = 0 if cache is None else cache.length
-    positions = ops.xp.arange(past, past + T)[None]  # (1, T)
-    if padding is not None:
-        positions = ops.xp.maximum(positions - padding[:, None], 0)  # (B, T)
-    visible = visibility(ops, T, past + T, padding)
+    B, T = ids.shape
+    if cache is None:  # the same, but no layer's keys and values outlive it
+        cache = KVCache(model.config, ops, B, T, layers=1)
+    new = np.full(B, T) if lengths is None else lengths
+    cache.reserve(new)
+    positions = cache.lengths[:, None] + np.minimum(np.arange(T), new[:, None] - 1)  # (B, T)
+    visible = positions + 1  # the causal mask: a token sees its own key and those before it
 
     x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
     for layer, b in enumerate(model.h):
         x = block(ops, x, b, visible, cache, layer)
-    if cache is not None:
-        cache.advance(T)
+    cache.advance()
     return x
 
 
@@ -147,30 +139,7 @@ def unembed(model: GPT2, x: Array) -> Array:
 
 
 def forward(
-    model: GPT2, ids: Array, cache: KVCache | None = None, *, padding: Array | None = None
+    model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
 ) -> Array:
     """The whole transformer: ids (B, T) -> logits (B, T, V) of what follows each token, float32."""
-    return unembed(model, hidden_states(model, ids, cache, padding=padding))
-
-
-class Decoder:
-    """`forward`, one new token at a time, of a single text after a cache.
-
-    Where the operations can record a pass, it is recorded here, and repeated for each token.
-    """
-
-    def __init__(self, model: GPT2, cache: KVCache):
-        self._model, self._cache = model, cache
-        self._recorder = model.ops.recorder(cache.length, model.config.activation_function)
-        if self._recorder is not None:
-            recording = replace(model, ops=self._recorder)
-            self._recorder.finish(forward(recording, model.ops.xp.zeros((1, 1), int), cache))
-            cache.rewind(1)  # nothing has been computed yet
-
-    def __call__(self, ids: Array) -> Array:
-        """Compute the logits of what follows: ids (1, 1) -> (1, 1, V), good until the next call."""
-        if self._recorder is None:
-            return forward(self._model, ids, self._cache)
-        logits = self._recorder.step(ids, self._cache.length)
-        self._cache.advance(1)
-        return logits
+    return unembed(model, hidden_states(model, ids, cache, lengths))

@@ -4,7 +4,8 @@ The order and the meaning of each are those of transformers. Every filter is a b
 (sets to -inf) the logits below it, so tokens of equal logits stay or go together, and the most
 likely token always stays.
 
-The functions take the array namespace `xp` (NumPy's or CuPy's) of their logits (B, V).
+Sums over the vocabulary are running sums, one number after the other: numbers that are left out, or
+that other rows of a batch bring in as zeros, do not change their bits.
 """
 
 import math
@@ -106,11 +107,12 @@ def top_k(xp: ModuleType, logits: Array, k: int) -> Array:
     return keep_from(xp, logits, xp.partition(logits, -k, axis=-1)[:, -k, None])
 
 
-def top_p(xp: ModuleType, logits: Array, p: float) -> Array:
+def top_p(ops: Ops, logits: Array, p: float) -> Array:
     """Keep the fewest tokens, the most likely first, whose probabilities add up to p or more."""
+    xp = ops.xp
     descending = xp.sort(logits, axis=-1)[:, ::-1]
-    cumulated = xp.cumsum(softmax(xp, descending), axis=-1)
-    last = (cumulated[:, :-1] < p).sum(axis=-1, keepdims=True)
+    cumulated = cumulated_weights(ops, descending)
+    last = (cumulated[:, :-1] < p * cumulated[:, -1:]).sum(axis=-1, keepdims=True)
     return keep_from(xp, logits, xp.take_along_axis(descending, last, axis=-1))
 
 
@@ -119,10 +121,10 @@ def min_p(xp: ModuleType, logits: Array, p: float) -> Array:
     return keep_from(xp, logits, logits.max(axis=-1, keepdims=True) + math.log(p))
 
 
-def softmax(xp: ModuleType, logits: Array) -> Array:
-    """Probabilities (B, V) in float64: sums over the vocabulary must keep their last digits."""
-    weights = xp.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True, dtype=xp.float64)
+def cumulated_weights(ops: Ops, logits: Array) -> Array:
+    """Running sums (B, V), float64, of weights proportional to the probabilities."""
+    weights = ops.exp(logits - logits.max(axis=-1, keepdims=True))
+    return ops.xp.cumsum(weights, axis=-1, dtype=np.float64)
 
 
 def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
@@ -147,7 +149,7 @@ def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
 
 
 def sample(
-    xp: ModuleType,
+    ops: Ops,
     logits: Array,
     uniforms: Array,
     params: SamplingParams,
@@ -156,7 +158,7 @@ def sample(
     """Choose the next token of each row.
 
     Args:
-        xp: the array namespace of `logits` and `uniforms`.
+        ops: the operations of the device that `logits` and `uniforms` lie on.
         logits: (B, V); -inf is never chosen.
         uniforms: (B,) in [0, 1), the place of the draw in the cumulated probabilities. Not used
             where the temperature is 0.
@@ -166,6 +168,7 @@ def sample(
     Returns:
         ids (B,).
     """
+    xp = ops.xp
     if params.repeat_penalty != 1:
         logits = repeat_penalty(xp, logits, seen, params.repeat_penalty)
     if params.temperature == 0:
@@ -177,9 +180,9 @@ def sample(
     else:
         ids = xp.arange(logits.shape[-1])
     if params.top_p < 1:
-        logits = top_p(xp, logits, params.top_p)
+        logits = top_p(ops, logits, params.top_p)
     if params.min_p > 0:
         logits = min_p(xp, logits, params.min_p)
-    cumulated = xp.cumsum(softmax(xp, logits), axis=-1)
+    cumulated = cumulated_weights(ops, logits)
     below = cumulated[:, :-1] <= (uniforms * cumulated[:, -1])[:, None]
     return ids[below.sum(axis=-1)]

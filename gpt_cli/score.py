@@ -10,6 +10,7 @@ import numpy as np
 
 from gpt_cli.errors import InputError
 from gpt_cli.finite import checked
+from gpt_cli.generate import right_pad
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, PASS, hidden_states, unembed
 from gpt_cli.ops import Array
@@ -149,7 +150,7 @@ def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
     """Log-likelihoods of the tokens of each window from its `first` on."""
     xp = model.ops.xp
     # Padding on the right is seen by no token before it.
-    inputs = _right_pad([window.ids[:-1] for window in windows])
+    inputs, _ = right_pad([window.ids[:-1] for window in windows])
     x = checked(hidden_states, model, xp.asarray(inputs))  # (B, T, C)
     # The state at a token predicts the next one.
     states = [x[row, w.first - 1 : len(w) - 1] for row, w in enumerate(windows)]
@@ -210,11 +211,11 @@ def continuations(
     rows = max(1, PASS // (len(prompt) + len(choices[order[-1]])))
     for begin in range(0, len(order), rows):
         places = order[begin : begin + rows]
-        inputs = _right_pad([choices[place][:-1] for place in places])
+        inputs, lengths = right_pad([choices[place][:-1] for place in places])
         states = [start] * len(places)
         if inputs.size:
             copies = cache.copies(len(places), len(prompt) + inputs.shape[1])
-            x = checked(hidden_states, model, xp.asarray(inputs), copies)
+            x = checked(hidden_states, model, xp.asarray(inputs), copies, lengths)
             states = [
                 xp.concatenate([start, x[row, : len(choices[place]) - 1]])
                 for row, place in enumerate(places)
@@ -223,13 +224,6 @@ def continuations(
         for place, row in zip(places, logprobs, strict=True):
             found[place] = row
     return found
-
-
-def _right_pad(rows: Sequence[Sequence[int]]) -> Array:
-    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = row
-    return ids
 
 
 def _log_likelihoods(

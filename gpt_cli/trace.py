@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from gpt_cli.finite import checked
 from gpt_cli.machine import check_room
-from gpt_cli.model import GPT2, Block, block, split_heads, unembed, visibility
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import GPT2, Block, block, split_heads, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import likeliest
 
@@ -77,13 +78,16 @@ def trace(model: GPT2, ids: list[int]) -> Trace:
     T = len(ids)
     states = (config.n_layer + 1) * T * config.n_embd
     _check_room(ops, 4 * (states + config.n_layer * config.n_head * T * T), "what is inside", T)
-    visible = visibility(ops, T, T, None)
-    x = ops.embed(model.wte, model.wpe, xp.asarray([ids]), xp.arange(T)[None])
+    positions = np.arange(T)[None]
+    visible = positions + 1
+    cache = KVCache(config, ops, 1, T, layers=1)
+    cache.reserve(np.array([T]))
+    x = ops.embed(model.wte, model.wpe, xp.asarray([ids]), positions)
     residual, attention = [x], []
     with np.errstate(all="ignore"):  # of damaged weights `checked` tells
         for layer, b in enumerate(model.h):
-            attention.append(_pattern(ops, x, b, visible))
-            x = block(ops, x, b, visible, None, layer)
+            attention.append(_pattern(ops, x, b))
+            x = block(ops, x, b, visible, cache, layer)
             residual.append(x)
     checked(unembed, model, x[:, -1])  # the last token has seen all others
     return Trace(
@@ -91,12 +95,11 @@ def trace(model: GPT2, ids: list[int]) -> Trace:
     )
 
 
-def _pattern(ops: Ops, x: Array, b: Block, visible: Array | None) -> Array:
+def _pattern(ops: Ops, x: Array, b: Block) -> Array:
     """Compute what `attend` does not give: its weights (B, H, T, T), of x (B, T, C)."""
     q, k, _ = split_heads(ops.linear(ops.layer_norm(x, b.ln_1), b.attn.c_attn), b.attn.n_head)
     scores = b.attn.scale * (q @ k.swapaxes(-1, -2))
-    if visible is not None:
-        scores = ops.xp.where(visible, scores, -ops.xp.inf)
+    scores = ops.xp.where(ops.xp.tri(x.shape[1], dtype=bool), scores, -ops.xp.inf)
     weights = ops.xp.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 

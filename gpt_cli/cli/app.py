@@ -97,7 +97,7 @@ def main() -> NoReturn:
             with suppress(OSError, ValueError):  # `run` has told of what can be told
                 stream.flush()
     atexit._run_exitfuncs()
-    os._exit(code)  # Python would take its modules apart first, for 0.2 s where numba is loaded
+    os._exit(code)  # Python would take its modules apart first
 
 
 _terminated: list[int] = []

@@ -96,8 +96,6 @@ def generate(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        # Without a cache, the whole text is computed for each token; see `score` for the tenth.
-        passes=max_tokens if cache else max_tokens + max_tokens**2 // 20,
     )
     run = engine.run([text] * samples, options)
     streaming = stream and samples == 1 and not as_json

@@ -48,7 +48,6 @@ def next_tokens(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        passes=1,
     )
     found = [
         records.of_token(engine, id, logprob) | {"probability": math.exp(logprob)}

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
-# What numba and the BLAS libraries that NumPy may be built with read when they are loaded.
+# What we read, and the BLAS libraries that NumPy may be built with when they are loaded.
 THREAD_VARIABLES = (
-    "NUMBA_NUM_THREADS",
+    "GPT_CLI_THREADS",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -147,7 +147,10 @@ Dtype = Annotated[
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads to compute with; all cores if not set.")
+    int | None,
+    typer.Option(
+        min=1, envvar="GPT_CLI_THREADS", help="Threads to compute with; all cores if not set."
+    ),
 ]
 
 # How to continue a prompt: the fields of gpt_cli.Options.
@@ -230,11 +233,6 @@ def cluster(
     except ImportError as error:
         raise ResourceError(f"--engine ray: {error}: pip install 'gpt-cli[ray]'") from None
     return Cluster(address, workers, gpus or 0, threads)
-
-
-def scoring_passes(text: str) -> int:
-    """Return how many passes over the weights, as `load` counts them, it takes to score a text."""
-    return len(text) // 40  # four characters are a token; of many at a time, ten are as one pass
 
 
 def prepare(threads: int | None) -> None:

@@ -74,7 +74,6 @@ def rank(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        passes=len(listed),
     )
     ranked = engine.rank(text, list(given), by=by)
     if as_json or not on_terminal(sys.stdout):

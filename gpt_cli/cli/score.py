@@ -117,8 +117,7 @@ def score(
     import gpt_cli
     from gpt_cli.cli import scored
 
-    passes = None if whole is None else flags.scoring_passes(whole)
-    loaded = gpt_cli.load(model, **load_options, quiet=quiet, passes=passes)
+    loaded = gpt_cli.load(model, **load_options, quiet=quiet)
     plain = not (filters or as_json or tokens)
     aligned = on_terminal(sys.stdout)
 

@@ -7,15 +7,17 @@ are tested against. Shapes: B batch, T new tokens, S = past + T, H heads, D head
 import importlib
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli import gpu, machine
+from gpt_cli import gpu
 from gpt_cli.errors import InputError, ResourceError
 
 Array: TypeAlias = NDArray[Any]  # an array on the device that the ops compute on
@@ -40,7 +42,7 @@ class Linear:
 
 
 class Rows(Protocol):
-    """An array of the host, or a file that gives some rows of one at a time."""
+    """An array of the host, or a file that gives some rows of one at a time, in float32."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,11 +63,11 @@ class Ops(Protocol):
     dtype: str
     """What the weights are held in."""
 
-    cache_dtype: type[np.floating[Any]]
-    """What a cache holds keys and values in."""
+    cache_block: int
+    """How many tokens the fourth axis of a cache counts together."""
 
     threads: int
-    """How many threads of the host compute."""
+    """How many threads of this machine compute."""
 
     xp: ModuleType
     """The array namespace, NumPy's or CuPy's, for everything that needs no fusing."""
@@ -104,19 +106,30 @@ class Ops(Protocol):
         """x (..., n_in) -> activation(x @ weight + bias), (..., n_out)."""
         ...
 
-    def store(self, x: Array, place: Array) -> None:
-        """Copy keys or values x (B, H, T, D) to their place in a cache, rounded to its type."""
+    def new_cache(
+        self, layers: int, batch: int, heads: int, capacity: int, size: int
+    ) -> tuple[Array, Array]:
+        """Return room for keys and for values, (layers, B, H, blocks of `cache_block` tokens, ...).
+
+        What follows is the implementation's business; `size` is D.
+        """
         ...
 
-    def attend(
-        self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
-    ) -> Array:
+    def store(
+        self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
+    ) -> None:
+        """Copy new keys and values behind those that one layer of a cache has.
+
+        k, v (B, H, T, D); past (B,) tokens that each row has; lengths (B,), from 0 to T, how many
+        of the new ones are the row's own.
+        """
+        ...
+
+    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         """softmax(scale * q keysT, over what is visible) values.
 
-        q (B, H, T, D), keys and values (B, H, S, D), which are taken as a cache would have rounded
-        them, visible (B or 1, 1, T, S) of booleans, or
-        None for a single query that sees every key -> (B, H, T, D). The queries are those of the
-        last T keys, and `visible` shows none of them a key after its own.
+        q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) says how many of
+        the row's keys, from the first on, each query sees: 1 or more -> (B, H, T, D).
         """
         ...
 
@@ -124,11 +137,8 @@ class Ops(Protocol):
         """x + y."""
         ...
 
-    def recorder(self, past: int, activation: str) -> "Recorder | None":
-        """Operations that record a decode step of one text after `past` tokens; None if none do.
-
-        `activation` is that of the MLPs.
-        """
+    def exp(self, x: Array) -> Array:
+        """E to the power of each number."""
         ...
 
     def log_normalizer(self, logits: Array) -> Array:
@@ -136,89 +146,66 @@ class Ops(Protocol):
         ...
 
 
-class Recorder(Ops, Protocol):
-    """Operations that only note what to do, until their `step` does it."""
-
-    def finish(self, result: Array) -> None:
-        """Take what the model has returned: the recording is at its end."""
-        ...
-
-    def step(self, ids: Array, past: int) -> Array:
-        """Do for a token ids (1, 1) after `past` others what was recorded; return the result.
-
-        It is the same array each time.
-        """
-        ...
-
-
 class _Implementation(NamedTuple):
     module: str
     name: str
-    needs: str | None = None  # a package that is an extra
-    extra: str | None = None
     on_demand: bool = False  # only where it is asked for by name
-    slow_start: bool = False  # not for what is over soon
-    addresses: int = 0  # bytes of address space that it takes at most before it computes
 
 
-_COMPILER = 900 << 20  # LLVM ends the process where it gets no more
+def _native(name: str) -> _Implementation:
+    return _Implementation("gpt_cli.ops.native_ops", name)
+
 
 # What computes for a device and a type of weights: by name, the fastest first.
 _IMPLEMENTATIONS = {
     ("cuda", "float32"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "CuPyOps")},
     ("cuda", "float16"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "Float16CuPyOps")},
     ("cpu", "float32"): {
-        "numba": _Implementation(
-            "gpt_cli.ops.numba_ops",
-            "NumbaOps",
-            "numba",
-            "fast",
-            slow_start=True,
-            addresses=_COMPILER,
-        ),
+        "native": _native("NativeOps"),
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "NumPyOps"),
     },
+    ("cpu", "bfloat16"): {"native": _native("BFloat16NativeOps")},
+    ("cpu", "float16"): {"native": _native("Float16NativeOps")},
     ("cpu", "int8"): {
-        "numba": _Implementation(
-            "gpt_cli.ops.numba_ops", "Int8NumbaOps", "numba", "fast", addresses=_COMPILER
-        ),
+        "native": _native("Int8NativeOps"),
         # The reference. It would be slower than float32.
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
     },
 }
+_ENDINGS = (".so", ".dylib", ".dll")  # of a library
 _CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
 
 _log = logging.getLogger(__name__)
+
+
+def native_library() -> Path | None:
+    """Return the file of the compiled library, or None if installing gpt-cli compiled none."""
+    folder = Path(__file__).parent / "native"
+    return next((path for path in folder.glob("libkernels.*") if path.suffix in _ENDINGS), None)
 
 
 def check_available(device: str, dtype: str) -> None:
     """Check, without loading anything, that something computes this: see `get_ops`.
 
     Raises:
-        InputError: nothing does, or it needs a package that is not installed, or GPT_CLI_OPS names
+        InputError: nothing does, or what it needs is not installed, or GPT_CLI_OPS names
             what is not there.
         ResourceError: it needs a GPU, and there is none that can be used.
     """
     several = _several(device, dtype)
-    choice = os.environ.get(_CHOICE)
-    if choice and choice not in several:
-        raise InputError(f"{_CHOICE} must be {' or '.join(several)} for {dtype}, not {choice!r}")
-    missing = {
-        name: entry for name, entry in several.items() if entry.needs and not find_spec(entry.needs)
-    }
-    names = [choice] if choice else [name for name in several if not several[name].on_demand]
-    if all(name in missing for name in names):
-        entry = missing[names[0]]
+    problems = [_missing(name) for name in _candidates(several, dtype)]
+    if all(problems):
+        choice = os.environ.get(_CHOICE)
         what = f"{_CHOICE}={choice}" if choice else f"computing in {dtype}"
-        raise InputError(f"{what} needs {entry.needs}: pip install 'gpt-cli[{entry.extra}]'")
+        raise InputError(f"{what} needs {problems[0]}")
 
 
-def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
+def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     """Return the operations for a device ("auto" takes a GPU if it can) and a type of weights.
 
-    Where there are several, it is the fastest of those that can be used; but of those that start
-    slowly none, where so little is computed that it is `brief`; or the one that the variable
-    GPT_CLI_OPS names.
+    Where there are several, it is the fastest of those that can be used, or the one that the
+    variable GPT_CLI_OPS names. `threads` is how many compute; by default see `machine.threads`.
+    NumPy's own number cannot be changed here.
 
     Raises:
         InputError: nothing computes that.
@@ -228,29 +215,49 @@ def get_ops(device: str, dtype: str, *, brief: bool = False) -> Ops:
     several = _several(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
-    names = [name for name in several if not several[name].on_demand]
-    if choice := os.environ.get(_CHOICE):
-        names = [choice]
-    elif brief:
-        names = [name for name in names if not several[name].slow_start] or names
-    left = machine.addresses()
-    for name in names:
+    for name in _candidates(several, dtype):
         try:
-            if several[name].addresses and left is not None and left < several[name].addresses:
-                raise ImportError(f"a limit (ulimit -v) leaves {left >> 20} MiB of address space")
             module = importlib.import_module(several[name].module)
             ops: Ops = getattr(module, several[name].name)()
         except ImportError as error:
             reason = error
             _log.info("%s cannot be used: %s", name, error)
         else:
+            if threads is not None and name == "native":
+                ops.threads = threads
             return ops
-    if names == ["cupy"]:
+    if name == "cupy":
         raise ResourceError(
             f"CuPy cannot compute here ({reason}); what it needs comes with "
             f"pip install 'gpt-cli[{gpu.cuda_extra()}]'"
         )
-    raise ResourceError(f"{names[-1]} cannot compute in {dtype} here: {reason}")
+    raise ResourceError(f"{name} cannot compute in {dtype} here: {reason}")
+
+
+def _candidates(several: Mapping[str, _Implementation], dtype: str) -> list[str]:
+    """Return the names of what may compute: the one that GPT_CLI_OPS names, or the fastest first.
+
+    Raises:
+        InputError: GPT_CLI_OPS names what does not compute this.
+    """
+    choice = os.environ.get(_CHOICE)
+    if not choice:
+        return [name for name in several if not several[name].on_demand]
+    if choice not in several:
+        raise InputError(f"{_CHOICE} must be {' or '.join(several)} for {dtype}, not {choice!r}")
+    return [choice]
+
+
+def _missing(name: str) -> str | None:
+    """Return what an implementation needs and is not installed, with the cure; None if nothing."""
+    if name == "cupy" and not find_spec("cupy"):
+        return f"CuPy: pip install 'gpt-cli[{gpu.cuda_extra()}]'"
+    if name == "native" and native_library() is None:
+        return (
+            "the compiled library, and gpt-cli was installed without it: "
+            "install a C compiler, then gpt-cli again (`gpt-cli doctor` says more)"
+        )
+    return None
 
 
 def _several(device: str, dtype: str) -> dict[str, _Implementation]:

@@ -12,11 +12,10 @@ import numpy as np
 
 from gpt_cli.machine import blas_threads, free_memory
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
-from gpt_cli.ops.few_rows import MOST_ROWS, FewRows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
 
 QUERIES = 64  # that `attend` takes at a time
-MASKED = np.finfo(np.float32).min  # finite: a row of padding, which sees nothing, gives no NaN
+MASKED = np.finfo(np.float32).min
 
 
 def softmax(x: Array) -> Array:
@@ -89,12 +88,12 @@ class NumPyOps:
 
     name = "numpy"
     dtype = "float32"
-    cache_dtype: type[np.floating[Any]] = np.float32
+    cache_block = 1
     xp: ModuleType = np
+    _cache_type: type[np.floating[Any]] = np.float32
 
     def __init__(self) -> None:
         self.threads = blas_threads()
-        self._few_rows = FewRows()
 
     def free_memory(self) -> int | None:
         """Bytes of this machine's memory that can be taken."""
@@ -129,42 +128,58 @@ class NumPyOps:
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         """activation(x @ weight + bias), as one product with all the rows of x."""
         rows = x.reshape(-1, x.shape[-1])
-        few = 1 < len(rows) <= MOST_ROWS
-        y = self._few_rows.product(rows, w) if few else rows @ w.weight
+        y = rows @ w.weight
         if w.bias is not None:
             y += w.bias
         if activation is not None:
             y = ACTIVATIONS[activation](y)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
-    def store(self, x: Array, place: Array) -> None:
-        """Copy keys or values to their place, rounded to its type."""
-        place[...] = x
+    def new_cache(
+        self, layers: int, batch: int, heads: int, capacity: int, size: int
+    ) -> tuple[Array, Array]:
+        """Return keys and values, each (layers, B, H, capacity, D)."""
+        shape = layers, batch, heads, capacity, size
+        # Zeros: what is not yet written is multiplied by 0, and must be finite.
+        return np.zeros(shape, self._cache_type), np.zeros(shape, self._cache_type)
 
-    def attend(
-        self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
-    ) -> Array:
+    def store(
+        self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
+    ) -> None:
+        """Copy new keys and values behind those of each row."""
+        for row, (start, new) in enumerate(zip(past.tolist(), lengths.tolist(), strict=True)):
+            keys[row, :, start : start + new] = k[row, :, :new]
+            values[row, :, start : start + new] = v[row, :, :new]
+
+    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         """softmax(scale * q keysT) values, with nothing taken from keys that are not visible."""
-        T, S = q.shape[2], keys.shape[2]
-        attended: Array = np.empty((*q.shape[:-1], values.shape[-1]), np.float32)
+        T = q.shape[2]
+        attended: Array = np.empty(q.shape, np.float32)
         # Some queries at a time: their scores stay in the processor's cache, and the keys that
         # come after all of them need none.
         for start in range(0, T, QUERIES):
-            end = min(start + QUERIES, T)
-            seen = S - T + end
-            scores = q[:, :, start:end] @ keys[:, :, :seen].swapaxes(-1, -2)  # (B, H, <T, <=S)
-            scores *= scale
-            if visible is not None:
-                np.copyto(scores, MASKED, where=~visible[:, :, start:end, :seen])
-            np.matmul(softmax(scores), values[:, :, :seen], out=attended[:, :, start:end])
+            some = slice(start, start + QUERIES)
+            seen = visible[:, some]  # (B, <T)
+            S = int(seen.max(initial=0))
+            scores = q[:, :, some] @ self._floats(keys[:, :, :S]).swapaxes(-1, -2)
+            scores *= scale  # (B, H, <T, S)
+            if seen.min(initial=S) < S:
+                hidden = np.arange(S) >= seen[:, None, :, None]  # (B, 1, <T, S)
+                np.copyto(scores, MASKED, where=hidden)
+            np.matmul(softmax(scores), self._floats(values[:, :, :S]), out=attended[:, :, some])
         return attended
+
+    def _floats(self, cached: Array) -> Array:
+        return cached
 
     def add(self, x: Array, y: Array) -> Array:
         """x + y."""
         return x + y
 
-    def recorder(self, past: int, activation: str) -> None:
-        """None: NumPy is called for each operation."""
+    def exp(self, x: Array) -> Array:
+        """E to the power of each number."""
+        y: Array = np.exp(x)
+        return y
 
     def log_normalizer(self, logits: Array) -> Array:
         """The logarithm of the sum of exp(logits), over the last axis, in float64."""
@@ -183,7 +198,7 @@ class Int8NumPyOps(NumPyOps):
     """
 
     dtype = "int8"
-    cache_dtype = np.float16
+    _cache_type = np.float16
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
         """Return the matrix (n_in, n_out) that is left when it has been rounded to int8."""
@@ -196,9 +211,5 @@ class Int8NumPyOps(NumPyOps):
         """activation(x @ weight + bias), of rounded numbers."""
         return super().linear(round_activations(x), w, activation)
 
-    def attend(
-        self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
-    ) -> Array:
-        """The same, of keys and values that have been rounded to float16."""
-        keys, values = (x.astype(np.float16).astype(np.float32) for x in (keys, values))
-        return super().attend(q, keys, values, scale, visible)
+    def _floats(self, cached: Array) -> Array:
+        return cached.astype(np.float32)

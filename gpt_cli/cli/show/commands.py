@@ -81,7 +81,6 @@ def attention(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        passes=1,
     )
     view = views.attention(engine, text, layer, head, special=special)
     _deliver(view, html, png, as_json=as_json, quiet=quiet)
@@ -131,7 +130,6 @@ def lens(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        passes=1,
     )
     view = views.lens(engine, text, top, special=special)
     _deliver(view, html, png, as_json=as_json, quiet=quiet)
@@ -172,7 +170,6 @@ def surprise(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        passes=flags.scoring_passes(given),
     )
     _deliver(views.surprise(engine, given), html, png, as_json=as_json, quiet=quiet)
 
@@ -216,7 +213,6 @@ def tree(
         revision=revision,
         offline=offline,
         quiet=quiet,
-        passes=top,
     )
     view = views.tree(engine, text, top, special=special)
     _deliver(view, html, png, as_json=as_json, quiet=quiet)

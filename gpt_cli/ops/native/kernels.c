@@ -1,0 +1,578 @@
+/* The kernels of one processor level; LEVEL is its name. See kernels.h for shapes and layouts. */
+#include "kernels.h"
+
+#include <math.h>
+#include <stddef.h>
+
+#include "elementwise.h"
+#include "simd.h"
+
+enum {
+    VECTORS = COLUMNS / LANES, /* of a row of a panel */
+    CHUNKS = PARTIAL_SUMS / LANES,
+#if LANES == 8
+    REGISTERS = 12, /* for sums, of 16 */
+    TILE_ROWS = 6,
+    INT8_REGISTERS = 4,
+    INT8_TILE_ROWS = 2,
+#elif LANES == 16
+    REGISTERS = 24, /* of 32 */
+    TILE_ROWS = MOST_ROWS,
+    INT8_REGISTERS = 8,
+    INT8_TILE_ROWS = 4,
+#else
+    REGISTERS = 24,
+    TILE_ROWS = 6,
+    INT8_REGISTERS = 8,
+    INT8_TILE_ROWS = 2,
+#endif
+};
+
+#define UNROLLED _Pragma("GCC unroll 16")
+
+INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+INLINE int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+/* The first of n numbers, and zeros in the lanes for which there is none. */
+INLINE vf load_some(const float *from, int64_t n)
+{
+    if (n >= LANES)
+        return load(from);
+    vf x = {0};
+    memcpy(&x, from, sizeof(float) * n);
+    return x;
+}
+
+INLINE void store_some(float *to, vf x, int64_t n)
+{
+    if (n >= LANES)
+        store(to, x);
+    else
+        memcpy(to, &x, sizeof(float) * n);
+}
+
+/* The sum of PARTIAL_SUMS numbers, as a tree: 0 + 8, 1 + 9, ...; then 0 + 4, ... */
+INLINE float sum_of(const vf *partial)
+{
+    float sums[PARTIAL_SUMS];
+    memcpy(sums, partial, sizeof sums);
+    for (int half = PARTIAL_SUMS / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            sums[i] += sums[i + half];
+    return sums[0];
+}
+
+/* --- products of floats ------------------------------------------------------------------------ */
+
+/* LANES weights from number `place` on, as floats. */
+INLINE vf weights_at(const void *w, int64_t place, enum format format)
+{
+    if (format == FLOAT32)
+        return load((const float *)w + place);
+    vh bits = load_short((const uint16_t *)w + place);
+    return format == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
+}
+
+/* y (R, V vectors) = bias + x (R, K) @ w (K, V vectors, rows w_stride apart). Each number of y is
+ * one chain of fused multiply-adds along K, whatever R and V. The sums stay in registers. */
+INLINE void multiply_tile(
+    enum format format, int R, int V, const float *x, int64_t x_stride, const void *w, int64_t w_at,
+    int64_t w_stride, int64_t K, const float *bias, float *y, int64_t y_stride)
+{
+    vf sums[TILE_ROWS][VECTORS];
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            sums[r][v] = bias ? load(bias + v * LANES) : (vf){0};
+    for (int64_t k = 0; k < K; k++) {
+        vf weights[VECTORS];
+        UNROLLED for (int v = 0; v < V; v++)
+            weights[v] = weights_at(w, w_at + k * w_stride + v * LANES, format);
+        UNROLLED for (int r = 0; r < R; r++)
+            UNROLLED for (int v = 0; v < V; v++)
+                sums[r][v] = multiply_add(every(x[r * x_stride + k]), weights[v], sums[r][v]);
+    }
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            store(y + r * y_stride + v * LANES, sums[r][v]);
+}
+
+/* The same for a whole panel, in halves where its sums need more registers than there are. */
+INLINE void multiply_rows(
+    enum format format, int R, const float *x, int64_t x_stride, const void *w, int64_t w_at,
+    int64_t w_stride, int64_t K, const float *bias, float *y, int64_t y_stride)
+{
+    const int V = R * VECTORS <= REGISTERS ? VECTORS : VECTORS / 2;
+    for (int column = 0; column < COLUMNS; column += V * LANES)
+        multiply_tile(
+            format, R, V, x, x_stride, w, w_at + column, w_stride, K, bias ? bias + column : NULL,
+            y + column, y_stride);
+}
+
+INLINE void activate_rows(float *y, int64_t rows, int64_t y_stride, int activation)
+{
+    if (activation == NONE)
+        return;
+    for (int64_t r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            float *at = y + r * y_stride + v * LANES;
+            store(at, activate(load(at), activation));
+        }
+}
+
+/* y (rows, COLUMNS) = activation(bias + x (rows, K) @ one panel w), a tile after the other. */
+INLINE void multiply_panel(
+    enum format format, int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_at,
+    int64_t w_stride, int64_t K, const float *bias, int activation, float *y, int64_t y_stride)
+{
+    for (int64_t done = 0; done < rows; done += TILE_ROWS) {
+        const float *from = x + done * x_stride;
+        float *to = y + done * y_stride;
+        int64_t count = smaller(rows - done, TILE_ROWS);
+        switch (count) {
+#define ROWS(R) \
+    case R: \
+        multiply_rows(format, R, from, x_stride, w, w_at, w_stride, K, bias, to, y_stride); \
+        break;
+            ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+#if LANES == 16
+            ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+#undef ROWS
+        }
+        activate_rows(to, count, y_stride, activation);
+    }
+}
+
+#define MULTIPLY(name, format) \
+    static void name( \
+        int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_at, \
+        int64_t w_stride, int64_t K, const float *bias, int activation, float *y, int64_t y_stride) \
+    { \
+        multiply_panel( \
+            format, rows, x, x_stride, w, w_at, w_stride, K, bias, activation, y, y_stride); \
+    }
+MULTIPLY(multiply_float32, FLOAT32)
+MULTIPLY(multiply_bfloat16, BFLOAT16)
+MULTIPLY(multiply_float16, FLOAT16)
+#undef MULTIPLY
+
+typedef void multiply_function(
+    int64_t, const float *, int64_t, const void *, int64_t, int64_t, int64_t, const float *, int,
+    float *, int64_t);
+
+/* --- products with int8 weights ---------------------------------------------------------------- */
+
+/* y (R, V vectors) = bias + step * (x (R, 64 * blocks), in digits, @ w (blocks, V vectors)).
+ * The sum over a block is a whole number, and so exact; blocks are added one after the other. */
+INLINE void multiply_int8_tile(
+    int R, int V, const struct digits *x, int64_t blocks, const float *steps,
+    const struct int8_block *w, int column, const float *bias, float *y, int64_t y_stride)
+{
+    vf sums[INT8_TILE_ROWS][VECTORS];
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            sums[r][v] = (vf){0};
+    for (int64_t block = 0; block < blocks; block++) {
+        vi high[INT8_TILE_ROWS][VECTORS], low[INT8_TILE_ROWS][VECTORS];
+        UNROLLED for (int r = 0; r < R; r++)
+            UNROLLED for (int v = 0; v < V; v++)
+                high[r][v] = low[r][v] = (vi){0};
+        for (int four = 0; four < BLOCK / 4; four++) {
+            vb weights[VECTORS];
+            UNROLLED for (int v = 0; v < V; v++)
+                weights[v] = load_bytes(w[block].weights[four][column + v * LANES]);
+            UNROLLED for (int r = 0; r < R; r++) {
+                const struct digits *row = x + r * blocks + block;
+                vb upper = every_group(row->high + 4 * four);
+                vb lower = every_group(row->low + 4 * four);
+                UNROLLED for (int v = 0; v < V; v++) {
+                    high[r][v] = dot4(high[r][v], weights[v], upper);
+                    low[r][v] = dot4(low[r][v], weights[v], lower);
+                }
+            }
+        }
+        UNROLLED for (int v = 0; v < V; v++) {
+            vf scales = widen_bfloat16(load_short(w[block].scales + column + v * LANES));
+            UNROLLED for (int r = 0; r < R; r++) {
+                vi sum = (high[r][v] << 8) + low[r][v] - BIAS * x[r * blocks + block].sum;
+                sums[r][v] = multiply_add(to_float(sum), scales, sums[r][v]);
+            }
+        }
+    }
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++) {
+            vf start = bias ? load(bias + v * LANES) : (vf){0};
+            store(y + r * y_stride + v * LANES, multiply_add(sums[r][v], every(steps[r]), start));
+        }
+}
+
+INLINE void multiply_int8_rows(
+    int R, const struct digits *x, int64_t blocks, const float *steps, const struct int8_block *w,
+    const float *bias, float *y, int64_t y_stride)
+{
+    const int V = R * VECTORS <= INT8_REGISTERS ? VECTORS : VECTORS / 2;
+    for (int column = 0; column < COLUMNS; column += V * LANES)
+        multiply_int8_tile(
+            R, V, x, blocks, steps, w, column, bias ? bias + column : NULL, y + column, y_stride);
+}
+
+/* y (rows, COLUMNS) = activation(bias + x @ one panel w), a tile after the other. */
+static void multiply_int8(
+    int64_t rows, const struct digits *x, int64_t blocks, const float *steps,
+    const struct int8_block *w, const float *bias, int activation, float *y, int64_t y_stride)
+{
+    for (int64_t done = 0; done < rows; done += INT8_TILE_ROWS) {
+        const struct digits *from = x + done * blocks;
+        float *to = y + done * y_stride;
+        int64_t count = smaller(rows - done, INT8_TILE_ROWS);
+        switch (count) {
+        case 1: multiply_int8_rows(1, from, blocks, steps + done, w, bias, to, y_stride); break;
+        case 2: multiply_int8_rows(2, from, blocks, steps + done, w, bias, to, y_stride); break;
+#if LANES == 16
+        case 3: multiply_int8_rows(3, from, blocks, steps + done, w, bias, to, y_stride); break;
+        case 4: multiply_int8_rows(4, from, blocks, steps + done, w, bias, to, y_stride); break;
+#endif
+        }
+        activate_rows(to, count, y_stride, activation);
+    }
+}
+
+/* A row of x (n) becomes whole numbers from -32639 to 32639 times a step, which is returned. If a
+ * number of the row is infinite or NaN, the step is, too. */
+static float round_row(const float *x, int64_t n, struct digits *digits)
+{
+    const float most = 256 * 127 + 127, least = 1e-30f;
+    const vf round = every(12582912.0f); /* 1.5 * 2^23: adding it leaves no fraction */
+    vi largest = {0};                    /* of the bits of |x|, which are ordered as numbers are */
+    for (int64_t i = 0; i < n; i += LANES) {
+        vi size = (vi)absolute(load_some(x + i, n - i));
+        vi larger = size > largest;
+        largest = (larger & size) | (~larger & largest);
+    }
+    int32_t bits = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        bits = largest[lane] > bits ? largest[lane] : bits;
+    float size;
+    memcpy(&size, &bits, sizeof size);
+    vf per_step = every(most / (size < least ? least : size));
+    for (int64_t block = 0; block < parts_of(n, BLOCK); block++) {
+        struct digits *to = digits + block;
+        vi sums = {0};
+        for (int i = 0; i < BLOCK; i += LANES) {
+            int64_t at = block * BLOCK + i;
+            vf number = at < n ? load_some(x + at, n - at) : (vf){0};
+            vi whole = (vi)multiply_add(number, per_step, round) - (vi)round;
+            vi low = ((whole + 128) & 255) - 128;
+            vi high = (whole - low) >> 8;
+            sums += whole;
+            for (int lane = 0; lane < LANES; lane++) {
+                to->high[i + lane] = (int8_t)high[lane];
+                to->low[i + lane] = (int8_t)low[lane];
+            }
+        }
+        to->sum = 0;
+        for (int lane = 0; lane < LANES; lane++)
+            to->sum += sums[lane];
+    }
+    return size / most;
+}
+
+static void round_rows(const void *given, int64_t row, int slot)
+{
+    const struct linear *job = given;
+    int64_t blocks = parts_of(job->w->n_in, BLOCK);
+    (void)slot;
+    job->steps[row] =
+        round_row(job->x + row * job->x_stride, job->w->n_in, job->digits + row * blocks);
+}
+
+/* --- operations --------------------------------------------------------------------------------- */
+
+/* A part is some panels, of some rows. */
+static void linear(const void *given, int64_t part, int slot)
+{
+    static multiply_function *const multiply[] = {
+        [FLOAT32] = multiply_float32,
+        [BFLOAT16] = multiply_bfloat16,
+        [FLOAT16] = multiply_float16,
+    };
+    static const int bytes[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
+    const struct linear *job = given;
+    const struct matrix *w = job->w;
+    int64_t row_part = part % job->row_parts, first_panel = part / job->row_parts * job->panels_per_part;
+    int64_t panels = smaller(job->panels_per_part, parts_of(w->n_out, COLUMNS) - first_panel);
+    int64_t first = job->rows * row_part / job->row_parts;
+    int64_t rows = job->rows * (row_part + 1) / job->row_parts - first;
+    int64_t blocks = parts_of(w->n_in, BLOCK);
+    (void)slot;
+    for (int64_t panel = first_panel; panel < first_panel + panels; panel++) {
+        float bias[COLUMNS] = {0};
+        if (job->bias)
+            memcpy(bias, job->bias + panel * COLUMNS,
+                   sizeof(float) * smaller(w->n_out - panel * COLUMNS, COLUMNS));
+        float *y = job->y + first * job->y_stride + panel * COLUMNS;
+        if (w->format == INT8)
+            multiply_int8(
+                rows, job->digits + first * blocks, blocks, job->steps + first,
+                (const struct int8_block *)w->panels + panel * blocks, bias, job->activation, y,
+                job->y_stride);
+        else
+            multiply[w->format](
+                rows, job->x + first * job->x_stride, job->x_stride,
+                (const char *)w->panels + panel * w->n_in * COLUMNS * bytes[w->format], 0, COLUMNS,
+                w->n_in, bias, job->activation, y, job->y_stride);
+    }
+}
+
+/* Column `id` of wte (C, V) plus a row of wpe, for some tokens. */
+static void embed(const void *given, int64_t part, int slot)
+{
+    const struct embed *job = given;
+    const struct matrix *wte = job->wte;
+    int64_t C = wte->n_in, blocks = parts_of(C, BLOCK);
+    int64_t end = smaller(job->tokens, (part + 1) * job->tokens_per_part);
+    (void)slot;
+    for (int64_t token = part * job->tokens_per_part; token < end; token++) {
+        int64_t panel = job->ids[token] / COLUMNS, column = job->ids[token] % COLUMNS;
+        const float *wpe = job->wpe + job->positions[token] * C;
+        float *x = job->x + token * C;
+        for (int64_t c = 0; c < C; c++) {
+            int64_t place = (panel * C + c) * COLUMNS + column;
+            if (wte->format == INT8) {
+                const struct int8_block *block =
+                    (const struct int8_block *)wte->panels + panel * blocks + c / BLOCK;
+                uint32_t bits = (uint32_t)block->scales[column] << 16;
+                float scale;
+                memcpy(&scale, &bits, sizeof scale);
+                x[c] = block->weights[c % BLOCK / 4][column][c % 4] * scale + wpe[c];
+            } else if (wte->format == FLOAT32) {
+                x[c] = ((const float *)wte->panels)[place] + wpe[c];
+            } else {
+                vh bits = {((const uint16_t *)wte->panels)[place]};
+                vf number = wte->format == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
+                x[c] = number[0] + wpe[c];
+            }
+        }
+    }
+}
+
+/* y (C) = (x - mean) / sqrt(variance + epsilon) * weight + bias, for some rows. */
+static void layer_norm(const void *given, int64_t part, int slot)
+{
+    const struct layer_norm *job = given;
+    int64_t C = job->C, end = smaller(job->rows, (part + 1) * job->rows_per_part);
+    (void)slot;
+    for (int64_t row = part * job->rows_per_part; row < end; row++) {
+        const float *x = job->x + row * job->x_stride;
+        float *y = job->y + row * job->y_stride;
+        vf sums[CHUNKS] = {{0}}, squares[CHUNKS] = {{0}};
+        for (int64_t i = 0; i < C; i += LANES)
+            sums[i / LANES % CHUNKS] += load_some(x + i, C - i);
+        vf mean = every(sum_of(sums) / (float)C);
+        for (int64_t i = 0; i < C; i += LANES) {
+            store_some(y + i, load_some(x + i, C - i) - mean, C - i);
+            vf difference = load_some(y + i, C - i);
+            vf *square = &squares[i / LANES % CHUNKS];
+            *square = multiply_add(difference, difference, *square);
+        }
+        vf per_deviation = every(1.0f / sqrtf(sum_of(squares) / (float)C + job->epsilon));
+        for (int64_t i = 0; i < C; i += LANES) {
+            vf weight = load_some(job->weight + i, C - i), bias = load_some(job->bias + i, C - i);
+            store_some(y + i, multiply_add(load_some(y + i, C - i) * per_deviation, weight, bias), C - i);
+        }
+    }
+}
+
+static void add(const void *given, int64_t part, int slot)
+{
+    const struct add *job = given;
+    int64_t end = smaller(job->rows, (part + 1) * job->rows_per_part);
+    (void)slot;
+    for (int64_t row = part * job->rows_per_part; row < end; row++) {
+        const float *x = job->x + row * job->x_stride, *y = job->y + row * job->y_stride;
+        float *sum = job->sum + row * job->sum_stride;
+        for (int64_t i = 0; i < job->C; i++)
+            sum[i] = x[i] + y[i];
+    }
+}
+
+/* Write one number of a cache, a float or half of one. */
+INLINE void keep(void *cache, int64_t place, float x, int half)
+{
+    if (half)
+        ((uint16_t *)cache)[place] = narrow_float16(every(x))[0];
+    else
+        ((float *)cache)[place] = x;
+}
+
+/* Put the new keys and values of one head of one row in their places. */
+static void store_head(const void *given, int64_t part, int slot)
+{
+    const struct store *job = given;
+    int64_t b = part / job->H, D = job->D, width = parts_of(D, COLUMNS) * COLUMNS;
+    int64_t from = b * job->b_stride + part % job->H * job->h_stride;
+    int64_t keys = part * job->blocks * D * COLUMNS, values = part * job->blocks * COLUMNS * width;
+    (void)slot;
+    for (int64_t t = 0; t < job->lengths[b]; t++) {
+        int64_t place = job->past[b] + t, row = from + t * job->t_stride;
+        int64_t key = keys + place / COLUMNS * D * COLUMNS + place % COLUMNS;
+        int64_t value = values + place * width;
+        for (int64_t d = 0; d < D; d++) {
+            keep(job->keys, key + d * COLUMNS, job->k[row + d], job->half);
+            keep(job->values, value + d, job->v[row + d], job->half);
+        }
+        for (int64_t d = D; d < width; d++)
+            keep(job->values, value + d, 0, job->half);
+    }
+}
+
+/* Replace n scores by exp(scale * score - the largest), and return the sum of these. What follows,
+ * up to the next multiple of PARTIAL_SUMS, becomes 0. */
+INLINE float exponentials_of(float *scores, int64_t n, float scale)
+{
+    vf largest = every(-INFINITY), sums[CHUNKS] = {{0}};
+    for (int64_t i = n; i % PARTIAL_SUMS; i++)
+        scores[i] = -INFINITY;
+    for (int64_t i = 0; i < n; i += LANES) {
+        vf score = load(scores + i) * every(scale);
+        store(scores + i, score);
+        largest = select(score > largest, score, largest);
+    }
+    float most = largest[0];
+    for (int lane = 1; lane < LANES; lane++)
+        most = largest[lane] > most ? largest[lane] : most;
+    for (int64_t i = 0; i < parts_of(n, PARTIAL_SUMS) * PARTIAL_SUMS; i += LANES) {
+        vf weight = exp_vector(load(scores + i) - every(most));
+        store(scores + i, weight);
+        sums[i / LANES % CHUNKS] += weight;
+    }
+    return sum_of(sums);
+}
+
+/* Up to MOST_ROWS queries of one head: softmax(scale * q keysT, over what is visible) values. */
+static void attend(const void *given, int64_t part, int slot)
+{
+    const struct attend *job = given;
+    multiply_function *multiply = job->half ? multiply_float16 : multiply_float32;
+    int64_t D = job->D, width = parts_of(D, COLUMNS) * COLUMNS, heads = job->B * job->H;
+    int64_t b = part % heads / job->H, h = part % job->H;
+    /* Later queries see more: those first, so that threads end at the same time. */
+    int64_t first = (job->tiles - 1 - part / heads) * MOST_ROWS;
+    int64_t rows = smaller(job->T - first, MOST_ROWS), longest = 0;
+    const float *q = job->q + b * job->b_stride + h * job->h_stride + first * job->t_stride;
+    const int64_t *visible = job->visible + b * job->T + first;
+    float *scores = job->scratch + slot * smaller(job->T, MOST_ROWS) * job->scratch_stride;
+    float sums[MOST_ROWS];
+    int64_t keys = part % heads * job->blocks * D * COLUMNS;
+    int64_t values = part % heads * job->blocks * COLUMNS * width;
+    for (int64_t r = 0; r < rows; r++)
+        longest = visible[r] > longest ? visible[r] : longest;
+    for (int64_t s = 0; s < longest; s += COLUMNS)
+        multiply(
+            rows, q, job->t_stride, job->keys, keys + s * D, COLUMNS, D, NULL, NONE, scores + s,
+            job->scratch_stride);
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = scores + r * job->scratch_stride;
+        sums[r] = exponentials_of(row, visible[r], job->scale);
+        for (int64_t s = visible[r]; s < longest; s++)
+            row[s] = 0; /* invisible, though another query of the tile sees it */
+    }
+    for (int64_t d = 0; d < D; d += COLUMNS) {
+        float mixed[MOST_ROWS][COLUMNS];
+        multiply(
+            rows, scores, job->scratch_stride, job->values, values + d, width, longest, NULL, NONE,
+            mixed[0], COLUMNS);
+        for (int64_t r = 0; r < rows; r++) {
+            float *y = job->y + (b * job->T + first + r) * job->y_stride + h * D + d;
+            for (int64_t i = 0; i < smaller(D - d, COLUMNS); i++)
+                y[i] = mixed[r][i] / sums[r];
+        }
+    }
+}
+
+/* Natural logarithm of a finite x >= 1: of its exponent, and of the rest by the series of atanh. */
+static double logarithm(double x)
+{
+    int64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    int64_t exponent = (bits >> 52) - 1023;
+    bits -= exponent << 52;
+    memcpy(&x, &bits, sizeof x); /* from 1 to 2 */
+    if (x > 1.4142135623730951) {
+        x *= 0.5;
+        exponent++;
+    }
+    double ratio = (x - 1) / (x + 1), square = ratio * ratio, series = 0;
+    for (int n = 23; n > 0; n -= 2)
+        series = series * square + 1.0 / n;
+    return (double)exponent * 0.6931471805599453 + 2 * ratio * series;
+}
+
+/* The logarithm of the sum of exp(x) over a row: PARTIAL_SUMS sums in float64, in steps of BLOCKS
+ * numbers that are added in float32. */
+static void log_sum_exp(const void *given, int64_t row, int slot)
+{
+    enum { STEP = 16 * PARTIAL_SUMS };
+    const struct log_sum_exp *job = given;
+    const float *x = job->x + row * job->stride;
+    double sums[PARTIAL_SUMS] = {0};
+    vf largest = every(x[0]);
+    (void)slot;
+    for (int64_t i = 0; i < job->n; i += LANES) {
+        vf number = i + LANES <= job->n ? load(x + i) : largest;
+        largest = select(number > largest, number, largest);
+    }
+    float most = largest[0];
+    for (int lane = 1; lane < LANES; lane++)
+        most = largest[lane] > most ? largest[lane] : most;
+    for (int64_t i = job->n / LANES * LANES; i < job->n; i++)
+        most = x[i] > most ? x[i] : most;
+    for (int64_t start = 0; start < job->n; start += STEP) {
+        vf partial[CHUNKS] = {{0}};
+        float numbers[PARTIAL_SUMS];
+        int64_t end = smaller(start + STEP, job->n);
+        for (int64_t i = start; i < end; i += LANES) {
+            vf weight = exp_vector(load_some(x + i, end - i) - every(most));
+            if (end - i < LANES) { /* lanes without a number count nothing */
+                vf some = weight;
+                weight = (vf){0};
+                memcpy(&weight, &some, sizeof(float) * (end - i));
+            }
+            partial[i / LANES % CHUNKS] += weight;
+        }
+        memcpy(numbers, partial, sizeof numbers);
+        for (int i = 0; i < PARTIAL_SUMS; i++)
+            sums[i] += numbers[i];
+    }
+    for (int half = PARTIAL_SUMS / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            sums[i] += sums[i + half];
+    job->y[row] = sums[0] >= 1 && sums[0] < INFINITY ? most + logarithm(sums[0]) : NAN;
+}
+
+static void exponentials(const void *given, int64_t part, int slot)
+{
+    const struct exponentials *job = given;
+    int64_t end = smaller(job->n, (part + 1) * job->n_per_part);
+    (void)slot;
+    for (int64_t i = part * job->n_per_part; i < end; i += LANES)
+        store_some(job->y + i, exp_vector(load_some(job->x + i, end - i)), end - i);
+}
+
+#define NAME_OF(level) kernels_##level
+#define NAME(level) NAME_OF(level)
+#define TEXT_OF(level) #level
+#define TEXT(level) TEXT_OF(level)
+
+const struct kernels NAME(LEVEL) = {
+    .level = TEXT(LEVEL),
+    .embed = embed,
+    .layer_norm = layer_norm,
+    .linear = linear,
+    .round_rows = round_rows,
+    .add = add,
+    .store = store_head,
+    .attend = attend,
+    .log_sum_exp = log_sum_exp,
+    .exponentials = exponentials,
+};

@@ -1,0 +1,66 @@
+/* What native_ops.py calls. Shapes, types and strides are checked there. */
+#ifndef GPT_CLI_NATIVE_H
+#define GPT_CLI_NATIVE_H
+
+#include "kernels.h"
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+/* Compute with the level of this name from now on, or with the highest if it is NULL. Return its
+ * name, or NULL if this processor does not have it. */
+EXPORT const char *gpt2_choose_level(const char *name);
+
+/* Return 0, or 1 if an id or a position is out of range. */
+EXPORT int gpt2_embed(
+    const struct matrix *wte, const float *wpe, const int64_t *ids, const int64_t *positions,
+    int64_t n_positions, int64_t tokens, float *x, int threads);
+
+EXPORT void gpt2_layer_norm(
+    const float *x, int64_t rows, int64_t x_stride, int64_t C, const float *weight,
+    const float *bias, float epsilon, float *y, int64_t y_stride, int threads);
+
+/* `bias` may be NULL. `scratch` is for int8 weights: rows * (blocks * sizeof(struct digits) + 4) bytes. */
+EXPORT void gpt2_linear(
+    const struct matrix *w, const float *bias, const float *x, int64_t rows, int64_t x_stride,
+    int activation, float *y, int64_t y_stride, void *scratch, int threads);
+
+EXPORT void gpt2_add(
+    const float *x, int64_t x_stride, const float *y, int64_t y_stride, int64_t rows, int64_t C,
+    float *sum, int64_t sum_stride, int threads);
+
+/* Return 0, or 1 if there is no room for a token. */
+EXPORT int gpt2_store(
+    const float *k, const float *v, int64_t b_stride, int64_t h_stride, int64_t t_stride,
+    void *keys, void *values, const int64_t *past, const int64_t *lengths, int64_t B, int64_t H,
+    int64_t D, int64_t blocks, int half, int threads);
+
+/* Return 0, or 1 if a query sees no key, or more than there are.
+ * `scratch` has, for each thread, MOST_ROWS rows or T, of whole panels and 16 numbers. */
+EXPORT int gpt2_attend(
+    const float *q, int64_t b_stride, int64_t h_stride, int64_t t_stride, const void *keys,
+    const void *values, const int64_t *visible, float scale, int64_t B, int64_t H, int64_t T,
+    int64_t D, int64_t blocks, int half, float *y, int64_t y_stride, float *scratch,
+    int64_t scratch_stride, int threads);
+
+EXPORT void gpt2_log_sum_exp(
+    const float *x, int64_t rows, int64_t stride, int64_t n, double *y, int threads);
+
+EXPORT void gpt2_exp(const float *x, int64_t n, float *y, int threads);
+
+EXPORT void gpt2_pack_rows(
+    const char *rows, int64_t first, int64_t count, int64_t n_in, int64_t n_out, int64_t size,
+    char *panels);
+EXPORT void gpt2_pack_columns(
+    const void *columns, int64_t first, int64_t count, int64_t n_in, int64_t size, void *panels);
+EXPORT void gpt2_pack_int8_rows(
+    const int8_t *weights, const float *scales, int64_t first, int64_t count, int64_t n_in,
+    int64_t n_out, struct int8_block *panels);
+EXPORT void gpt2_pack_int8_columns(
+    const int8_t *weights, const float *scales, int64_t first, int64_t count, int64_t n_in,
+    struct int8_block *panels);
+
+#endif

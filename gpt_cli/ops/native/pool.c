@@ -1,0 +1,175 @@
+/* A pool of threads, made when first needed and kept.
+ *
+ * Threads take parts of a job by counting up `ticket`. Nobody waits for a thread that has taken
+ * none, so a thread that another process keeps from its core costs no more than its share. A thread
+ * without work looks for some for SPIN nanoseconds, then sleeps.
+ */
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
+
+enum {
+    MOST_WORKERS = 255,
+    PART_BITS = 20, /* of a ticket: job number, number of parts, next part */
+    SPIN = 50000,
+    STACK = 512 << 10,
+};
+
+#define PART_MASK ((UINT64_C(1) << PART_BITS) - 1)
+
+static struct {
+    /* The current job's number, how many parts it has, and which is the next to be taken. One word:
+     * who takes a part by compare-and-swap knows that the job is the one that it has read. */
+    _Atomic uint64_t ticket;
+    _Atomic(part_function *) function;
+    _Atomic(const void *) job;
+    _Atomic int threads;
+    _Atomic int64_t done; /* parts of the current job */
+    _Atomic int sleeping;
+    pthread_mutex_t sleep;
+    pthread_cond_t wake;
+    pthread_mutex_t in_use; /* by a thread that runs a job */
+    int workers;
+} pool = {
+    .sleep = PTHREAD_MUTEX_INITIALIZER,
+    .wake = PTHREAD_COND_INITIALIZER,
+    .in_use = PTHREAD_MUTEX_INITIALIZER,
+};
+
+static void pause_briefly(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static int64_t parts_in(uint64_t ticket) { return ticket >> PART_BITS & PART_MASK; }
+static int64_t next_in(uint64_t ticket) { return ticket & PART_MASK; }
+static bool has_parts(uint64_t ticket) { return next_in(ticket) < parts_in(ticket); }
+
+/* Take a part of the current job and do it. Return false if there is none for this slot. */
+static bool do_part(int slot)
+{
+    uint64_t ticket = atomic_load(&pool.ticket);
+    /* While a part is left, none of this changes. If it is the last and another thread takes it,
+     * the exchange fails, and what was read does not matter. */
+    part_function *function = atomic_load_explicit(&pool.function, memory_order_relaxed);
+    const void *job = atomic_load_explicit(&pool.job, memory_order_relaxed);
+    int threads = atomic_load_explicit(&pool.threads, memory_order_relaxed);
+    if (!has_parts(ticket) || slot >= threads)
+        return false;
+    if (atomic_compare_exchange_strong(&pool.ticket, &ticket, ticket + 1)) {
+        function(job, next_in(ticket), slot);
+        atomic_fetch_add(&pool.done, 1);
+    }
+    return true;
+}
+
+static void *work(void *given)
+{
+    int slot = (int)(intptr_t)given;
+    for (;;) {
+        while (do_part(slot))
+            continue;
+        uint64_t seen = atomic_load(&pool.ticket);
+        int64_t until = nanoseconds() + SPIN;
+        while (!has_parts(seen) && nanoseconds() < until) {
+            for (int i = 0; i < 16; i++)
+                pause_briefly();
+            seen = atomic_load(&pool.ticket);
+        }
+        if (has_parts(seen) && slot < atomic_load(&pool.threads))
+            continue;
+        pthread_mutex_lock(&pool.sleep);
+        atomic_fetch_add(&pool.sleeping, 1);
+        /* Who publishes a job sees `sleeping`, or else this sees the job. */
+        while (!has_parts(atomic_load(&pool.ticket)) || slot >= atomic_load(&pool.threads))
+            pthread_cond_wait(&pool.wake, &pool.sleep);
+        atomic_fetch_sub(&pool.sleeping, 1);
+        pthread_mutex_unlock(&pool.sleep);
+    }
+    return NULL;
+}
+
+/* After a fork the child has none of the threads. */
+static void forget_threads(void)
+{
+    pthread_mutex_init(&pool.sleep, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pthread_mutex_init(&pool.in_use, NULL);
+    atomic_store(&pool.sleeping, 0);
+    atomic_store(&pool.ticket, 0);
+    pool.workers = 0;
+}
+
+/* Have so many threads beside the calling one, or as many as the system gives. */
+static void start_workers(int wanted)
+{
+    static bool prepared;
+    if (!prepared)
+        pthread_atfork(NULL, NULL, forget_threads);
+    prepared = true;
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are for the threads of Python */
+    while (pool.workers < wanted && pool.workers < MOST_WORKERS) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        pthread_attr_setstacksize(&attributes, STACK);
+        int slot = pool.workers + 1;
+        int failed = pthread_create(&thread, &attributes, work, (void *)(intptr_t)slot);
+        pthread_attr_destroy(&attributes);
+        if (failed)
+            break;
+        pool.workers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+void run_parts(part_function *function, const void *job, int64_t parts, int threads)
+{
+    bool alone = threads <= 1 || parts <= 1 || parts > (int64_t)PART_MASK;
+    if (alone || pthread_mutex_trylock(&pool.in_use)) { /* or another thread uses the pool */
+        for (int64_t part = 0; part < parts; part++)
+            function(job, part, 0);
+        return;
+    }
+    start_workers(threads - 1);
+    atomic_store_explicit(&pool.function, function, memory_order_relaxed);
+    atomic_store_explicit(&pool.job, job, memory_order_relaxed);
+    atomic_store_explicit(&pool.threads, threads, memory_order_relaxed);
+    atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
+    uint64_t number = (atomic_load(&pool.ticket) >> 2 * PART_BITS) + 1;
+    atomic_store(&pool.ticket, number << 2 * PART_BITS | (uint64_t)parts << PART_BITS);
+    if (atomic_load(&pool.sleeping)) {
+        pthread_mutex_lock(&pool.sleep);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.sleep);
+    }
+    while (do_part(0))
+        continue;
+    int64_t yield_after = nanoseconds() + SPIN;
+    while (atomic_load(&pool.done) < parts) {
+        pause_briefly();
+        if (nanoseconds() > yield_after)
+            sched_yield(); /* a thread with a part may be waiting for a core */
+    }
+    pthread_mutex_unlock(&pool.in_use);
+}

@@ -1,0 +1,154 @@
+/* Vectors of one processor level, and what C has no operator for.
+ *
+ * kernels.c is compiled once for each level, with the flags that define what is asked for below.
+ * All arithmetic is that of IEEE 754 with `-ffp-contract=off`: a product and a sum are fused where
+ * `multiply_add` says so, and nowhere else. So each lane computes the same on every processor.
+ */
+#ifndef GPT_CLI_SIMD_H
+#define GPT_CLI_SIMD_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define LANES 8
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#include <arm_neon.h>
+#define LANES 4
+#else
+#error "no vectors are known for this processor"
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(4 * LANES)));     /* LANES floats */
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));   /* LANES whole numbers */
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef int8_t vb __attribute__((vector_size(4 * LANES)));    /* LANES groups of four bytes */
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));  /* the bits of LANES short floats */
+
+/* Read and write vectors at any address. */
+INLINE vf load(const float *from) { vf x; memcpy(&x, from, sizeof x); return x; }
+INLINE vb load_bytes(const int8_t *from) { vb x; memcpy(&x, from, sizeof x); return x; }
+INLINE vh load_short(const uint16_t *from) { vh x; memcpy(&x, from, sizeof x); return x; }
+INLINE void store(float *to, vf x) { memcpy(to, &x, sizeof x); }
+INLINE void store_short(uint16_t *to, vh x) { memcpy(to, &x, sizeof x); }
+
+/* A vector of LANES equal numbers, or of LANES equal groups of four bytes. */
+INLINE vf every(float x) { return x - (vf){0}; }
+INLINE vb every_group(const int8_t *four)
+{
+    int32_t group;
+    memcpy(&group, four, sizeof group);
+    return (vb)(group - (vi){0});
+}
+
+/* Where the lanes of mask are all ones, x, and y elsewhere. */
+INLINE vf select(vi mask, vf x, vf y) { return (vf)((mask & (vi)x) | (~mask & (vi)y)); }
+
+INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+
+/* bfloat16 is the upper half of a float: widening is exact. */
+INLINE vf widen_bfloat16(vh x) { return (vf)(__builtin_convertvector(x, vu) << 16); }
+
+/* The functions below differ between processors:
+ *   multiply_add(x, y, z): x * y + z, rounded once.
+ *   widen_float16(x), narrow_float16(x): exact, and rounded to the nearest, ties to even.
+ *   dot4(sums, weights, x): to each of LANES sums, add the products of four int8 by four int8, from
+ *     -127 for weights and from -128 for x, and BIAS times the sum of the four x.
+ */
+#if LANES == 16
+
+INLINE vf multiply_add(vf x, vf y, vf z) { return (vf)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z); }
+INLINE vf widen_float16(vh x) { return (vf)_mm512_cvtph_ps((__m256i)x); }
+INLINE vh narrow_float16(vf x)
+{
+    return (vh)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+#elif LANES == 8
+
+INLINE vf multiply_add(vf x, vf y, vf z) { return (vf)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z); }
+INLINE vf widen_float16(vh x) { return (vf)_mm256_cvtph_ps((__m128i)x); }
+INLINE vh narrow_float16(vf x) { return (vh)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT); }
+
+#else
+
+INLINE vf multiply_add(vf x, vf y, vf z)
+{
+    return (vf)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+}
+INLINE vf widen_float16(vh x) { return (vf)vcvt_f32_f16((float16x4_t)x); }
+INLINE vh narrow_float16(vf x) { return (vh)vcvt_f16_f32((float32x4_t)x); }
+
+#endif
+
+#if defined(__AVX512VNNI__)
+
+/* vpdpbusd takes one factor without sign: the weights, raised by 128. */
+#define BIAS 128
+INLINE vi dot4(vi sums, vb weights, vb x)
+{
+    return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)(weights ^ (int8_t)-128), (__m512i)x);
+}
+
+#elif defined(__AVXVNNI__)
+
+#define BIAS 128
+INLINE vi dot4(vi sums, vb weights, vb x)
+{
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)(weights ^ (int8_t)-128), (__m256i)x);
+}
+
+#elif defined(__AVX512BW__)
+
+/* vpmaddubsw takes one factor without sign, too: |x|, with the sign given to the weight. Two
+ * products, each up to 128 * 127, fit in 16 bits. */
+#define BIAS 0
+INLINE vi dot4(vi sums, vb weights, vb x)
+{
+    __m512i size = _mm512_abs_epi8((__m512i)x);
+    __mmask64 negative = _mm512_movepi8_mask((__m512i)x);
+    __m512i factors = _mm512_mask_sub_epi8(
+        (__m512i)weights, negative, _mm512_setzero_si512(), (__m512i)weights);
+    __m512i pairs = _mm512_maddubs_epi16(size, factors);
+    return sums + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+}
+
+#elif LANES == 8
+
+/* The same with half as many bytes. */
+#define BIAS 0
+INLINE vi dot4(vi sums, vb weights, vb x)
+{
+    __m256i size = _mm256_abs_epi8((__m256i)x);
+    __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8((__m256i)weights, (__m256i)x));
+    return sums + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+#define BIAS 0
+INLINE vi dot4(vi sums, vb weights, vb x)
+{
+    return (vi)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)x);
+}
+
+#else
+
+#define BIAS 0
+INLINE vi dot4(vi sums, vb weights, vb x)
+{
+    int8x16_t w = (int8x16_t)weights, d = (int8x16_t)x;
+    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(d)));
+    int32x4_t high = vpaddlq_s16(vmull_high_s8(w, d));
+    return sums + (vi)vpaddq_s32(low, high);
+}
+
+#endif
+
+#endif
