@@ -7,14 +7,22 @@ else
   BIN := $(VENV)/bin
 endif
 
-.PHONY: demo test faults soak fuzz test-gpu test-browser test-ray test-s3 check format bench pictures clean
+# Of these the library is compiled, where there is a C compiler ($CC, else cc).
+NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
+# One line on standard error.
+COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
+  print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
+
+.PHONY: demo test faults soak fuzz test-gpu test-browser test-ray test-s3 check format bench pictures wheel clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
+	$(COMPUTED_BY)
 	$(BIN)/gpt-cli generate --model tiny --echo --max-tokens 500 "Once upon a time"
 
 # Threads of two processes on two cores would wait for one another.
 test: export OPENBLAS_NUM_THREADS = 1
 test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
+	$(COMPUTED_BY)
 	$(BIN)/python -m pytest --numprocesses 2
 
 faults: $(VENV)/.dev  ## every fault with a table of what became of them, and every other test that takes long
@@ -63,16 +71,28 @@ SECONDS ?= 60
 fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 if any goes wrong
 	$(BIN)/python tests/fuzz/run.py $(SECONDS)
 
-clean:
-	rm -rf $(VENV)
+# A clean environment with nothing on its PATH takes the wheel and computes, outside of this folder.
+CLEAN := build/wheel
+CLEAN_BIN := $(subst $(VENV),$(CLEAN),$(BIN))
+wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
+	rm -rf dist/*.whl $(CLEAN)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv $(CLEAN)
+	$(CLEAN_BIN)/python -m pip install --quiet dist/*.whl
+	cd / && PATH= GPT_CLI_OPS=native "$(CURDIR)/$(CLEAN_BIN)/gpt-cli" generate --model tiny -n 20 "Once upon a time"
+	ls -l dist/*.whl
 
-$(VENV)/.demo: pyproject.toml
+clean:
+	rm -rf $(VENV) $(CLEAN) gpt_cli/ops/native/libkernels.*
+
+$(VENV)/.demo: pyproject.toml $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+# Not after each change of the C code: `.demo` compiles it.
+$(VENV)/.dev: pyproject.toml | $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 

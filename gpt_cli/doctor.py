@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +16,7 @@ from rich.console import Console
 import gpt_cli
 from gpt_cli import gpu, hub, machine
 from gpt_cli.errors import GPTCLIError
-from gpt_cli.ops import get_ops
-from gpt_cli.ops.few_rows import AVX512_KERNELS, openblas_kernel
+from gpt_cli.ops import native_library
 
 _COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # else `show` draws in characters
 _LITTLE = 1 << 30  # bytes of memory, which gpt2 and a prompt just fit in
@@ -38,8 +36,8 @@ def examine() -> Iterator[Finding]:
     """Look at one thing after the other; only the last asks the network."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Finding("gpt-cli", "ok", f"{gpt_cli.__version__} with Python {python}")
-    yield _blas()
-    yield _compiled()
+    yield _numpy()
+    yield _library()
     yield _threads()
     yield _memory()
     yield _gpu()
@@ -49,45 +47,40 @@ def examine() -> Iterator[Finding]:
     yield _hub()
 
 
-def _blas() -> Finding:
-    kernel = openblas_kernel()
-    if kernel is None:
-        blas: Any = np.show_config(mode="dicts")
-        library = blas["Build Dependencies"]["blas"]["name"]
-        return Finding("numpy", "ok", f"{np.__version__} with {library}")
-    found = f"{np.__version__} with OpenBLAS for {kernel}"
-    if kernel in AVX512_KERNELS or not _has_avx512():
-        return Finding("numpy", "ok", found)
-    cure = "export OPENBLAS_CORETYPE=SkylakeX: products are up to twice as fast"
-    return Finding("numpy", "note", f"{found}, and the processor has AVX-512", cure)
+def _numpy() -> Finding:
+    blas: Any = np.show_config(mode="dicts")
+    library = blas["Build Dependencies"]["blas"]["name"]
+    return Finding("numpy", "ok", f"{np.__version__} with {library}")
 
 
-def _has_avx512() -> bool:
-    simd: Any = np.show_config(mode="dicts")
-    found = simd.get("SIMD Extensions", {}).get("found", [])
-    return any("AVX512" in name or name == "X86_V4" for name in found)
-
-
-def _compiled() -> Finding:
-    if not find_spec("numba"):
-        cure = "pip install 'gpt-cli[fast]'"
-        return Finding(
-            "numba", "note", "not installed: int8 needs it, and long texts are slower", cure
-        )
+def _library() -> Finding:
+    """Say at which level the compiled library computes, or why it does not."""
+    if native_library() is None:
+        slow = "not compiled when gpt-cli was installed: NumPy computes, slower, and no int8"
+        return Finding("library", "note", slow, "install a C compiler, then gpt-cli again")
     try:
-        ops = get_ops("cpu", "int8")
-    except GPTCLIError as error:
-        return Finding("numba", "problem", str(error), "pip install --upgrade 'gpt-cli[fast]'")
-    return Finding("numba", "ok", f"{version('numba')} computes with {ops.threads} threads")
+        from gpt_cli.ops.native_ops import NativeOps, levels
+
+        ops = NativeOps()
+    except (ImportError, GPTCLIError) as error:
+        cure = "unset GPT_CLI_LEVEL, or install gpt-cli again"
+        return Finding("library", "problem", f"cannot be used: {error}", cure)
+    lower = [level for level in levels() if level != ops.level]
+    also = f" (also here: {', '.join(lower)})" if lower else ""
+    chosen = os.environ.get("GPT_CLI_OPS")
+    if chosen not in (None, "", "native"):
+        found = f"compiled, for {ops.level}{also}; GPT_CLI_OPS={chosen} computes instead"
+        return Finding("library", "note", found, "unset GPT_CLI_OPS")
+    return Finding("library", "ok", f"computes at the level {ops.level}{also}")
 
 
 def _threads() -> Finding:
-    cores, blas = machine.cores(), machine.blas_threads()
+    cores, taken = machine.cores(), machine.threads()
     found = f"{cores} of {os.cpu_count()} processors may be used"
-    if blas > cores:
-        cure = f"give --threads {cores}, or unset OPENBLAS_NUM_THREADS and OMP_NUM_THREADS"
-        return Finding("threads", "note", f"{found}, and {blas} threads are asked for", cure)
-    return Finding("threads", "ok", f"{found}; {blas} threads are taken")
+    if taken > cores:
+        cure = f"give --threads {cores}, or unset GPT_CLI_THREADS"
+        return Finding("threads", "note", f"{found}, and {taken} threads are asked for", cure)
+    return Finding("threads", "ok", f"{found}; {taken} threads are taken")
 
 
 def _memory() -> Finding:

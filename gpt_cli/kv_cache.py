@@ -17,6 +17,7 @@ class KVCache:
         keys, values: (n_layer, B, H, blocks of `ops.cache_block` tokens, ...) in the layout of the
             operations. Of a text, the first `lengths` tokens are valid.
         lengths: (B,) tokens stored of each text, on the host.
+        new: (B,) tokens of each text that the layers append in this forward pass.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class KVCache:
         shape = batch, config.n_head, capacity, config.head_size
         self.keys, self.values = ops.new_cache(layers or config.n_layer, *shape)
         self.lengths: NDArray[np.int64] = np.zeros(batch, np.int64)
-        self._new = self.lengths
+        self.new = self.lengths
 
     def reserve(self, new: NDArray[np.int64]) -> None:
         """Announce how many tokens of each text (B,) the layers will append.
@@ -38,7 +39,7 @@ class KVCache:
         most = int((self.lengths + new).max(initial=0))
         if most > self.capacity:
             raise IndexError(f"the cache has room for {self.capacity} tokens, not for {most}")
-        self._new = new
+        self.new = new
 
     def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
         """Store one layer's k, v (B, H, T, D) of the tokens that were announced.
@@ -46,14 +47,18 @@ class KVCache:
         Returns:
             All keys and all values of the layer.
         """
-        layer %= len(self.keys)  # without a cache there is room for one layer at a time
-        keys, values = self.keys[layer], self.values[layer]
-        self._ops.store(k, v, keys, values, self.lengths, self._new)
+        keys, values = self.layer(layer)
+        self._ops.store(k, v, keys, values, self.lengths, self.new)
         return keys, values
+
+    def layer(self, layer: int) -> tuple[Array, Array]:
+        """Return the room of one layer: keys and values."""
+        layer %= len(self.keys)  # without a cache there is room for one layer at a time
+        return self.keys[layer], self.values[layer]
 
     def advance(self) -> None:
         """Count the tokens that every layer has stored in this forward pass."""
-        self.lengths = self.lengths + self._new
+        self.lengths = self.lengths + self.new
 
     def rewind(self, tokens: int) -> None:
         """Forget the last tokens of each text."""
@@ -61,7 +66,8 @@ class KVCache:
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these texts of the batch, in this order."""
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        xp = self._ops.xp
+        self.keys, self.values = (xp.take(each, rows, axis=1) for each in (self.keys, self.values))
         self.lengths = self.lengths[rows]
 
     def copies(self, batch: int, capacity: int) -> "KVCache":

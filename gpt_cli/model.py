@@ -6,6 +6,7 @@ Multitask Learners", 2019; each block normalizes its input, not its output.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -41,7 +42,7 @@ class MLP:
     activation: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key by what it is, not by its numbers
 class Block:
     """One of the n_layer layers."""
 
@@ -126,9 +127,10 @@ def hidden_states(
     positions = cache.lengths[:, None] + np.minimum(np.arange(T), new[:, None] - 1)  # (B, T)
     visible = positions + 1  # the causal mask: a token sees its own key and those before it
 
+    one_layer = ops.block or partial(block, ops)  # some have `block` in one piece
     x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
     for layer, b in enumerate(model.h):
-        x = block(ops, x, b, visible, cache, layer)
+        x = one_layer(x, b, visible, cache, layer)
     cache.advance()
     return x
 

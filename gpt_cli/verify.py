@@ -2,13 +2,16 @@
 
 Three kinds of checks. The files have the hashes that are known of them. Greedily, the model writes
 what others have published that it writes. And whatever the model is, some ways to compute the same
-must agree: with the cache and without, beside other texts and alone, by each implementation.
+must agree: with the cache and without, beside other texts and alone, by each implementation. Where
+the compiled library computes, they must agree to the last bit, on any number of threads and at each
+level of the processor; a digest of the logits lets two machines be compared.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,9 +21,8 @@ import numpy as np
 
 from gpt_cli import checkpoint, gpu
 from gpt_cli.bench import TEXT
-from gpt_cli.config import GPT2Config
-from gpt_cli.engine import Engine, preparation
-from gpt_cli.errors import GPTCLIError
+from gpt_cli.engine import Engine
+from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.files import git_hash, sha256
 from gpt_cli.generate import Completion
 from gpt_cli.hub.local import SHORT_NAMES
@@ -34,6 +36,7 @@ LIMITS = {"float32": (1e-3, 1e-4), "float16": (0.3, 0.05), "int8": (3.0, 0.5)}
 
 PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
 _NEW_TOKENS = 12
+_DIGEST_TOKENS = 64
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -46,6 +49,7 @@ class Check:
     detail: str
     largest: float | None = None  # difference of log-probabilities, where they were compared
     mean: float | None = None
+    digest: str | None = None  # SHA-256 of logits
 
 
 @cache
@@ -55,13 +59,12 @@ def known() -> dict[str, Any]:
     return facts
 
 
-def verify(name: str, folder: Path, *, quiet: bool = False) -> Iterator[Check]:
+def verify(name: str, folder: Path) -> Iterator[Check]:
     """Check a model, one thing after the other.
 
     Args:
         name: as the user calls it.
         folder: where it is.
-        quiet: whether not to tell that something takes long.
 
     Raises:
         GPTCLIError: it cannot be loaded.
@@ -69,31 +72,40 @@ def verify(name: str, folder: Path, *, quiet: bool = False) -> Iterator[Check]:
     facts = _facts(name, folder)
     yield _check_files(folder, facts.get("sha256", {}))
     tokenizer = Tokenizer.from_folder(folder)
-    dtype = GPT2Config.from_folder(folder).dtype
+    dtype = "int8" if checkpoint.stored_dtype(folder) == "int8" else "float32"
 
     def load(ops: Ops) -> Engine:
         return Engine(checkpoint.load(folder, ops), tokenizer, name, 0.0)
 
-    with preparation(quiet):
-        ops = get_ops("cpu", dtype)
+    ops = get_ops("cpu", dtype)
     engine = load(ops)
     yield _check_continuations(engine, facts.get("continuations", []))
     together = _continue(engine)
-    yield _check_same("cache on = off", together, _continue(engine, use_cache=False), dtype)
+    yield _check_same("cache on = off", together, _continue(engine, use_cache=False), ops)
     alone = [_continue(engine, [prompt])[0] for prompt in PROMPTS]
-    yield _check_same("batch = single", together, alone, dtype)
+    yield _check_same("batch = single", together, alone, ops)
+    yield _check_bits("bits", engine, facts)
     if ops.name == "numpy":
         expected = _logprobs(engine)
-        yield Check(
-            "numba = numpy", None, "NumPy computes here: install numba, or unset GPT_CLI_OPS"
-        )
+        yield Check("native = numpy", None, "NumPy computes here: see `gpt-cli doctor`")
     else:
         expected = _logprobs(load(Int8NumPyOps() if dtype == "int8" else NumPyOps()))
         yield _compare(f"{ops.name} = numpy", _logprobs(engine), expected, dtype)
     del engine
     others = [("cpu", "int8"), ("cuda", "float32"), ("cuda", "float16")]
     for device, other in others if dtype == "float32" else []:
-        yield _check_other(device, other, lambda ops: _logprobs(load(ops)), expected)
+        problem = gpu.problem() if device == "cuda" else None
+        try:
+            if problem:
+                raise ResourceError(problem)
+            engine = load(get_ops(device, other))
+            found = _logprobs(engine)
+        except GPTCLIError as error:
+            yield Check(f"{device} in {other} = float32", None, str(error))
+            continue
+        yield _compare(f"{device} in {other} = float32", found, expected, other)
+        if device == "cpu":
+            yield _check_bits(f"bits in {other}", engine, facts)
 
 
 def _facts(name: str, folder: Path) -> dict[str, Any]:
@@ -159,13 +171,45 @@ def _continue(
 
 
 def _check_same(
-    name: str, found: Sequence[Completion], expected: Sequence[Completion], dtype: str
+    name: str, found: Sequence[Completion], expected: Sequence[Completion], ops: Ops
 ) -> Check:
     """Compare the tokens of several texts, and how likely they were."""
     if [one.ids for one in found] != [other.ids for other in expected]:
         return Check(name, False, "the tokens are not the same")
     pairs = [[logprob for one in each for logprob in one.logprobs] for each in (found, expected)]
-    return _compare(name, np.array(pairs[0]), np.array(pairs[1]), dtype)
+    check = _compare(name, np.array(pairs[0]), np.array(pairs[1]), ops.dtype)
+    if ops.name != "native":
+        return check
+    detail = "the same bits" if check.largest == 0 else f"not the same bits: {check.detail}"
+    return replace(check, passed=check.largest == 0, detail=detail)
+
+
+def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
+    """Compare logits, bit by bit, between threads and levels, and with what is known of them."""
+    ops = engine.model.ops
+    if ops.name != "native":
+        return Check(name, None, "only the compiled library has the same bits everywhere")
+    from gpt_cli.ops import native_ops  # which needs the library
+
+    ids = engine.encode(TEXT)[: min(_DIGEST_TOKENS, engine.model.config.n_positions)]
+    levels, counts = native_ops.levels(), (1, max(2, ops.threads))
+    digests = {}
+    try:
+        for level in levels:
+            native_ops.use_level(level)
+            for ops.threads in counts:
+                logits = engine.logits([ids]).astype("<f4", copy=False)
+                digests[level, ops.threads] = hashlib.sha256(logits.tobytes()).hexdigest()
+    finally:
+        native_ops.choose_level()
+    digest = digests[levels[0], 1]
+    known = facts.get("digests", {}).get(ops.dtype, digest)
+    ways = f"with {counts[0]} and {counts[1]} threads, at {', '.join(levels)}"
+    if set(digests.values()) != {digest}:
+        return Check(name, False, f"they differ {ways}: {digests}", digest=digest)
+    if digest != known:
+        return Check(name, False, f"{digest}, but {known} is known", digest=digest)
+    return Check(name, True, f"{digest} {ways}", digest=digest)
 
 
 def _logprobs(engine: Engine) -> np.ndarray[Any, Any]:
@@ -186,19 +230,3 @@ def _compare(
         f"({most:.0e} and {most_in_the_mean:.0e} are allowed)"
     )
     return Check(name, passed, detail, largest, mean)
-
-
-def _check_other(
-    device: str,
-    dtype: str,
-    compute: Callable[[Ops], np.ndarray[Any, Any]],
-    expected: np.ndarray[Any, Any],
-) -> Check:
-    """Compare another device or type with the reference in float32, if it is there."""
-    name = f"{device} in {dtype} = float32"
-    if device == "cuda" and (problem := gpu.problem()):
-        return Check(name, None, problem)
-    try:
-        return _compare(name, compute(get_ops(device, dtype)), expected, dtype)
-    except GPTCLIError as error:
-        return Check(name, None, str(error))

@@ -240,6 +240,16 @@ MINIMAL_CONFIG: dict[str, Any] = {  # the other names of the sizes, and defaults
 }
 
 
+def write_damaged(folder: Path, name: str, number: np.float32) -> Path:
+    """Write a checkpoint in which one column of a tensor holds nothing but `number`."""
+    weights = make_weights(CONFIG)
+    weights[name].view(np.uint32)[..., 5] = number.view(np.uint32)  # whatever its bits are
+    tensors = stored_tensors(CONFIG) | {name: store(weights[name])}
+    write_checkpoint(folder, CONFIG)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    return folder
+
+
 @dataclass(frozen=True)
 class Case:
     """A configuration, and how its checkpoint is written."""

@@ -1,7 +1,8 @@
+import ctypes
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -15,11 +16,10 @@ from gpt_cli import checkpoint
 from gpt_cli.cli.options import THREAD_VARIABLES
 from gpt_cli.config import GPT2Config
 from gpt_cli.model import GPT2
-from gpt_cli.ops import Ops, get_ops
+from gpt_cli.ops import Array, Ops, get_ops, native_library, native_ops
 from gpt_cli.tokenizer import Tokenizer
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands are run as users have it: with buffers
-os.environ["GPT_CLI_OPS"] = "numpy"  # commands start at once; what computes models: see `ops`
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -80,13 +80,65 @@ def case_folder(tmp_path_factory) -> Callable[[str], Path]:
     return functools.cache(lambda case: CASES[case].write(tmp_path_factory.mktemp(case)))
 
 
-@pytest.fixture(scope="session", params=["numpy", "numba"])
+@pytest.fixture(scope="session")
+def library() -> ctypes.CDLL:
+    """The compiled library; without one, the test is skipped."""
+    if native_library() is None:
+        pytest.skip("gpt-cli was installed without the compiled library")
+    return native_ops.library()
+
+
+@functools.cache
+def ops_named(name: str, dtype: str) -> Ops:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPT_CLI_OPS", name)
+        return get_ops("cpu", dtype)
+
+
+@pytest.fixture(scope="session", params=["numpy", "native"])
 def ops(request) -> Ops:
     """Each way to compute."""
-    pytest.importorskip(request.param)
+    if request.param == "native":
+        request.getfixturevalue("library")
+    return ops_named(request.param, "float32")
+
+
+@pytest.fixture(scope="session", params=["numpy", "native"])
+def int8_ops(request) -> Ops:
+    """Each way to compute with int8 weights."""
+    if request.param == "native":
+        request.getfixturevalue("library")
+    return ops_named(request.param, "int8")
+
+
+@pytest.fixture(scope="session")
+def native(library) -> Callable[[str], Ops]:
+    """Return the compiled operations, for weights in a type."""
+    return functools.partial(ops_named, "native")
+
+
+@pytest.fixture(scope="session")
+def cached() -> Callable[..., list[Array]]:
+    """Make one layer of a cache of keys and values (B, H, S, D), the first `past` stored before."""
+
+    def store(ops: Ops, keys: Array, values: Array, past: int = 0) -> list[Array]:
+        B, H, S, D = keys.shape
+        layer = [layers[0] for layers in ops.new_cache(1, B, H, S, D)]
+        for start, end in ((0, past), (past, S)):
+            new = keys[:, :, start:end], values[:, :, start:end]
+            ops.store(*new, *layer, np.full(B, start), np.full(B, end - start))
+        return layer
+
+    return store
+
+
+@pytest.fixture(scope="module", params=native_ops.levels() if native_library() else [])
+def level(request) -> Iterator[str]:
+    """Let the compiled operations use each level that this processor has."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GPT_CLI_OPS", request.param)
-        return get_ops("cpu", "float32")
+        patch.setenv("GPT_CLI_LEVEL", request.param)
+        yield native_ops.choose_level()
+    native_ops.choose_level()
 
 
 @pytest.fixture(scope="session")

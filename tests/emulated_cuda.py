@@ -10,6 +10,7 @@ import ctypes
 import re
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -175,7 +176,10 @@ class DeviceArray:
         return self._host.copy()
 
     def __getitem__(self, place):
-        return _on_device(self._host[_on_host(place, index=True)])
+        found = self._host[_on_host(place, index=True)]
+        if not np.may_share_memory(found, self._host):
+            found = np.asarray(found, order="C")  # as CuPy's copies; NumPy may transpose them
+        return _on_device(found)
 
     def __setitem__(self, place, value):
         self._host[_on_host(place, index=True)] = _on_host(value)
@@ -240,6 +244,13 @@ def _wrapped(function):
 def _asarray(given, *args, **kwargs):
     host = given._host if isinstance(given, DeviceArray) else np.array(given)
     return DeviceArray(np.asarray(host, *args, **kwargs))
+
+
+def _empty(shape, dtype=np.float64):
+    """Memory in which nobody has written anything: no numbers, so that what reads it is seen."""
+    host = np.empty(shape, dtype)
+    host.reshape(-1).view(np.uint8).fill(0xFF)
+    return DeviceArray(host)
 
 
 class _Module(ModuleType):
@@ -317,7 +328,9 @@ def modules(folder: Path) -> dict[str, ModuleType]:
     cupy, cupyx = _Module("cupy"), ModuleType("cupyx")
     cuda, device = ModuleType("cupy.cuda"), ModuleType("cupy.cuda.device")
     runtime, cublas = ModuleType("cupy.cuda.runtime"), ModuleType("cublas")
+    cupy.__spec__ = ModuleSpec("cupy", None)
     cupy.asarray = _asarray
+    cupy.empty = _empty
     cupy.asnumpy = lambda array: array.get()
     cupy.ndarray = DeviceArray
     cupy.RawModule = _raw_module(folder)

@@ -33,7 +33,7 @@ DTYPES = ("float32", "float16")
 def ops(request, tmp_path_factory):
     device, dtype = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("GPT_CLI_OPS")
+        patch.delenv("GPT_CLI_OPS", raising=False)
         if device == "gpu":
             if problem := gpu.problem():
                 pytest.exit(f"nothing was tested: {problem}", returncode=1)
@@ -93,11 +93,12 @@ def test_logits_are_float32_of_a_vocabulary_of_any_size(ops):
     assert_close(ops, found, NUMPY.linear(x[:, -1], Linear(matrix)))
 
 
-def test_embed(ops):
+@pytest.mark.parametrize("positions", [[[4, 5, 6]], [[4, 5, 6], [0, 0, 1]]])
+def test_embed(ops, positions):
     placed, matrix = matrices(ops, 20, 30, transposed=True)
     wpe = random(7, 20, seed=1)
-    ids, positions = np.array([[1, 29, 3], [4, 5, 0]]), np.array([[4, 5, 6]])
-    found = ops.embed(placed, ops.place(wpe), ops.xp.asarray(ids), ops.xp.asarray(positions))
+    ids, positions = np.array([[1, 29, 3], [4, 5, 0]]), np.array(positions)
+    found = ops.embed(placed, ops.place(wpe), ops.xp.asarray(ids), positions)
     assert found.dtype == np.float32
     assert_close(ops, found, NUMPY.embed(matrix, wpe, ids, positions))
 
@@ -105,46 +106,93 @@ def test_embed(ops):
 @pytest.mark.parametrize(("id", "position"), [(-1, 0), (30, 0), (0, 7), (0, -1)])
 def test_what_is_out_of_range_is_no_number(ops, id, position):
     placed, _ = matrices(ops, 20, 30, transposed=True)
-    given = (ops.xp.asarray([[number]]) for number in (id, position))
+    given = ops.xp.asarray([[id]]), np.array([[position]])
     assert np.isnan(ops.to_host(ops.embed(placed, ops.place(random(7, 20)), *given))).all()
+
+
+def stored(each, k, v, past, lengths, room=9):
+    """The keys and values of a layer of a new cache, after a `store`."""
+    B, H, _, D = k.shape
+    keys, values = (array[1] for array in each.new_cache(2, B, H, room, D))
+    each.store(each.place(k), each.place(v), keys, values, np.array(past), np.array(lengths))
+    return keys, values
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_each_row_stores_its_own_tokens_behind_its_past(ops, views):
+    past, lengths = [0, 2, 3], [5, 3, 0]
+    rows = random(3, 5, 2, 4, 6)  # k and v of each of (B, T), as the model computes them
+    for row, own in enumerate(lengths):
+        rows[row, own:] = np.nan  # what fills the row up
+    rows = rows.astype(ops.dtype)
+    k, v = rows.transpose(2, 0, 3, 1, 4)
+    if not views:
+        k, v = k.astype(np.float32), v.copy()
+    found, expected = (stored(each, k, v, past, lengths) for each in (ops, NUMPY))
+    for there, here in zip(found, expected, strict=True):
+        assert there.dtype == ops.dtype
+        assert np.array_equal(ops.to_host(there), here)
+
+
+def test_a_cache_that_is_not_in_one_piece_is_refused(ops):
+    k = ops.place(random(2, 3, 1, 4))
+    keys, values = (array[:, 0] for array in ops.new_cache(2, 2, 3, 5, 4))
+    with pytest.raises(ValueError, match="one piece"):
+        ops.store(k, k, keys, values, np.array([0, 0]), np.array([1, 1]))
+    with pytest.raises(ValueError, match="one piece"):
+        ops.attend(k, keys, values, 0.3, np.array([[1], [1]]))
 
 
 @pytest.mark.parametrize("D", [6, 64, 300])
 @pytest.mark.parametrize(
-    ("T", "S", "padding", "cached"),
+    "visible",
     [
-        (1, 1, None, True),
-        (1, 70, None, False),
-        (1, 70, [0, 2], True),
-        (5, 5, None, False),
-        (5, 5, [0, 2], True),
-        (3, 40, [0, 2], True),
+        [[1], [1]],
+        [[70], [70]],
+        [[70], [68]],
+        [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]],
+        [[1, 2, 3, 4, 5], [1, 2, 3, 3, 3]],
+        [[38, 39, 40], [36, 37, 38]],
     ],
+    ids=lambda visible: f"{visible[0]}-{visible[1]}",
 )
-def test_attend(ops, D, T, S, padding, cached):
-    q = random(2, T, 3, D).swapaxes(1, 2)
-    room = np.zeros((2, 2, 3, S + 4, D), np.float32)
-    room[:, :, :, :S] = random(2, 2, 3, S, D, seed=1)
-    k, v = room[:, :, :, :S] if cached else room[:, :, :, :S].copy()
-    keys = np.arange(S)
-    visible = (keys <= keys[S - T :, None])[None, None]
-    if padding is not None:
-        visible = visible & (keys >= np.array(padding)[:, None, None, None])
-    elif T == 1:
-        visible = None
-    seen = None if visible is None else ops.xp.asarray(visible)
-    kept = ops.place(room).astype(ops.cache_dtype)[:, :, :, :S]
-    given = kept if cached else ops.place(room[:, :, :, :S].copy())
-    found = ops.attend(ops.place(q), *given, 0.3, seen)
-    assert_close(ops, found, NUMPY.attend(q, k, v, 0.3, visible))
+def test_attend(ops, D, visible):
+    visible = np.array(visible)
+    B, T = visible.shape
+    S = visible.max() + 4  # behind what is visible: what another text has left
+    q, (k, v) = random(B, T, 3, D).swapaxes(1, 2), random(2, B, 3, S, D, seed=1)
+    found, expected = (
+        each.attend(each.place(q), *stored(each, k, v, [0] * B, [S] * B, room=S), 0.3, visible)
+        for each in (ops, NUMPY)
+    )
+    assert_close(ops, found, expected)
+
+
+@pytest.mark.parametrize("visible", [[[5], [3]], [[1, 3, 5], [1, 2, 3]]])
+def test_what_nobody_has_written_does_not_matter(ops, visible):
+    q, k, v = random(3, 2, 2, 5, 8)
+    q, visible = q[:, :, : len(visible[0])], np.array(visible)
+    found, expected = (
+        each.attend(each.place(q), *stored(each, k, v, [0, 0], [5, 3]), 0.3, visible)
+        for each in (ops, NUMPY)
+    )
+    assert_close(ops, found, expected)
 
 
 def test_a_text_too_long_for_the_memory_of_a_block(ops, monkeypatch):
     monkeypatch.setattr(sys.modules[type(ops).__module__], "_SHARED", 0)
     q, k, v = random(3, 2, 2, 50, 16)
-    q = q[:, :, :1]
-    found = ops.attend(ops.place(q), ops.place(k), ops.place(v), 0.3, None)
-    assert_close(ops, found, NUMPY.attend(q, k, v, 0.3, None))
+    q, visible = q[:, :, :1], np.array([[50], [41]])
+    found, expected = (
+        each.attend(each.place(q), *stored(each, k, v, [0, 0], [50, 41], room=50), 0.3, visible)
+        for each in (ops, NUMPY)
+    )
+    assert_close(ops, found, expected)
+
+
+def test_exp(ops):
+    x = random(3, 100) * 9
+    np.testing.assert_allclose(ops.to_host(ops.exp(ops.place(x))), np.exp(x), rtol=1e-6)
 
 
 def test_log_normalizer(ops):
@@ -153,21 +201,19 @@ def test_log_normalizer(ops):
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "n_inner": 20}])
-@pytest.mark.parametrize("padding", [None, [0, 3]])
-def test_the_model_computes_what_it_does_on_the_cpu(ops, changes, padding):
+@pytest.mark.parametrize("lengths", [[[9, 9], [1, 1], [2, 2]], [[9, 6], [1, 1], [2, 0]]])
+def test_the_model_computes_what_it_does_on_the_cpu(ops, changes, lengths):
     config = CONFIG | changes
     logits = {}
     for each in (ops, NUMPY):
-        xp = each.xp
         model = checkpoint.assemble(GPT2Config.from_dict(config), each, make_weights(config))
         cache = KVCache(model.config, each, 2, 12)
-        ids = np.arange(24).reshape(2, 12)
-        padded = None if padding is None else xp.asarray(padding)
-        parts = [
-            forward(model, xp.asarray(ids[:, part]), cache, padding=padded)
-            for part in (slice(0, 9), slice(9, 10), slice(10, 12))
-        ]
-        logits[each.name] = np.concatenate([each.to_host(part) for part in parts], axis=1)
+        ids = each.xp.asarray(np.arange(24).reshape(2, 12))
+        rows = []
+        for part, new in zip((ids[:, :9], ids[:, 9:10], ids[:, 10:]), lengths, strict=True):
+            computed = each.to_host(forward(model, part, cache, np.array(new)))
+            rows += [row[:own] for row, own in zip(computed, new, strict=True)]
+        logits[each.name] = np.concatenate(rows)
     found, expected = logits["cupy"], logits["numpy"]
     tolerance = 1e-4 if ops.dtype == "float32" else 1e-2
     assert abs(found - expected).max() < tolerance * abs(expected).max()
@@ -185,8 +231,12 @@ def test_the_model_computes_what_it_does_on_the_cpu(ops, changes, padding):
 def test_a_seed_gives_the_same_text_as_on_the_cpu(ops, tokenizer, how, use_cache):
     if ops.dtype == "float16":
         pytest.skip("rounded otherwise")
-    options = Options(max_tokens=6, seed=3, ignore_eos=True, use_cache=use_cache, **how)
-    requests = [Request([1, 2, 3], options), Request([4, 5], options, 1)]
+    how = {"seed": 3, "ignore_eos": True, "use_cache": use_cache} | how
+    rows = [([1, 2, 3], 6), ([4, 5], 3), ([6, 7, 8, 9, 10], 5)]  # prompts, new tokens
+    requests = [
+        Request(prompt, Options(max_tokens=new, **how), index)
+        for index, (prompt, new) in enumerate(rows)
+    ]
     done = {}
     for each in (ops, NUMPY):
         model = checkpoint.assemble(GPT2Config.from_dict(CONFIG), each, make_weights(CONFIG))

@@ -1,13 +1,9 @@
 import inspect
-import os
-import signal
-import time
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from checkpoints import CONFIG, END, END_ID, VOCAB, write_checkpoint
-from processes import posix
+from checkpoints import CONFIG, END, END_ID, VOCAB, write_checkpoint, write_damaged
 
 import gpt_cli
 from gpt_cli.batch import ROW_OPTIONS
@@ -35,54 +31,65 @@ def test_the_public_names_are_those_that_are_promised():
         _ = gpt_cli.nothing
 
 
-@pytest.mark.parametrize(
-    ("passes", "brief"), [(None, False), (0, True), (100, True), (100_000, False)]
-)
-def test_few_passes_are_not_worth_a_long_preparation(monkeypatch, passes, brief):
-    asked = []
-    real = gpt_cli.engine.get_ops
-    monkeypatch.setattr(
-        "gpt_cli.engine.get_ops", lambda *given, **how: asked.append(how) or real(*given, **how)
-    )
-    gpt_cli.load("tiny", passes=passes)
-    assert asked == [{"brief": brief}]
-
-
-@pytest.mark.parametrize("quiet", [True, False])
-def test_a_long_preparation_is_explained(monkeypatch, capsys, quiet):
-    real = gpt_cli.engine.get_ops
-
-    def slow(*given, **how):
-        time.sleep(0.2)
-        return real(*given, **how)
-
-    monkeypatch.setattr("gpt_cli.engine._LONG", 0.01)
-    monkeypatch.setattr("gpt_cli.engine.get_ops", slow)
-    gpt_cli.load("tiny", quiet=quiet)
-    told = "preparing the compiled operations; the first time takes 10 seconds to a minute\n"
-    assert capsys.readouterr().err == ("" if quiet else told)
-
-
-@posix
-def test_an_interrupt_waits_for_the_end_of_the_preparation(monkeypatch):
-    prepared = []
-
-    def interrupted(*given, **how):
-        os.kill(os.getpid(), signal.SIGINT)
-        prepared.append(True)
-
-    monkeypatch.setattr("gpt_cli.engine.get_ops", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        gpt_cli.load("tiny")
-    assert prepared
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_load_takes_a_name_a_device_and_a_type():
     parameters = inspect.signature(gpt_cli.load).parameters
     assert parameters["name"].default == "gpt2"
     assert parameters["device"].default == "auto"
     assert parameters["dtype"].default == "auto"
+    assert parameters["threads"].default is None
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("case", "dtype", "held"),
+    [
+        ("saved", "auto", "float32"),
+        ("f16", "auto", "float16"),
+        ("bf16", "auto", "bfloat16"),
+        ("bf16", "bfloat16", "bfloat16"),
+        ("bf16", "float32", "float32"),
+        ("bf16", "int8", "int8"),
+    ],
+)
+def test_weights_are_held_as_they_are_stored_unless_another_type_is_chosen(
+    case_folder, case, dtype, held
+):
+    engine = gpt_cli.load(str(case_folder(case)), device="cpu", dtype=dtype)
+    assert (engine.model.ops.name, engine.model.ops.dtype) == ("native", held)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("case", "dtype"), [("saved", "bfloat16"), ("bf16", "float16"), ("f16", "bfloat16")]
+)
+def test_weights_are_not_rounded_to_16_bits_on_a_cpu(case_folder, case, dtype):
+    with pytest.raises(InputError, match="is stored in .*: on a CPU, leave --dtype out"):
+        gpt_cli.load(str(case_folder(case)), device="cpu", dtype=dtype)
+
+
+@pytest.mark.parametrize("case", ["f16", "bf16"])
+def test_numpy_holds_in_32_bits_what_is_stored_in_16(case_folder, monkeypatch, case):
+    monkeypatch.setenv("GPT_CLI_OPS", "numpy")
+    engine = gpt_cli.load(str(case_folder(case)), device="cpu")
+    assert (engine.model.ops.name, engine.model.ops.dtype) == ("numpy", "float32")
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_load_takes_a_number_of_threads(case_folder, dtype):
+    engines = [
+        gpt_cli.load(str(case_folder("saved")), device="cpu", dtype=dtype, threads=threads)
+        for threads in (1, 3)
+    ]
+    assert [engine.model.ops.threads for engine in engines] == [1, 3]
+    one, three = (engine.logits([list(range(60))]) for engine in engines)
+    assert np.array_equal(one, three)
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_a_number_of_threads_below_one_is_refused(case_folder, threads):
+    with pytest.raises(InputError, match="threads must be 1 or more"):
+        gpt_cli.load(str(case_folder("saved")), threads=threads)
 
 
 def test_a_folder_can_be_loaded(case_folder):
@@ -322,8 +329,8 @@ def test_special_tokens_in_a_prompt_are_text_unless_asked_otherwise(engine):
 @pytest.mark.parametrize("damage", [np.nan, np.inf, 3e38])
 @pytest.mark.parametrize("use", ["generate", "score", "logits"])
 def test_damaged_weights_are_an_error_and_no_heap_of_warnings(tmp_path, damage, use):
-    broken = gpt_cli.load(str(write_checkpoint(tmp_path, CONFIG)))
-    broken.model.h[1].mlp.c_fc.weight[:, 5] = damage
+    folder = write_damaged(tmp_path, "h.1.mlp.c_fc.weight", np.float32(damage))
+    broken = gpt_cli.load(str(folder))
     calls = {
         "generate": lambda: broken.generate([PROMPT]),
         "score": lambda: broken.score(PROMPT),
@@ -340,8 +347,7 @@ def test_half_of_a_surrogate_pair_is_refused(engine):
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_noticed_when_it_matters(engine):
-    config = replace(engine.model.config, vocab_size=280)
-    model = replace(engine.model, config=config, wte=engine.model.wte[:, :280])
+    model = replace(engine.model, config=replace(engine.model.config, vocab_size=280))
     smaller = gpt_cli.Engine(model, engine.tokenizer, "", 0)
     for use in (smaller.score, lambda text: smaller.generate([text])):
         with pytest.raises(InputError, match=r"the model has no token 28\d"):

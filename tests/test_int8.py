@@ -2,35 +2,21 @@
 
 import functools
 import itertools
-import json
-import os
-import platform
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from checkpoints import (
-    CONFIG,
-    make_weights,
-    noise,
-    safetensors_bytes,
-    store,
-    stored_tensors,
-    write_checkpoint,
-)
+from checkpoints import CONFIG, make_weights, noise, write_damaged
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import COMMAND
 
 import gpt_cli
 from gpt_cli import checkpoint
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
-from gpt_cli.generate import left_pad
+from gpt_cli.generate import right_pad
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import forward
-from gpt_cli.ops import Linear, get_ops
+from gpt_cli.ops import Linear
 from gpt_cli.ops.int8 import BLOCK, LARGEST, LARGEST_ACTIVATION, Int8Rows, quantize
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, Int8NumPyOps
 
@@ -68,23 +54,9 @@ def in_blocks(matrix):
     return np.maximum.reduceat(abs(matrix.astype(np.float64)), starts, axis=0)
 
 
-@functools.cache
-def ops_named(name: str):
-    pytest.importorskip(name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GPT_CLI_OPS", name)
-        return get_ops("cpu", "int8")
-
-
-@pytest.fixture(scope="session", params=["numpy", "numba"])
-def int8_ops(request):
-    """Each way to compute with int8 weights."""
-    return ops_named(request.param)
-
-
 @pytest.fixture(scope="session")
-def compiled():
-    return ops_named("numba")
+def compiled(native):
+    return native("int8")
 
 
 @pytest.fixture(scope="session")
@@ -260,7 +232,7 @@ def test_the_largest_products_do_not_overflow(int8_ops, rows, n_in, x_sign, w_si
     exact = float(n_in * x_sign * w_sign * LARGEST_ACTIVATION * LARGEST)
     y = int8_ops.linear(x, w)
     np.testing.assert_allclose(y, exact, rtol=1e-6)
-    if int8_ops.name == "numba" and n_in % BLOCK == 0:  # float32 has enough digits for them
+    if int8_ops.name == "native" and n_in % BLOCK == 0:  # float32 has enough digits for them
         assert (y == exact).all()
 
 
@@ -322,13 +294,13 @@ def test_a_row_of_a_batch_is_exactly_the_row_alone(compiled, rows, activation):
         assert np.array_equal(row, compiled.linear(alone[None], w, activation=activation)[0])
 
 
-def test_the_arguments_are_left_as_they_are(int8_ops):
+def test_the_arguments_are_left_as_they_are(int8_ops, cached):
     x, matrix, heads = array("x", 9, 100), array("matrix", 100, 40), array("heads", 2, 2, 4, 4)
     copies = x.copy(), matrix.copy(), heads.copy()
     w = Linear(int8_ops.place_matrix(matrix), matrix[0])
     for activation in (None, *ACTIVATIONS):
         int8_ops.linear(x, w, activation=activation)
-    int8_ops.attend(heads, heads, heads, 0.5, np.tril(np.ones((4, 4), bool))[None, None])
+    int8_ops.attend(heads, *cached(int8_ops, heads, heads), 0.5, np.full((2, 4), 3))
     assert all(map(np.array_equal, (x, matrix, heads), copies))
 
 
@@ -346,8 +318,7 @@ def rows_of(int8_ops, placed, n_in):
 def test_a_matrix_is_placed_whole_however_it_is_read(
     int8_ops, monkeypatch, piece, transposed, rounded
 ):
-    if int8_ops.name == "numba":
-        monkeypatch.setattr("gpt_cli.ops.numba_ops._PIECE", piece)
+    monkeypatch.setattr("gpt_cli.ops.native_ops._PIECE", piece)
     matrix = array("matrix", 150, 170)
     rows = matrix.T.copy() if transposed else matrix
     if rounded:
@@ -402,6 +373,16 @@ def assert_same_numbers(one, other):
     assert np.array_equal(np.signbit(one)[real], np.signbit(other)[real])
 
 
+def stored(ops, x, past=0):
+    """What a cache holds of x (B, H, S, D): keys and values, from its panels."""
+    B, H, S, D = x.shape
+    keys, values = (layers[0] for layers in ops.new_cache(1, B, H, past + S, D))
+    ops.store(x, -x, keys, values, np.full(B, past), np.full(B, S))
+    keys = keys.swapaxes(-1, -2).reshape(B, H, -1, D)
+    values = values.reshape(B, H, keys.shape[2], -1)[..., :D]
+    return keys[:, :, past : past + S], values[:, :, past : past + S]
+
+
 # Around what float16 can hold, where every way to round has its border.
 near_float16 = st.one_of(
     st.floats(width=32),
@@ -410,113 +391,80 @@ near_float16 = st.one_of(
 )
 
 
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 3), (2, 4), (5, 9)])
-@given(numbers=st.lists(near_float16, min_size=1, max_size=40), start=st.integers(0, 3))
-def test_keys_are_stored_as_float16_in_their_place_only(compiled, numbers, batch, tokens, start):
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 3), (2, 33), (5, 9)])
+@given(numbers=st.lists(near_float16, min_size=1, max_size=40), past=st.integers(0, 40))
+def test_keys_and_values_are_stored_as_float16(compiled, numbers, batch, tokens, past):
     x = np.resize(np.array(numbers, np.float32), (batch, 3, tokens, 10))
-    cache = np.full((2, batch, 3, tokens + 4, 10), 7, np.float16)
-    expected = cache.copy()
-    expected[1, :, :, start : start + tokens] = as_float16(x)
-    compiled.store(x, cache[1, :, :, start : start + tokens])
-    assert_same_numbers(cache, expected)
-
-
-def test_keys_to_store_may_be_views(int8_ops):
-    qkv = array("qkv", 2, 9, 3 * 24)
-    x = qkv[:, :, 24:48].reshape(2, 9, 3, 8).swapaxes(1, 2)
-    cache = np.zeros((2, 3, 12, 8), np.float16)
-    int8_ops.store(x, cache[:, :, 1:10])
-    assert np.array_equal(cache[:, :, 1:10], x.astype(np.float16))
-    assert not cache[:, :, [0, 10, 11]].any()
-
-
-def test_every_float16_is_read_by_a_processor_that_does_not_know_them():
-    pytest.importorskip("numba")
-    from gpt_cli.ops import kernels
-
-    bits = np.arange(2**16, dtype=np.uint16)
-    found = np.array([kernels._float_of_half(half) for half in bits], np.float32)
-    expected = bits.view(np.float16).astype(np.float32)
-    assert np.array_equal(found, expected, equal_nan=True)
-    real = ~np.isnan(expected)
-    assert np.array_equal(np.signbit(found)[real], np.signbit(expected)[real])
-
-
-def rounded_without_hardware(numbers):
-    pytest.importorskip("numba")
-    from gpt_cli.ops import kernels
-
-    bits = [kernels._half_of_float(number) for number in np.asarray(numbers, np.float32)]
-    return np.array(bits, np.uint16).view(np.float16)
-
-
-@given(numbers=st.lists(near_float16, min_size=1, max_size=20))
-def test_float16_is_written_by_a_processor_that_does_not_know_it(numbers):
-    assert_same_numbers(rounded_without_hardware(numbers), as_float16(numbers))
+    keys, values = stored(compiled, x, past)
+    assert keys.dtype == values.dtype == np.float16
+    assert_same_numbers(keys, as_float16(x))
+    assert_same_numbers(values, as_float16(-x))
 
 
 def test_the_borders_of_float16_are_those_of_numpy(compiled):
     ends = [np.nan, np.inf, 3e38, 65_536, 65_520, 65_519.99, 65_504, 1, 0]
     small = [2.0**-14, 2.0**-14 - 2.0**-25, 2.0**-24, 2.0**-25, 2.0**-26, 1e-45]
-    numbers = np.array([*ends, *small], np.float32)
-    for x in (numbers, -numbers):
-        assert_same_numbers(rounded_without_hardware(x), as_float16(x))
-        stored = np.zeros((1, 1, 1, len(x)), np.float16)
-        compiled.store(x[None, None, None], stored)
-        assert_same_numbers(stored[0, 0, 0], as_float16(x))
+    x = np.array([*ends, *small], np.float32)[None, None, None]
+    for numbers, found in zip((x, -x), stored(compiled, x), strict=True):
+        assert_same_numbers(found, as_float16(numbers))
 
 
-def test_a_number_between_two_float16_is_rounded_to_the_even_one():
-    halfs = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)[::7]
-    after = np.nextafter(halfs.astype(np.float16), np.float16(np.inf)).astype(np.float32)
-    after[np.isinf(after)] = 65_536
+def test_a_number_between_two_float16_is_rounded_to_the_even_one(compiled):
+    halfs = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    after = np.append(halfs[1:], np.float32(65_536))
     between = (halfs + after) / 2
     for numbers in (
         between,
-        -between,
         np.nextafter(between, np.float32(0)),
         np.nextafter(between, np.float32(np.inf)),
     ):
-        assert_same_numbers(rounded_without_hardware(numbers), as_float16(numbers))
+        x = numbers.reshape(1, 1, -1, 64)
+        for given_, found in zip((x, -x), stored(compiled, x), strict=True):
+            assert_same_numbers(found, as_float16(given_))
 
 
-def attention(T, D, padding=None):
-    """What `attend` takes: queries, keys and values, and what is visible."""
+def test_every_float16_is_read_as_what_it_is(compiled, cached):
+    bits = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    values = bits[np.isfinite(bits)].astype(np.float32).reshape(1, 1, -1, 64)
+    q = np.zeros_like(values)
+    for start in range(0, values.shape[2], 100):
+        some = values[:, :, start : start + 100]
+        cache = cached(compiled, np.zeros_like(some), some)
+        # Of one key alone each query takes all.
+        first = compiled.attend(q[:, :, :1], *cache, 1.0, np.array([[1]]))
+        assert np.array_equal(first[0, 0], some[0, 0, :1])
+
+
+def attention(T, D, ragged=False):
+    """What `attend` takes: queries, keys and values, and how many keys each query sees."""
     S = T + 2
     q, keys, values = array("q", 2, 3, T, D), array("keys", 2, 3, S, D), array("values", 2, 3, S, D)
-    visible = (np.arange(S) <= np.arange(S - T, S)[:, None])[None, None]
-    if padding:
-        visible = visible & (np.arange(S) >= np.array(padding)[:, None, None])[:, None]
-    return q, keys, values, None if T == 1 and padding is None else visible
+    return q, keys, values, np.arange(3, S + 1) - np.array([[0], [1]]) * ragged
 
 
 ATTENTION = pytest.mark.parametrize(
-    ("T", "D", "padding"), list(itertools.product([1, 2, 24, 100], [8, 64, 70], [None, (0, 1)]))
+    ("T", "D", "ragged"), list(itertools.product([1, 2, 24, 100], [8, 64, 70], [False, True]))
 )
 
 
 @ATTENTION
-def test_keys_and_values_count_as_what_a_cache_would_hold(int8_ops, T, D, padding):
-    q, keys, values, visible = attention(T, D, padding)
-    kept = keys.astype(np.float16), values.astype(np.float16)
-    from_cache = int8_ops.attend(q, *kept, 0.25, visible)
-    assert np.array_equal(from_cache, int8_ops.attend(q, keys, values, 0.25, visible))
+def test_keys_and_values_count_as_what_a_cache_holds(int8_ops, cached, T, D, ragged):
+    q, keys, values, visible = attention(T, D, ragged)
+    rounded = [x.astype(np.float16).astype(np.float32) for x in (keys, values)]
+    found, expected = (
+        int8_ops.attend(q, *cached(int8_ops, *given_), 0.25, visible)
+        for given_ in ((keys, values), rounded)
+    )
+    assert np.array_equal(found, expected)
 
 
 @ATTENTION
-def test_compiled_attention_is_that_of_the_twin(compiled, twin, T, D, padding):
-    q, keys, values, visible = attention(T, D, padding)
-    attended, expected = (ops.attend(q, keys, values, 0.25, visible) for ops in (compiled, twin))
+def test_compiled_attention_is_that_of_the_twin(compiled, twin, cached, T, D, ragged):
+    q, keys, values, visible = attention(T, D, ragged)
+    attended, expected = (
+        ops.attend(q, *cached(ops, keys, values), 0.25, visible) for ops in (compiled, twin)
+    )
     assert_near(attended, expected, 4e-6)
-
-
-@pytest.mark.parametrize("T", [1, 5])
-def test_attend_reads_views_of_longer_caches(int8_ops, T):
-    cache = array("cache", 2, 3, 40, 8).astype(np.float16)
-    q, keys = array("q", 2, 3, T, 8), cache[:, :, :30]
-    visible = (np.arange(30) <= np.arange(30 - T, 30)[:, None])[None, None]
-    views = int8_ops.attend(q, keys, keys, 0.3, visible)
-    assert np.array_equal(views, int8_ops.attend(q, keys.copy(), keys.copy(), 0.3, visible))
 
 
 # --- the model -----------------------------------------------------------------------------------
@@ -531,10 +479,22 @@ def assert_alike(logits, expected, most=1e-2):
     assert abs(logits - expected).max() <= most * expected.std()
 
 
-def in_chunks(model, ids, size, padding=None):
+def assert_same(model, logits, expected):
+    """The same bits where the library computes."""
+    if model.ops.name == "native":
+        assert np.array_equal(logits.view(np.uint32), expected.view(np.uint32))
+    assert_alike(logits, expected)
+
+
+def in_chunks(model, ids, size, lengths=None):
     cache = KVCache(model.config, model.ops, *ids.shape)
-    parts = [ids[:, start : start + size] for start in range(0, ids.shape[1], size)]
-    return np.hstack([forward(model, part, cache, padding=padding) for part in parts])
+    lengths = np.full(len(ids), ids.shape[1]) if lengths is None else lengths
+    return np.hstack(
+        [
+            forward(model, ids[:, start : start + size], cache, np.clip(lengths - start, 0, size))
+            for start in range(0, ids.shape[1], size)
+        ]
+    )
 
 
 SIZES = [
@@ -557,25 +517,24 @@ def test_a_cache_holds_float16(make_int8_model):
     model = make_int8_model()
     cache = KVCache(model.config, model.ops, 1, 3)
     forward(model, np.array([[1, 2, 3]]), cache)
-    assert cache.k.dtype == cache.v.dtype == np.float16
+    assert cache.keys.dtype == cache.values.dtype == np.float16
 
 
 @given(text=texts, size=st.integers(1, 12))
 def test_any_chunking_with_a_cache_is_the_whole_text_without(make_int8_model, text, size):
     model, ids = make_int8_model(), np.array([text])
-    assert_alike(in_chunks(model, ids, size), forward(model, ids))
+    size = min(size, len(text))
+    assert_same(model, in_chunks(model, ids, size), forward(model, ids))
 
 
 @given(rows=st.lists(texts, min_size=1, max_size=4), size=st.integers(1, 12))
 def test_a_row_of_a_ragged_batch_is_the_row_alone(make_int8_model, rows, size):
     model = make_int8_model()
-    ids, padding = left_pad(rows)
-    for logits in (
-        forward(model, ids, padding=padding),
-        in_chunks(model, ids, size, padding),
-    ):
+    ids, lengths = right_pad(rows)
+    size = min(size, ids.shape[1])
+    for logits in (forward(model, ids, None, lengths), in_chunks(model, ids, size, lengths)):
         for row, text in zip(logits, rows, strict=True):
-            assert_alike(row[-len(text) :], forward(model, np.array([text]))[0])
+            assert_same(model, row[: len(text)], forward(model, np.array([text]))[0])
 
 
 @pytest.fixture(scope="module")
@@ -607,74 +566,13 @@ def test_int8_is_near_float32_on_what_the_bundled_model_writes(int8_ops, stories
     assert (logits.argmax(axis=-1) == expected.argmax(axis=-1))[clear].mean() >= 0.99
 
 
-def with_damage(folder, name, damage):
-    """Write a checkpoint with one number that is none."""
-    write_checkpoint(folder, CONFIG)
-    weights = make_weights(CONFIG)
-    weights[name].view(np.uint32)[..., 5] = DAMAGE[damage]
-    tensors = stored_tensors(CONFIG) | {name: store(weights[name])}
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
-    return str(folder)
-
-
 @pytest.mark.parametrize("name", ["wte.weight", "h.1.mlp.c_fc.weight", "h.2.attn.c_proj.bias"])
 @pytest.mark.parametrize("damage", ["inf", "nan", "the last nan"])
 def test_damaged_weights_are_noticed(int8_ops, monkeypatch, tmp_path, name, damage):
     monkeypatch.setenv("GPT_CLI_OPS", int8_ops.name)
-    engine = gpt_cli.load(with_damage(tmp_path, name, damage), dtype="int8")
+    folder = write_damaged(tmp_path, name, np.uint32(DAMAGE[damage]).view(np.float32))
+    engine = gpt_cli.load(str(folder), dtype="int8")
     with pytest.raises(CheckpointError, match="its weights are damaged"):
         engine.logits([[1, 2, 3]])
     with pytest.raises(CheckpointError, match="its weights are damaged"):
         engine.generate(["a"], max_tokens=2)
-
-
-# --- other processors ----------------------------------------------------------------------------
-
-
-def greedy_story(**env):
-    """What the command tells of 40 tokens."""
-    options = ["-m", "tiny", "--dtype", "int8", "--temperature", "0", "-n", "40", "--json"]
-    finished = subprocess.run(
-        [*COMMAND, "generate", *options, "--logprobs", "0", "Once upon a time"],
-        env=os.environ | {"GPT_CLI_OPS": "numba"} | env,
-        capture_output=True,
-        timeout=240,
-        check=True,
-    )
-    return json.loads(finished.stdout)
-
-
-OTHERS = {
-    "generic": {"NUMBA_CPU_NAME": "generic"},
-    "haswell": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"},
-}
-
-
-@pytest.fixture(scope="module")
-def stories_by_processor(tmp_path_factory):
-    """What this processor tells, and what it does as one that can do less; side by side.
-
-    For the others all is compiled anew, which takes half a minute each.
-    """
-    pytest.importorskip("numba")
-    with ThreadPoolExecutor() as pool:
-        told = {
-            name: pool.submit(
-                greedy_story, **processor, NUMBA_CACHE_DIR=str(tmp_path_factory.mktemp(name))
-            )
-            for name, processor in OTHERS.items()
-        }
-        told["this"] = pool.submit(greedy_story)
-        return {name: story.result() for name, story in told.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    platform.machine().lower() not in ("x86_64", "amd64"), reason="names processors of x86"
-)
-@pytest.mark.parametrize("processor", OTHERS)
-def test_processors_that_can_do_less_compute_the_same(stories_by_processor, processor):
-    story, own = (stories_by_processor[name] for name in (processor, "this"))
-    assert story["text"] == own["text"]
-    found, expected = ([token["logprob"] for token in each["logprobs"]] for each in (story, own))
-    assert found == pytest.approx(expected, rel=1e-2, abs=1e-3)

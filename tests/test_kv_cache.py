@@ -7,61 +7,135 @@ from gpt_cli.kv_cache import KVCache
 from gpt_cli.ops.numpy_ops import NumPyOps
 
 
+def cache_of(ops, capacity: int = 5, batch: int = 2) -> KVCache:
+    return KVCache(GPT2Config.from_dict(CONFIG), ops, batch, capacity)
+
+
 @pytest.fixture
 def cache() -> KVCache:
-    return KVCache(GPT2Config.from_dict(CONFIG), NumPyOps(), batch=2, capacity=5)
+    return cache_of(NumPyOps())
 
 
-def keys(tokens: int, name: str = "keys"):
-    return noise(name, 2, 4, tokens, 8).astype(np.float32)
+def heads(tokens: int, name: str = "keys", batch: int = 2):
+    return noise(name, batch, 4, tokens, 8).astype(np.float32)
 
 
-def test_it_has_room_for_each_layer_row_head_and_token(cache):
-    assert cache.k.shape == cache.v.shape == (3, 2, 4, 5, 8)
-    assert cache.length == 0
+def append(cache, layer, k, v, new=None):
+    """Store what one layer has of the new tokens of each row."""
+    cache.reserve(np.full(len(k), k.shape[2]) if new is None else np.array(new))
+    return cache.append(layer, k, v)
+
+
+def mixed(cache, layer, ops):
+    """What queries take of a layer's values: whatever its layout, this tells what it holds."""
+    q = heads(3, "queries", len(cache.lengths))
+    visible = np.repeat(cache.lengths[:, None], 3, axis=1)
+    return ops.to_host(ops.attend(q, cache.keys[layer], cache.values[layer], 1.0, visible))
+
+
+def test_it_has_room_for_each_layer_row_head_and_token(ops):
+    cache = cache_of(ops)
+    assert cache.keys.shape[:3] == cache.values.shape[:3] == (3, 2, 4)
+    assert cache.keys.shape[3] == cache.values.shape[3] == -(-5 // ops.cache_block)
+    assert cache.lengths.tolist() == [0, 0]
 
 
 def test_append_returns_all_that_a_layer_holds_with_the_new_ones_last(cache):
-    first, second = keys(3), keys(2, "more")
-    cache.append(NumPyOps(), 1, first, -first)
-    cache.advance(3)
-    k, v = cache.append(NumPyOps(), 1, second, -second)
-    assert np.array_equal(k, np.concatenate([first, second], axis=2))
-    assert np.array_equal(v, -k)
+    first, second = heads(3), heads(2, "more")
+    append(cache, 1, first, -first)
+    cache.advance()
+    keys, values = append(cache, 1, second, -second)
+    assert np.array_equal(keys, np.concatenate([first, second], axis=2))
+    assert np.array_equal(values, -keys)
+
+
+def test_each_row_has_a_length_of_its_own(cache):
+    first, second = heads(3), heads(2, "more")
+    append(cache, 1, first, -first, [1, 3])
+    cache.advance()
+    keys, _ = append(cache, 1, second, -second, [2, 1])
+    cache.advance()
+    assert cache.lengths.tolist() == [3, 4]
+    assert np.array_equal(keys[0, :, :3], np.concatenate([first[0, :, :1], second[0]], axis=1))
+    assert np.array_equal(keys[1, :, :4], np.concatenate([first[1], second[1, :, :1]], axis=1))
 
 
 def test_every_layer_appends_at_the_same_place_until_advance(cache):
+    cache.reserve(np.array([1, 1]))
     for layer in range(3):
-        k, _ = cache.append(NumPyOps(), layer, keys(1) + layer, keys(1))
-        assert k.shape[2] == 1
-    cache.advance(1)
-    assert cache.length == 1
-    assert np.array_equal(cache.k[2, :, :, :1], keys(1) + 2)
+        cache.append(layer, heads(1) + layer, heads(1))
+    assert cache.lengths.tolist() == [0, 0]
+    cache.advance()
+    assert cache.lengths.tolist() == [1, 1]
+    assert np.array_equal(cache.keys[2, :, :, :1], heads(1) + 2)
 
 
-def test_it_is_written_in_place(cache):
-    k, v = cache.append(NumPyOps(), 0, keys(2), keys(2))
-    assert np.shares_memory(k, cache.k)
-    assert np.shares_memory(v, cache.v)
+@pytest.mark.parametrize("new", [[3, 2], [1, 4], [6, 0]])
+def test_more_than_there_is_room_for_is_refused_before_anything_is_stored(ops, new):
+    cache = cache_of(ops)
+    append(cache, 0, heads(3), heads(3), [3, 2])
+    cache.advance()
+    with pytest.raises(IndexError, match="the cache has room for 5 tokens, not for"):
+        cache.reserve(np.array(new))
 
 
-def test_keep_drops_rows_and_keeps_the_length(cache):
-    cache.append(NumPyOps(), 0, keys(2), keys(2))
-    cache.advance(2)
-    cache.keep([1])
-    assert cache.length == 2
-    assert np.array_equal(cache.k[0, :, :, :2], keys(2)[1:])
-    assert np.array_equal(cache.v[0, :, :, :2], keys(2)[1:])
+def test_it_is_written_in_place(ops):
+    cache = cache_of(ops)
+    keys, values = append(cache, 0, heads(2), heads(2))
+    assert np.shares_memory(keys, cache.keys)
+    assert np.shares_memory(values, cache.values)
 
 
-def test_copies_begin_alike_and_go_on_apart(make_model):
-    model = make_model()
-    one = KVCache(model.config, model.ops, 1, 3)
-    one.append(model.ops, 2, keys(3)[:1], -keys(3)[:1])
-    one.advance(3)
-    copies = one.copies(2, 5)
-    assert copies.length == 3
-    k, v = copies.append(model.ops, 2, keys(2), keys(2, "more"))
-    assert np.array_equal(k, np.concatenate([np.repeat(keys(3)[:1], 2, axis=0), keys(2)], axis=2))
-    assert np.array_equal(v[:, :, :3], np.repeat(-keys(3)[:1], 2, axis=0))
-    assert one.length == 3
+@pytest.mark.parametrize("rows", [[1], [2, 0], [1, 2]])
+def test_keep_drops_rows_and_keeps_the_lengths_of_the_others(ops, rows):
+    cache = cache_of(ops, batch=3)
+    append(cache, 1, heads(2, batch=3), -heads(2, batch=3), [2, 1, 2])
+    cache.advance()
+    lengths, before = cache.lengths, mixed(cache, 1, ops)
+    cache.keep(rows)
+    assert cache.lengths.tolist() == lengths[rows].tolist()
+    visible, q = np.repeat(cache.lengths[:, None], 3, axis=1), heads(3, "queries", 3)[rows]
+    found = ops.attend(q, cache.keys[1], cache.values[1], 1.0, visible)
+    assert np.array_equal(ops.to_host(found), before[rows])
+
+
+def test_what_is_forgotten_is_written_again(ops):
+    cache = cache_of(ops)
+    append(cache, 0, heads(3), -heads(3))
+    cache.advance()
+    before = mixed(cache, 0, ops)
+    append(cache, 0, heads(2, "more"), heads(2, "more"))
+    cache.advance()
+    assert not np.array_equal(mixed(cache, 0, ops), before)
+    cache.rewind(2)
+    assert cache.lengths.tolist() == [3, 3]
+    assert np.array_equal(mixed(cache, 0, ops), before)
+
+
+def test_copies_begin_alike_and_go_on_apart(ops):
+    one = cache_of(ops, 3, batch=1)
+    append(one, 2, heads(3)[:1], -heads(3)[:1])
+    one.advance()
+    copies = one.copies(2, 40)
+    assert copies.lengths.tolist() == [3, 3]
+    append(copies, 2, heads(2), heads(2, "more"), [2, 1])
+    copies.advance()
+    assert one.lengths.tolist() == [3]
+    assert copies.lengths.tolist() == [5, 4]
+
+    apart = cache_of(ops, 40)
+    begun = np.repeat(heads(3)[:1], 2, axis=0)
+    append(apart, 2, begun, -begun)
+    apart.advance()
+    append(apart, 2, heads(2), heads(2, "more"), [2, 1])
+    apart.advance()
+    assert np.array_equal(mixed(copies, 2, ops), mixed(apart, 2, ops))
+
+
+def test_without_a_cache_there_is_room_for_one_layer_at_a_time():
+    cache = KVCache(GPT2Config.from_dict(CONFIG), NumPyOps(), 2, 5, layers=1)
+    assert len(cache.keys) == 1
+    cache.reserve(np.array([2, 2]))
+    for layer in range(3):
+        keys, _ = cache.append(layer, heads(2) + layer, heads(2))
+        assert np.array_equal(keys[:, :, :2], heads(2) + layer)

@@ -108,6 +108,21 @@ def test_threads_are_what_openblas_takes(openblas, openmp, threads, monkeypatch)
 
 
 @pytest.mark.parametrize(
+    ("own", "openmp", "number"),
+    [("", "", 2), ("", "1", 1), ("5", "1", 5), ("1", "", 1), ("0", "", 2), ("many", "7", 2)],
+)
+def test_threads_are_the_cores_that_are_left_unless_a_variable_says_otherwise(
+    group, monkeypatch, own, openmp, number
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
+    monkeypatch.setenv("GPT_CLI_THREADS", own)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+    (group / "cpu.max").write_text("200000 100000\n")
+    assert machine.threads() == number
+
+
+@pytest.mark.parametrize(
     ("limit", "number"),
     [("200000 100000", 2), ("150000 100000", 2), ("10000 100000", 1), ("max 100000", 3), ("x", 3)],
 )

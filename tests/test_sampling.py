@@ -8,16 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gpt_cli.errors import InputError
-from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.sampling import (
     SamplingParams,
+    cumulated_weights,
     likeliest,
     likely_columns,
     log_probabilities,
     min_p,
     repeat_penalty,
     sample,
-    softmax,
     top_k,
     top_p,
     uniforms,
@@ -45,17 +44,23 @@ def params(**changes) -> SamplingParams:
     return SamplingParams(**OFF | changes)
 
 
-def draw_all(logits, places, params, text=()):
+def softmax(logits):
+    """The probabilities (B, V) in float64."""
+    weights = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def draw_all(ops, logits, places, params, text=()):
     """Draw from one row of logits at each place of [0, 1)."""
     rows = np.repeat(np.atleast_2d(np.asarray(logits, np.float32)), len(places), axis=0)
-    return sample(np, rows, np.array(places), params, [text] * len(places)).tolist()
+    return sample(ops, rows, np.array(places), params, [text] * len(places)).tolist()
 
 
 # --- against transformers ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", range(21))
-def test_the_survivors_and_their_probabilities_are_those_of_transformers(case, golden):
+def test_the_survivors_and_their_probabilities_are_those_of_transformers(ops, case, golden):
     reference = golden("sampling.json")
     case = reference["cases"][case]
     for logits, text, survivors, probabilities in zip(
@@ -68,21 +73,21 @@ def test_the_survivors_and_their_probabilities_are_those_of_transformers(case, g
         ends = np.cumsum(probabilities)
         for place in (0.1, 0.5, 0.9):  # near both ends of each token's share, and in the middle
             places = ends - np.array(probabilities) * (1 - place)
-            assert draw_all(logits, places, params(**case["params"]), text) == survivors
+            assert draw_all(ops, logits, places, params(**case["params"]), text) == survivors
 
 
 def test_every_case_of_the_reference_is_tested(golden):
     assert len(golden("sampling.json")["cases"]) == 21
 
 
-def test_rows_are_filtered_each_by_itself(golden):
+def test_rows_are_filtered_each_by_itself(ops, golden):
     reference = golden("sampling.json")
     case = reference["cases"][-2]
     logits, texts = np.array(reference["logits"], np.float32), reference["texts"]
     for place in np.linspace(0, 0.999, 20):
-        together = sample(np, logits, np.full(3, place), params(**case["params"]), texts)
+        together = sample(ops, logits, np.full(3, place), params(**case["params"]), texts)
         alone = [
-            draw_all(row, [place], params(**case["params"]), text)[0]
+            draw_all(ops, row, [place], params(**case["params"]), text)[0]
             for row, text in zip(logits, texts, strict=True)
         ]
         assert together.tolist() == alone
@@ -97,9 +102,9 @@ def test_rows_are_filtered_each_by_itself(golden):
     p=st.floats(0, 1, exclude_min=True),
     temperature=st.floats(0.01, 10),
 )
-def test_the_most_likely_token_always_survives(logits, k, p, temperature):
+def test_the_most_likely_token_always_survives(ops, logits, k, p, temperature):
     filtered = logits / np.float32(temperature)
-    filtered = min_p(np, top_p(np, top_k(np, filtered, k), p), p)
+    filtered = min_p(np, top_p(ops, top_k(np, filtered, k), p), p)
     best = logits.argmax(axis=-1)
     assert np.isfinite(np.take_along_axis(filtered, best[:, None], axis=-1)).all()
 
@@ -113,9 +118,9 @@ def test_top_k_keeps_the_k_largest(logits, k):
 
 
 @given(logits=rows_of_logits, p=st.floats(0.01, 0.99))
-def test_top_p_keeps_the_fewest_that_reach_p(logits, p):
-    probabilities = softmax(np, logits)
-    for row, mask in zip(probabilities, np.isfinite(top_p(np, logits, p)), strict=True):
+def test_top_p_keeps_the_fewest_that_reach_p(ops, logits, p):
+    probabilities = softmax(logits)
+    for row, mask in zip(probabilities, np.isfinite(top_p(ops, logits, p)), strict=True):
         kept = row[mask]
         assert kept.sum() >= p - 1e-6
         assert kept[kept > kept.min()].sum() < p + 1e-6
@@ -130,9 +135,9 @@ def test_min_p_keeps_by_the_ratio_to_the_best(logits, p):
     assert not kept[ratios < p * 0.9999].any()
 
 
-def test_tokens_of_equal_logits_stay_or_go_together():
+def test_tokens_of_equal_logits_stay_or_go_together(ops):
     logits = np.array([[1, 2, 2, 2, 0]], np.float32)
-    for kept in (top_k(np, logits, 2), top_p(np, logits, 0.4), min_p(np, logits, 1.0)):
+    for kept in (top_k(np, logits, 2), top_p(ops, logits, 0.4), min_p(np, logits, 1.0)):
         assert np.isfinite(kept).tolist() == [[False, True, True, True, False]]
 
 
@@ -143,16 +148,16 @@ def test_the_penalty_divides_positive_and_multiplies_negative_logits_once():
     assert logits[0, 0] == 2
 
 
-def test_the_penalty_comes_before_the_greedy_choice():
+def test_the_penalty_comes_before_the_greedy_choice(ops):
     text = [0]
-    assert draw_all([2.0, 1.5], [0.5], GREEDY, text) == [0]
+    assert draw_all(ops, [2.0, 1.5], [0.5], GREEDY, text) == [0]
     greedy = SamplingParams(temperature=0, repeat_penalty=2)
-    assert draw_all([2.0, 1.5], [0.5], greedy, text) == [1]
+    assert draw_all(ops, [2.0, 1.5], [0.5], greedy, text) == [1]
 
 
-def test_greedy_ignores_every_filter_and_draw():
+def test_greedy_ignores_every_filter_and_draw(ops):
     greedy = SamplingParams(temperature=0, top_k=1, top_p=0.01, min_p=1)
-    assert draw_all([0.0, 3.0, 1.0], [0, 0.5, LAST_UNIFORM], greedy) == [1, 1, 1]
+    assert draw_all(ops, [0.0, 3.0, 1.0], [0, 0.5, LAST_UNIFORM], greedy) == [1, 1, 1]
 
 
 # --- the columns in which the largest are looked for ---------------------------------------------
@@ -181,8 +186,8 @@ def test_of_many_columns_few_are_likely():
     p=st.sampled_from([1.0, 0.9, 0.3]),
     place=st.floats(0, 1, exclude_max=True),
 )
-def test_to_look_in_few_columns_changes_no_draw(logits, k, group, p, place):
-    draw = (np, logits, np.full(len(logits), place), params(top_k=k, top_p=p), [[]] * len(logits))
+def test_to_look_in_few_columns_changes_no_draw(ops, logits, k, group, p, place):
+    draw = (ops, logits, np.full(len(logits), place), params(top_k=k, top_p=p), [[]] * len(logits))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpt_cli.sampling.GROUP", group)
         ids = sample(*draw)
@@ -196,32 +201,32 @@ def test_to_look_in_few_columns_changes_no_draw(logits, k, group, p, place):
 
 
 @pytest.mark.parametrize("n", [100, 1000, 4099])
-def test_frequencies_follow_the_probabilities(n):
+def test_frequencies_follow_the_probabilities(ops, n):
     logits = noise("frequencies", 30).astype(np.float32)
     grid = (np.arange(n) + 0.5) / n
-    counts = np.bincount(draw_all(logits, grid, params()), minlength=30)
-    assert abs(counts - n * softmax(np, logits[None])[0]).max() <= 1
+    counts = np.bincount(draw_all(ops, logits, grid, params()), minlength=30)
+    assert abs(counts - n * softmax(logits[None])[0]).max() <= 1
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}])
-def test_the_ends_of_the_unit_interval_draw_the_first_and_last_survivor(filters):
+def test_the_ends_of_the_unit_interval_draw_the_first_and_last_survivor(ops, filters):
     logits = [-np.inf, -9, 1, 0.9, -9, 0.8, -9, -np.inf]
-    first, last = draw_all(logits, [0, LAST_UNIFORM], params(**filters))
+    first, last = draw_all(ops, logits, [0, LAST_UNIFORM], params(**filters))
     assert (first, last) == ((2, 5) if filters else (1, 6))
 
 
 @given(logits=rows_of_logits, place=st.floats(0, 1, exclude_max=True))
-def test_a_token_of_no_probability_is_never_drawn(logits, place):
+def test_a_token_of_no_probability_is_never_drawn(ops, logits, place):
     logits[:, ::2] = -np.inf
-    ids = sample(np, logits, np.array([place] * 2), params(), [[], []])
+    ids = sample(ops, logits, np.array([place] * 2), params(), [[], []])
     assert (ids % 2 == 1).all()
 
 
-def test_a_single_token_that_is_left_is_drawn_whatever_the_place():
+def test_a_single_token_that_is_left_is_drawn_whatever_the_place(ops):
     logits = np.full(50, -np.inf)
     logits[17] = -5
     for choice in (params(), params(top_k=3, top_p=0.5, min_p=0.1), GREEDY):
-        assert draw_all(logits, [0, 0.5, LAST_UNIFORM], choice) == [17, 17, 17]
+        assert draw_all(ops, logits, [0, 0.5, LAST_UNIFORM], choice) == [17, 17, 17]
 
 
 # --- the numbers that the draws are made with ----------------------------------------------------
@@ -254,37 +259,37 @@ def test_uniforms_are_spread_evenly():
 
 
 @given(logits=rows_of_logits)
-def test_log_probabilities_are_the_logarithms_of_the_probabilities(logits):
+def test_log_probabilities_are_the_logarithms_of_the_probabilities(ops, logits):
     ids = np.array([3, 8])
     exact = [
         float(row[id]) - max(row) - math.log(math.fsum(np.exp(row - max(row)).tolist()))
         for row, id in zip(logits.astype(np.float64), ids, strict=True)
     ]
-    np.testing.assert_allclose(
-        log_probabilities(NumPyOps(), logits, ids), exact, rtol=1e-6, atol=1e-5
-    )
+    np.testing.assert_allclose(log_probabilities(ops, logits, ids), exact, rtol=1e-6, atol=1e-5)
 
 
 @given(logits=rows_of_logits, count=st.integers(1, 12))
-def test_the_likeliest_are_those_of_a_full_sort(logits, count):
-    ids, logprobs = likeliest(NumPyOps(), logits, count)
+def test_the_likeliest_are_those_of_a_full_sort(ops, logits, count):
+    ids, logprobs = likeliest(ops, logits, count)
     assert ids.shape == logprobs.shape == (2, min(count, 9))
     for row, found, values in zip(logits, ids, logprobs, strict=True):
         assert len(set(found.tolist())) == len(found)
         assert row[found].tolist() == sorted(row.tolist(), reverse=True)[:count]
-        each = log_probabilities(NumPyOps(), np.tile(row, (len(found), 1)), found)
+        each = log_probabilities(ops, np.tile(row, (len(found), 1)), found)
         np.testing.assert_allclose(values, each, rtol=1e-12)
 
 
-def test_of_equally_likely_tokens_the_first_comes_first():
-    ids, _ = likeliest(NumPyOps(), np.array([[0, 3, 1, 3, 3, 2]], np.float32), 4)
+def test_of_equally_likely_tokens_the_first_comes_first(ops):
+    ids, _ = likeliest(ops, np.array([[0, 3, 1, 3, 3, 2]], np.float32), 4)
     assert ids.tolist() == [[1, 3, 4, 5]]
 
 
-def test_probabilities_add_up_to_one_over_a_large_vocabulary():
-    probabilities = softmax(np, noise("large", 1, 50257).astype(np.float32))
-    assert probabilities.dtype == np.float64
-    assert abs(probabilities.sum() - 1) < 1e-12
+def test_weights_over_a_large_vocabulary_keep_their_last_digits(ops):
+    logits = noise("large", 1, 50257).astype(np.float32)
+    cumulated = cumulated_weights(ops, logits)
+    assert cumulated.dtype == np.float64
+    exact = np.cumsum(softmax(logits)[0])
+    assert abs(cumulated[0] / cumulated[0, -1] - exact).max() < 1e-7
 
 
 # --- parameters ----------------------------------------------------------------------------------
@@ -319,6 +324,6 @@ def test_a_value_out_of_range_is_refused_by_its_name(name, value):
     "limits", [{"top_k": 0, "top_p": 1, "min_p": 0}, {"top_p": 1e-9, "min_p": 1}]
 )
 @pytest.mark.parametrize("temperature", [0, 1e-6, 1e6])
-def test_the_ends_of_the_ranges_can_be_used(limits, temperature):
+def test_the_ends_of_the_ranges_can_be_used(ops, limits, temperature):
     choice = SamplingParams(temperature=temperature, **limits)
-    assert draw_all([1.0, 2.0, 3.0], [LAST_UNIFORM], choice) == [2]
+    assert draw_all(ops, [1.0, 2.0, 3.0], [LAST_UNIFORM], choice) == [2]

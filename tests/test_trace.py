@@ -5,7 +5,6 @@ import pytest
 
 import gpt_cli
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
-from gpt_cli.sampling import softmax
 from gpt_cli.trace import trace
 
 IDS = [72, 5, 258, 286, 199]
@@ -20,7 +19,10 @@ def test_everything_inside_is_that_of_transformers(load_case, golden, name):
 
 def test_the_last_lens_is_the_model_itself(engine):
     inner = engine.trace("the answer is 中")
-    assert np.allclose(inner.logits[-1], engine.logits([inner.ids])[0], atol=1e-5)
+    logits = engine.logits([inner.ids])[0]
+    if engine.model.ops.name == "native":
+        assert np.array_equal(inner.logits[-1], logits)
+    assert np.allclose(inner.logits[-1], logits, atol=1e-5)
     assert engine.tokenizer.decode(inner.ids) == "the answer is 中"
 
 
@@ -43,7 +45,8 @@ def test_the_lens_has_the_likeliest_tokens_by_the_logits(engine, count):
     inner = engine.trace("the sand and the ring")
     ids, logprobs = inner.lens(count)
     assert ids.shape == logprobs.shape == (4, len(inner.ids), count)
-    exact = np.log(softmax(np, inner.logits.reshape(-1, inner.logits.shape[-1])))
+    logits = inner.logits.reshape(-1, inner.logits.shape[-1]).astype(np.float64)
+    exact = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     best = np.argsort(-exact, kind="stable")[:, :count]
     assert np.array_equal(ids.reshape(-1, count), best)
     assert np.allclose(logprobs.reshape(-1, count), np.take_along_axis(exact, best, 1), atol=1e-5)

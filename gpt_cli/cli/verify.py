@@ -30,7 +30,7 @@ def verify(
 
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     checks = []
-    for check in verify(name, folder, quiet=quiet):
+    for check in verify(name, folder):
         checks.append(check)
         if not as_json:
             write(hanging(f"{_WORDS[check.passed]:11}  {check.name:25}  ", check.detail))

@@ -7,7 +7,7 @@ are tested against. Shapes: B batch, T new tokens, S = past + T, H heads, D head
 import importlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +68,9 @@ class Ops(Protocol):
 
     threads: int
     """How many threads of this machine compute."""
+
+    block: Callable[[Array, Any, Array, Any, int], Array] | None
+    """`model.block` in one call: (x, b, visible, cache, layer) -> x, the same bits; None if none."""
 
     xp: ModuleType
     """The array namespace, NumPy's or CuPy's, for everything that needs no fusing."""

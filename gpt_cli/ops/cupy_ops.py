@@ -7,6 +7,7 @@ without TF32's rounding.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from types import ModuleType
 from typing import Any
@@ -45,9 +46,10 @@ class CuPyOps:
 
     name = "cupy"
     dtype = "float32"
-    cache_dtype: type[np.floating[Any]] = np.float32
-    xp: ModuleType = cupy
+    cache_block = 1
+    block = None
     threads = 1
+    xp: ModuleType = cupy
 
     def __init__(self) -> None:
         try:
@@ -94,7 +96,7 @@ class CuPyOps:
     def embed(self, wte: Placed, wpe: Array, ids: Array, positions: Array) -> Array:
         """Rows of wte and rows of wpe, added: (B, T, C), in float32."""
         ids = cupy.ascontiguousarray(ids, np.int64)
-        positions = cupy.ascontiguousarray(cupy.broadcast_to(positions, ids.shape), np.int64)
+        positions = _on_device(np.broadcast_to(positions, ids.shape))
         C = wpe.shape[1]
         x = cupy.empty((*ids.shape, C), np.float32)
         self._run("embed", ids.size, wte.array, wpe, ids, positions, wte.n_out, len(wpe), C, x)
@@ -126,42 +128,50 @@ class CuPyOps:
             self._run("finish", blocks, y, bias, _ACTIVATIONS.index(activation), width, y.size)
         return y[:, : placed.n_out].reshape(*x.shape[:-1], placed.n_out)
 
-    def store(self, x: Array, place: Array) -> None:
-        """Copy keys or values to their place, rounded to its type."""
-        place[...] = x
+    def new_cache(
+        self, layers: int, batch: int, heads: int, capacity: int, size: int
+    ) -> tuple[Array, Array]:
+        """Return keys and values, each (layers, B, H, capacity, D)."""
+        shape = layers, batch, heads, capacity, size
+        # Zeros: `attend` multiplies what is not yet written by 0, so it must be finite.
+        return cupy.zeros(shape, self.dtype), cupy.zeros(shape, self.dtype)
 
-    def attend(
-        self, q: Array, keys: Array, values: Array, scale: float, visible: Array | None
-    ) -> Array:
+    def store(
+        self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
+    ) -> None:
+        """Copy new keys and values behind those of each row, in one launch."""
+        B, H, T, D = k.shape
+        k, v = self._readable(k, v)
+        new = k, v, *_strides(k)[:3], _on_device(past), _on_device(lengths)
+        self._run("store", B * T, *new, H, T, D, _capacity(keys, values), keys, values)
+
+    def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         """softmax(scale * q keysT) values, with nothing taken from keys that are not visible."""
         B, H, T, D = q.shape
-        S = keys.shape[2]
-        keys, values = (self._side_by_side(x) for x in (keys, values))
-        seen_rows = 1 if visible is None else len(visible)
-        seen = np.intp(0) if visible is None else cupy.ascontiguousarray(visible)
-        mask = seen, seen_rows, scale
+        capacity, seen = _capacity(keys, values), _on_device(visible)
+        S = int(visible.max())
         y = cupy.empty((B, H, T, D), self.dtype)
         shared = 4 * (S + max(_THREADS, D))
         if T == 1 and shared <= _SHARED:
-            q = q.astype(self.dtype, copy=False)
-            q = q if q.strides[-1] == q.itemsize else cupy.ascontiguousarray(q)
-            given = q, *_strides(q)[:2], keys, values, *_strides(keys)[:2], *mask, H, S, D, y
+            (q,) = self._readable(q)
+            given = q, *_strides(q)[:2], keys, values, capacity, seen, scale, H, D, y
             self._run("attend_one", B * H, *given, shared=shared)
             return y
         q = cupy.ascontiguousarray(q, self.dtype)
         scores = cupy.empty((B, H, T, S), np.float32)
         shares = cupy.empty((B, H, T, S), self.dtype)
-        self._multiply(q, keys, True, scores)
-        self._run("softmax", B * H * T, scores, *mask, H, T, S, shares)
-        self._multiply(shares, values, False, y)
+        self._multiply(q, keys[:, :, :S], True, scores)
+        self._run("softmax", B * H * T, scores, seen, scale, H, T, S, shares)
+        self._multiply(shares, values[:, :, :S], False, y)
         return y
 
     def add(self, x: Array, y: Array) -> Array:
         """x + y, in float32."""
         return x + y
 
-    def recorder(self, past: int, activation: str) -> None:
-        """None: each operation is launched by itself."""
+    def exp(self, x: Array) -> Array:
+        """E to the power of each number."""
+        return cupy.exp(x)
 
     def log_normalizer(self, logits: Array) -> Array:
         """The logarithm of the sum of exp(logits), over the last axis, in float64."""
@@ -169,14 +179,17 @@ class CuPyOps:
         sums = cupy.exp(logits - peaks).sum(axis=-1, dtype=np.float64)
         return peaks[:, 0] + cupy.log(sums)
 
-    def _side_by_side(self, x: Array) -> Array:
-        """Return keys or values (B, H, S, D) such that one stride leads from head to head."""
-        row, head, token, number = _strides(x)
-        B, H, _, D = x.shape
-        regular = (token, number) == (D, 1) and (B == 1 or row == H * head)
-        if regular and x.dtype == self.dtype:
-            return x
-        return cupy.ascontiguousarray(x, self.dtype)
+    def _readable(self, *arrays: Array) -> tuple[Array, ...]:
+        """Return arrays (B, H, T, D) as kernels read them: of equal strides, numbers side by side.
+
+        In the model they are: views of one array.
+        """
+        if all(
+            x.dtype == self.dtype and x.strides == arrays[0].strides and _strides(x)[-1] == 1
+            for x in arrays
+        ):
+            return arrays
+        return tuple(cupy.ascontiguousarray(x, self.dtype) for x in arrays)
 
     def _multiply(self, x: Array, w: Array, transposed: bool, y: Array) -> None:
         """y = x @ w, or x @ wT: of matrices (rows, columns), or of one for each of (B, H).
@@ -209,7 +222,6 @@ class Float16CuPyOps(CuPyOps):
     """The same in float16, of which half of the bytes is read."""
 
     dtype = "float16"
-    cache_dtype = np.float16
 
 
 def _as_is(x: Array) -> Array:
@@ -222,8 +234,9 @@ _KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "embed": (_P, _P, _P, _P, _L, _L, _I, _P),
     "layer_norm": (_P, _P, _P, _F, _I, _P),
     "finish": (_P, _P, _I, _I, _L),
-    "softmax": (_P, _P, _I, _F, _I, _I, _I, _P),
-    "attend_one": (_P, _L, _L, _P, _P, _L, _L, _P, _I, _F, _I, _I, _I, _P),
+    "store": (_P, _P, _L, _L, _L, _P, _P, _I, _I, _I, _L, _P, _P),
+    "softmax": (_P, _P, _F, _I, _I, _I, _P),
+    "attend_one": (_P, _L, _L, _P, _P, _L, _P, _F, _I, _I, _P),
 }
 
 
@@ -235,3 +248,24 @@ def _address(x: Any) -> int:
 def _strides(x: Array) -> tuple[int, ...]:
     """Return the strides of an array in numbers."""
     return tuple(stride // x.itemsize for stride in x.strides)
+
+
+def _capacity(keys: Array, values: Array) -> int:
+    """Return how many tokens one layer of a cache, (B, H, capacity, D), has room for.
+
+    Raises:
+        ValueError: it is not in one piece, as the kernels take it.
+    """
+    if not (keys.flags.c_contiguous and values.flags.c_contiguous):
+        raise ValueError("a layer of the cache must be in one piece")
+    return keys.shape[2]
+
+
+def _on_device(counts: Array) -> Array:
+    """Copy whole numbers of the host to the device: once for all layers of a pass."""
+    return _copied(counts.shape, np.asarray(counts, np.int64).tobytes())
+
+
+@lru_cache(maxsize=8)
+def _copied(shape: tuple[int, ...], numbers: bytes) -> Array:
+    return cupy.asarray(np.frombuffer(numbers, np.int64).reshape(shape))

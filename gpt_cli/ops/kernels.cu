@@ -16,7 +16,7 @@ __device__ number narrow(float x) { return x; }
 #endif
 
 #define WARP 32
-#define MASKED -3.4028235e38f  // finite: a row of padding, which sees nothing, gives no NaN
+#define LOWEST -3.4028235e38f
 
 __device__ float sum_of_warp(float x)
 {
@@ -112,60 +112,78 @@ extern "C" __global__ void finish(
         y[i] = narrow(activate(wide(y[i]) + bias[i % width], activation));
 }
 
-// shares (B, H, T, S) = softmax of scale * scores, over what is visible (seen_rows, 1, T, S), or
-// all of it where that is null. A block is a query of a head.
+// Copies new keys and values, k and v (B, H, T, D), behind the `past` (B) tokens that each row of
+// keys and values (B, H, capacity, D) has: of a row's T tokens, the first `lengths` (B). Strides
+// count numbers; k and v have the same. A block is a token.
+extern "C" __global__ void store(
+    const number* k, const number* v, long long row, long long head, long long token,
+    const long long* past, const long long* lengths, int H, int T, int D, long long capacity,
+    number* keys, number* values)
+{
+    long long b = blockIdx.x / T, t = blockIdx.x % T;
+    if (t >= lengths[b])
+        return;
+    for (int c = threadIdx.x; c < H * D; c += blockDim.x) {
+        long long h = c / D, d = c % D;
+        long long from = b * row + h * head + t * token + d;
+        long long to = ((b * H + h) * capacity + past[b] + t) * D + d;
+        keys[to] = k[from];
+        values[to] = v[from];
+    }
+}
+
+// shares (B, H, T, S) = softmax of scale * scores, over the first `visible` (B, T) keys of each
+// query, and 0 behind them. A block is a query of a head.
 extern "C" __global__ void softmax(
-    const float* scores, const bool* visible, int seen_rows, float scale, int H, int T, int S,
+    const float* scores, const long long* visible, float scale, int H, int T, int S,
     number* shares)
 {
     long long row = blockIdx.x, b = row / ((long long)H * T), t = row % T;
     scores += row * S;
     shares += row * S;
-    const bool* seen = visible ? visible + (b % seen_rows * T + t) * S : nullptr;
-    float largest = MASKED;
-    for (int s = threadIdx.x; s < S; s += blockDim.x)
-        if (!seen || seen[s])
-            largest = fmaxf(largest, scale * scores[s]);
+    int seen = visible[b * T + t];
+    float largest = LOWEST, sum = 0;
+    for (int s = threadIdx.x; s < seen; s += blockDim.x)
+        largest = fmaxf(largest, scale * scores[s]);
     largest = largest_of_block(largest);
-    float sum = 0;
-    for (int s = threadIdx.x; s < S; s += blockDim.x)
-        sum += expf((!seen || seen[s] ? scale * scores[s] : MASKED) - largest);
+    for (int s = threadIdx.x; s < seen; s += blockDim.x)
+        sum += expf(scale * scores[s] - largest);
     float share = 1 / sum_of_block(sum);
     for (int s = threadIdx.x; s < S; s += blockDim.x)
-        shares[s] =
-            narrow(share * expf((!seen || seen[s] ? scale * scores[s] : MASKED) - largest));
+        shares[s] = narrow(s < seen ? share * expf(scale * scores[s] - largest) : 0);
 }
 
-// y (B, H, D): the attention of a single query a row, q (B, H, D or more), over keys and values
-// (B, H, S or more, D). A block is a head. Strides count numbers. Its memory: S floats for the
-// shares, and as many as it has threads, or D, for parts of the sums.
+// y (B, H, D): the attention of a single query a row, q (B, H, D), over the first `visible` (B) of
+// keys and values (B, H, capacity, D). A block is a head. The strides of q count numbers. Its
+// memory: as many floats as the row has visible keys, for the shares, and as many as it has
+// threads, or D, for parts of the sums.
 extern "C" __global__ void attend_one(
     const number* q, long long q_row, long long q_head,
-    const number* keys, const number* values, long long kept_row, long long kept_head,
-    const bool* visible, int seen_rows, float scale, int H, int S, int D, number* y)
+    const number* keys, const number* values, long long capacity,
+    const long long* visible, float scale, int H, int D, number* y)
 {
     extern __shared__ float shares[];
-    float* parts = shares + S;
     int b = blockIdx.x / H, h = blockIdx.x % H, thread = threadIdx.x, threads = blockDim.x;
+    int seen = visible[b];
+    float* parts = shares + seen;
     q += b * q_row + h * q_head;
-    keys += b * kept_row + h * kept_head;
-    values += b * kept_row + h * kept_head;
-    const bool* seen = visible ? visible + (long long)(b % seen_rows) * S : nullptr;
+    keys += blockIdx.x * capacity * D;
+    values += blockIdx.x * capacity * D;
 
-    for (int s = thread / WARP; s < S; s += threads / WARP) {  // a warp takes a key
+    for (int s = thread / WARP; s < seen; s += threads / WARP) {  // a warp takes a key
         float score = 0;
         for (int d = thread % WARP; d < D; d += WARP)
             score += wide(q[d]) * wide(keys[(long long)s * D + d]);
         score = sum_of_warp(score);
         if (thread % WARP == 0)
-            shares[s] = !seen || seen[s] ? scale * score : MASKED;
+            shares[s] = scale * score;
     }
     __syncthreads();
-    float largest = MASKED, sum = 0;
-    for (int s = thread; s < S; s += threads)
+    float largest = LOWEST, sum = 0;
+    for (int s = thread; s < seen; s += threads)
         largest = fmaxf(largest, shares[s]);
     largest = largest_of_block(largest);
-    for (int s = thread; s < S; s += threads) {
+    for (int s = thread; s < seen; s += threads) {
         shares[s] = expf(shares[s] - largest);
         sum += shares[s];
     }
@@ -174,7 +192,7 @@ extern "C" __global__ void attend_one(
     int groups = D < threads ? threads / D : 1;  // of threads that share the keys
     for (int place = thread; place < groups * D; place += threads) {
         float part = 0;
-        for (int s = place / D; s < S; s += groups)
+        for (int s = place / D; s < seen; s += groups)
             part += shares[s] * wide(values[(long long)s * D + place % D]);
         parts[place] = part;
     }

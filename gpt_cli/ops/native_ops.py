@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -40,12 +41,16 @@ _F32, _F16, _I64, _U8 = (np.dtype(kind) for kind in ("f4", "f2", "i8", "u1"))
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "has_level": (_I, [ctypes.c_char_p]),
+    "use_level": (None, [ctypes.c_char_p]),
     "embed": (_I, [_P, _P, _P, _P, _N, _N, _P, _I]),
     "layer_norm": (None, [_P, _N, _N, _N, _P, _P, _F, _P, _N, _I]),
     "linear": (None, [_P, _P, _P, _N, _N, _I, _P, _N, _P, _I]),
     "add": (None, [_P, _N, _P, _N, _N, _N, _P, _N, _I]),
     "store": (_I, [_P, _P, _N, _N, _N, _P, _P, _P, _P, _N, _N, _N, _N, _I, _I]),
     "attend": (_I, [_P, *[_N] * 3, _P, _P, _P, _F, *[_N] * 5, _I, _P, _N, _P, _N, _I]),
+    "block": (_I, [_P, _P, _N, *[_P] * 5, _N, _N, _N, _I, _P, _N, _P, _I]),
+    "block_scratch": (_N, [_P, _N, _N, _N, _I]),
     "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
     "exp": (None, [_P, _N, _P, _I]),
     "pack_rows": (None, [_P, *[_N] * 5, _P]),
@@ -61,6 +66,45 @@ class _Matrix(ctypes.Structure):
     _fields_ = (("panels", _P), ("n_in", _N), ("n_out", _N), ("format", ctypes.c_int32))
 
 
+class _Norm(ctypes.Structure):
+    """`struct norm` of native/native.h."""
+
+    _fields_ = (("weight", _P), ("bias", _P), ("epsilon", _F))
+
+
+class _Block(ctypes.Structure):
+    """`struct block` of native/native.h, with what keeps its addresses valid."""
+
+    _fields_ = (
+        *((name, _Norm) for name in ("ln_1", "ln_2")),
+        *((name, _Matrix) for name in ("c_attn", "c_proj", "c_fc", "mlp_c_proj")),
+        *((f"{name}_bias", _P) for name in ("c_attn", "c_proj", "c_fc", "mlp_c_proj")),
+        ("n_head", _N),
+        ("scale", _F),
+        ("activation", ctypes.c_int32),
+    )
+
+    def __init__(self, b: Any):
+        """Describe a `model.Block`."""
+        linears = [b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj]
+        C, inner = linears[0].weight.n_in, linears[2].weight.n_out
+        shapes = [(each.weight.n_in, each.weight.n_out) for each in linears]
+        right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % b.attn.n_head == 0
+        _check(right, "a block", linears[0].weight.panels)
+        norms = [[_vector(norm.weight, C), _vector(norm.bias, C)] for norm in (b.ln_1, b.ln_2)]
+        biases = [_vector(each.bias, each.weight.n_out) for each in linears]
+        self._kept = linears, norms, biases
+        super().__init__(
+            _Norm(*map(address, norms[0]), b.ln_1.epsilon),
+            _Norm(*map(address, norms[1]), b.ln_2.epsilon),
+            *(each.weight.matrix for each in linears),
+            *map(address, biases),
+            b.attn.n_head,
+            b.attn.scale,
+            _ACTIVATIONS.index(b.mlp.activation),
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Packed:
     """A matrix (n_in, n_out) in panels of columns that lie side by side: see native/kernels.h."""
@@ -70,24 +114,23 @@ class Packed:
     n_out: int
     format: str
     width: int = field(init=False)  # n_out in whole panels
-    struct: int = field(init=False)  # the address of the same for C
-    _kept: _Matrix = field(init=False, repr=False)
+    matrix: _Matrix = field(init=False, repr=False)  # the same for C
+    struct: int = field(init=False)  # and its address
 
     def __post_init__(self) -> None:
         kind = _FORMATS.index(self.format)
         matrix = _Matrix(address(self.panels), self.n_in, self.n_out, kind)
-        object.__setattr__(self, "_kept", matrix)
+        object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "struct", ctypes.addressof(matrix))
         object.__setattr__(self, "width", -(-self.n_out // COLUMNS) * COLUMNS)
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """Load the library, at the level that the variable GPT_CLI_LEVEL names or the highest.
+    """Load the library.
 
     Raises:
-        ImportError: it is not there, cannot be loaded, or this processor has no level for it.
-        InputError: the variable names no level, or one that this processor does not have.
+        ImportError: it is not there, or cannot be loaded.
     """
     path = native_library()
     if path is None:
@@ -99,27 +142,36 @@ def library() -> ctypes.CDLL:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, f"gpt2_{name}")
         function.restype, function.argtypes = result, arguments
-    lib.gpt2_choose_level.restype = ctypes.c_char_p
-    lib.gpt2_choose_level.argtypes = [ctypes.c_char_p]
-    if not lib.gpt2_choose_level(None):
-        raise ImportError("this processor has no fused multiply-add (AVX2 and FMA)")
     return lib
 
 
+def levels() -> list[str]:
+    """Return the levels that this processor has, the highest first."""
+    return [level for level in LEVELS if library().gpt2_has_level(level.encode())]
+
+
+def use_level(level: str) -> None:
+    """Compute with one of `levels` from now on. The bits stay the same."""
+    library().gpt2_use_level(level.encode())
+
+
 def choose_level() -> str:
-    """Choose the level that GPT_CLI_LEVEL names, or the highest that there is; return its name.
+    """Use the level that GPT_CLI_LEVEL names, or the highest that there is; return its name.
 
     Raises:
         ImportError: the library cannot be used.
         InputError: the variable names no level, or one that this processor does not have.
     """
-    wanted = os.environ.get(_LEVEL) or None
-    found = library().gpt2_choose_level(wanted.encode() if wanted else None)
-    if found is None:
-        if wanted in LEVELS:
-            raise InputError(f"{_LEVEL}={wanted}: this processor cannot do that; unset it")
-        raise InputError(f"{_LEVEL} must be one of {', '.join(LEVELS)}, not {wanted!r:.40}")
-    return str(found.decode())
+    available = levels()
+    if not available:
+        raise ImportError("this processor has no fused multiply-add (AVX2 and FMA)")
+    wanted = os.environ.get(_LEVEL) or available[0]
+    if wanted in available:
+        use_level(wanted)
+        return wanted
+    if wanted in LEVELS:
+        raise InputError(f"{_LEVEL}={wanted}: this processor has {', '.join(available)}")
+    raise InputError(f"{_LEVEL} must be one of {', '.join(LEVELS)}, not {wanted!r:.40}")
 
 
 class NativeOps:
@@ -136,6 +188,7 @@ class NativeOps:
         self.level = choose_level()
         self.threads = threads()
         self._workspace = Workspace()
+        self._blocks: WeakKeyDictionary[Any, _Block] = WeakKeyDictionary()  # of models in use
 
     def free_memory(self) -> int | None:
         """Bytes of this machine's memory that can be taken."""
@@ -301,6 +354,30 @@ class NativeOps:
             right = array.dtype == self._cache_type and array.flags.c_contiguous
             _check(right, "a layer of the cache", array)
         return blocks
+
+    def block(self, x: Array, b: Any, visible: Array, cache: Any, layer: int) -> Array:
+        """`model.block` in one call: the same steps, and the same bits."""
+        described = self._blocks.get(b)
+        if described is None:
+            described = self._blocks[b] = _Block(b)
+        B, T, C = x.shape
+        H = b.attn.n_head
+        rows = _rows(x, described.c_attn.n_in)
+        keys, values = cache.layer(layer)
+        blocks = self._check_cache(keys, values, B, H, C // H)
+        visible = _counts(visible, (B, T))
+        past, new = _counts(cache.lengths, (B,)), _counts(cache.new, (B,))
+        _check(new.max(initial=0) <= T, "the number of new tokens", new)
+        struct = ctypes.addressof(described)
+        size = self._lib.gpt2_block_scratch(struct, B * T, T, blocks, self.threads)
+        scratch = self._workspace.empty((size + 16,), _F32)
+        y = self._empty_rows(B * T, C)
+        counts = address(visible), address(past), address(new)
+        given = struct, address(rows), rows.strides[0] // 4, *counts, address(keys), address(values)
+        result = address(y), y.strides[0] // 4, -(-address(scratch) // 64) * 64, self.threads
+        if self._lib.gpt2_block(*given, B, T, blocks, self._half, *result):
+            raise IndexError(f"the cache has room for {blocks * COLUMNS} tokens")
+        return y.reshape(x.shape)
 
     def exp(self, x: Array) -> Array:
         """E to the power of each number, to within two units in the last place; 0 below -87."""

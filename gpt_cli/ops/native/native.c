@@ -29,11 +29,13 @@ static int has_avx2(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
+#ifndef WITHOUT_AVXVNNI /* the compiler does not know it */
 static int has_avxvnni(void)
 {
     unsigned a = 0, b, c, d;
     return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
+#endif
 
 static int has_avx512(void)
 {
@@ -52,7 +54,9 @@ static const struct {
 } levels[] = {
     {&kernels_avx512vnni, has_avx512vnni},
     {&kernels_avx512, has_avx512},
+#ifndef WITHOUT_AVXVNNI
     {&kernels_avxvnni, has_avxvnni},
+#endif
     {&kernels_avx2, has_avx2},
 };
 
@@ -83,14 +87,19 @@ static const struct {
 
 static const struct kernels *kernels;
 
-const char *gpt2_choose_level(const char *name)
+int gpt2_has_level(const char *name)
 {
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
-        if (levels[i].available() && (!name || !strcmp(name, levels[i].kernels->level))) {
+        if (!strcmp(name, levels[i].kernels->level))
+            return levels[i].available();
+    return 0;
+}
+
+void gpt2_use_level(const char *name)
+{
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
+        if (!strcmp(name, levels[i].kernels->level))
             kernels = levels[i].kernels;
-            return kernels->level;
-        }
-    return NULL;
 }
 
 /* --- operations --------------------------------------------------------------------------------- */
@@ -174,7 +183,7 @@ int gpt2_store(
             return 1;
         tokens += lengths[b];
     }
-    run_parts(kernels->store, &job, B * H, useful(tokens * H * D, threads));
+    run_parts(kernels->store, &job, B * H, useful(16 * tokens * H * D, threads));
     return 0;
 }
 

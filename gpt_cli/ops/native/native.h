@@ -10,9 +10,11 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* Compute with the level of this name from now on, or with the highest if it is NULL. Return its
- * name, or NULL if this processor does not have it. */
-EXPORT const char *gpt2_choose_level(const char *name);
+/* Return whether there is a level of this name, for this processor. */
+EXPORT int gpt2_has_level(const char *name);
+
+/* Compute with this level from now on. */
+EXPORT void gpt2_use_level(const char *name);
 
 /* Return 0, or 1 if an id or a position is out of range. */
 EXPORT int gpt2_embed(
@@ -45,6 +47,30 @@ EXPORT int gpt2_attend(
     const void *values, const int64_t *visible, float scale, int64_t B, int64_t H, int64_t T,
     int64_t D, int64_t blocks, int half, float *y, int64_t y_stride, float *scratch,
     int64_t scratch_stride, int threads);
+
+/* One layer, with the names of model.py. All arrays are as the operations above have them. */
+struct norm {
+    const float *weight, *bias; /* (C,) */
+    float epsilon;
+};
+
+struct block {
+    struct norm ln_1, ln_2;
+    struct matrix c_attn, c_proj, c_fc, mlp_c_proj;
+    const float *c_attn_bias, *c_proj_bias, *c_fc_bias, *mlp_c_proj_bias;
+    int64_t n_head;
+    float scale;
+    int32_t activation;
+};
+
+/* x (B, T, C), rows x_stride apart -> y, likewise. Return 0, or 1 as `gpt2_store` and `gpt2_attend`.
+ * `scratch` has as many floats as `gpt2_block_scratch` returns, from the start of a cache line. */
+EXPORT int gpt2_block(
+    const struct block *b, const float *x, int64_t x_stride, const int64_t *visible,
+    const int64_t *past, const int64_t *lengths, void *keys, void *values, int64_t B, int64_t T,
+    int64_t cache_blocks, int half, float *y, int64_t y_stride, float *scratch, int threads);
+EXPORT int64_t gpt2_block_scratch(
+    const struct block *b, int64_t rows, int64_t T, int64_t cache_blocks, int threads);
 
 EXPORT void gpt2_log_sum_exp(
     const float *x, int64_t rows, int64_t stride, int64_t n, double *y, int threads);

@@ -1,0 +1,116 @@
+"""Compile gpt_cli/ops/native for a wheel or an editable install.
+
+Where that cannot be done, the wheel has no library, and NumPy computes.
+"""
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FOLDER = Path("gpt_cli", "ops", "native")
+LIBRARY = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
+
+# Results must be the same bits from every compiler: only `multiply_add` fuses, nothing is
+# reordered, and $CFLAGS is not asked, which may have -ffast-math or -march=native.
+FLAGS = "-std=c11 -O3 -ffp-contract=off -fno-math-errno -fPIC -fvisibility=hidden -Wall -Wextra"
+
+# kernels.c is compiled once for each level of the processor.
+_AVX2 = "-mavx2 -mfma -mf16c"
+_AVX512 = f"{_AVX2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512"
+_X86 = {
+    "avx512vnni": f"{_AVX512} -mavx512vnni",
+    "avx512": _AVX512,
+    "avxvnni": f"{_AVX2} -mavxvnni",
+    "avx2": _AVX2,
+}
+_ARM = {"neondot": "-march=armv8.2-a+dotprod", "neon": ""}
+LEVELS = {"x86_64": _X86, "aarch64": _ARM, "arm64": _ARM}
+
+
+class NotCompiledError(Exception):
+    """There is no library, and this is why."""
+
+
+class BuildHook(BuildHookInterface[Any]):
+    """What hatchling calls before it makes a wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Put the library into the wheel, or into the tree for an editable install."""
+        sources = Path(self.root, FOLDER)
+        editable = version == "editable"
+        if editable:
+            for old in sources.glob("libkernels.*"):
+                old.unlink()
+        platform = self.build_config.builder.get_best_matching_tag().rpartition("-")[2]
+        self._folder = TemporaryDirectory()
+        try:
+            library = compile_library(sources, platform, Path(self._folder.name))
+        except NotCompiledError as reason:
+            self.app.display_warning(f"gpt-cli without its library, so NumPy computes: {reason}")
+            return
+        if editable:
+            shutil.move(library, sources / LIBRARY)
+        else:
+            build_data["force_include"][str(library)] = str(FOLDER / LIBRARY)
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{platform}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what the wheel has a copy of."""
+        self._folder.cleanup()
+
+
+def compile_library(sources: Path, platform: str, folder: Path) -> Path:
+    """Compile `sources` for a wheel's platform into the folder; return the library.
+
+    Raises:
+        NotCompiledError: nothing is known of the platform, or no compiler does it.
+    """
+    levels = next((LEVELS[name] for name in LEVELS if platform.endswith(name)), None)
+    if levels is None or not platform.startswith(("linux", "macosx")):
+        raise NotCompiledError(f"it has no kernels for {platform}")
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    flags = FLAGS.split()
+    probe = [*compiler, "-mavxvnni", "-fsyntax-only", "-x", "c", os.devnull]
+    if "avxvnni" in levels and _problem(probe):  # GCC 10 and Clang 11 do not know it
+        levels = {name: levels[name] for name in levels if name != "avxvnni"}
+        flags.append("-DWITHOUT_AVXVNNI")
+    parts = {path.stem: [str(path)] for path in sources.glob("*.c") if path.stem != "kernels"}
+    for name, its_flags in levels.items():
+        parts[name] = [str(sources / "kernels.c"), f"-DLEVEL={name}", *its_flags.split()]
+    objects = {name: str(folder / f"{name}.o") for name in parts}
+    library = folder / LIBRARY
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        commands = [[*compiler, *flags, "-c", *parts[name], "-o", objects[name]] for name in parts]
+        problem = next(filter(None, pool.map(_problem, commands)), None)
+    link = [*compiler, "-shared", *objects.values(), "-o", str(library), "-pthread", "-lm"]
+    if problem := problem or _problem(link):
+        raise NotCompiledError(problem)
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        raise NotCompiledError(f"{compiler[0]} made what cannot be loaded: {error}") from None
+    return library
+
+
+def _problem(command: list[str]) -> str | None:
+    """Run the compiler; return the first line that says what is wrong, or None if nothing is."""
+    name, english = Path(command[0]).name, os.environ | {"LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, env=english, capture_output=True, errors="replace")
+    except OSError as error:
+        return f"the C compiler {name}: {error.strerror}"
+    if not done.returncode:
+        return None
+    lines = done.stderr.splitlines() or [f"the C compiler {name}: exit code {done.returncode}"]
+    line = next((line for line in lines if "error:" in line), lines[0])
+    return "".join(filter(str.isprintable, line))[:200]

@@ -1,0 +1,239 @@
+/* Hammer the thread pool: `pool_test SECONDS [BUSY]`, beside so many BUSY processes.
+ *
+ * Each part of a job must be done exactly once, each slot belong to one thread, and the caller must
+ * see all that the parts wrote. The counters are plain integers on purpose: TSan reports any two
+ * threads that the pool does not keep apart.
+ *
+ * Everything runs twice. The second time, threads are delayed at random between the steps of the
+ * pool, so that they meet in places where they otherwise meet once in days.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdatomic.h>
+
+static void delay(void);
+
+#undef atomic_load
+#undef atomic_compare_exchange_strong
+#define atomic_load(from) (delay(), atomic_load_explicit(from, memory_order_seq_cst))
+#define atomic_compare_exchange_strong(at, old, new) \
+    (delay(), \
+     atomic_compare_exchange_strong_explicit( \
+         at, old, new, memory_order_seq_cst, memory_order_seq_cst))
+#define pthread_mutex_lock(mutex) (delay(), pthread_mutex_lock(mutex))
+#define pthread_cond_wait(condition, mutex) (delay(), pthread_cond_wait(condition, mutex))
+#include "pool.c"
+#undef atomic_load
+#define atomic_load(from) atomic_load_explicit(from, memory_order_seq_cst)
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+    MOST_THREADS = 16,
+    MOST_PARTS = 500,
+    CALLERS = 4,
+    PATIENCE = 10, /* seconds until a thread that was woken must have come */
+};
+
+static _Atomic bool stop;
+
+static void fail(const char *what, long long found)
+{
+    fprintf(stderr, "pool_test: %s: %lld\n", what, found);
+    _exit(1);
+}
+
+static double seconds(void) { return 1e-9 * (double)nanoseconds(); }
+
+/* A random number from 0 to n - 1 (xorshift). */
+static int64_t draw(uint64_t *state, int64_t n)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return (int64_t)(*state >> 1) % n;
+}
+
+static _Atomic bool delays;
+
+/* Every so often, wait for up to 30 us, or let other threads run. */
+static void delay(void)
+{
+    static _Thread_local uint64_t state;
+    if (!atomic_load_explicit(&delays, memory_order_relaxed))
+        return;
+    if (!state)
+        state = (uintptr_t)&state;
+    if (!draw(&state, 1000))
+        sched_yield();
+    if (draw(&state, 50))
+        return;
+    for (int64_t until = nanoseconds() + draw(&state, 30000); nanoseconds() < until;)
+        continue;
+}
+
+/* --- each part exactly once ---------------------------------------------------------------------- */
+
+struct count {
+    int *done;  /* for each part */
+    int *users; /* for each slot */
+    int threads, work;
+};
+
+static void count_part(const void *given, int64_t part, int slot)
+{
+    const struct count *job = given;
+    if (slot < 0 || slot >= job->threads)
+        fail("a slot that there is not", slot);
+    if (++job->users[slot] != 1)
+        fail("two threads in slot", slot);
+    for (volatile int i = 0; i < job->work; i++)
+        continue;
+    job->done[part]++;
+    job->users[slot]--;
+}
+
+/* Run one job of a random number of parts, on a random number of threads, and check it. */
+static void run_one(uint64_t *state)
+{
+    int done[MOST_PARTS] = {0}, users[MOST_THREADS] = {0};
+    int64_t parts = draw(state, 4) ? draw(state, 12) : draw(state, MOST_PARTS);
+    struct count job = {
+        .done = done,
+        .users = users,
+        .threads = 1 + (int)draw(state, MOST_THREADS),
+        .work = draw(state, 8) ? 0 : (int)draw(state, 2000),
+    };
+    run_parts(count_part, &job, parts, job.threads);
+    for (int64_t part = 0; part < MOST_PARTS; part++)
+        if (done[part] != (part < parts))
+            fail("a part was not done once", part);
+    /* A thread that still had this job would find no pointers in it. */
+    memset(&job, 0, sizeof job);
+}
+
+static void *call_often(void *given)
+{
+    uint64_t state = (uintptr_t)given;
+    while (!atomic_load(&stop))
+        run_one(&state);
+    return NULL;
+}
+
+/* Run jobs from several threads at once for a time. */
+static void test_callers(int callers, double time)
+{
+    pthread_t threads[CALLERS];
+    atomic_store(&stop, false);
+    for (int i = 0; i < callers; i++)
+        if (pthread_create(&threads[i], NULL, call_often, (void *)(uintptr_t)(i + 1)))
+            fail("no thread", i);
+    usleep((useconds_t)(time * 1e6));
+    atomic_store(&stop, true);
+    for (int i = 0; i < callers; i++)
+        pthread_join(threads[i], NULL);
+}
+
+/* --- no wake-up is lost -------------------------------------------------------------------------- */
+
+/* Parts of a job must not wait for one another; these do, but not for ever. */
+static void meet(const void *given, int64_t part, int slot)
+{
+    _Atomic int *present = *(_Atomic int *const *)given;
+    double until = seconds() + PATIENCE;
+    (void)part;
+    (void)slot;
+    atomic_fetch_add(present, 1);
+    while (atomic_load(present) < 2)
+        if (seconds() > until)
+            fail("no other thread came for seconds", PATIENCE);
+        else
+            sched_yield();
+}
+
+/* Pause for about as long as threads take to fall asleep; then a job needs two of them. */
+static void meet_once(uint64_t *state)
+{
+    _Atomic int count = 0, *present = &count;
+    double until = seconds() + 1e-6 * (double)draw(state, 150);
+    while (seconds() < until)
+        continue;
+    run_parts(meet, &present, 2, 2 + (int)draw(state, MOST_THREADS - 1));
+}
+
+static void test_wakes(double time)
+{
+    uint64_t state = 88172645463325252;
+    for (double until = seconds() + time; seconds() < until;)
+        meet_once(&state);
+}
+
+/* --- forks ------------------------------------------------------------------------------------- */
+
+/* Fork, also in a child; each must have threads of its own. */
+static void fork_and_run(uint64_t *state, int depth)
+{
+    pid_t child = fork();
+    if (child < 0)
+        fail("no fork", child);
+    if (!child) {
+        alarm(6 * PATIENCE);
+        for (int i = 0; i < 20; i++)
+            run_one(state);
+        meet_once(state);
+        if (depth)
+            fork_and_run(state, depth - 1);
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    if (status)
+        fail("a child ended with", status);
+}
+
+/* Fork while another thread is in the middle of a job. */
+static void test_forks(double time)
+{
+    pthread_t caller;
+    uint64_t state = 1;
+    atomic_store(&stop, false);
+    if (pthread_create(&caller, NULL, call_often, (void *)(uintptr_t)7))
+        fail("no thread", 1);
+    for (double until = seconds() + time; seconds() < until;)
+        fork_and_run(&state, 1);
+    atomic_store(&stop, true);
+    pthread_join(caller, NULL);
+    run_one(&state);
+}
+
+static void keep_busy(int processes, double time)
+{
+    double until = seconds() + time;
+    while (processes--)
+        if (!fork()) {
+            while (seconds() < until)
+                continue;
+            _exit(0);
+        }
+}
+
+int main(int count, char **arguments)
+{
+    double time = count > 1 ? atof(arguments[1]) : 4;
+    keep_busy(count > 2 ? atoi(arguments[2]) : 0, time);
+    alarm((unsigned)time + 12 * PATIENCE);
+    uint64_t state = 1;
+    fork_and_run(&state, 1); /* before there are threads */
+    for (int round = 0; round < 2; round++) {
+        atomic_store(&delays, round);
+        test_callers(1, time / 8);
+        test_callers(CALLERS, time / 8);
+        test_wakes(time / 8);
+        test_forks(time / 8);
+    }
+    return 0;
+}
