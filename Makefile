@@ -79,7 +79,7 @@ wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	$(PYTHON) -m venv $(CLEAN)
 	$(CLEAN_BIN)/python -m pip install --quiet dist/*.whl
-	cd / && PATH= GPT_CLI_OPS=native "$(CURDIR)/$(CLEAN_BIN)/gpt-cli" generate --model tiny -n 20 "Once upon a time"
+	cd / && PATH= GPT_CLI_OPS=native "$(CURDIR)/$(CLEAN_BIN)/gpt-cli" generate --model tiny -n 20 "Once upon a time" && echo
 	ls -l dist/*.whl
 
 clean:

@@ -7,7 +7,8 @@
     python benchmarks/measure.py openvino CONVERTED      # needs optimum-intel[openvino]
 
 What convert.py makes of the checkpoint is what the last three read. All compute in float32, or with
---dtype int8 with weights of 8 bits, for which llama.cpp and gpt-cli read other files.
+--dtype int8 with weights of 8 bits, for which llama.cpp and gpt-cli read other files; gpt-cli with
+--dtype bfloat16 on a checkpoint that is stored so.
 
 All prompts are random ids, all decoding is greedy and never ends early. Rates are tokens a second:
     decode      128 new tokens after a prompt of 32, prefill not counted
@@ -241,7 +242,7 @@ def main() -> None:
     )
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--dtype", choices=("float32", "int8"), default="float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), default="float32")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     generate, others = ENGINES[arguments.engine](arguments.path, arguments.threads, arguments.dtype)

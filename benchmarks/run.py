@@ -5,8 +5,9 @@
     python benchmarks/run.py --dtype int8 --peer float32=PYTHON --peer llama.cpp=PYTHON
 
 PYTHON is an interpreter that has the peer; what each needs is said in measure.py and convert.py.
-Peers: transformers, ctranslate2, llama.cpp, openvino; numpy, which is gpt-cli without numba; and
-float32, which is gpt-cli in float32 beside itself in int8.
+Peers: transformers, ctranslate2, llama.cpp, openvino; before, which is another version of gpt-cli;
+numpy, which is gpt-cli without its compiled library; and float32, which is gpt-cli in float32
+beside itself in another type. With --dtype bfloat16 the checkpoint is stored so.
 
 The checkpoint has GPT-2's 124M parameters with random weights, made here unless a FOLDER is given;
 --size 355M makes the next larger one. Engines take turns, each round in fresh processes, so that a
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -57,10 +59,11 @@ PACKAGES = {  # of which a peer's version is told
     "ctranslate2": ["ctranslate2"],
     "llama.cpp": ["llama-cpp-python"],
     "openvino": ["openvino", "optimum-intel"],
+    "before": ["gpt-cli", "numpy"],
     "numpy": [],
     "float32": [],
 }
-OURS = ("gpt-cli", "numpy", "float32")
+OURS = ("gpt-cli", "before", "numpy", "float32")
 DTYPES = {"float32": "float32", "transformers": "float32"}  # whatever the others compute in
 
 
@@ -69,6 +72,20 @@ def make_checkpoint(folder: Path, size: str) -> None:
     from checkpoints import write_checkpoint
 
     write_checkpoint(folder, SIZES[size] | {"n_positions": 1024, "vocab_size": 50257})
+
+
+def store_in_bfloat16(folder: Path, out: Path) -> None:
+    """Write a float32 checkpoint with its numbers cut to bfloat16."""
+    import numpy as np
+    from checkpoints import Stored, safetensors_bytes
+    from safetensors.numpy import load_file
+
+    shutil.copytree(folder, out)
+    tensors = {}
+    for name, array in load_file(folder / "model.safetensors").items():
+        bits = (array.view(np.uint32) >> 16).astype("<u2")
+        tensors[name] = Stored("BF16", list(bits.shape), bits.tobytes())
+    (out / "model.safetensors").write_bytes(safetensors_bytes(tensors))
 
 
 def process(command: list[str], **variables: str) -> tuple[float, float]:
@@ -184,7 +201,7 @@ def main() -> None:
     )
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--size", choices=SIZES, default="124M", help="without a folder")
-    parser.add_argument("--dtype", choices=("float32", "int8"), default="float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), default="float32")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -194,9 +211,10 @@ def main() -> None:
     if unknown := {name for name, python in peers.items() if name not in PACKAGES or not python}:
         parser.error(f"give --peer NAME=PYTHON, and one of the peers: {', '.join(unknown)}")
     where = machine() | {"threads": arguments.threads, "dtype": arguments.dtype}
-    where |= versions(sys.executable, ["gpt-cli", "numpy", "numba"])
+    where |= versions(sys.executable, ["gpt-cli", "numpy"])
     for peer, python in peers.items():
-        where |= versions(python, PACKAGES[peer])
+        found = versions(python, PACKAGES[peer])
+        where |= {f"{peer}: {name}" if peer == "before" else name: found[name] for name in found}
     engines = {"gpt-cli": sys.executable} | peers
     rounds: dict[str, list[Figures]] = {engine: [] for engine in engines}
     with tempfile.TemporaryDirectory() as scratch:
@@ -225,6 +243,9 @@ def main() -> None:
 def convert(engine: str, python: str, folder: Path, scratch: Path, dtype: str) -> Path:
     """Return what an engine reads, made from the checkpoint if need be."""
     out = scratch / engine
+    if engine in OURS and dtype == "bfloat16":
+        store_in_bfloat16(folder, out)
+        return out
     if engine in OURS and dtype == "int8":
         command = [python, "-m", "gpt_cli", "quantize", str(folder), "-o", str(out)]
     elif engine in (*OURS, "transformers"):

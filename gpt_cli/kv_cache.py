@@ -66,15 +66,18 @@ class KVCache:
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these texts of the batch, in this order."""
-        xp = self._ops.xp
-        self.keys, self.values = (xp.take(each, rows, axis=1) for each in (self.keys, self.values))
-        self.lengths = self.lengths[rows]
+        kept = self._select(rows, self.capacity)
+        self.keys, self.values, self.lengths = kept.keys, kept.values, kept.lengths
 
     def copies(self, batch: int, capacity: int) -> "KVCache":
         """Return a cache of `batch` texts that all begin with the one that this cache holds."""
-        made = KVCache(self._config, self._ops, batch, capacity)
-        made.lengths[:] = self.lengths
-        blocks = -(-int(self.lengths[0]) // self._ops.cache_block)
-        made.keys[:, :, :, :blocks] = self.keys[:, :, :, :blocks]
-        made.values[:, :, :, :blocks] = self.values[:, :, :, :blocks]
+        return self._select([0] * batch, capacity)
+
+    def _select(self, rows: list[int], capacity: int) -> "KVCache":
+        made = KVCache(self._config, self._ops, len(rows), capacity, layers=len(self.keys))
+        made.lengths = self.lengths[rows]
+        for place, row in enumerate(rows):
+            blocks = -(-int(self.lengths[row]) // self._ops.cache_block)
+            made.keys[:, place, :, :blocks] = self.keys[:, row, :, :blocks]
+            made.values[:, place, :, :blocks] = self.values[:, row, :, :blocks]
         return made

@@ -102,14 +102,14 @@ def test_what_was_measured_is_told(engine):
     greedy = engine.generate(texts, temperature=0.0, max_tokens=6, ignore_eos=True, seed=0)
     assert found.ids == [completion.ids for completion in greedy]
     assert found.ids[0] != found.ids[1]
-    sizes = checkpoint.memory(engine.model.config)
+    sizes = checkpoint.memory(engine.model.config, engine.model.ops.dtype)
     assert (found.parameters, found.weights_bytes) == (sizes["parameters"], sizes["weights_bytes"])
     assert (found.model, found.ops) == (engine.name, engine.model.ops.name)
+    assert (found.dtype, found.threads) == (engine.model.ops.dtype, engine.model.ops.threads)
     assert found.load_s == engine.load_seconds
     assert (found.prompt_tokens, found.max_tokens, found.batch, found.repetitions) == (5, 6, 2, 2)
     assert found.positions == [6, 7, 8, 9, 10, 11]
     assert (found.early, found.late) == ((7, 8), (10, 11))
-    assert found.threads >= 1
     assert list(found.modes) == ["cache on", "cache off"]
     for mode in found.modes.values():
         assert len(mode.token_s) == 6
@@ -118,6 +118,17 @@ def test_what_was_measured_is_told(engine):
             if isinstance(figure, Spread):
                 assert 0 < figure.min <= figure.median <= figure.max
         assert mode.tokenize_s.min < mode.first_token_s.max < mode.total_s.max
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("case", "dtype"), [("f16", "float16"), ("bf16", "bfloat16")])
+def test_weights_in_16_bits_are_told_as_such(case_folder, case, dtype):
+    folder = str(case_folder(case))
+    held, full = (gpt_cli.load(folder, device="cpu", dtype=kind) for kind in ("auto", "float32"))
+    found, other = (measure(each, replace(SMALL, repetitions=1)) for each in (held, full))
+    assert (found.dtype, other.dtype) == (dtype, "float32")
+    assert other.weights_bytes / 2 < found.weights_bytes < 0.6 * other.weights_bytes
+    assert found.ids == other.ids
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -13,7 +13,11 @@ from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.bench import Benchmark, Mode, Plan, Spread
+from gpt_cli.checkpoint import memory
 from gpt_cli.cli import app, benched, plot
+from gpt_cli.config import GPT2Config
+from gpt_cli.hub.local import bundled
+from gpt_cli.ops import native_library
 
 BENCH = ["bench", "--model", "tiny"]
 FEW = [*BENCH, "-p", "4", "-n", "5", "-r", "2"]
@@ -67,11 +71,12 @@ def test_a_pipe_gets_table_curves_and_conclusion_without_escape_codes():
     assert "\x1b" not in text
     assert "\r" not in text
     head, table, notes, *_ = text.split("\n\n")
-    assert head.startswith("tiny: 2,271,360 parameters in float32, computed by ")
+    dtype, size = ("float16", "5 MB") if native_library() else ("float32", "9 MB")
+    assert head.startswith(f"tiny: 2,271,360 parameters in {dtype}, computed by ")
     assert head.endswith("\n4 prompt tokens, 5 new tokens, 1 row, 2 repetitions")
     assert re.match(r"median \(min-max\) +cache on +cache off +ratio\n", table)
     assert len(table.splitlines()) == 8
-    assert "weights 9 MB" in notes
+    assert f"weights {size}" in notes
     assert LEGEND_ON in text
     assert LEGEND_OFF in text
     number = r"\d+\.\d"
@@ -239,7 +244,8 @@ def test_json_is_one_object_with_everything():
     assert told["positions"] == [5, 6, 7, 8, 9]
     assert (told["early"], told["late"]) == ([6, 7], [8, 9])
     assert [len(row) for row in told["ids"]] == [5, 5]
-    assert told["weights_bytes"] == 4 * told["parameters"]
+    sizes = memory(GPT2Config.from_folder(bundled("tiny")), told["dtype"])
+    assert told["weights_bytes"] == sizes["weights_bytes"]
     assert told["peak_bytes"] is None or told["peak_bytes"] > told["weights_bytes"]
     assert told["load_s"] > 0
     for name in ("cache_on", "cache_off"):

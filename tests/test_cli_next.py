@@ -10,7 +10,7 @@ from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
-from gpt_cli.sampling import softmax
+from gpt_cli.ops.numpy_ops import softmax
 
 NEXT = ["next", "--model", "tiny"]
 PROMPT = "Every day, the fox"
@@ -41,7 +41,7 @@ def tiny():
 
 
 def probabilities(tiny, ids):
-    return softmax(np, tiny.logits([ids])[0, -1:])[0]
+    return softmax(tiny.logits([ids])[0, -1])
 
 
 # --- in a pipe -----------------------------------------------------------------------------------

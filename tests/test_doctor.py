@@ -1,6 +1,7 @@
 """The examination of a machine: what it says of this one, and of others that are imagined."""
 
 import json
+from pathlib import Path
 
 import pytest
 from loopback_hub import LoopbackHub, use_hub
@@ -8,11 +9,12 @@ from processes import posix, run_on_terminal
 
 from gpt_cli import doctor, gpu, hub, machine
 from gpt_cli.cli import app
+from gpt_cli.ops import native_ops
 
 NAMES = [
     "gpt-cli",
     "numpy",
-    "numba",
+    "library",
     "threads",
     "memory",
     "gpu",
@@ -24,7 +26,7 @@ NAMES = [
 
 
 @pytest.fixture(autouse=True)
-def no_hub(tmp_path, monkeypatch):
+def no_hub(tmp_path, thread_variables, monkeypatch):
     use_hub("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
 
 
@@ -33,7 +35,6 @@ def finding(name):
 
 
 def test_each_line_says_how_it_is_and_what_would_help(capfd):
-    pytest.importorskip("numba")
     assert app.run(["doctor", "--json"]) == 0
     findings = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [found["name"] for found in findings] == NAMES
@@ -45,44 +46,64 @@ def test_each_line_says_how_it_is_and_what_would_help(capfd):
     assert any("; cure: " in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "has", "status"),
-    [
-        ("SkylakeX", True, "ok"),
-        ("Haswell", True, "note"),
-        ("Haswell", False, "ok"),
-        (None, True, "ok"),
-    ],
-)
-def test_avx512_that_openblas_has_missed_is_noted(kernel, has, status, monkeypatch):
-    monkeypatch.setattr(doctor, "openblas_kernel", lambda: kernel)
-    monkeypatch.setattr(doctor, "_has_avx512", lambda: has)
-    found = finding("numpy")
-    assert found.status == status
-    assert (status == "note") == ("OPENBLAS_CORETYPE=SkylakeX" in (found.cure or ""))
+@pytest.mark.usefixtures("library")
+def test_the_level_at_which_the_library_computes_is_told(monkeypatch):
+    monkeypatch.delenv("GPT_CLI_OPS", raising=False)
+    highest, *lower = native_ops.levels()
+    found = finding("library")
+    assert (found.status, found.cure) == ("ok", None)
+    assert found.found.startswith(f"computes at the level {highest}")
+    assert all(level in found.found for level in lower)
 
 
-def test_without_numba_it_is_said_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    found = finding("numba")
-    assert (found.status, found.cure) == ("note", "pip install 'gpt-cli[fast]'")
+def test_a_level_that_is_lower_than_the_processors_is_told(level, monkeypatch):
+    monkeypatch.delenv("GPT_CLI_OPS", raising=False)
+    found = finding("library")
+    assert found.status == "ok"
+    assert found.found.startswith(f"computes at the level {level}")
 
 
-def test_compiled_operations_that_do_not_work_are_a_problem(monkeypatch, capfd):
-    def fail(device, dtype):
-        raise doctor.GPTCLIError("no LLVM")
+def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(doctor, "native_library", lambda: None)
+    found = finding("library")
+    assert found.status == "note"
+    assert found.found.startswith("not compiled when gpt-cli was installed: NumPy computes")
+    assert found.cure == "install a C compiler, then gpt-cli again"
 
-    monkeypatch.setattr(doctor, "find_spec", lambda name: True)
-    monkeypatch.setattr(doctor, "get_ops", fail)
+
+def test_a_library_that_cannot_be_loaded_is_a_problem(monkeypatch, capfd):
+    def fail():
+        raise ImportError("invalid ELF header")
+
+    monkeypatch.setattr(doctor, "native_library", lambda: Path("libkernels.so"))
+    monkeypatch.setattr(native_ops, "library", fail)
     assert app.run(["doctor"]) == 5
     out, err = capfd.readouterr()
-    assert "problem  numba     no LLVM" in out
-    assert err == "gpt-cli: error: problems with numba: see the cures\n"
+    assert "problem  library   cannot be used: invalid ELF header; cure: " in out
+    assert err == "gpt-cli: error: problems with library: see the cures\n"
+
+
+@pytest.mark.usefixtures("library")
+def test_a_level_that_there_is_not_is_a_problem(monkeypatch):
+    monkeypatch.setenv("GPT_CLI_LEVEL", "abacus")
+    found = finding("library")
+    assert found.status == "problem"
+    assert "GPT_CLI_LEVEL must be one of" in found.found
+    assert found.cure.startswith("unset GPT_CLI_LEVEL")
+
+
+@pytest.mark.usefixtures("library")
+def test_a_library_that_is_passed_over_is_noted(monkeypatch):
+    monkeypatch.setenv("GPT_CLI_OPS", "numpy")
+    found = finding("library")
+    assert (found.status, found.cure) == ("note", "unset GPT_CLI_OPS")
+    assert found.found.endswith("; GPT_CLI_OPS=numpy computes instead")
 
 
 def test_more_threads_than_cores_are_noted(monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 1)
-    monkeypatch.setattr(machine, "blas_threads", lambda: 8)
+    monkeypatch.setenv("GPT_CLI_THREADS", "8")
+    assert "8 threads" in finding("threads").found
     assert finding("threads").cure.startswith("give --threads 1")
 
 

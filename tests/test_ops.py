@@ -187,8 +187,7 @@ def test_queries_keys_and_values_may_be_views_of_one_array(ops, cached, T):
     qkv = array("qkv", 2, T, 3 * 24)
     views = qkv.reshape(2, T, 3, 3, 8).transpose(2, 0, 3, 1, 4)
     found, expected = (
-        ops.attend(q, *cached(ops, k, v), 0.3, causal(2, T, T))
-        for q, k, v in (views, views.copy())
+        ops.attend(q, *cached(ops, k, v), 0.3, causal(2, T, T)) for q, k, v in (views, views.copy())
     )
     assert np.array_equal(ops.to_host(found), ops.to_host(expected))
 

@@ -21,7 +21,7 @@ from checkpoints import (
     stored_tensors,
     write_checkpoint,
 )
-from processes import COMMAND, posix
+from processes import COMMAND, WITHOUT_LIBRARY, posix
 from safetensors import safe_open
 
 import gpt_cli
@@ -51,9 +51,10 @@ STORED = [
 ]
 
 
-@pytest.fixture(params=["numpy", "numba"])
+@pytest.fixture(params=["numpy", "native"])
 def computed_by(request, monkeypatch) -> str:
-    pytest.importorskip(request.param)
+    if request.param == "native":
+        request.getfixturevalue("library")
     monkeypatch.setenv("GPT_CLI_OPS", request.param)
     return request.param
 
@@ -476,49 +477,55 @@ def test_a_scale_that_is_not_finite_is_noticed(source, computed_by, dtype, bits)
 # --- what int8 needs -----------------------------------------------------------------------------
 
 
-def test_int8_is_computed_by_compiled_operations_unless_the_reference_is_asked_for(monkeypatch):
-    pytest.importorskip("numba")
-    monkeypatch.delenv("GPT_CLI_OPS")
-    for brief in (True, False):
-        assert get_ops("cpu", "int8", brief=brief).name == "numba"
+@pytest.mark.usefixtures("library")
+def test_int8_is_computed_by_the_library_unless_the_reference_is_asked_for(monkeypatch):
+    monkeypatch.delenv("GPT_CLI_OPS", raising=False)
+    assert get_ops("cpu", "int8").name == "native"
     monkeypatch.setenv("GPT_CLI_OPS", "numpy")
     assert get_ops("cpu", "int8").name == "numpy"
     monkeypatch.setenv("GPT_CLI_OPS", "abacus")
-    with pytest.raises(InputError, match="must be numba or numpy for int8, not 'abacus'"):
+    with pytest.raises(InputError, match="must be native or numpy for int8, not 'abacus'"):
         get_ops("cpu", "int8")
 
 
-def run_without_numba(*arguments: object, **env: str):
-    """Run a command where numba cannot be found."""
-    code = "import sys; sys.modules['numba'] = None; from gpt_cli.cli.app import main; main()"
+def run_without_library(*arguments: object, **env: str):
+    """Run a command where installing gpt-cli compiled no library."""
     inherited = {name: value for name, value in os.environ.items() if name != "GPT_CLI_OPS"}
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [*WITHOUT_LIBRARY, *map(str, arguments)],
         env=inherited | env,
         capture_output=True,
         timeout=60,
     )
 
 
-@pytest.mark.parametrize("env", [{}, {"GPT_CLI_OPS": "numba"}])
-def test_without_numba_one_is_told_what_to_install(in_int8, env):
+@pytest.mark.parametrize("env", [{}, {"GPT_CLI_OPS": "native"}])
+def test_without_the_library_one_is_told_how_to_get_it(in_int8, env):
     for model in (["-m", "tiny", "--dtype", "int8"], ["-m", in_int8("saved")]):
-        finished = run_without_numba("generate", *model, "text", **env)
-        what = "GPT_CLI_OPS=numba" if env else "computing in int8"
+        finished = run_without_library("generate", *model, "text", **env)
+        what = "GPT_CLI_OPS=native" if env else "computing in int8"
         assert finished.returncode == 2
         assert finished.stdout == b""
         assert finished.stderr.decode() == (
-            f"gpt-cli: error: {what} needs numba: pip install 'gpt-cli[fast]'\n"
+            f"gpt-cli: error: {what} needs the compiled library, and gpt-cli was installed without "
+            "it: install a C compiler, then gpt-cli again (`gpt-cli doctor` says more)\n"
         )
 
 
-def test_without_numba_int8_can_be_written_and_computed_in_float32(source, tmp_path):
+def test_without_the_library_int8_can_be_written_and_computed_in_float32(source, tmp_path):
     to = tmp_path / "new"
-    assert run_without_numba("quantize", source, "-o", to).returncode == 0
+    assert run_without_library("quantize", source, "-o", to).returncode == 0
     arguments = ["-m", to, "--dtype", "float32", "--seed", "1", "-n", "3", "text"]
-    finished = run_without_numba("generate", *arguments)
+    finished = run_without_library("generate", *arguments)
     assert (finished.returncode, finished.stderr) == (0, b"")
     assert finished.stdout
+
+
+def test_without_the_library_int8_can_be_computed_by_the_reference(in_int8):
+    arguments = ["-m", in_int8("saved"), "--stats", "-n", "3", "text"]
+    finished = run_without_library("generate", *arguments, GPT_CLI_OPS="numpy")
+    assert finished.returncode == 0
+    assert b" in int8: loaded" in finished.stderr
 
 
 def test_a_type_that_nothing_computes_is_refused(source, thread_variables, capsys):

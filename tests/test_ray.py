@@ -181,9 +181,10 @@ def test_an_actor_that_dies_takes_no_row_with_it(ray, tiny, tmp_path):
     assert sign.exists()
 
 
-@pytest.mark.parametrize("ops", ["numpy", "numba"])
-def test_an_actor_takes_the_threads_of_its_share(ray, ops):
-    pytest.importorskip(ops)
+@pytest.mark.parametrize("ops", ["numpy", "native"])
+def test_an_actor_takes_the_threads_of_its_share(ray, ops, request):
+    if ops == "native":
+        request.getfixturevalue("library")
 
     class Threads:
         def __init__(self):

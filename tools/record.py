@@ -75,7 +75,6 @@ def run(command: str, folder: Path) -> Iterator[tuple[float, bytes]]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where gpt-cli is
     env = {"PATH": path, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     env["COLUMNS"] = str(COLUMNS)
-    env["GPT_CLI_OPS"] = "numpy"  # numba tells when it compiles, which is not at every run
     process = subprocess.Popen(
         ["bash", "-o", "pipefail", "-c", command],  # noqa: S607
         stdin=theirs,

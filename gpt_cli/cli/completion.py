@@ -29,4 +29,4 @@ def devices() -> list[str]:
 
 def dtypes() -> list[str]:
     """What `--dtype` takes."""
-    return ["auto", "float32", "float16", "int8"]
+    return ["auto", "float32", "bfloat16", "float16", "int8"]

@@ -1,9 +1,15 @@
 """`gpt-cli info`: what a model is, without loading it."""
 
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt_cli.cli.options import Json, ModelName, Offline, Revision, Verbose
 from gpt_cli.cli.text import write
+from gpt_cli.errors import GPTCLIError
+
+if TYPE_CHECKING:
+    from gpt_cli.config import GPT2Config
 
 
 def info(
@@ -21,7 +27,9 @@ def info(
     config = hub.read_config(name, revision=revision, offline=offline)
     folder = hub.find(name, revision)
     facts = {"name": name, "folder": str(folder) if folder else None} | asdict(config)
-    sizes = checkpoint.memory(config, config.dtype)
+    facts["dtype"] = held = _held(config, folder)
+    sizes = checkpoint.memory(config, config.dtype)  # its cache, as beside float32 or int8
+    sizes["weights_bytes"] = checkpoint.memory(config, held)["weights_bytes"]
     if as_json:
         write(json.dumps(facts | sizes, ensure_ascii=False) + "\n")
         return
@@ -30,3 +38,18 @@ def info(
     shown["memory for a full context"] = hub.format_size(sizes["kv_cache_bytes"])
     shown["eos_token_id"] = " ".join(map(str, config.eos_token_id))
     write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))
+
+
+def _held(config: "GPT2Config", folder: Path | None) -> str:
+    """Return what a CPU holds the weights in unless another dtype is chosen."""
+    from gpt_cli import checkpoint
+    from gpt_cli.ops import check_available
+
+    if folder is None:
+        return config.dtype
+    try:
+        stored = checkpoint.stored_dtype(folder)
+        check_available("cpu", stored)
+    except GPTCLIError:  # what is missing or damaged is told by what loads the model
+        return config.dtype
+    return stored

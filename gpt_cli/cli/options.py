@@ -142,7 +142,8 @@ Device = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(
-        help="Weights in float32, float16 on a GPU, or int8 on a CPU; auto: as stored.",
+        help="Weights in float32, float16 on a GPU, or int8 on a CPU; auto: as stored, or float32 "
+        "on a GPU.",
         autocompletion=completion.dtypes,
     ),
 ]

@@ -37,7 +37,7 @@ def _statistics(engine: Engine, completion: Completion) -> str:
     first, rate = times["ttft_s"], times["decode_tok_s"]
     return ", ".join(
         [
-            f"{engine.name}: loaded in {times['load_s']:.2f} s",
+            f"{engine.name} in {engine.model.ops.dtype}: loaded in {times['load_s']:.2f} s",
             f"{completion.prompt_tokens} prompt tokens",
             "no token yet" if first is None else f"first token after {first:.3f} s",
             f"{len(completion.ids)} tokens" + (f" at {rate:.1f} a second" if rate else ""),

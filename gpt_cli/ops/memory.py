@@ -50,6 +50,10 @@ class Workspace:
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []  # by size
 
+    def free_bytes(self) -> int:
+        """Bytes that are kept and not in use."""
+        return sum(map(len, self._free))
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an uninitialized array; a large one begins a page."""
         size = math.prod(shape) * dtype.itemsize

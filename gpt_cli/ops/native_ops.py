@@ -191,8 +191,9 @@ class NativeOps:
         self._blocks: WeakKeyDictionary[Any, _Block] = WeakKeyDictionary()  # of models in use
 
     def free_memory(self) -> int | None:
-        """Bytes of this machine's memory that can be taken."""
-        return free_memory()
+        """Bytes of this machine's memory that can be taken; None if unknown."""
+        free = free_memory()
+        return None if free is None else free + self._workspace.free_bytes()
 
     def place(self, array: Array) -> Array:
         """Return the array itself: it is where it belongs."""

@@ -18,6 +18,7 @@ from processes import posix, run_on_terminal
 from world import World, check_failure
 
 from gpt_cli import gpu
+from gpt_cli.ops import native_library
 
 resource = pytest.importorskip("resource")  # there is none on Windows
 pytestmark = posix
@@ -347,15 +348,18 @@ def test_no_home_is_needed(home, world):
     assert text_of(world.run("models")).startswith(b"tiny\t")
 
 
-@SLOW
-@pytest.mark.fault(65, "compiled code that cannot be kept", 0, intact="the text")
-def test_compiled_operations_need_no_folder_of_their_own(world):
-    pytest.importorskip("numba")
-    package = Path(__file__).parents[2] / "gpt_cli"
-    frozen = f"mount --bind {package} {package} && mount -o remount,ro,bind {package}"
-    env = {"GPT_CLI_OPS": "numba", "HOME": "/nonexistent", "NUMBA_CACHE_DIR": ""}
-    finished = world.run_in_namespace(frozen, *STORY, env=env, limit=180)
-    assert text_of(finished)
+@pytest.mark.usefixtures("library")
+@pytest.mark.fault(65, "a compiled library that cannot be loaded", 0, intact="the text")
+def test_without_a_library_that_works_numpy_computes(world, model):
+    world.env.pop("GPT_CLI_OPS", None)
+    command = ("generate", "-m", model, "-s", 1, "-n", 60, "Once")
+    damaged = world.root / "libkernels"
+    damaged.write_bytes(native_library().read_bytes()[:1000])
+    script = f"mount --bind {damaged} {native_library()}"
+    expected = text_of(world.run(*command))
+    assert text_of(world.run_in_namespace(script, *command)) == expected
+    finished = world.run_in_namespace(script, *command, "--dtype", "int8")
+    assert "native cannot compute in int8 here" in check_failure(finished, 5)
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +373,10 @@ def story(tmp_path_factory) -> bytes:
     [
         "COLUMNS=wide",
         "GPT_CLI_MODEL=",
-        "NUMBA_NUM_THREADS=many",
+        "GPT_CLI_LEVEL=",
+        "GPT_CLI_OPS=",
+        "GPT_CLI_THREADS=",
+        "GPT_CLI_THREADS=99",
         "OMP_NUM_THREADS=many",
         "OMP_NUM_THREADS=0",
         "PYTHONDEVMODE=1",
@@ -383,6 +390,25 @@ def test_no_variable_is_in_the_way(variable, world, story):
     finished = world.run(*STORY, env=dict([variable.split("=")]))
     assert text_of(finished) == story
     assert finished.stderr == b""
+
+
+@pytest.mark.fault(71, "variables of gpt-cli that mean nothing", 2, intact="nothing is begun")
+@pytest.mark.parametrize(
+    ("variable", "do"),
+    [
+        ("GPT_CLI_THREADS=many", "--help"),
+        ("GPT_CLI_THREADS=0", "--help"),
+        ("GPT_CLI_OPS=abacus", "must be native or numpy"),
+        pytest.param(
+            "GPT_CLI_LEVEL=abacus", "must be one of", marks=pytest.mark.usefixtures("library")
+        ),
+    ],
+)
+def test_a_variable_that_means_nothing_is_told(variable, do, world, suffer):
+    world.env.pop("GPT_CLI_OPS", None)
+    name, value = variable.split("=")
+    options = {"env": {name: value}, "says": name, "do": do}
+    suffer("generate", *TINY, "--dtype", "float32", "Once", code=2, **options)
 
 
 @pytest.mark.fault(72, "a limit of 12 open files and of 256 kB of stack", 0, intact="the text")

@@ -156,43 +156,52 @@ static void meet(const void *given, int64_t part, int slot)
 }
 
 /* Pause for about as long as threads take to fall asleep; then a job needs two of them. */
-static void meet_once(uint64_t *state)
+static void meet_once(uint64_t *state, int most_threads)
 {
     _Atomic int count = 0, *present = &count;
     double until = seconds() + 1e-6 * (double)draw(state, 150);
     while (seconds() < until)
         continue;
-    run_parts(meet, &present, 2, 2 + (int)draw(state, MOST_THREADS - 1));
+    run_parts(meet, &present, 2, 2 + (int)draw(state, most_threads - 1));
 }
 
+/* First with one thread beside this one, so that nobody else comes if that one does not. */
 static void test_wakes(double time)
 {
     uint64_t state = 88172645463325252;
-    for (double until = seconds() + time; seconds() < until;)
-        meet_once(&state);
+    double start = seconds();
+    while (seconds() < start + time / 2)
+        meet_once(&state, 2);
+    while (seconds() < start + time)
+        meet_once(&state, MOST_THREADS);
 }
 
 /* --- forks ------------------------------------------------------------------------------------- */
+
+static void await(pid_t child)
+{
+    int status;
+    if (child < 0)
+        fail("no fork", child);
+    waitpid(child, &status, 0);
+    if (status)
+        fail("a child ended with", status);
+}
 
 /* Fork, also in a child; each must have threads of its own. */
 static void fork_and_run(uint64_t *state, int depth)
 {
     pid_t child = fork();
-    if (child < 0)
-        fail("no fork", child);
     if (!child) {
         alarm(6 * PATIENCE);
         for (int i = 0; i < 20; i++)
             run_one(state);
-        meet_once(state);
+        meet_once(state, MOST_THREADS);
         if (depth)
             fork_and_run(state, depth - 1);
         _exit(0);
     }
-    int status;
-    waitpid(child, &status, 0);
-    if (status)
-        fail("a child ended with", status);
+    await(child);
 }
 
 /* Fork while another thread is in the middle of a job. */
@@ -221,19 +230,27 @@ static void keep_busy(int processes, double time)
         }
 }
 
+/* All tests, in a process that has no threads yet. */
+static void test_all(double time, bool with_delays)
+{
+    pid_t child = fork();
+    if (!child) {
+        alarm((unsigned)time + 12 * PATIENCE);
+        atomic_store(&delays, with_delays);
+        test_wakes(time / 4);
+        test_callers(1, time / 4);
+        test_callers(CALLERS, time / 4);
+        test_forks(time / 4);
+        _exit(0);
+    }
+    await(child);
+}
+
 int main(int count, char **arguments)
 {
     double time = count > 1 ? atof(arguments[1]) : 4;
     keep_busy(count > 2 ? atoi(arguments[2]) : 0, time);
-    alarm((unsigned)time + 12 * PATIENCE);
-    uint64_t state = 1;
-    fork_and_run(&state, 1); /* before there are threads */
-    for (int round = 0; round < 2; round++) {
-        atomic_store(&delays, round);
-        test_callers(1, time / 8);
-        test_callers(CALLERS, time / 8);
-        test_wakes(time / 8);
-        test_forks(time / 8);
-    }
+    test_all(time / 2, false);
+    test_all(time / 2, true);
     return 0;
 }

@@ -1,0 +1,865 @@
+"""The compiled operations one by one: against NumPy at each level, and with any input."""
+
+import gc
+import math
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from checkpoints import CONFIG, make_weights, noise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import posix
+
+from gpt_cli import checkpoint
+from gpt_cli.config import GPT2Config
+from gpt_cli.errors import InputError
+from gpt_cli.model import forward
+from gpt_cli.ops import LayerNorm, Linear, native_ops
+from gpt_cli.ops.int8 import BLOCK, quantize
+from gpt_cli.ops.memory import Workspace, _address_by_ctypes, address, aligned_empty
+from gpt_cli.ops.numpy_ops import ACTIVATIONS, Int8NumPyOps, NumPyOps, softmax
+
+pytestmark = pytest.mark.usefixtures("library")
+
+COLUMNS, MOST_ROWS, PARTIAL_SUMS = native_ops.COLUMNS, native_ops._MOST_ROWS, 16
+FLOATS = ["float32", "bfloat16", "float16"]
+NUMPY = NumPyOps()
+
+# Around the sizes of vectors, tiles, panels and blocks.
+sizes = st.sampled_from([1, 2, 3, 7, 13, 16, 17, 31, 32, 33, 47, 64, 65, 97, 128, 131])
+rows_of_x = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25, 31])
+head_sizes = st.sampled_from([8, 16, 17, 31, 32, 33, 47, 64, 80, 97, 128])
+seeds = st.integers(0, 10_000)
+activations = st.sampled_from([None, *ACTIVATIONS])
+at_each_level = settings(max_examples=25)
+
+
+def array(name: str, *shape: int, seed: int = 0):
+    return noise(name, *shape, seed=seed).astype(np.float32)
+
+
+class Stored:
+    """A matrix in 16 bits, as `checkpoint.Tensor` gives it."""
+
+    def __init__(self, matrix, dtype):
+        bits = matrix.view(np.uint32) >> 16
+        self._bits = bits.astype("u2") if dtype == "bfloat16" else matrix.astype("f2")
+        self.shape = matrix.shape
+
+    def stored(self, rows):
+        return self._bits[rows]
+
+    def __getitem__(self, rows):
+        some = self._bits[rows]
+        if some.dtype == "f2":
+            return some.astype(np.float32)
+        return (some.astype(np.uint32) << 16).view(np.float32)
+
+
+def matrix_of(dtype, *shape, seed=0):
+    """A matrix as a checkpoint has it, for operations with weights in a type."""
+    matrix = array("matrix", *shape, seed=seed)
+    return matrix if dtype in ("float32", "int8") else Stored(matrix, dtype)
+
+
+def assert_same_bits(found, expected):
+    """Compare float32 arrays; what is no number may have any bits."""
+    assert found.dtype == expected.dtype == np.float32
+    assert found.shape == expected.shape
+    numbers = ~np.isnan(expected)
+    assert np.array_equal(np.isnan(found), ~numbers)
+    assert np.array_equal(found[numbers].view(np.uint32), expected[numbers].view(np.uint32))
+
+
+# --- against NumPy, which computes the same in float64 -------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@given(
+    rows=rows_of_x, n_in=sizes, n_out=sizes, activation=activations, has_bias=st.booleans(),
+    transposed=st.booleans(), seed=seeds,
+)  # fmt: skip
+@at_each_level
+def test_linear(level, native, dtype, rows, n_in, n_out, activation, has_bias, transposed, seed):
+    ops, x, bias = native(dtype), array("x", rows, n_in, seed=seed), array("bias", n_out, seed=seed)
+    stored = matrix_of(dtype, *((n_out, n_in) if transposed else (n_in, n_out)), seed=seed)
+    matrix = (stored[:].T if transposed else stored[:]).astype(np.float64)
+    bias = bias if has_bias else None
+    w = Linear(ops.place_matrix(stored, transposed=transposed), bias)
+    found = ops.linear(x, w, activation)
+    assert found.dtype == np.float32
+    expected = NUMPY.linear(x.astype(np.float64), Linear(matrix, bias), activation)
+    # Each of n_in sums is rounded once.
+    sizes_of_sums = abs(x) @ abs(matrix) + (0 if bias is None else abs(bias))
+    assert (abs(found - expected) <= (n_in + 30) * 2.0**-24 * (sizes_of_sums + 1e-3)).all()
+
+
+@given(rows=rows_of_x, n_in=sizes, n_out=sizes, activation=activations, seed=seeds)
+@at_each_level
+def test_linear_with_int8_weights(level, native, rows, n_in, n_out, activation, seed):
+    ops, twin, x = native("int8"), Int8NumPyOps(), array("x", rows, n_in, seed=seed)
+    matrix, bias = array("matrix", n_in, n_out, seed=seed), array("bias", n_out)
+    found, expected = (
+        each.linear(x, Linear(each.place_matrix(matrix), bias), activation) for each in (ops, twin)
+    )
+    step = abs(x).max(axis=-1, keepdims=True) / 32639  # one number of x may be rounded either way
+    sizes_of_sums = abs(x) @ abs(matrix) + abs(bias)
+    most = (n_in + 30) * 2.0**-24 * (sizes_of_sums + 1e-3) + 2 * step * abs(matrix).max(axis=0)
+    assert (abs(found - expected) <= most).all()
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
+@given(C=sizes, V=sizes, tokens=st.integers(1, 40), seed=seeds)
+@at_each_level
+def test_embed(level, native, dtype, C, V, tokens, seed):
+    random = np.random.default_rng(seed)
+    wte, wpe = matrix_of(dtype, V, C, seed=seed), array("wpe", 9, C, seed=seed)
+    ids, positions = random.integers(V, size=(1, tokens)), random.integers(9, size=(1, tokens))
+    found = native(dtype).embed(
+        native(dtype).place_matrix(wte, transposed=True), wpe, ids, positions
+    )
+    held = quantize(wte, transposed=True) if dtype == "int8" else wte
+    assert_same_bits(found, held[:][ids] + wpe[positions])
+
+
+@given(rows=rows_of_x, C=sizes, offset=st.sampled_from([0, 30]), seed=seeds)
+@at_each_level
+def test_layer_norm(level, native, rows, C, offset, seed):
+    x = array("x", rows, C, seed=seed) + np.float32(offset)
+    ln = LayerNorm(array("weight", C, seed=seed), array("bias", C, seed=seed), 1e-5)
+    found = native("float32").layer_norm(x, ln)
+    expected = NUMPY.layer_norm(x.astype(np.float64), ln)
+    assert found.dtype == np.float32
+    assert abs(found - expected).max() <= 1e-5 * max(1, abs(expected).max()) * (1 + offset)
+
+
+def cache_of(ops, keys, values, capacity):
+    """One layer of a cache with room for more than the keys and values (B, H, S, D) in it."""
+    B, H, S, D = keys.shape
+    layer = [layers[0] for layers in ops.new_cache(1, B, H, capacity, D)]
+    for each in layer:
+        each[...] = np.nan  # what is not stored must not count
+    ops.store(keys, values, *layer, np.zeros(B, int), np.full(B, S))
+    return layer
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@given(
+    B=st.integers(1, 3), H=st.integers(1, 3), T=rows_of_x, more=st.integers(0, 70), D=head_sizes,
+    seed=seeds,
+)  # fmt: skip
+@at_each_level
+def test_attend(level, native, dtype, B, H, T, more, D, seed):
+    ops, S = native(dtype), T + more
+    q = array("q", B, H, T, D, seed=seed)
+    keys, values = array("keys", B, H, S, D, seed=seed), array("values", B, H, S, D, seed=seed)
+    visible = np.random.default_rng(seed).integers(1, S + 1, (B, T))
+    found = ops.attend(q, *cache_of(ops, keys, values, S + 40), 0.3, visible)
+    if dtype == "int8":
+        keys, values = (x.astype(np.float16) for x in (keys, values))
+    exact = q.astype(np.float64), keys.astype(np.float64), values.astype(np.float64)
+    assert found.dtype == np.float32
+    assert abs(found - NUMPY.attend(*exact, 0.3, visible)).max() <= 8e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@given(B=st.integers(1, 3), H=st.integers(1, 3), T=st.integers(0, 40), D=head_sizes, data=st.data())
+@at_each_level
+def test_store_writes_the_new_tokens_of_each_row_and_nothing_else(
+    level, native, dtype, B, H, T, D, data
+):
+    ops, S = native(dtype), 100
+    past = np.array([data.draw(st.integers(0, S - T)) for _ in range(B)])
+    lengths = np.array([data.draw(st.integers(0, T)) for _ in range(B)])
+    k, v = array("k", B, H, T, D), array("v", B, H, T, D)
+    keys, values = (layers[0] for layers in ops.new_cache(1, B, H, S, D))
+    keys[...], values[...] = 7, 8
+    ops.store(k, v, keys, values, past, lengths)
+    by_token = keys.swapaxes(-1, -2).reshape(B, H, -1, D), values.reshape(B, H, 128, -1)
+    for stored, new, untouched in zip(by_token, (k, v), (7, 8), strict=True):
+        width = stored.shape[-1]
+        expected = np.full((B, H, 128, width), untouched, stored.dtype)
+        for row in range(B):
+            place = slice(past[row], past[row] + lengths[row])
+            expected[row, :, place] = 0  # values are filled up with zeros to whole panels
+            expected[row, :, place, :D] = new[row, :, : lengths[row]]
+        assert np.array_equal(stored, expected)
+
+
+@given(rows=rows_of_x, C=sizes, seed=seeds)
+@at_each_level
+def test_add(level, native, rows, C, seed):
+    x, y = array("x", rows, C, seed=seed), array("y", rows, C, seed=seed)
+    assert_same_bits(native("float32").add(x, y), x + y)
+
+
+@given(rows=rows_of_x, n=st.integers(1, 700), scale=st.sampled_from([1, 20]), seed=seeds)
+@at_each_level
+def test_log_normalizer(level, native, rows, n, scale, seed):
+    logits = scale * array("logits", rows, n, seed=seed)
+    found = native("float32").log_normalizer(logits)
+    exact = np.logaddexp.reduce(logits.astype(np.float64), axis=-1)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
+
+
+def test_the_exponential_is_exact_to_two_units_in_the_last_place(level, native):
+    exp = native("float32").exp
+    x = np.linspace(-87, 88, 400_001, dtype=np.float32)
+    exact = np.exp(x.astype(np.float64))
+    assert (abs(exp(x) - exact) <= 2 * np.spacing(exact.astype(np.float32))).all()
+    below = np.array([np.nextafter(np.float32(-87), np.float32(-88)), -1e30, -np.inf], np.float32)
+    assert exp(below).tolist() == [0, 0, 0]
+    above = exp(np.array([88, 88.1, 1e30, np.inf, np.nan], np.float32))
+    assert (above[:4] == above[0]).all()
+    assert np.isnan(above[4])
+
+
+def test_each_level_has_the_same_bits_for_numbers_of_every_kind(level, native):
+    ops, one = native("float32"), Linear(native("float32").place_matrix(np.eye(1, dtype="f4")))
+    bits = np.arange(0, 2**32, 99_991, dtype=np.uint64).astype(np.uint32)
+    x = bits.view(np.float32)
+    found = {"exp": ops.exp(x)} | {
+        activation: ops.linear(x[:, None], one, activation)[:, 0] for activation in ACTIVATIONS
+    }
+    native_ops.use_level(native_ops.levels()[0])
+    for name, numbers in found.items():
+        expected = ops.exp(x) if name == "exp" else ops.linear(x[:, None], one, name)[:, 0]
+        assert_same_bits(numbers, expected)
+    native_ops.use_level(level)
+
+
+# --- the order of sums ---------------------------------------------------------------------------
+
+
+def multiply_add(x, y, z):
+    """x * y + z of float32, rounded once.
+
+    The product is exact in float64. Where the sum is not, its last bit is made odd: then rounding
+    it again, to float32, gives what rounding once would (S. Boldo and G. Melquiond, 2008).
+    """
+    product, z = np.multiply(x, y, dtype=np.float64), np.asarray(z, np.float64)
+    total = product + z
+    of_z = total - product
+    error = (product - (total - of_z)) + (z - of_z)
+    even = total.view(np.int64) & 1 == 0
+    odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where((error != 0) & even, odd, total).astype(np.float32)
+
+
+def chain(x, matrix, start):
+    """Add x (rows, K) @ matrix (K, n) to start (rows, n), along K."""
+    for k in range(len(matrix)):
+        start = multiply_add(x[:, k, None], matrix[k], start)
+    return start
+
+
+def sum_of(partial):
+    """Add PARTIAL_SUMS numbers as a tree."""
+    half = PARTIAL_SUMS // 2
+    while half:
+        partial = partial[:half] + partial[half : 2 * half]
+        half //= 2
+    return partial[0]
+
+
+def filled_up(row):
+    """Cut a row in pieces of PARTIAL_SUMS numbers, the last filled up with zeros."""
+    return np.append(row, np.zeros(-len(row) % PARTIAL_SUMS, np.float32)).reshape(-1, PARTIAL_SUMS)
+
+
+def added_up(row):
+    """Add the numbers of a row."""
+    return sum_of(sum(filled_up(row), np.zeros(PARTIAL_SUMS, np.float32)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@given(rows=rows_of_x, n_in=sizes, n_out=sizes, has_bias=st.booleans(), seed=seeds)
+@at_each_level
+def test_a_product_is_a_chain_of_multiply_adds(
+    level, native, dtype, rows, n_in, n_out, has_bias, seed
+):
+    ops, x = native(dtype), array("x", rows, n_in, seed=seed)
+    stored = matrix_of(dtype, n_in, n_out, seed=seed)
+    bias = array("bias", n_out, seed=seed) if has_bias else None
+    start = np.broadcast_to(np.zeros(n_out, np.float32) if bias is None else bias, (rows, n_out))
+    found = ops.linear(x, Linear(ops.place_matrix(stored), bias))
+    assert_same_bits(found, chain(x, stored[:], start))
+
+
+@given(rows=rows_of_x, n_in=sizes, n_out=sizes, has_bias=st.booleans(), seed=seeds)
+@at_each_level
+def test_a_product_with_int8_weights_is_a_chain_over_blocks(
+    level, native, rows, n_in, n_out, has_bias, seed
+):
+    ops, x = native("int8"), array("x", rows, n_in, seed=seed)
+    made = quantize(array("matrix", n_in, n_out, seed=seed))
+    bias = array("bias", n_out, seed=seed) if has_bias else None
+    found = ops.linear(x, Linear(ops.place_matrix(made), bias))
+    most, largest = np.float32(32639), abs(x).max(axis=-1, keepdims=True)
+    whole = np.rint(x.astype(np.float64) * (most / largest)).astype(np.int64)
+    total = np.zeros((rows, n_out), np.float32)
+    for place, scale in enumerate(made.scale):
+        block = slice(place * BLOCK, place * BLOCK + BLOCK)
+        sums = whole[:, block] @ made.weight[block].astype(np.int64)
+        total = multiply_add(sums.astype(np.float32), scale, total)
+    start = np.float32(0) if bias is None else bias
+    assert_same_bits(found, multiply_add(total, largest / most, start))
+
+
+@given(C=st.integers(1, 200), seed=seeds)
+@at_each_level
+def test_a_layer_norm_adds_in_one_order(level, native, C, seed):
+    x, weight, bias = (array(name, C, seed=seed) for name in ("x", "weight", "bias"))
+    found = native("float32").layer_norm(x[None], LayerNorm(weight, bias, 1e-5))[0]
+    centred = x - added_up(x) / np.float32(C)
+    squares = np.zeros(PARTIAL_SUMS, np.float32)
+    for piece in filled_up(centred):
+        squares = multiply_add(piece, piece, squares)
+    deviation = np.sqrt(sum_of(squares) / np.float32(C) + np.float32(1e-5))
+    assert_same_bits(found, multiply_add(centred * (np.float32(1) / deviation), weight, bias))
+
+
+@given(S=st.integers(1, 100), D=head_sizes, seed=seeds)
+@at_each_level
+def test_attention_adds_in_one_order(level, native, S, D, seed):
+    ops, q = native("float32"), array("q", 1, 1, 1, D, seed=seed)
+    keys, values = (array(name, 1, 1, S, D, seed=seed) for name in ("keys", "values"))
+    found = ops.attend(q, *cache_of(ops, keys, values, S), 0.3, np.array([[S]]))[0, 0]
+    scores = chain(q[0, 0], keys[0, 0].T, np.zeros((1, S), np.float32)) * np.float32(0.3)
+    weights = ops.exp(scores - scores.max())
+    mixed = chain(weights, values[0, 0], np.zeros((1, D), np.float32))
+    assert_same_bits(found, mixed / added_up(weights[0]))
+
+
+@given(n=st.integers(1, 1000), seed=seeds)
+@at_each_level
+def test_a_normalizer_adds_in_one_order(level, native, n, seed):
+    ops, logits = native("float32"), array("logits", n, seed=seed)
+    weights, sums = ops.exp(logits - logits.max()), np.zeros(PARTIAL_SUMS)
+    for start in range(0, n, 256):
+        sums += sum(filled_up(weights[start : start + 256]), np.zeros(PARTIAL_SUMS, np.float32))
+    found = ops.log_normalizer(logits[None])[0]
+    assert abs(found - (float(logits.max()) + math.log(sum_of(sums)))) <= 1e-15 * max(1, found)
+
+
+# --- numbers that are none -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
+@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
+@given(rows=rows_of_x, n_in=sizes, activation=activations, data=st.data())
+@settings(max_examples=15)
+def test_what_is_no_number_spoils_its_row_as_in_numpy_and_no_other(
+    native, dtype, damage, rows, n_in, activation, data
+):
+    ops, x = native(dtype), array("x", rows, n_in)
+    stored, bias = matrix_of(dtype, n_in, 40), array("bias", 40)
+    w = Linear(ops.place_matrix(stored), bias)
+    row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, n_in - 1))
+    before = ops.linear(x, w, activation)
+    x[row, column] = damage
+    found = ops.linear(x, w, activation)
+    others = np.arange(rows) != row
+    assert_same_bits(found[others], before[others])
+    with np.errstate(all="ignore"):
+        expected = NUMPY.linear(x.astype(np.float64), Linear(stored[:], bias), activation)
+    finite = np.isfinite(found[row])
+    if dtype == "int8" and activation is None:
+        assert not finite.any()
+    elif dtype != "int8":
+        assert np.array_equal(finite, np.isfinite(expected[row]))
+
+
+@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
+@given(rows=rows_of_x, C=st.integers(2, 100), data=st.data())
+@settings(max_examples=15)
+def test_what_is_no_number_spoils_its_row_of_a_norm_or_a_normalizer(native, damage, rows, C, data):
+    ops, x = native("float32"), array("x", rows, C)
+    ln = LayerNorm(array("weight", C), array("bias", C), 1e-5)
+    row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, C - 1))
+    before, normalizer = ops.layer_norm(x, ln), ops.log_normalizer(x)
+    x[row, column] = damage
+    found, others = ops.layer_norm(x, ln), np.arange(rows) != row
+    assert np.isnan(found[row]).all()
+    assert_same_bits(found[others], before[others])
+    spoilt = ops.log_normalizer(x)
+    assert np.isfinite(spoilt[row]) == (damage == -np.inf)
+    assert np.array_equal(spoilt[others], normalizer[others])
+
+
+@pytest.mark.parametrize("where", ["q", "keys"])
+@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
+@given(T=rows_of_x, D=head_sizes, data=st.data())
+@settings(max_examples=15)
+def test_what_is_no_number_spoils_the_queries_that_see_it(native, where, damage, T, D, data):
+    ops = native("float32")
+    given_ = {name: array(name, 2, 2, T, D) for name in ("q", "keys", "values")}
+    visible = np.tile(np.arange(1, T + 1), (2, 1))
+
+    def attended(q, keys, values):
+        return ops.attend(q, *cache_of(ops, keys, values, T), 0.3, visible)
+
+    before = attended(**given_)
+    t, d = data.draw(st.integers(0, T - 1)), data.draw(st.integers(0, D - 1))
+    given_[where][1, 0, t, d] = damage
+    found = attended(**given_)
+    with np.errstate(all="ignore"):
+        scores = given_["q"] @ given_["keys"].swapaxes(-1, -2)
+        scores = np.where(np.arange(T) < visible[:, None, :, None], scores, -np.inf)
+        expected = softmax(scores) @ given_["values"]
+    assert np.array_equal(np.isfinite(found), np.isfinite(expected))
+    assert_same_bits(found[0], before[0])
+    assert_same_bits(found[1, 1], before[1, 1])
+    assert_same_bits(found[1, 0, :t], before[1, 0, :t])
+
+
+# --- arrays that lie otherwise -------------------------------------------------------------------
+
+
+def misaligned(x):
+    """Put an array at an odd address."""
+    room = np.empty(x.nbytes + 1, np.uint8)
+    moved = room[1:].view(x.dtype).reshape(x.shape)
+    moved[...] = x
+    assert not moved.flags.aligned
+    return moved
+
+
+LAYOUTS = {
+    "misaligned": misaligned,
+    "every second number": lambda x: x.repeat(2, axis=-1)[..., ::2],
+    "backwards": lambda x: x[..., ::-1].copy()[..., ::-1],
+    "rows backwards": lambda x: x[::-1].copy()[::-1],
+    "rows apart": lambda x: np.pad(x, [*[(0, 0)] * (x.ndim - 1), (3, 4)])[..., 3:-4],
+    "columns first": np.asfortranarray,
+    "the other byte order": lambda x: x.astype(x.dtype.newbyteorder()),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_how_an_array_lies_changes_no_bit(native, dtype, layout):
+    ops, laid = native(dtype), LAYOUTS[layout]
+    B, H, T, D, C = 3, 2, 14, 24, 48
+    x, matrix, bias = array("x", B, T, C), array("matrix", C, 70), array("bias", 70)
+    norm = array("weight", C), array("offset", C)
+    heads = [array(name, B, H, T, D) for name in "qkv"]
+    ids, positions = np.arange(B * T).reshape(B, T) % 48, np.arange(T)[None]
+    visible, lengths = positions.repeat(B, axis=0) + 1, np.array([T, T - 1, T])
+
+    def results(laid):
+        w = Linear(ops.place_matrix(laid(matrix)), laid(bias))
+        wte = ops.place_matrix(laid(matrix), transposed=True)
+        cache = [layers[0] for layers in ops.new_cache(1, B, H, T, D)]
+        for each in cache:
+            each[...] = 0
+        q, k, v = map(laid, heads)
+        ops.store(k, v, *cache, laid(lengths * 0), laid(lengths))
+        return [
+            ops.embed(wte, laid(array("wpe", T, 70)), laid(ids), laid(positions)),
+            ops.layer_norm(laid(x), LayerNorm(*map(laid, norm), 1e-5)),
+            *(ops.linear(laid(x), w, activation) for activation in (None, "gelu_new")),
+            ops.attend(q, *cache, 0.3, laid(visible)),
+            ops.add(laid(x), laid(x)),
+            ops.exp(laid(x)),
+            ops.log_normalizer(laid(x[0])).astype(np.float32),
+        ]
+
+    for found, expected in zip(results(laid), results(lambda x: x), strict=True):
+        assert_same_bits(found, expected)
+
+
+def test_numbers_may_be_one_number_that_is_repeated(native):
+    ops, w = native("float32"), Linear(native("float32").place_matrix(array("matrix", 20, 33)))
+    x = np.broadcast_to(array("x", 1, 20), (15, 20))
+    assert_same_bits(ops.linear(x, w), ops.linear(x.copy(), w))
+    assert_same_bits(ops.add(x, x), x + x)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("piece", [1, 100, 5000, 10**6])
+def test_a_matrix_is_packed_whole_in_any_pieces(native, monkeypatch, dtype, transposed, piece):
+    ops, matrix = native(dtype), matrix_of(dtype, 131, 97)
+    whole = ops.place_matrix(matrix, transposed=transposed)
+    monkeypatch.setattr(native_ops, "_PIECE", piece)
+    again = ops.place_matrix(matrix, transposed=transposed)
+    assert (again.n_in, again.n_out) == ((97, 131) if transposed else (131, 97))
+    assert np.array_equal(again.panels.view(np.uint8), whole.panels.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_nothing_in_gives_nothing_out(native, dtype):
+    ops, matrix = native(dtype), array("matrix", 8, 20)
+    w, x = Linear(ops.place_matrix(matrix)), np.empty((0, 8), np.float32)
+    assert ops.linear(x, w).shape == (0, 20)
+    assert ops.linear(x[None], w, "gelu").shape == (1, 0, 20)
+    assert ops.layer_norm(x, LayerNorm(matrix[:, 0], matrix[:, 1], 1e-5)).shape == (0, 8)
+    assert ops.add(x, x).shape == ops.exp(x).shape == (0, 8)
+    assert ops.log_normalizer(x).shape == (0,)
+    assert (
+        ops.embed(w.weight, matrix[:, :8], np.empty((2, 0), int), np.empty((1, 0), int)).size == 0
+    )
+    for B, T in ((0, 3), (2, 0)):
+        heads, counts = np.empty((B, 2, T, 8), np.float32), np.zeros(B, int)
+        cache = [layers[0] for layers in ops.new_cache(1, B, 2, 5, 8)]
+        ops.store(heads, heads, *cache, counts, counts)
+        assert ops.attend(heads, *cache, 1.0, np.ones((B, T), int)).shape == heads.shape
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(native):
+    """What the operations take, in right shapes."""
+    ops = native("float32")
+    heads = array("heads", 2, 3, 4, 8)
+    cache = [layers[0] for layers in ops.new_cache(1, 2, 3, 40, 8)]
+    ops.store(heads, heads, *cache, np.array([0, 0]), np.array([4, 4]))
+    return {
+        "ops": ops, "x": array("x", 2, 12), "w": ops.place_matrix(array("matrix", 12, 20)),
+        "bias": array("bias", 20), "wpe": array("wpe", 6, 12), "heads": heads, "cache": cache,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("x", "bias", "activation"),
+    [
+        ((2, 11), (20,), None),
+        ((2, 13), (20,), None),
+        ((2, 12), (19,), None),
+        ((2, 12), (1, 20), None),
+        ((2, 12), (20,), "tan"),
+    ],
+)
+def test_a_product_of_wrong_shapes_is_refused(parts, x, bias, activation):
+    with pytest.raises(ValueError, match=r"cannot be|not in tuple"):
+        parts["ops"].linear(array("x", *x), Linear(parts["w"], array("b", *bias)), activation)
+
+
+def test_other_operations_refuse_wrong_shapes(parts):
+    ops, x, norm = parts["ops"], parts["x"], array("norm", 12)
+    for wrong in (array("norm", 11), array("norm", 1, 12), array("norm", 13)):
+        for ln in (LayerNorm(wrong, norm, 1e-5), LayerNorm(norm, wrong, 1e-5)):
+            with pytest.raises(ValueError, match="cannot be"):
+                ops.layer_norm(x, ln)
+    for wrong in (x[:1], x[:, :11], x[None]):
+        with pytest.raises(ValueError, match="cannot be"):
+            ops.add(x, wrong)
+    ids = np.array([[1, 2]])
+    for wrong in (parts["wpe"][:, :11], parts["wpe"][0]):
+        with pytest.raises(ValueError, match="wpe cannot be"):
+            ops.embed(parts["w"], wrong, ids, ids)
+    with pytest.raises(ValueError, match="broadcast"):
+        ops.embed(parts["w"], parts["wpe"], ids, np.array([[1, 2, 3]]))
+    for wrong in (np.float32([1, 2]), np.zeros((2, 3, 4), np.float32)):
+        with pytest.raises(ValueError, match="unpack"):
+            ops.place_matrix(wrong)
+
+
+@pytest.mark.parametrize(("id", "position"), [(20, 0), (-1, 0), (0, 6), (0, -1), (2**40, 0)])
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
+def test_an_id_or_a_position_out_of_range_is_refused(native, parts, dtype, id, position):
+    ops, wte = native(dtype), native(dtype).place_matrix(matrix_of(dtype, 12, 20))
+    with pytest.raises(IndexError, match="an id or a position is out of range"):
+        ops.embed(wte, parts["wpe"], np.array([[0, id]]), np.array([[0, position]]))
+
+
+@pytest.mark.parametrize(
+    ("past", "lengths"),
+    [
+        ([61, 0], [4, 0]),
+        ([0, 65], [0, 0]),
+        ([-1, 0], [1, 1]),
+        ([0, 0], [-1, 1]),
+        ([2**62, 0], [4, 4]),
+    ],
+)
+def test_tokens_for_which_there_is_no_room_are_refused(parts, past, lengths):
+    before = [each.copy() for each in parts["cache"]]
+    with pytest.raises(IndexError, match="the cache has room for 64 tokens"):
+        parts["ops"].store(
+            parts["heads"], parts["heads"], *parts["cache"], np.array(past), np.array(lengths)
+        )
+    assert all(
+        np.array_equal(*both, equal_nan=True) for both in zip(before, parts["cache"], strict=True)
+    )
+
+
+@pytest.mark.parametrize("visible", [0, -1, 65, 2**62])
+def test_a_query_that_sees_no_key_or_too_many_is_refused(parts, visible):
+    seen = np.ones((2, 4), int)
+    seen[1, 2] = visible
+    with pytest.raises(IndexError, match="visible must be from 1 to 64 keys"):
+        parts["ops"].attend(parts["heads"], *parts["cache"], 1.0, seen)
+
+
+def test_keys_and_values_of_wrong_shapes_are_refused(parts):
+    ops, heads, (keys, values) = parts["ops"], parts["heads"], parts["cache"]
+    none, four, seen = np.array([0, 0]), np.array([4, 4]), np.ones((2, 4), int)
+    wrong_caches = [
+        (keys[:1], values[:1]),
+        (keys[:, :2], values[:, :2]),
+        (keys[..., :4, :], values),
+        (keys, values[..., :16]),
+        (keys[:, :, :1], values),
+        (values, keys),
+        (np.zeros_like(keys, np.float16), values),
+        (keys, np.zeros_like(values, np.float16)),
+        (np.asfortranarray(keys), values),
+        (keys[..., ::-1], values),
+        (keys, values[:, ::-1]),
+    ]
+    for cache in wrong_caches:
+        with pytest.raises(ValueError, match="cannot be"):
+            ops.store(heads, heads, *cache, none, four)
+        with pytest.raises(ValueError, match="cannot be"):
+            ops.attend(heads, *cache, 1.0, seen)
+    for past, lengths in ((none, four + 1), (none[:1], four), (none, four[None]), (none, four[:1])):
+        with pytest.raises(ValueError, match="cannot be"):
+            ops.store(heads, heads, *parts["cache"], past, lengths)
+    for v in (heads[:1], heads[:, :2], heads[:, :, :3], heads[..., :4], heads[..., None]):
+        with pytest.raises(ValueError, match=r"cannot be|unpack"):
+            ops.store(heads, v, *parts["cache"], none, four)
+    for visible in (seen[:1], seen[:, :3], seen[0], seen[..., None]):
+        with pytest.raises(ValueError, match="cannot be"):
+            ops.attend(heads, *parts["cache"], 1.0, visible)
+    for q in (heads[..., :4], heads[:1], heads[:, :2], heads[0]):
+        with pytest.raises(ValueError, match=r"cannot be|unpack"):
+            ops.attend(q, *parts["cache"], 1.0, seen)
+
+
+# --- levels --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def variable(monkeypatch):
+    """Set GPT_CLI_LEVEL; afterwards the level is again what it was."""
+    yield lambda value: monkeypatch.setenv("GPT_CLI_LEVEL", value)
+    monkeypatch.undo()
+    native_ops.choose_level()
+
+
+def test_the_highest_level_is_taken_unless_the_variable_names_another(variable):
+    variable("")
+    levels = native_ops.levels()
+    assert levels == [name for name in native_ops.LEVELS if name in levels]
+    assert native_ops.NativeOps().level == levels[0]
+    for name in levels:
+        variable(name)
+        assert native_ops.NativeOps().level == native_ops.Int8NativeOps().level == name
+
+
+def test_a_level_that_there_is_not_is_refused(variable):
+    variable("abacus")
+    with pytest.raises(InputError, match=r"GPT_CLI_LEVEL must be one of .*, not 'abacus'"):
+        native_ops.NativeOps()
+    for name in {*native_ops.LEVELS} - {*native_ops.levels()}:
+        variable(name)
+        with pytest.raises(InputError, match=f"GPT_CLI_LEVEL={name}: this processor"):
+            native_ops.NativeOps()
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+BYTE = np.dtype("u1")
+LARGE = 200_000  # bytes; a workspace keeps so many
+
+
+def test_the_address_of_an_array_is_that_of_its_first_number():
+    x = np.arange(60.0).reshape(3, 4, 5)
+    for view in (
+        x,
+        x[1],
+        x[:, ::-1],
+        x[..., 2],
+        x.T,
+        x[:0],
+        x[1, 2, 3],
+        np.float32(1),
+        misaligned(x),
+    ):
+        view = np.asarray(view)
+        assert address(view) == _address_by_ctypes(view) == view.ctypes.data
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (1000, 7)])
+def test_memory_for_vectors_starts_on_a_cache_line(shape):
+    made = aligned_empty(shape, np.dtype("f4"))
+    assert (made.shape, made.dtype) == (shape, np.float32)
+    assert made.size == 0 or address(made) % 64 == 0
+
+
+def test_memory_that_is_used_no_more_is_used_again():
+    workspace = Workspace()
+    first = workspace.empty((LARGE,), BYTE)
+    place = address(first)
+    del first
+    assert address(workspace.empty((LARGE - 1,), BYTE)) == place
+
+
+def test_memory_is_in_use_as_long_as_any_view_of_it_is():
+    workspace = Workspace()
+    first = workspace.empty((LARGE // 4,), np.dtype("f4"))
+    place, view = address(first), first[5:].reshape(-1, 5).T[1:3]
+    del first
+    second = workspace.empty((LARGE,), BYTE)
+    assert address(second) != place
+    del view
+    assert address(workspace.empty((LARGE,), BYTE)) == place
+
+
+def test_memory_comes_back_from_arrays_that_hold_one_another():
+    workspace, held = Workspace(), []
+    held += [held, workspace.empty((LARGE,), BYTE)]
+    place = address(held[1])
+    del held
+    gc.collect()
+    assert address(workspace.empty((LARGE,), BYTE)) == place
+
+
+def test_a_workspace_keeps_no_more_than_was_used_at_a_time():
+    workspace = Workspace()
+    for size in range(LARGE, 2 * LARGE, LARGE // 20):
+        workspace.empty((size,), BYTE)
+    together = [workspace.empty((size,), BYTE) for size in (2 * LARGE, LARGE, 3 * LARGE)]
+    del together
+    assert sum(map(len, workspace._free)) <= 6 * LARGE
+
+
+@given(steps=st.lists(st.tuples(st.integers(130_000, 140_000), st.integers(0, 5)), max_size=30))
+def test_no_memory_is_handed_out_twice(steps):
+    workspace, used = Workspace(), []
+    for place, (size, freed) in enumerate(steps):
+        del used[freed : freed + 1]
+        used.append((place, workspace.empty((size,), BYTE)))
+        used[-1][1][...] = place % 251
+    for place, made in used:
+        assert (made == place % 251).all()
+
+
+def test_nor_is_it_by_several_threads():
+    workspace = Workspace()
+
+    def use(thread):
+        for size in range(150_000, 170_000, 200):
+            one, other = (workspace.empty((size + more,), BYTE) for more in (0, 5000))
+            one[::4096], other[::4096] = thread, thread
+            time.sleep(0)
+            assert (one[::4096] == thread).all()
+            assert (other[::4096] == thread).all()
+            del one
+        return True
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(use, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+# --- threads and processes -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def model(native, request):
+    """A model whose passes several threads share."""
+    config = CONFIG | {"n_embd": 96, "n_layer": 2}
+    weights = make_weights(config)
+    return checkpoint.assemble(GPT2Config.from_dict(config), native(request.param), weights)
+
+
+def texts(count):
+    return [np.arange(80)[None] * (text + 3) % 290 for text in range(count)]
+
+
+def test_several_threads_may_compute_at_once(model, monkeypatch):
+    expected = [forward(model, ids) for ids in texts(6)]
+    monkeypatch.setattr(model.ops, "threads", 3)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            found = list(pool.map(lambda ids: forward(model, ids), texts(6)))
+            for one, other in zip(found, expected, strict=True):
+                assert_same_bits(one, other)
+
+
+def in_a_fork(act):
+    """Do something in a fork of this process, which must go well."""
+    child = os.fork()
+    if child == 0:
+        code = 8
+        try:
+            act()
+            code = 7
+        finally:
+            os._exit(code)
+    for _ in range(200):
+        finished, status = os.waitpid(child, os.WNOHANG)
+        if finished:
+            assert os.waitstatus_to_exitcode(status) == 7
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    pytest.fail("it waits for ever")
+
+
+# Python warns of a fork of several threads: they do not live on in it.
+forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@posix
+@forks
+def test_a_fork_of_a_process_that_has_computed_computes_the_same(model, monkeypatch):
+    monkeypatch.setattr(model.ops, "threads", 3)
+    (ids,) = texts(1)
+    expected = forward(model, ids)
+
+    def compute():
+        for _ in range(3):
+            assert_same_bits(forward(model, ids), expected)
+
+    in_a_fork(compute)
+    compute()
+
+
+@posix
+@forks
+def test_a_fork_has_memory_of_its_own():
+    workspace = Workspace()
+    kept, free = (workspace.empty((LARGE,), BYTE) for _ in range(2))
+    kept[...] = 1
+    place = address(free)
+    del free
+
+    def use():
+        kept[...] = 2
+        again = workspace.empty((LARGE,), BYTE)
+        assert address(again) == place
+        again[...] = 2
+
+    ours = workspace.empty((LARGE,), BYTE)
+    ours[...] = 3
+    del ours
+    in_a_fork(use)
+    assert (kept == 1).all()
+    assert (workspace.empty((LARGE,), BYTE) == 3).all()
+
+
+@posix
+@forks
+@pytest.mark.parametrize("threads", [16, 300])
+def test_more_threads_than_cores_compute_the_same(model, monkeypatch, threads):
+    (ids,) = texts(1)
+    expected = forward(model, ids)
+    monkeypatch.setattr(model.ops, "threads", threads)
+    in_a_fork(lambda: assert_same_bits(forward(model, ids), expected))  # its threads end with it
