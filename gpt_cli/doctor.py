@@ -59,7 +59,8 @@ def _library() -> Finding:
         slow = "not compiled when gpt-cli was installed: NumPy computes, slower, and no int8"
         return Finding("library", "note", slow, "install a C compiler, then gpt-cli again")
     try:
-        from gpt_cli.ops.native_ops import NativeOps, levels
+        from gpt_cli.ops.bindings import levels
+        from gpt_cli.ops.native_ops import NativeOps
 
         ops = NativeOps()
     except (ImportError, GPTCLIError) as error:

@@ -19,6 +19,7 @@ from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import check_available, get_ops
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, rank, score
+from gpt_cli.tensors import unchanged
 from gpt_cli.tokenizer import Tokenizer
 from gpt_cli.trace import Trace, trace
 from gpt_cli.tree import Node, tree
@@ -384,7 +385,7 @@ def load(
     if threads is not None and threads < 1:
         raise InputError("threads must be 1 or more")
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
-    with checkpoint.unchanged(folder):
+    with unchanged(folder):
         config = GPT2Config.from_folder(folder)
         stored = checkpoint.stored_dtype(folder)
         ops = get_ops(device, _held(stored, device) if dtype == "auto" else dtype, threads)

@@ -252,15 +252,15 @@ class _Batch:
             capacity = max(len(row.window) + row.growth for row in self.rows)
             self._cache = KVCache(model.config, model.ops, len(self.rows), capacity)
             width = max(1, PASS // len(self.rows))
-        last: list[Array] = [None] * len(self.rows)  # (C,) the state at each row's last token
+        last: dict[int, Array] = {}  # of each row, the state (C,) at its last token
         for start in range(0, ids.shape[1], width):
             some = ids[:, start : start + width]
             left = lengths - start
             new = np.clip(left, 0, some.shape[1])
             x = checked(hidden_states, model, xp.asarray(some), self._cache, new)
-            for row in np.flatnonzero((left > 0) & (left <= some.shape[1])):
+            for row in np.flatnonzero((left > 0) & (left <= some.shape[1])).tolist():
                 last[row] = x[row, left[row] - 1]
-        return checked(unembed, model, xp.stack(last))
+        return checked(unembed, model, xp.stack([last[row] for row in range(len(self.rows))]))
 
     def keep(self, places: list[int]) -> None:
         """Go on with these rows only."""

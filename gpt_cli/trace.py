@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.finite import checked
-from gpt_cli.machine import check_room
 from gpt_cli.kv_cache import KVCache
+from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, Block, block, split_heads, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import likeliest

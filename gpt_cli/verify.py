@@ -189,19 +189,19 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
     ops = engine.model.ops
     if ops.name != "native":
         return Check(name, None, "only the compiled library has the same bits everywhere")
-    from gpt_cli.ops import native_ops  # which needs the library
+    from gpt_cli.ops import bindings  # which need the library
 
     ids = engine.encode(TEXT)[: min(_DIGEST_TOKENS, engine.model.config.n_positions)]
-    levels, counts = native_ops.levels(), (1, max(2, ops.threads))
+    levels, counts = bindings.levels(), (1, max(2, ops.threads))
     digests = {}
     try:
         for level in levels:
-            native_ops.use_level(level)
+            bindings.use_level(level)
             for ops.threads in counts:
                 logits = engine.logits([ids]).astype("<f4", copy=False)
                 digests[level, ops.threads] = hashlib.sha256(logits.tobytes()).hexdigest()
     finally:
-        native_ops.choose_level()
+        bindings.choose_level()
     digest = digests[levels[0], 1]
     known = facts.get("digests", {}).get(ops.dtype, digest)
     ways = f"with {counts[0]} and {counts[1]} threads, at {', '.join(levels)}"

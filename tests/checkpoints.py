@@ -119,6 +119,28 @@ def make_weights(
     return weights
 
 
+class ShortRows:
+    """A matrix in 16 bits, given as a `checkpoint.Tensor` gives it: as it is stored, or widened."""
+
+    def __init__(self, matrix: NDArray[np.float32], dtype: Literal["bfloat16", "float16"]):
+        if dtype == "float16":
+            self._stored: NDArray[Any] = matrix.astype(np.float16)
+        else:  # the upper half of each float32
+            self._stored = (matrix.view(np.uint32) >> 16).astype(np.uint16)
+        self.shape = matrix.shape
+
+    def stored(self, rows: slice, /) -> NDArray[Any]:
+        """Return some rows as they are stored."""
+        return self._stored[rows]
+
+    def __getitem__(self, rows: slice, /) -> NDArray[np.float32]:
+        """Return some rows in float32."""
+        some = self._stored[rows]
+        if some.dtype == np.float16:
+            return some.astype(np.float32)
+        return (some.astype(np.uint32) << 16).view(np.float32)
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 

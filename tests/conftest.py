@@ -16,7 +16,7 @@ from gpt_cli import checkpoint
 from gpt_cli.cli.options import THREAD_VARIABLES
 from gpt_cli.config import GPT2Config
 from gpt_cli.model import GPT2
-from gpt_cli.ops import Array, Ops, get_ops, native_library, native_ops
+from gpt_cli.ops import Array, Ops, bindings, get_ops, native_library
 from gpt_cli.tokenizer import Tokenizer
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands are run as users have it: with buffers
@@ -85,7 +85,7 @@ def library() -> ctypes.CDLL:
     """The compiled library; without one, the test is skipped."""
     if native_library() is None:
         pytest.skip("gpt-cli was installed without the compiled library")
-    return native_ops.library()
+    return bindings.library()
 
 
 @functools.cache
@@ -132,13 +132,13 @@ def cached() -> Callable[..., list[Array]]:
     return store
 
 
-@pytest.fixture(scope="module", params=native_ops.levels() if native_library() else [])
+@pytest.fixture(scope="module", params=bindings.levels() if native_library() else [])
 def level(request) -> Iterator[str]:
     """Let the compiled operations use each level that this processor has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CLI_LEVEL", request.param)
-        yield native_ops.choose_level()
-    native_ops.choose_level()
+        yield bindings.choose_level()
+    bindings.choose_level()
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from gpt_cli import checkpoint
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
 from gpt_cli.ops.numpy_ops import NumPyOps
+from gpt_cli.tensors import read_header, unchanged
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARDS = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
@@ -114,7 +115,7 @@ def test_bfloat16_keeps_infinities_and_the_sign_of_zero(tmp_path):
     special = np.array([np.inf, -np.inf, -0.0, 2.0**-130], np.float32)
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_bytes({"x": store(special, "BF16")}, odd=True))
-    ((_, tensor),) = checkpoint.read_header(path)
+    ((_, tensor),) = read_header(path)
     assert tensor[:].tobytes() == special.tobytes()
 
 
@@ -289,11 +290,11 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(folder, change):
 
 @pytest.mark.parametrize("name", [FILE, "config.json", "vocab.json", "merges.txt"])
 def test_a_model_that_changes_while_it_is_read_is_noticed(folder, name):
-    with checkpoint.unchanged(folder):
+    with unchanged(folder):
         (folder / "other.txt").write_text("no file of the model")
     with (
         pytest.raises(CheckpointError, match="changed while it was read"),
-        checkpoint.unchanged(folder),
+        unchanged(folder),
     ):
         (folder / name).rename(folder / "aside")
 
@@ -304,7 +305,7 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_noticed(folder, tmp_path_
     os.utime(other / "config.json", (1, 1))
     with (
         pytest.raises(CheckpointError, match="changed while it was read"),
-        checkpoint.unchanged(one),
+        unchanged(one),
     ):
         one.rename(place / "aside")
         other.rename(one)

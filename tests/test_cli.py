@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -11,12 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import COMMAND, posix, run_on_terminal
+from processes import COMMAND, WITHOUT_LIBRARY, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
 from gpt_cli.cli.options import THREAD_VARIABLES
 from gpt_cli.generate import Options
+from gpt_cli.ops import bindings
 
 GENERATE = ["generate", "--model", "tiny"]
 TINY = [*COMMAND, *GENERATE]
@@ -102,6 +104,7 @@ def test_statistics_go_to_standard_error(story):
     assert finished.stdout.decode() == story
     assert "60 tokens at" in finished.stderr.decode()
     assert "seed 1" in finished.stderr.decode()
+    assert re.match(r"tiny in (float16|float32): loaded in ", finished.stderr.decode())
 
 
 def test_the_prompt_may_come_from_a_pipe_a_file_or_both(story, tmp_path):
@@ -164,7 +167,6 @@ def test_every_flag_arrives_where_it_has_its_effect(recorder):
         "revision": "v1",
         "offline": True,
         "quiet": True,
-        "passes": 6,  # 5 without the cache, of ever longer texts
     }
     assert recorder.prompts == ["text", "text"]
     assert recorder.options == Options(
@@ -212,26 +214,109 @@ def test_threads_are_the_cores_that_may_be_used_unless_the_user_has_said_so(
     assert {os.environ[name] for name in THREAD_VARIABLES} == {"1"}
 
 
-def test_compiled_operations_give_the_same_text():
-    pytest.importorskip("numba")
-    arguments = ["generate", "-m", "tiny", "-s", "5", "-n", "60", "--samples", "3", "Once upon"]
+def test_the_number_of_threads_may_come_from_the_environment(recorder, thread_variables):
+    thread_variables.setenv("GPT_CLI_THREADS", "3")
+    app.run(["generate", "text"])
+    assert {os.environ[name] for name in THREAD_VARIABLES} == {"3"}
+    app.run(["generate", "text", "--threads", "2"])
+    assert {os.environ[name] for name in THREAD_VARIABLES} == {"2"}
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+def test_a_number_of_threads_in_the_environment_that_is_none_is_refused(
+    value, thread_variables, capsys
+):
+    thread_variables.setenv("GPT_CLI_THREADS", value)
+    assert app.run([*GENERATE, "x"]) == 2
+    assert "GPT_CLI_THREADS" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("library")
+def test_the_library_and_numpy_give_the_same_text():
+    arguments = ["-s", "5", "-n", "60", "--samples", "3", "Once upon"]
     texts = [
-        subprocess.run(
-            [*COMMAND, *arguments],
-            env=os.environ | {"GPT_CLI_OPS": name},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for name in ("numpy", "numba")
+        text_of(*arguments, env=os.environ | {"GPT_CLI_OPS": name}) for name in ("numpy", "native")
     ]
     assert texts[0] == texts[1]
 
 
+def records_of(*arguments, **env):
+    """The records of `--json`, without their times."""
+    lines = text_of(*arguments, "--json", env=os.environ | env).splitlines()
+    return [json.loads(line) | {"timing": None} for line in lines]
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_every_digit_is_the_same_on_any_number_of_threads_at_any_level(dtype):
+    arguments = ["-s", "7", "-n", "40", "--logprobs", "3", "--dtype", dtype, "Once upon"]
+    expected = records_of(*arguments, GPT_CLI_OPS="native", GPT_CLI_THREADS="1")
+    for threads, level in (("3", bindings.levels()[0]), ("2", bindings.levels()[-1])):
+        env = {"GPT_CLI_OPS": "native", "GPT_CLI_LEVEL": level}
+        assert records_of(*arguments, "--threads", threads, **env) == expected
+    (first, *_) = records_of(*arguments, "--samples", "3", "--no-cache", GPT_CLI_OPS="native")
+    assert [first] == expected
+
+
+# --- what the weights are held in ----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("case", "dtype"), [("f16", "float16"), ("bf16", "bfloat16")])
+def test_weights_in_16_bits_stay_so_and_give_what_float32_gives(case_folder, case, dtype):
+    arguments = ["-m", str(case_folder(case)), "-s", "3", "-n", "40", "--logprobs", "5", "and the"]
+    expected = records_of(*arguments, "--device", "cpu", "--dtype", "float32")
+    for chosen in ("auto", dtype):
+        assert records_of(*arguments, "--device", "cpu", "--dtype", chosen) == expected
+    told = run(*arguments[:-3], "x", "--device", "cpu", "--stats").stderr.decode()
+    assert f" in {dtype}: loaded in " in told
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("case", "dtype", "stored"),
+    [
+        ("saved", "float16", "float32"),
+        ("saved", "bfloat16", "float32"),
+        ("f16", "bfloat16", "float16"),
+        ("bf16", "float16", "bfloat16"),
+    ],
+)
+def test_no_cpu_rounds_weights_to_16_bits(case_folder, capsys, case, dtype, stored):
+    folder = str(case_folder(case))
+    assert app.run(["generate", "-m", folder, "--device", "cpu", "--dtype", dtype, "x"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"gpt-cli: error: {folder} is stored in {stored}: on a CPU, leave --dtype out, or choose "
+        "float32 or int8\n",
+    )
+
+
+@pytest.mark.parametrize("case", ["f16", "bf16"])
+def test_without_the_library_weights_in_16_bits_are_widened(case_folder, case):
+    env = {name: value for name, value in os.environ.items() if name != "GPT_CLI_OPS"}
+    flags = ["-m", str(case_folder(case)), "-s", "3", "-n", "40", "--device", "cpu", "and the"]
+
+    def run_without(*arguments):
+        command = [*WITHOUT_LIBRARY, *arguments]
+        return subprocess.run(command, capture_output=True, timeout=60, env=env)
+
+    finished = run_without("generate", *flags, "--stats")
+    assert finished.returncode == 0, finished.stderr
+    assert b" in float32: loaded in " in finished.stderr
+    assert finished.stdout.decode() == text_of(*flags, env=env | {"GPT_CLI_OPS": "numpy"})
+    facts = run_without("info", flags[1], "--json").stdout
+    assert json.loads(facts)["dtype"] == "float32"
+    refused = run_without("generate", *flags, "--dtype", "float16")
+    assert_one_line_error(refused, 2)
+    assert b"computing in float16 needs the compiled library" in refused.stderr
+
+
 def test_an_unknown_way_to_compute_is_exit_code_2(monkeypatch, capsys):
     monkeypatch.setenv("GPT_CLI_OPS", "abacus")
-    assert app.run(["generate", "-m", "tiny", "text"]) == 2
+    assert app.run(["generate", "-m", "tiny", "--dtype", "auto", "text"]) == 2
     assert capsys.readouterr().err == (
-        "gpt-cli: error: GPT_CLI_OPS must be numba or numpy for float32, not 'abacus'\n"
+        "gpt-cli: error: GPT_CLI_OPS must be native or numpy for float32, not 'abacus'\n"
     )
 
 
@@ -473,9 +558,36 @@ def test_the_version_is_the_packages():
 def test_info_counts_what_is_in_the_file(capfd):
     assert app.run(["info", "tiny", "--json"]) == 0
     facts = json.loads(capfd.readouterr().out)
-    model = gpt_cli.load("tiny").model
+    model = gpt_cli.load("tiny", device="cpu").model
     assert facts["n_layer"] == len(model.h)
-    assert facts["parameters"] > model.wte.size
-    assert facts["weights_bytes"] == 4 * facts["parameters"]
+    assert facts["dtype"] == model.ops.dtype
+    assert facts["parameters"] > facts["vocab_size"] * facts["n_embd"]
     assert app.run(["info", "tiny"]) == 0
-    assert "9 MB" in capfd.readouterr().out
+    text = capfd.readouterr().out
+    assert f"dtype {model.ops.dtype}" in " ".join(text.split())
+    assert ("5 MB" if model.ops.dtype == "float16" else "9 MB") in text
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("case", "dtype"), [("saved", "float32"), ("f16", "float16"), ("bf16", "bfloat16")]
+)
+def test_info_tells_what_the_weights_are_held_in(case_folder, capfd, monkeypatch, case, dtype):
+    monkeypatch.delenv("GPT_CLI_OPS", raising=False)
+    facts = []
+    for ops in ("native", "numpy"):
+        monkeypatch.setenv("GPT_CLI_OPS", ops)
+        assert app.run(["info", str(case_folder(case)), "--json"]) == 0
+        facts.append(json.loads(capfd.readouterr().out))
+    held, full = facts
+    assert (held["dtype"], full["dtype"]) == (dtype, "float32")
+    assert full["weights_bytes"] == 4 * full["parameters"]
+    assert held["kv_cache_bytes"] == full["kv_cache_bytes"]
+    if dtype != "float32":
+        assert full["weights_bytes"] / 2 < held["weights_bytes"] < 0.6 * full["weights_bytes"]
+
+
+def test_info_needs_no_weights(case_folder, capfd, tmp_path):
+    shutil.copy(case_folder("f16") / "config.json", tmp_path)
+    assert app.run(["info", str(tmp_path), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["dtype"] == "float32"

@@ -9,7 +9,7 @@ from processes import posix, run_on_terminal
 
 from gpt_cli import doctor, gpu, hub, machine
 from gpt_cli.cli import app
-from gpt_cli.ops import native_ops
+from gpt_cli.ops import bindings, native_ops
 
 NAMES = [
     "gpt-cli",
@@ -49,7 +49,7 @@ def test_each_line_says_how_it_is_and_what_would_help(capfd):
 @pytest.mark.usefixtures("library")
 def test_the_level_at_which_the_library_computes_is_told(monkeypatch):
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    highest, *lower = native_ops.levels()
+    highest, *lower = bindings.levels()
     found = finding("library")
     assert (found.status, found.cure) == ("ok", None)
     assert found.found.startswith(f"computes at the level {highest}")
@@ -72,11 +72,11 @@ def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
 
 
 def test_a_library_that_cannot_be_loaded_is_a_problem(monkeypatch, capfd):
-    def fail():
+    def fail(ops):
         raise ImportError("invalid ELF header")
 
     monkeypatch.setattr(doctor, "native_library", lambda: Path("libkernels.so"))
-    monkeypatch.setattr(native_ops, "library", fail)
+    monkeypatch.setattr(native_ops.NativeOps, "__init__", fail)
     assert app.run(["doctor"]) == 5
     out, err = capfd.readouterr()
     assert "problem  library   cannot be used: invalid ELF header; cure: " in out

@@ -190,12 +190,12 @@ def test_parameters_are_in_range_or_refused(changes):
     data=st.data(),
 )
 @settings(max_examples=150)
-def test_whatever_the_parameters_a_possible_token_is_drawn(logits, params, places, data):
+def test_whatever_the_parameters_a_possible_token_is_drawn(ops, logits, params, places, data):
     V = logits.shape[1]
     logits[:, data.draw(st.integers(0, V - 1))] = 1.5  # something is possible
     seen = data.draw(st.tuples(*[st.lists(st.integers(0, V - 1), min_size=1, max_size=5)] * 2))
     given = logits.copy()
-    ids = sample(np, logits, np.array(places), params, seen)
+    ids = sample(ops, logits, np.array(places), params, seen)
     assert np.array_equal(logits, given)
     for row, id in zip(logits, ids.tolist(), strict=True):
         assert 0 <= id < V
@@ -203,12 +203,12 @@ def test_whatever_the_parameters_a_possible_token_is_drawn(logits, params, place
 
 
 @given(logits=rows_of_logits, temperature=st.floats(1e-6, 1e6))
-def test_greedy_and_top_k_of_1_take_the_largest(logits, temperature):
+def test_greedy_and_top_k_of_1_take_the_largest(ops, logits, temperature):
     logits[:, 0] = 1.5
     places, seen = np.array([0, 0.999]), [[], []]
-    greedy = sample(np, logits, places, SamplingParams(temperature=0), seen)
+    greedy = sample(ops, logits, places, SamplingParams(temperature=0), seen)
     assert greedy.tolist() == logits.argmax(axis=-1).tolist()
-    first = sample(np, logits, places, SamplingParams(temperature=temperature, top_k=1), seen)
+    first = sample(ops, logits, places, SamplingParams(temperature=temperature, top_k=1), seen)
     # What is less than the best only by what is lost in the division may be taken for it.
     behind = logits.max(axis=-1) - logits[[0, 1], first]
     assert (behind / np.float32(temperature) == 0).all()

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from checkpoints import CONFIG, make_weights, noise
+from checkpoints import CONFIG, ShortRows, make_weights, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import posix
@@ -19,14 +19,14 @@ from gpt_cli import checkpoint
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import InputError
 from gpt_cli.model import forward
-from gpt_cli.ops import LayerNorm, Linear, native_ops
+from gpt_cli.ops import LayerNorm, Linear, bindings, native_ops
 from gpt_cli.ops.int8 import BLOCK, quantize
 from gpt_cli.ops.memory import Workspace, _address_by_ctypes, address, aligned_empty
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, Int8NumPyOps, NumPyOps, softmax
 
 pytestmark = pytest.mark.usefixtures("library")
 
-COLUMNS, MOST_ROWS, PARTIAL_SUMS = native_ops.COLUMNS, native_ops._MOST_ROWS, 16
+COLUMNS, MOST_ROWS, PARTIAL_SUMS = bindings.COLUMNS, native_ops._MOST_ROWS, 16
 FLOATS = ["float32", "bfloat16", "float16"]
 NUMPY = NumPyOps()
 
@@ -43,28 +43,10 @@ def array(name: str, *shape: int, seed: int = 0):
     return noise(name, *shape, seed=seed).astype(np.float32)
 
 
-class Stored:
-    """A matrix in 16 bits, as `checkpoint.Tensor` gives it."""
-
-    def __init__(self, matrix, dtype):
-        bits = matrix.view(np.uint32) >> 16
-        self._bits = bits.astype("u2") if dtype == "bfloat16" else matrix.astype("f2")
-        self.shape = matrix.shape
-
-    def stored(self, rows):
-        return self._bits[rows]
-
-    def __getitem__(self, rows):
-        some = self._bits[rows]
-        if some.dtype == "f2":
-            return some.astype(np.float32)
-        return (some.astype(np.uint32) << 16).view(np.float32)
-
-
 def matrix_of(dtype, *shape, seed=0):
     """A matrix as a checkpoint has it, for operations with weights in a type."""
     matrix = array("matrix", *shape, seed=seed)
-    return matrix if dtype in ("float32", "int8") else Stored(matrix, dtype)
+    return matrix if dtype in ("float32", "int8") else ShortRows(matrix, dtype)
 
 
 def assert_same_bits(found, expected):
@@ -227,11 +209,11 @@ def test_each_level_has_the_same_bits_for_numbers_of_every_kind(level, native):
     found = {"exp": ops.exp(x)} | {
         activation: ops.linear(x[:, None], one, activation)[:, 0] for activation in ACTIVATIONS
     }
-    native_ops.use_level(native_ops.levels()[0])
+    bindings.use_level(bindings.levels()[0])
     for name, numbers in found.items():
         expected = ops.exp(x) if name == "exp" else ops.linear(x[:, None], one, name)[:, 0]
         assert_same_bits(numbers, expected)
-    native_ops.use_level(level)
+    bindings.use_level(level)
 
 
 # --- the order of sums ---------------------------------------------------------------------------
@@ -644,13 +626,13 @@ def variable(monkeypatch):
     """Set GPT_CLI_LEVEL; afterwards the level is again what it was."""
     yield lambda value: monkeypatch.setenv("GPT_CLI_LEVEL", value)
     monkeypatch.undo()
-    native_ops.choose_level()
+    bindings.choose_level()
 
 
 def test_the_highest_level_is_taken_unless_the_variable_names_another(variable):
     variable("")
-    levels = native_ops.levels()
-    assert levels == [name for name in native_ops.LEVELS if name in levels]
+    levels = bindings.levels()
+    assert levels == [name for name in bindings.LEVELS if name in levels]
     assert native_ops.NativeOps().level == levels[0]
     for name in levels:
         variable(name)
@@ -661,7 +643,7 @@ def test_a_level_that_there_is_not_is_refused(variable):
     variable("abacus")
     with pytest.raises(InputError, match=r"GPT_CLI_LEVEL must be one of .*, not 'abacus'"):
         native_ops.NativeOps()
-    for name in {*native_ops.LEVELS} - {*native_ops.levels()}:
+    for name in {*bindings.LEVELS} - {*bindings.levels()}:
         variable(name)
         with pytest.raises(InputError, match=f"GPT_CLI_LEVEL={name}: this processor"):
             native_ops.NativeOps()

@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 

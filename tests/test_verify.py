@@ -11,10 +11,11 @@ import pytest
 from gpt_cli import verify
 from gpt_cli.cli import app
 from gpt_cli.hub import local
+from gpt_cli.ops import bindings
 from gpt_cli.ops.numpy_ops import NumPyOps
 
 TINY = Path(__file__).parent.parent / "weights" / "tiny"
-NAMES = ["files", "known texts", "cache on = off", "batch = single", "numba = numpy"]
+NAMES = ["files", "known texts", "cache on = off", "batch = single", "bits", "native = numpy"]
 
 
 def results(name, folder, last):
@@ -38,18 +39,51 @@ def flip_a_bit(path):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("ops", ["numpy", "numba"])
-def test_the_bundled_model_passes_everything_that_can_be_checked_offline(ops, capfd, monkeypatch):
-    pytest.importorskip(ops)
-    monkeypatch.setenv("GPT_CLI_OPS", ops)
-    assert app.run(["verify", "tiny", "--json"]) == 0
+def told_of(capfd, *arguments):
+    """What the command says in JSON, and its checks by their names."""
+    assert app.run(["verify", *arguments, "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
     assert told["passed"] is True
-    assert [check["name"] for check in told["checks"]][:5] == NAMES
-    assert [check["passed"] for check in told["checks"]][:4] == [True] * 4
-    assert told["checks"][4]["passed"] is (None if ops == "numpy" else True)
-    for check in told["checks"][2 : 4 if ops == "numpy" else 5]:
-        assert 0 <= check["mean"] <= check["largest"] < 1e-3
+    return {check["name"]: check for check in told["checks"]}
+
+
+@pytest.mark.usefixtures("library", "thread_variables")
+def test_the_bundled_model_passes_everything_that_can_be_checked_offline(capfd, monkeypatch):
+    monkeypatch.setenv("GPT_CLI_OPS", "native")
+    checks = told_of(capfd, "tiny")
+    assert list(checks)[:8] == [*NAMES, "cpu in int8 = float32", "bits in int8"]
+    assert {checks[name]["passed"] for name in NAMES} == {True}
+    assert checks["bits in int8"]["passed"] is True
+    for name in ("cache on = off", "batch = single"):
+        assert checks[name]["detail"] == "the same bits"
+        assert checks[name]["largest"] == checks[name]["mean"] == 0
+    for name in ("native = numpy", "cpu in int8 = float32"):
+        assert 0 < checks[name]["mean"] <= checks[name]["largest"] < 1
+    digests = {name: check["digest"] for name, check in checks.items() if check["digest"]}
+    known = verify.known()["tiny"]["digests"]
+    assert digests == {"bits": known["float32"], "bits in int8": known["int8"]}
+
+
+@pytest.mark.usefixtures("thread_variables")
+def test_numpy_passes_too_and_has_no_bits_to_compare(capfd, monkeypatch):
+    monkeypatch.setenv("GPT_CLI_OPS", "numpy")
+    checks = told_of(capfd, "tiny")
+    assert list(checks)[:6] == NAMES
+    assert [checks[name]["passed"] for name in NAMES] == [True] * 4 + [None] * 2
+    assert "only the compiled library" in checks["bits"]["detail"]
+    assert {check["digest"] for check in checks.values()} == {None}
+    for name in ("cache on = off", "batch = single"):
+        assert 0 <= checks[name]["mean"] <= checks[name]["largest"] < 1e-3
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("case", ["saved", "bf16"])
+def test_a_model_of_ones_own_has_a_digest_that_is_the_same_each_time(case_folder, capfd, case):
+    folder = str(case_folder(case))
+    first, again = (told_of(capfd, folder) for _ in range(2))
+    for name in ("bits", "bits in int8"):
+        assert len(first[name]["digest"]) == 64
+        assert first[name]["digest"] == again[name]["digest"]
 
 
 def test_what_is_known_of_tiny_is_found_by_its_weights_in_any_folder(copy):
@@ -58,6 +92,7 @@ def test_what_is_known_of_tiny_is_found_by_its_weights_in_any_folder(copy):
 
 def test_a_bit_that_is_flipped_in_the_bundled_model_is_exit_code_4(copy, monkeypatch, capfd):
     flip_a_bit(copy / "model.safetensors")
+    monkeypatch.setenv("GPT_CLI_OPS", "numpy")
     monkeypatch.setattr(local, "_bundled_places", lambda name: [copy])
     assert app.run(["verify", "tiny"]) == 4
     out, err = capfd.readouterr()
@@ -135,6 +170,66 @@ def test_operations_that_are_wrong_fail_the_check_that_is_for_them(when, fails, 
     found = results("tiny", TINY, fails)
     assert found["files"].passed is True
     assert found[fails].passed is False
+
+
+def wrong_bits(when):
+    """Native operations whose attention is a little off where `when` says so."""
+    from gpt_cli.ops.native_ops import NativeOps
+
+    class WrongBits(NativeOps):
+        block = None  # which would not ask `attend`
+
+        def attend(self, q, keys, values, scale, visible):
+            right = super().attend(q, keys, values, scale, visible)
+            return np.nextafter(right, np.float32(np.inf)) if when(self, q) else right
+
+    return WrongBits()
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("when", "fails"),
+    [
+        (lambda ops, q: q.shape[2] == 1, "cache on = off"),
+        (lambda ops, q: q.shape[0] > 1, "batch = single"),
+        (lambda ops, q: ops.threads > 1, "bits"),
+    ],
+    ids=["decoding", "batches", "threads"],
+)
+def test_bits_that_differ_fail_the_check_that_is_for_them(when, fails, monkeypatch):
+    monkeypatch.setattr(verify, "get_ops", lambda device, dtype: wrong_bits(when))
+    monkeypatch.setenv("GPT_CLI_THREADS", "1")
+    check = results("tiny", TINY, fails)[fails]
+    assert check.passed is False
+    assert "differ" in check.detail
+    if fails != "bits":
+        assert check.detail.startswith("not the same bits: ")
+        assert check.largest < verify.LIMITS["float32"][0]
+
+
+@pytest.mark.usefixtures("library")
+def test_bits_that_differ_between_levels_are_found(monkeypatch):
+    used = []
+    monkeypatch.setattr(bindings, "levels", lambda: ["avx512", "avx2"])
+    monkeypatch.setattr(bindings, "use_level", used.append)
+    monkeypatch.setattr(bindings, "choose_level", lambda: used.append("chosen"))
+    ops = wrong_bits(lambda ops, q: used[-1:] == ["avx2"])
+    monkeypatch.setattr(verify, "get_ops", lambda device, dtype: ops)
+    check = results("tiny", TINY, "bits")["bits"]
+    assert check.passed is False
+    assert "at avx512, avx2" in check.detail
+    assert used[-3:] == ["avx512", "avx2", "chosen"]
+
+
+@pytest.mark.usefixtures("library")
+def test_bits_that_are_not_the_known_ones_are_found(monkeypatch):
+    monkeypatch.delenv("GPT_CLI_OPS", raising=False)
+    facts = json.loads(json.dumps(verify.known()))
+    right, facts["tiny"]["digests"]["float32"] = facts["tiny"]["digests"]["float32"], "0" * 64
+    monkeypatch.setattr(verify, "known", lambda: facts)
+    check = results("tiny", TINY, "bits")["bits"]
+    assert (check.passed, check.digest) == (False, right)
+    assert check.detail == f"{right}, but {'0' * 64} is known"
 
 
 def test_texts_that_are_not_as_published_are_found(monkeypatch):

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import gpu
@@ -54,6 +53,14 @@ class Rows(Protocol):
         ...
 
 
+class StoredRows(Rows, Protocol):
+    """Rows that are stored in 16 bits."""
+
+    def stored(self, rows: slice, /) -> Array:
+        """Return a range of rows as they are stored; in bfloat16, as uint16 of the same bits."""
+        ...
+
+
 class Ops(Protocol):
     """What the model asks of a device. An implementation may fuse inside one operation only."""
 
@@ -70,7 +77,8 @@ class Ops(Protocol):
     """How many threads of this machine compute."""
 
     block: Callable[[Array, Any, Array, Any, int], Array] | None
-    """`model.block` in one call: (x, b, visible, cache, layer) -> x, the same bits; None if none."""
+    """`model.block` in one call: (x, b, visible, cache, layer) -> x, the same bits. None if the
+    implementation has no such thing."""
 
     xp: ModuleType
     """The array namespace, NumPy's or CuPy's, for everything that needs no fusing."""

@@ -15,15 +15,15 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gpt_cli import checkpoint
+from gpt_cli import checkpoint, tensors
 from gpt_cli.batch import row_options
-from gpt_cli.checkpoint import Tensor
 from gpt_cli.config import ACTIVATIONS, GPT2Config
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.generate import Options, StopStrings
 from gpt_cli.ops.int8 import Int8Rows
 from gpt_cli.records import Generation, json_line, of_error
 from gpt_cli.rows import Source
+from gpt_cli.tensors import Tensor
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 FOLDER = Path(tempfile.mkdtemp(prefix="gpt-cli-fuzz-"))
@@ -77,6 +77,8 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 def check_numbers(tensor: Tensor, data: bytes) -> None:
     """Read a tensor whole, and compare it with its bytes."""
+    if tensor.dtype in ("F32", "F16", "BF16", "I8"):
+        assert tensor.stored(slice(None)).tobytes() == data
     if tensor.dtype in ("F32", "I8"):
         assert tensor[:].tobytes() == data
     elif tensor.dtype == "F16":
@@ -99,7 +101,7 @@ def shards(data: bytes) -> None:
     """The bytes are `model.safetensors.index.json`, beside two shards and what is none."""
     (SHARDS / "model.safetensors.index.json").write_bytes(data)
     try:
-        paths = checkpoint.weight_files(SHARDS)
+        paths = tensors.weight_files(SHARDS)
     except CheckpointError as error:
         assert str(error)
         return
@@ -143,7 +145,7 @@ def config(data: bytes) -> None:
     assert next(checkpoint.expected_shapes(config)) == ("wte.weight", (V, C))
     block = 4 * C * C + 2 * C * inner + inner + 9 * C
     heads = 1 if config.tie_word_embeddings else 2
-    for dtype in ("float32", "float16", "int8"):
+    for dtype in ("float32", "bfloat16", "float16", "int8"):
         sizes = checkpoint.memory(config, dtype)
         assert sizes["parameters"] == (heads * V + S + 2) * C + L * block
         assert sizes["parameters"] < sizes["weights_bytes"] <= 4 * sizes["parameters"]

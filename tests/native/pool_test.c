@@ -60,7 +60,7 @@ static int64_t draw(uint64_t *state, int64_t n)
 
 static _Atomic bool delays;
 
-/* Every so often, wait for up to 30 us, or let other threads run. */
+/* Every so often, wait for some microseconds, or for a hundred, or let other threads run. */
 static void delay(void)
 {
     static _Thread_local uint64_t state;
@@ -72,7 +72,8 @@ static void delay(void)
         sched_yield();
     if (draw(&state, 50))
         return;
-    for (int64_t until = nanoseconds() + draw(&state, 30000); nanoseconds() < until;)
+    int64_t most = draw(&state, 8) ? 10000 : 200000;
+    for (int64_t until = nanoseconds() + draw(&state, most); nanoseconds() < until;)
         continue;
 }
 
@@ -101,12 +102,12 @@ static void count_part(const void *given, int64_t part, int slot)
 static void run_one(uint64_t *state)
 {
     int done[MOST_PARTS] = {0}, users[MOST_THREADS] = {0};
-    int64_t parts = draw(state, 4) ? draw(state, 12) : draw(state, MOST_PARTS);
+    int64_t parts = draw(state, 8) ? draw(state, 6) : draw(state, MOST_PARTS);
     struct count job = {
         .done = done,
         .users = users,
         .threads = 1 + (int)draw(state, MOST_THREADS),
-        .work = draw(state, 8) ? 0 : (int)draw(state, 2000),
+        .work = draw(state, 2) ? 0 : (int)draw(state, 4000),
     };
     run_parts(count_part, &job, parts, job.threads);
     for (int64_t part = 0; part < MOST_PARTS; part++)

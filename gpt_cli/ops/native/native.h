@@ -81,7 +81,7 @@ EXPORT void gpt2_pack_rows(
     const char *rows, int64_t first, int64_t count, int64_t n_in, int64_t n_out, int64_t size,
     char *panels);
 EXPORT void gpt2_pack_columns(
-    const void *columns, int64_t first, int64_t count, int64_t n_in, int64_t size, void *panels);
+    const char *columns, int64_t first, int64_t count, int64_t n_in, int64_t size, char *panels);
 EXPORT void gpt2_pack_int8_rows(
     const int8_t *weights, const float *scales, int64_t first, int64_t count, int64_t n_in,
     int64_t n_out, struct int8_block *panels);

@@ -17,30 +17,28 @@ void gpt2_pack_rows(
                 rows + (row * n_out + column) * size, smaller(n_out - column, COLUMNS) * size);
 }
 
-/* Columns `first` and on of a matrix (n_in, n_out), which are rows of what is stored. */
-#define PACK_COLUMNS(name, number) \
-    static void name( \
-        const number *columns, int64_t first, int64_t count, int64_t n_in, number *panels) \
-    { \
-        for (int64_t done = 0, some; done < count; done += some) { \
-            int64_t column = first + done; \
-            some = smaller(count - done, COLUMNS - column % COLUMNS); \
-            number *to = panels + column / COLUMNS * n_in * COLUMNS + column % COLUMNS; \
-            for (int64_t k = 0; k < n_in; k++) \
-                for (int64_t i = 0; i < some; i++) \
-                    to[k * COLUMNS + i] = columns[(done + i) * n_in + k]; \
-        } \
+static inline void pack_columns(
+    const char *columns, int64_t first, int64_t count, int64_t n_in, int64_t size, char *panels)
+{
+    for (int64_t done = 0, some; done < count; done += some) {
+        int64_t column = first + done;
+        some = smaller(count - done, COLUMNS - column % COLUMNS);
+        char *to = panels + (column / COLUMNS * n_in * COLUMNS + column % COLUMNS) * size;
+        for (int64_t k = 0; k < n_in; k++)
+            for (int64_t i = 0; i < some; i++)
+                memcpy(
+                    to + (k * COLUMNS + i) * size, columns + ((done + i) * n_in + k) * size, size);
     }
-PACK_COLUMNS(pack_columns_of_4, uint32_t)
-PACK_COLUMNS(pack_columns_of_2, uint16_t)
+}
 
+/* Columns `first` and on of a matrix (n_in, n_out), which are rows of what is stored. */
 void gpt2_pack_columns(
-    const void *columns, int64_t first, int64_t count, int64_t n_in, int64_t size, void *panels)
+    const char *columns, int64_t first, int64_t count, int64_t n_in, int64_t size, char *panels)
 {
     if (size == 4)
-        pack_columns_of_4(columns, first, count, n_in, panels);
+        pack_columns(columns, first, count, n_in, 4, panels);
     else
-        pack_columns_of_2(columns, first, count, n_in, panels);
+        pack_columns(columns, first, count, n_in, 2, panels);
 }
 
 static uint16_t upper_half(float x)

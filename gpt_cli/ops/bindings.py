@@ -1,0 +1,198 @@
+"""Bindings of the compiled library: its functions, structs, and the levels of the processor."""
+
+import ctypes
+import os
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gpt_cli.errors import InputError
+from gpt_cli.ops import Array, native_library
+from gpt_cli.ops.memory import address
+
+LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
+_LEVEL = "GPT_CLI_LEVEL"  # the variable that takes a lower level than the processor has
+
+# As in native/kernels.h.
+COLUMNS = 32
+FORMATS = ("float32", "bfloat16", "float16", "int8")
+ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")
+
+FLOAT32, INT64 = np.dtype("f4"), np.dtype("i8")
+_P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "has_level": (_I, [ctypes.c_char_p]),
+    "use_level": (None, [ctypes.c_char_p]),
+    "embed": (_I, [_P, _P, _P, _P, _N, _N, _P, _I]),
+    "layer_norm": (None, [_P, _N, _N, _N, _P, _P, _F, _P, _N, _I]),
+    "linear": (None, [_P, _P, _P, _N, _N, _I, _P, _N, _P, _I]),
+    "add": (None, [_P, _N, _P, _N, _N, _N, _P, _N, _I]),
+    "store": (_I, [_P, _P, _N, _N, _N, _P, _P, _P, _P, _N, _N, _N, _N, _I, _I]),
+    "attend": (_I, [_P, *[_N] * 3, _P, _P, _P, _F, *[_N] * 5, _I, _P, _N, _P, _N, _I]),
+    "block": (_I, [_P, _P, _N, *[_P] * 5, _N, _N, _N, _I, _P, _N, _P, _I]),
+    "block_scratch": (_N, [_P, _N, _N, _N, _I]),
+    "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
+    "exp": (None, [_P, _N, _P, _I]),
+    "pack_rows": (None, [_P, *[_N] * 5, _P]),
+    "pack_columns": (None, [_P, *[_N] * 4, _P]),
+    "pack_int8_rows": (None, [_P, _P, *[_N] * 4, _P]),
+    "pack_int8_columns": (None, [_P, _P, *[_N] * 3, _P]),
+}
+
+
+class _Matrix(ctypes.Structure):
+    """`struct matrix` of native/kernels.h."""
+
+    _fields_ = (("panels", _P), ("n_in", _N), ("n_out", _N), ("format", ctypes.c_int32))
+
+
+class _Norm(ctypes.Structure):
+    """`struct norm` of native/native.h."""
+
+    _fields_ = (("weight", _P), ("bias", _P), ("epsilon", _F))
+
+
+class BlockStruct(ctypes.Structure):
+    """`struct block` of native/native.h, with what keeps its addresses valid."""
+
+    _fields_ = (
+        *((name, _Norm) for name in ("ln_1", "ln_2")),
+        *((name, _Matrix) for name in ("c_attn", "c_proj", "c_fc", "mlp_c_proj")),
+        *((f"{name}_bias", _P) for name in ("c_attn", "c_proj", "c_fc", "mlp_c_proj")),
+        ("n_head", _N),
+        ("scale", _F),
+        ("activation", ctypes.c_int32),
+    )
+
+    def __init__(self, b: Any):
+        """Describe a `model.Block`."""
+        linears = [b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj]
+        C, inner = linears[0].weight.n_in, linears[2].weight.n_out
+        shapes = [(each.weight.n_in, each.weight.n_out) for each in linears]
+        right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % b.attn.n_head == 0
+        check(right, "a block", linears[0].weight.panels)
+        norms = [[vector_of(norm.weight, C), vector_of(norm.bias, C)] for norm in (b.ln_1, b.ln_2)]
+        biases = [vector_of(each.bias, each.weight.n_out) for each in linears]
+        self._kept = linears, norms, biases
+        super().__init__(
+            _Norm(*map(address, norms[0]), b.ln_1.epsilon),
+            _Norm(*map(address, norms[1]), b.ln_2.epsilon),
+            *(each.weight.matrix for each in linears),
+            *map(address, biases),
+            b.attn.n_head,
+            b.attn.scale,
+            ACTIVATIONS.index(b.mlp.activation),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A matrix (n_in, n_out) in panels of columns that lie side by side: see native/kernels.h."""
+
+    panels: Array
+    n_in: int
+    n_out: int
+    format: str
+    width: int = field(init=False)  # n_out in whole panels
+    matrix: _Matrix = field(init=False, repr=False)  # the same for C
+    struct: int = field(init=False)  # and its address
+
+    def __post_init__(self) -> None:
+        kind = FORMATS.index(self.format)
+        matrix = _Matrix(address(self.panels), self.n_in, self.n_out, kind)
+        object.__setattr__(self, "matrix", matrix)
+        object.__setattr__(self, "struct", ctypes.addressof(matrix))
+        object.__setattr__(self, "width", -(-self.n_out // COLUMNS) * COLUMNS)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Load the library.
+
+    Raises:
+        ImportError: it is not there, or cannot be loaded.
+    """
+    path = native_library()
+    if path is None:
+        raise ImportError("the library was not compiled when gpt-cli was installed")
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(str(error)) from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        try:
+            function = getattr(lib, f"gpt2_{name}")
+        except AttributeError:
+            raise ImportError(f"{path} is of another version: install gpt-cli again") from None
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+def levels() -> list[str]:
+    """Return the levels that this processor has, the highest first."""
+    return [level for level in LEVELS if library().gpt2_has_level(level.encode())]
+
+
+def use_level(level: str) -> None:
+    """Compute with one of `levels` from now on. The bits stay the same."""
+    library().gpt2_use_level(level.encode())
+
+
+def choose_level() -> str:
+    """Use the level that GPT_CLI_LEVEL names, or the highest that there is; return its name.
+
+    Raises:
+        ImportError: the library cannot be used.
+        InputError: the variable names no level, or one that this processor does not have.
+    """
+    available = levels()
+    if not available:
+        raise ImportError("this processor has no fused multiply-add (AVX2 and FMA)")
+    wanted = os.environ.get(_LEVEL) or available[0]
+    if wanted in available:
+        use_level(wanted)
+        return wanted
+    if wanted in LEVELS:
+        raise InputError(f"{_LEVEL}={wanted}: this processor has {', '.join(available)}")
+    raise InputError(f"{_LEVEL} must be one of {', '.join(LEVELS)}, not {wanted!r:.40}")
+
+
+def check(right: bool, name: str, array: Array) -> None:
+    """Raise ValueError if an array is not what the C code takes."""
+    if not right:
+        raise ValueError(f"{name} cannot be {array.dtype} {array.shape} here")
+
+
+def readable(x: Array) -> Array:
+    """Return x as C reads it: aligned float32, with the numbers of the last axis side by side."""
+    return (
+        x
+        if x.dtype == FLOAT32 and x.strides[-1] == 4 and x.flags.aligned
+        else x.astype(FLOAT32, "C")
+    )
+
+
+def rows_of(x: Array, width: int) -> Array:
+    """Return x (..., width) as float32 rows of which the numbers lie side by side."""
+    check(x.shape[-1] == width, "x", x)
+    return readable(x.reshape(-1, width))
+
+
+def heads_of(x: Array) -> Array:
+    """Return x (B, H, T, D) as float32, with the numbers of a head side by side."""
+    return readable(x)
+
+
+def vector_of(x: Array, n: int) -> Array:
+    """Return a vector of n float32 numbers that lie side by side."""
+    check(x.shape == (n,), "a vector", x)
+    return readable(x)
+
+
+def counts_of(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return whole numbers of this shape as C takes them."""
+    check(x.shape == shape, "counts", x)
+    return x if x.dtype == INT64 and x.flags.c_contiguous else np.ascontiguousarray(x, INT64)

@@ -1,0 +1,232 @@
+/* Products of rows with a panel of a matrix: of floats, and of rounded rows with int8 weights. */
+#ifndef GPT_CLI_PRODUCTS_H
+#define GPT_CLI_PRODUCTS_H
+
+#include <stddef.h>
+
+#include "elementwise.h"
+#include "kernels.h"
+#include "simd.h"
+
+enum {
+    VECTORS = COLUMNS / LANES, /* of a row of a panel */
+    CHUNKS = PARTIAL_SUMS / LANES,
+#if LANES == 8
+    REGISTERS = 12, /* for sums, of 16 */
+    TILE_ROWS = 6,
+    INT8_REGISTERS = 4,
+    INT8_TILE_ROWS = 2,
+#elif LANES == 16
+    REGISTERS = 24, /* of 32 */
+    TILE_ROWS = MOST_ROWS,
+    INT8_REGISTERS = 8,
+    INT8_TILE_ROWS = 4,
+#else
+    REGISTERS = 24,
+    TILE_ROWS = 6,
+    INT8_REGISTERS = 8,
+    INT8_TILE_ROWS = 2,
+#endif
+};
+
+#define UNROLLED _Pragma("GCC unroll 16")
+
+INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+INLINE int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+/* The first of n numbers, and zeros in the lanes for which there is none. */
+INLINE vf load_some(const float *from, int64_t n)
+{
+    if (n >= LANES)
+        return load(from);
+    vf x = {0};
+    memcpy(&x, from, sizeof(float) * n);
+    return x;
+}
+
+INLINE void store_some(float *to, vf x, int64_t n)
+{
+    if (n >= LANES)
+        store(to, x);
+    else
+        memcpy(to, &x, sizeof(float) * n);
+}
+
+/* --- products of floats ------------------------------------------------------------------------ */
+
+/* LANES weights from number `place` on, as floats. */
+INLINE vf weights_at(const void *w, int64_t place, enum format format)
+{
+    if (format == FLOAT32)
+        return load((const float *)w + place);
+    vh bits = load_short((const uint16_t *)w + place);
+    return format == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
+}
+
+/* y (R, V vectors) = bias + x (R, K) @ w (K, V vectors, rows w_stride apart). Each number of y is
+ * one chain of fused multiply-adds along K, whatever R and V. The sums stay in registers. */
+INLINE void multiply_tile(
+    enum format format, int R, int V, const float *x, int64_t x_stride, const void *w, int64_t w_at,
+    int64_t w_stride, int64_t K, const float *bias, float *y, int64_t y_stride)
+{
+    vf sums[TILE_ROWS][VECTORS];
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            sums[r][v] = bias ? load(bias + v * LANES) : (vf){0};
+    for (int64_t k = 0; k < K; k++) {
+        vf weights[VECTORS];
+        UNROLLED for (int v = 0; v < V; v++)
+            weights[v] = weights_at(w, w_at + k * w_stride + v * LANES, format);
+        UNROLLED for (int r = 0; r < R; r++)
+            UNROLLED for (int v = 0; v < V; v++)
+                sums[r][v] = multiply_add(every(x[r * x_stride + k]), weights[v], sums[r][v]);
+    }
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            store(y + r * y_stride + v * LANES, sums[r][v]);
+}
+
+/* The same for a whole panel, in halves where its sums need more registers than there are. */
+INLINE void multiply_rows(
+    enum format format, int R, const float *x, int64_t x_stride, const void *w, int64_t w_at,
+    int64_t w_stride, int64_t K, const float *bias, float *y, int64_t y_stride)
+{
+    const int V = R * VECTORS <= REGISTERS ? VECTORS : VECTORS / 2;
+    for (int column = 0; column < COLUMNS; column += V * LANES)
+        multiply_tile(
+            format, R, V, x, x_stride, w, w_at + column, w_stride, K, bias ? bias + column : NULL,
+            y + column, y_stride);
+}
+
+INLINE void activate_rows(float *y, int64_t rows, int64_t y_stride, int activation)
+{
+    if (activation == NONE)
+        return;
+    for (int64_t r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            float *at = y + r * y_stride + v * LANES;
+            store(at, activate(load(at), activation));
+        }
+}
+
+/* y (rows, COLUMNS) = activation(bias + x (rows, K) @ one panel w), a tile after the other. */
+INLINE void multiply_panel(
+    enum format format, int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_at,
+    int64_t w_stride, int64_t K, const float *bias, int activation, float *y, int64_t y_stride)
+{
+    for (int64_t done = 0; done < rows; done += TILE_ROWS) {
+        const float *from = x + done * x_stride;
+        float *to = y + done * y_stride;
+        int64_t count = smaller(rows - done, TILE_ROWS);
+        switch (count) {
+#define ROWS(R) \
+    case R: \
+        multiply_rows(format, R, from, x_stride, w, w_at, w_stride, K, bias, to, y_stride); \
+        break;
+            ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+#if LANES == 16
+            ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+#undef ROWS
+        }
+        activate_rows(to, count, y_stride, activation);
+    }
+}
+
+static void multiply(
+    enum format format, int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_at,
+    int64_t w_stride, int64_t K, const float *bias, int activation, float *y, int64_t y_stride)
+{
+    switch (format) { /* a constant in each call: so the compiler makes three of it */
+    case FLOAT32:
+        multiply_panel(
+            FLOAT32, rows, x, x_stride, w, w_at, w_stride, K, bias, activation, y, y_stride);
+        break;
+    case BFLOAT16:
+        multiply_panel(
+            BFLOAT16, rows, x, x_stride, w, w_at, w_stride, K, bias, activation, y, y_stride);
+        break;
+    default:
+        multiply_panel(
+            FLOAT16, rows, x, x_stride, w, w_at, w_stride, K, bias, activation, y, y_stride);
+    }
+}
+
+/* --- products with int8 weights ---------------------------------------------------------------- */
+
+/* y (R, V vectors) = bias + step * (x (R, 64 * blocks), in digits, @ w (blocks, V vectors)).
+ * The sum over a block is a whole number, and so exact; blocks are added one after the other. */
+INLINE void multiply_int8_tile(
+    int R, int V, const struct digits *x, int64_t blocks, const float *steps,
+    const struct int8_block *w, int column, const float *bias, float *y, int64_t y_stride)
+{
+    vf sums[INT8_TILE_ROWS][VECTORS];
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++)
+            sums[r][v] = (vf){0};
+    for (int64_t block = 0; block < blocks; block++) {
+        vi high[INT8_TILE_ROWS][VECTORS], low[INT8_TILE_ROWS][VECTORS];
+        UNROLLED for (int r = 0; r < R; r++)
+            UNROLLED for (int v = 0; v < V; v++)
+                high[r][v] = low[r][v] = (vi){0};
+        for (int four = 0; four < BLOCK / 4; four++) {
+            vb weights[VECTORS];
+            UNROLLED for (int v = 0; v < V; v++)
+                weights[v] = load_bytes(w[block].weights[four][column + v * LANES]);
+            UNROLLED for (int r = 0; r < R; r++) {
+                const struct digits *row = x + r * blocks + block;
+                vb upper = every_group(row->high + 4 * four);
+                vb lower = every_group(row->low + 4 * four);
+                UNROLLED for (int v = 0; v < V; v++) {
+                    high[r][v] = dot4(high[r][v], weights[v], upper);
+                    low[r][v] = dot4(low[r][v], weights[v], lower);
+                }
+            }
+        }
+        UNROLLED for (int v = 0; v < V; v++) {
+            vf scales = widen_bfloat16(load_short(w[block].scales + column + v * LANES));
+            UNROLLED for (int r = 0; r < R; r++) {
+                vi sum = (high[r][v] << 8) + low[r][v] - BIAS * x[r * blocks + block].sum;
+                sums[r][v] = multiply_add(to_float(sum), scales, sums[r][v]);
+            }
+        }
+    }
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++) {
+            vf start = bias ? load(bias + v * LANES) : (vf){0};
+            store(y + r * y_stride + v * LANES, multiply_add(sums[r][v], every(steps[r]), start));
+        }
+}
+
+INLINE void multiply_int8_rows(
+    int R, const struct digits *x, int64_t blocks, const float *steps, const struct int8_block *w,
+    const float *bias, float *y, int64_t y_stride)
+{
+    const int V = R * VECTORS <= INT8_REGISTERS ? VECTORS : VECTORS / 2;
+    for (int column = 0; column < COLUMNS; column += V * LANES)
+        multiply_int8_tile(
+            R, V, x, blocks, steps, w, column, bias ? bias + column : NULL, y + column, y_stride);
+}
+
+/* y (rows, COLUMNS) = activation(bias + x @ one panel w), a tile after the other. */
+static void multiply_int8(
+    int64_t rows, const struct digits *x, int64_t blocks, const float *steps,
+    const struct int8_block *w, const float *bias, int activation, float *y, int64_t y_stride)
+{
+    for (int64_t done = 0; done < rows; done += INT8_TILE_ROWS) {
+        const struct digits *from = x + done * blocks;
+        float *to = y + done * y_stride;
+        int64_t count = smaller(rows - done, INT8_TILE_ROWS);
+        switch (count) {
+        case 1: multiply_int8_rows(1, from, blocks, steps + done, w, bias, to, y_stride); break;
+        case 2: multiply_int8_rows(2, from, blocks, steps + done, w, bias, to, y_stride); break;
+#if LANES == 16
+        case 3: multiply_int8_rows(3, from, blocks, steps + done, w, bias, to, y_stride); break;
+        case 4: multiply_int8_rows(4, from, blocks, steps + done, w, bias, to, y_stride); break;
+#endif
+        }
+        activate_rows(to, count, y_stride, activation);
+    }
+}
+
+#endif

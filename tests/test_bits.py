@@ -1,0 +1,300 @@
+"""One result, the same to the last bit, however the library computes it.
+
+Each test computes something plainly: a text alone, at once, without a cache, in one thread. Then it
+computes the same in other ways.
+"""
+
+import itertools
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from checkpoints import CONFIG, VOCAB, ShortRows, make_weights, noise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpt_cli
+from gpt_cli import checkpoint
+from gpt_cli.config import ACTIVATIONS, GPT2Config
+from gpt_cli.generate import Completion, Options, Request, generate, right_pad
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import forward
+from gpt_cli.ops import bindings, native_library
+from gpt_cli.sampling import SamplingParams, cumulated_weights, sample
+from gpt_cli.score import continuations, score
+
+pytestmark = pytest.mark.usefixtures("library")
+
+LEVELS = bindings.levels() if native_library() else []
+N_POSITIONS = 120
+DTYPES = ["float32", "bfloat16", "float16", "int8"]
+
+configs = st.fixed_dictionaries(
+    {
+        "vocab_size": st.integers(5, 130),
+        "n_positions": st.just(N_POSITIONS),
+        "n_layer": st.integers(1, 2),
+        "n_head": st.integers(1, 3),
+        "head_size": st.sampled_from([8, 16, 17, 32, 47, 64, 80]),
+        "n_inner": st.sampled_from([33, 64, 100, 200]),
+        "activation_function": st.sampled_from(ACTIVATIONS),
+        "tie_word_embeddings": st.booleans(),
+    }
+)
+lengths_of_rows = st.lists(st.integers(1, N_POSITIONS), min_size=1, max_size=5)
+threads_and_levels = st.tuples(st.integers(1, 4), st.sampled_from(LEVELS or [""]))
+
+
+def model_of(ops, weights_of=None, seed=0, head_size=8, **changes):
+    """A model in memory whose matrices are as a checkpoint has them for these operations."""
+    config = CONFIG | changes | {"n_embd": changes["n_head"] * head_size}
+    weights = make_weights(config, seed=seed)
+    if weights_of in ("bfloat16", "float16"):
+        weights = {
+            name: ShortRows(array, weights_of) if array.ndim == 2 else array
+            for name, array in weights.items()
+        }
+    return checkpoint.assemble(GPT2Config.from_dict(config), ops, weights)
+
+
+@contextmanager
+def computing(ops, threads, level):
+    """Compute with so many threads, at a level of the processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "threads", threads)
+        bindings.use_level(level)
+        yield patch
+    bindings.choose_level()
+
+
+def assert_same_bits(found, expected):
+    assert found.dtype == expected.dtype == np.float32
+    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def in_chunks(model, ids, lengths, ends):
+    """The logits of each row (T, V), of a pass for each chunk."""
+    cache, logits = KVCache(model.config, model.ops, *ids.shape), []
+    for start, end in itertools.pairwise([0, *ends]):
+        new = np.clip(lengths - start, 0, end - start)
+        logits.append(forward(model, ids[:, start:end], cache, new))
+    return np.concatenate(logits, axis=1)
+
+
+# --- the model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(config=configs, lengths=lengths_of_rows, threads=st.integers(1, 4), data=st.data())
+@settings(max_examples=25)
+def test_a_text_has_the_same_logits_in_any_batch_chunks_threads_and_level(
+    native, dtype, config, lengths, threads, data
+):
+    model = model_of(native(dtype), dtype, **config)
+    random = np.random.default_rng(data.draw(st.integers(0, 1000), "seed"))
+    rows = [random.integers(config["vocab_size"], size=length) for length in lengths]
+    with computing(model.ops, 1, LEVELS[0]):
+        alone = [forward(model, row[None])[0] for row in rows]
+    ids, lengths = right_pad(rows)
+    T = ids.shape[1]
+    ends = [*sorted(data.draw(st.sets(st.integers(1, T), max_size=6), "ends") - {T}), T]
+    for level in LEVELS:
+        with computing(model.ops, threads, level):
+            together = forward(model, ids, None, lengths), in_chunks(model, ids, lengths, ends)
+        for logits in together:
+            for row, expected in zip(logits, alone, strict=True):
+                assert_same_bits(row[: len(expected)], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_token_by_token_is_the_whole_text(native, dtype):
+    model = model_of(native(dtype), dtype, n_head=3, head_size=47, n_positions=N_POSITIONS)
+    ids, all_of_them = np.arange(2 * 110).reshape(2, 110) % 290, np.array([110, 110])
+    whole = forward(model, ids)
+    with computing(model.ops, 2, LEVELS[-1]):
+        assert_same_bits(in_chunks(model, ids, all_of_them, range(1, 111)), whole)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@given(config=configs, T=st.integers(1, 60), seed=st.integers(0, 1000))
+@settings(max_examples=12)
+def test_weights_in_16_bits_give_what_the_same_numbers_in_32_give(native, dtype, config, T, seed):
+    short, long = (
+        model_of(native(held), dtype, seed=seed, **config) for held in (dtype, "float32")
+    )
+    ids = np.arange(T)[None] * 7 % config["vocab_size"]
+    assert short.h[0].mlp.c_fc.weight.panels.dtype == np.uint16
+    for level in LEVELS:
+        with computing(short.ops, 2, level):
+            assert_same_bits(forward(short, ids), forward(long, ids))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(config=configs, lengths=lengths_of_rows, way=threads_and_levels)
+@settings(max_examples=12)
+def test_a_layer_in_one_call_is_its_operations_one_by_one(native, dtype, config, lengths, way):
+    model = model_of(native(dtype), dtype, **config)
+    ids, lengths = right_pad([np.arange(length) % config["vocab_size"] for length in lengths])
+    ends = [(ids.shape[1] + 1) // 2, ids.shape[1]][ids.shape[1] == 1 :]
+    expected = in_chunks(model, ids, lengths, ends)
+    with computing(model.ops, *way) as patch:
+        patch.setattr(model.ops, "block", None)
+        found = in_chunks(model, ids, lengths, ends)
+    for one, other, length in zip(found, expected, lengths, strict=True):
+        assert_same_bits(one[:length], other[:length])
+
+
+# --- what is done with it ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def model(native, request):
+    """A model of which a part of the tokens end the text, with a short context."""
+    ends = list(range(0, len(VOCAB), 5))
+    return model_of(
+        native(request.param), n_head=3, head_size=17, n_positions=24, n_layer=2, eos_token_id=ends
+    )
+
+
+prompts = st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=20)
+options = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0, 0.7, 1.5]),
+        "top_k": st.sampled_from([0, 4, 40]),
+        "top_p": st.sampled_from([0.8, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.01]),
+        "repeat_penalty": st.sampled_from([1.0, 1.3]),
+        "max_tokens": st.integers(1, 20),
+        "seed": st.integers(0, 2**64 - 1),
+        "ignore_eos": st.booleans(),
+        "stop": st.sampled_from([(), ("a", "he")]),
+        "overflow": st.sampled_from(["truncate", "shift"]),
+        "top_logprobs": st.sampled_from([0, 3]),
+    }
+)
+some_requests = st.lists(st.tuples(prompts, options, st.integers(0, 9)), min_size=1, max_size=5)
+
+
+def completions_of(model, tokenizer, requests, use_cache=True):
+    requests = [
+        Request(prompt, Options(**chosen, use_cache=use_cache), index)
+        for prompt, chosen, index in requests
+    ]
+    done = [Completion(len(row.prompt), row.options.seed) for row in requests]
+    for step in generate(model, tokenizer, requests):
+        done[step.row].add(step)
+    return [(row.ids, row.logprobs, row.top_logprobs, row.text, row.finish_reason) for row in done]
+
+
+@given(
+    requests=some_requests, use_cache=st.booleans(), a_pass=st.sampled_from([1, 7, 40, 1024]),
+    way=threads_and_levels,
+)  # fmt: skip
+@settings(max_examples=60)
+def test_a_completion_is_the_same_in_any_batch_with_and_without_a_cache(
+    model, tokenizer, requests, use_cache, a_pass, way
+):
+    alone = [completions_of(model, tokenizer, [request])[0] for request in requests]
+    with computing(model.ops, *way) as patch:
+        patch.setattr("gpt_cli.generate.PASS", a_pass)
+        assert completions_of(model, tokenizer, requests, use_cache) == alone
+
+
+texts = st.lists(st.lists(st.integers(0, len(VOCAB) - 1), max_size=60), max_size=5)
+
+
+@given(
+    texts=texts, stride=st.sampled_from([None, 1, 23]), a_pass=st.sampled_from([1, 50, 1024]),
+    a_slice=st.sampled_from([1, 7, 512]), way=threads_and_levels,
+)  # fmt: skip
+@settings(max_examples=30)
+def test_a_score_is_the_same_in_any_batch(model, tokenizer, texts, stride, a_pass, a_slice, way):
+    alone = [score(model, tokenizer, [text], stride)[0] for text in texts]
+    with computing(model.ops, *way) as patch:
+        patch.setattr("gpt_cli.score.PASS", a_pass)
+        patch.setattr("gpt_cli.score.SLICE", a_slice)
+        assert score(model, tokenizer, texts, stride) == alone
+
+
+@given(
+    prompt=prompts.map(lambda ids: ids[:12]),
+    choices=st.lists(prompts.map(lambda ids: ids[:12]), min_size=1, max_size=5),
+    a_pass=st.sampled_from([1, 50, 1024]), way=threads_and_levels,
+)  # fmt: skip
+@settings(max_examples=30)
+def test_a_choice_is_as_likely_beside_any_others_and_as_in_the_whole_text(
+    model, tokenizer, prompt, choices, a_pass, way
+):
+    whole = [score(model, tokenizer, [prompt + ids])[0].token_logprobs for ids in choices]
+    with computing(model.ops, *way) as patch:
+        patch.setattr("gpt_cli.score.PASS", a_pass)
+        found = continuations(model, prompt, choices)
+    assert found == [logprobs[len(prompt) :] for logprobs in whole]
+
+
+@pytest.fixture(scope="module")
+def tiny(library):
+    return gpt_cli.load("tiny", device="cpu")
+
+
+STORIES = [
+    "Once upon a time",
+    "The cat",
+    "Lily saw a big",
+    "One day, a boy named Tim went to the park",
+]
+
+
+def test_the_ways_to_ask_the_bundled_model_agree(tiny):
+    options = {"max_tokens": 12, "seed": 5, "top_logprobs": 3, "ignore_eos": True}
+    rows = [{"prompt": prompt, "seed": 5} for prompt in STORIES]
+    alone = [tiny.generate([prompt], **options)[0] for prompt in STORIES]
+    for batch_size in (1, 2, 3, 4):
+        for done, expected in zip(
+            tiny.batch(rows, Options(**options), batch_size=batch_size), alone, strict=True
+        ):
+            assert (done.ids, done.logprobs) == (expected.ids, expected.logprobs)
+            assert done.top_logprobs == expected.top_logprobs
+    for prompt, done in zip(STORIES, alone, strict=True):
+        assert tiny.next_tokens(prompt, 3) == done.top_logprobs[0]
+        # What was written, scored: temperature and filters do not count.
+        ids = tiny.encode(prompt) + done.ids
+        (scored,) = score(tiny.model, tiny.tokenizer, [ids])
+        assert scored.token_logprobs[-len(done.ids) :] == done.logprobs
+
+
+def test_a_choice_has_the_same_likelihood_whatever_the_others(tiny):
+    choices = [" girl", " boy who liked to play", " dog", " big, red ball"]
+    likelihoods = {choice.text: choice.logprob for choice in tiny.rank(STORIES[2], choices)}
+    for some in itertools.permutations(choices, 3):
+        for choice in tiny.rank(STORIES[2], some):
+            assert choice.logprob == likelihoods[choice.text]
+
+
+# --- choosing a token ----------------------------------------------------------------------------
+
+
+@given(
+    rows=st.integers(1, 5), V=st.integers(1, 400), seed=st.integers(0, 1000),
+    params=st.builds(
+        SamplingParams, temperature=st.sampled_from([0.7, 1.5]), top_k=st.sampled_from([0, 1, 3]),
+        top_p=st.sampled_from([0.5, 1.0]), min_p=st.sampled_from([0.0, 0.1]),
+    ),
+    data=st.data(),
+)  # fmt: skip
+def test_a_row_draws_the_same_token_beside_any_others(native, rows, V, seed, params, data):
+    ops = native("float32")
+    logits = 3 * noise("logits", rows, V, seed=seed).astype(np.float32)
+    cumulated = cumulated_weights(ops, logits)
+    for row, together in zip(logits, cumulated, strict=True):
+        assert np.array_equal(cumulated_weights(ops, row[None])[0], together)
+    # Numbers at which the draw passes from one token to the next.
+    places = [data.draw(st.integers(0, V - 1)) for _ in range(rows)]
+    ends = cumulated[np.arange(rows), places] / cumulated[:, -1]
+    for uniforms in (ends * (1 - 2**-53), np.nextafter(ends, 0), np.minimum(ends, 1 - 2**-53)):
+        drawn = sample(ops, logits, uniforms, params, [[]] * rows)
+        alone = [
+            sample(ops, logits[place : place + 1], uniforms[place : place + 1], params, [[]])[0]
+            for place in range(rows)
+        ]
+        assert drawn.tolist() == alone
