@@ -40,6 +40,16 @@ _probe = np.zeros(1)
 address = _address if _address(_probe) == _probe.ctypes.data else _address_by_ctypes
 
 
+def _anonymous(size: int) -> mmap.mmap:
+    """Take memory from the system, of this process alone: a fork has a copy."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no forks
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # only Linux has it, and not every kernel
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
 class Workspace:
     """Memory for the results of operations, taken from the system once and used again.
 
@@ -63,9 +73,7 @@ class Workspace:
         fits = next((place for place, free in enumerate(self._free) if len(free) >= size), -1)
         memory = self._free.pop(fits) if self._free else None
         if memory is None or len(memory) < size:
-            memory = mmap.mmap(-1, size)
-            with suppress(AttributeError, OSError):  # only Linux has it, and not every kernel
-                memory.madvise(mmap.MADV_HUGEPAGE)
+            memory = _anonymous(size)
         # All views of this array keep it alive, as its memory is that of no other array.
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)
         weakref.finalize(array, self._give_back, memory).atexit = False
