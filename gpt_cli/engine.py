@@ -3,7 +3,8 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, takewhile
+from contextlib import suppress
+from itertools import count
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -18,7 +19,7 @@ from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import check_available, get_ops
 from gpt_cli.sampling import likeliest
-from gpt_cli.score import Choice, RankBy, Score, rank, score
+from gpt_cli.score import Choice, RankBy, Score, common_beginning, rank, score
 from gpt_cli.tensors import unchanged
 from gpt_cli.tokenizer import Tokenizer
 from gpt_cli.trace import Trace, trace
@@ -245,19 +246,11 @@ class Engine:
         """
         if isinstance(choices, str):
             raise TypeError("choices must be a list of texts, not one text")
-        if not choices or "" in choices or len(set(choices)) < len(choices):
-            raise InputError("give at least one choice: none may be empty, none may be there twice")
         wholes = [self._prompt_ids(prompt + choice) for choice in choices]
-        shared = _common_beginning([self._prompt_ids(prompt), *wholes])
+        shared = common_beginning([self._prompt_ids(prompt), *wholes])
         if not shared:  # the prompt is empty, or melts into one token with what follows
             shared = self._prompt_ids("")
             wholes = [shared + ids for ids in wholes]
-        n_positions = self.model.config.n_positions
-        if max(map(len, wholes)) > n_positions:
-            raise ContextError(
-                f"prompt and choice have up to {max(map(len, wholes))} tokens, more than the "
-                f"model's context of {n_positions}; shorten them"
-            )
         rests = [ids[len(shared) :] for ids in wholes]
         return rank(self.model, self.tokenizer, shared, choices, rests, by)
 
@@ -347,12 +340,6 @@ class Engine:
             raise InputError(f"the model has no token {bad[0]}; its ids are from 0 to {size - 1}")
 
 
-def _common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return what all rows begin with."""
-    alike = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
-    return [ids[0] for ids in alike]
-
-
 def load(
     name: str = "gpt2",
     *,
@@ -369,9 +356,8 @@ def load(
         name: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
         device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU where one can be used.
         dtype: what the weights are held in: "float32"; "float16", on a GPU; "int8", on a CPU, for
-            a quarter of the bytes and a small error; or "auto", which is int8 for what `quantize`
-            has written, and on a CPU 16 bits for what is stored so: the results are those of
-            float32, from half of the bytes.
+            a quarter of the bytes and a small error; or "auto": as they are stored, where 16 bits
+            on a CPU give the results of float32 from half of the bytes.
         revision: a branch, tag or commit on the Hub.
         offline: use only what is on this machine.
         quiet: print no notice and no bar while downloading.
@@ -382,21 +368,16 @@ def load(
         GPTCLIError: one of its subclasses, whose message says what to do.
     """
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
-    if threads is not None and threads < 1:
-        raise InputError("threads must be 1 or more")
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     with unchanged(folder):
-        config = GPT2Config.from_folder(folder)
         stored = checkpoint.stored_dtype(folder)
         ops = get_ops(device, _held(stored, device) if dtype == "auto" else dtype, threads)
         if ops.name == "native" and ops.dtype in _SHORT and ops.dtype != stored:
-            raise InputError(
-                f"{name} is stored in {stored}: on a CPU, leave --dtype out, or choose float32 or "
-                "int8"
-            )
+            cure = "on a CPU, leave --dtype out, or choose float32 or int8"
+            raise InputError(f"{name} is stored in {stored}: {cure}")
         check_room(
             f"the weights of {name} in {ops.dtype} take",
-            checkpoint.memory(config, ops.dtype)["weights_bytes"],
+            checkpoint.memory(GPT2Config.from_folder(folder), ops.dtype)["weights_bytes"],
             ops.free_memory(),
             "choose a smaller model or dtype, or another device",
         )
@@ -412,9 +393,8 @@ def _held(stored: str, device: str) -> str:
     """Return what "auto" holds weights in that are stored in this type."""
     if stored not in _SHORT:
         return stored
-    try:
+    with suppress(InputError):
         check_available("cpu", stored)
-    except InputError:
-        return "float32"
-    on_gpu = device == "cuda" or (device == "auto" and gpu.problem() is None)
-    return "float32" if on_gpu else stored
+        if device == "cpu" or (device == "auto" and gpu.problem() is not None):
+            return stored
+    return "float32"

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from gpt_cli.errors import InputError
+from gpt_cli.errors import ContextError, InputError
 from gpt_cli.finite import checked
 from gpt_cli.generate import right_pad
 from gpt_cli.kv_cache import KVCache
@@ -157,6 +157,12 @@ def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
     return _log_likelihoods(model, states, [window.ids[window.first :] for window in windows])
 
 
+def common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Return the ids that all rows begin with."""
+    alike = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
+    return [ids[0] for ids in alike]
+
+
 def rank(
     model: GPT2,
     tokenizer: Tokenizer,
@@ -168,9 +174,18 @@ def rank(
     """Compare continuations of a prompt, given as texts and as ids; the likeliest comes first.
 
     Raises:
-        InputError: there is no such way to compare.
+        InputError: there is no such way to compare, or a choice is empty or there twice, or does
+            not fit the context.
         CheckpointError: the weights are damaged.
     """
+    if not texts or "" in texts or len(set(texts)) < len(texts):
+        raise InputError("give at least one choice: none may be empty, none may be there twice")
+    longest, n_positions = len(prompt) + max(map(len, ids)), model.config.n_positions
+    if longest > n_positions:
+        raise ContextError(
+            f"prompt and choice have up to {longest} tokens, more than the model's context of "
+            f"{n_positions}; shorten them"
+        )
     if by not in get_args(RankBy):
         raise InputError(f"by must be one of {', '.join(get_args(RankBy))}")
     totals = [math.fsum(row) for row in continuations(model, prompt, ids)]

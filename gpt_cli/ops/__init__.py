@@ -222,6 +222,8 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
         InputError: nothing computes that.
         ResourceError: it needs a GPU, or a library, and there is none that can be used.
     """
+    if threads is not None and threads < 1:
+        raise InputError("threads must be 1 or more")
     check_available(device, dtype)
     several = _several(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):

@@ -1,0 +1,34 @@
+"""The package with its library compiled in another way, in a folder of its own."""
+
+import ctypes
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import hatch_build
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+
+
+def copy_package(folder: Path, compiler: Sequence[str], platform: str) -> None:
+    """Put a copy of gpt_cli, with a library for this platform by this compiler, in a new folder.
+
+    Raises:
+        hatch_build.NotCompiledError: the compiler is not there, or does not do it.
+    """
+    package = folder / "gpt_cli"
+    shutil.rmtree(package, ignore_errors=True)
+    ignored = shutil.ignore_patterns("__pycache__", "libkernels.*")
+    shutil.copytree(ROOT / "gpt_cli", package, ignore=ignored)
+    shutil.copytree(ROOT / "weights" / "tiny", package / "weights" / "tiny")
+    # This process cannot load what is made here.
+    not_loaded = mock.patch.object(ctypes, "CDLL")
+    with not_loaded, mock.patch.dict(os.environ, CC=shlex.join(compiler)):
+        library = hatch_build.compile_library(ROOT / hatch_build.FOLDER, platform, folder)
+    library.rename(folder / hatch_build.FOLDER / hatch_build.LIBRARY)
+    for made in folder.glob("*.o"):
+        made.unlink()

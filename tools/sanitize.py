@@ -1,0 +1,85 @@
+"""Run the C code under sanitizers: `make sanitize`. It needs GCC with its sanitizers, on Linux.
+
+The pool of threads runs under ThreadSanitizer, alone and beside twice as many busy processes as
+there are cores; the kernels run their tests under AddressSanitizer and UndefinedBehaviorSanitizer,
+by Python, in a copy of the package. Fresh memory is filled with 0xff, so that floats are NaN in it
+and a result that depends on what was never written is seen.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.other_builds import BUILD, ROOT, copy_package
+
+FOLDER = BUILD / "sanitize"
+SECONDS = 20  # for the pool, each time
+TESTS = ["test_native.py", "test_bits.py"]
+
+OPTIONS = {
+    # Threads that are started after a fork are what is tested.
+    "TSAN_OPTIONS": "die_after_fork=0:halt_on_error=1",
+    # Python itself leaks.
+    "ASAN_OPTIONS": f"detect_leaks=0:max_malloc_fill_size={1 << 40}:malloc_fill_byte=255",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+FLAGS = ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+
+
+def main() -> None:
+    """Run everything; arguments are for pytest, in place of the kernels' tests."""
+    if sys.platform != "linux":
+        sys.exit("sanitize: only on Linux")
+    gcc = os.environ.get("CC", "gcc")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    preloaded = [_library(gcc, name) for name in ("libasan.so", "libstdc++.so.6")]
+    for sanitizer in ("thread", "undefined"):
+        _test_pool(gcc, sanitizer)
+    compiler = [gcc, *FLAGS, "-fsanitize=address,undefined"]
+    copy_package(FOLDER, compiler, f"linux_{platform.machine()}")
+    given = {
+        "PYTHONPATH": os.pathsep.join(map(str, (FOLDER, ROOT / "tests" / "native"))),
+        "PYTHONMALLOC": "malloc",  # Python's own allocator would hide where its memory ends
+        "GPT_CLI_OPS": "native",
+        "LD_PRELOAD": " ".join(preloaded),
+    }
+    # What a sanitizer prints when it ends the process must not be kept by pytest: --capture=sys.
+    pytest = ["pytest", "-p", "guarded_memory", "-p", "no:cacheprovider", "--capture=sys"]
+    arguments = sys.argv[1:] or [str(Path("tests", name)) for name in TESTS]
+    _run([sys.executable, "-P", "-m", *pytest, *arguments], given)
+
+
+def _test_pool(gcc: str, sanitizer: str) -> None:
+    """Compile the test of the pool with a sanitizer, and run it in quiet and beside others."""
+    program = FOLDER / f"pool_test_{sanitizer}"
+    source = ROOT / "tests" / "native" / "pool_test.c"
+    flags = ["-std=c11", "-O2", *FLAGS, f"-fsanitize={sanitizer}", "-Igpt_cli/ops/native"]
+    _run([gcc, *flags, str(source), "-o", str(program), "-pthread"])
+    for busy in (0, 2 * len(os.sched_getaffinity(0))):
+        print(f"the pool under -fsanitize={sanitizer} beside {busy} busy processes", flush=True)
+        _run([str(program), str(SECONDS), str(busy)])
+
+
+def _library(gcc: str, name: str) -> str:
+    """Return the path of one of GCC's libraries."""
+    try:
+        asked = subprocess.run([gcc, f"-print-file-name={name}"], capture_output=True, text=True)
+    except OSError as error:
+        sys.exit(f"sanitize: {gcc}: {error.strerror}")
+    path = Path(asked.stdout.strip())
+    if not path.is_absolute():
+        sys.exit(f"sanitize: {gcc} has no {name}: install GCC with its sanitizers")
+    return str(path.resolve())
+
+
+def _run(command: list[str], given: dict[str, str] | None = None) -> None:
+    """Run a command; end with its exit code if that is not 0."""
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | OPTIONS | (given or {}))
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()
