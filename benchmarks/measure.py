@@ -13,6 +13,7 @@ What convert.py makes of the checkpoint is what the last three read. All compute
 All prompts are random ids, all decoding is greedy and never ends early. Rates are tokens a second:
     decode      128 new tokens after a prompt of 32, prefill not counted
     decode_896  64 new tokens after a prompt of 896, prefill not counted
+    decode_busy 64 new tokens after a prompt of 32, while another process keeps all cores busy
     prefill     a prompt of 896, up to its first new token
     batch_8     8 prompts of 32 with 64 new tokens each, everything counted
     batch_64    64 prompts of 32 with 64 new tokens each, everything counted
@@ -26,9 +27,13 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +220,19 @@ ENGINES = {
 BATCHES = ENGINES.keys() - {"llama.cpp"}
 
 
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Let a process keep all cores busy meanwhile, by a fork of itself for each further one."""
+    forks = (os.cpu_count() or 1).bit_length() - 1  # each doubles them
+    loops = f"import os\nfor _ in range({forks}): os.fork()\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", loops], start_new_session=True)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def figures(generate: Generate, others: dict[str, Seconds], batches: bool) -> dict[str, float]:
     """Measure each figure once."""
     generate(1, 32, 8)  # warm-up
@@ -223,6 +241,8 @@ def figures(generate: Generate, others: dict[str, Seconds], batches: bool) -> di
         "decode_896": 64 / (generate(1, 896, 65) - generate(1, 896, 1)),
         "prefill": 896 / generate(1, 896, 1),
     }
+    with busy_cores():
+        found["decode_busy"] = 64 / (generate(1, 32, 65) - generate(1, 32, 1))
     if batches:
         generate(8, 32, 32)  # warm-up of what is done for small batches only
         found["batch_8"] = 8 * 64 / generate(8, 32, 64)

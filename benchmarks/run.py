@@ -37,6 +37,7 @@ Figures = dict[str, float]
 UNITS = {
     "decode": "tokens/s",
     "decode_896": "tokens/s",
+    "decode_busy": "tokens/s",
     "prefill": "tokens/s",
     "batch_8": "tokens/s",
     "batch_64": "tokens/s",
