@@ -58,21 +58,27 @@ def _library() -> Finding:
     if native_library() is None:
         slow = "not compiled when gpt-cli was installed: NumPy computes, slower, and no int8"
         return Finding("library", "note", slow, "install a C compiler, then gpt-cli again")
-    try:
-        from gpt_cli.ops.bindings import levels
-        from gpt_cli.ops.native_ops import NativeOps
+    from gpt_cli.ops.bindings import choose_level, levels
 
-        ops = NativeOps()
-    except (ImportError, GPTCLIError) as error:
-        cure = "unset GPT_CLI_LEVEL, or install gpt-cli again"
-        return Finding("library", "problem", f"cannot be used: {error}", cure)
-    lower = [level for level in levels() if level != ops.level]
+    try:
+        available = levels()
+    except ImportError as error:
+        cure = "install gpt-cli again"
+        return Finding("library", "problem", f"cannot be loaded: {error}", cure)
+    if not available:
+        found = "this processor has no fused multiply-add: NumPy computes, slower, and no int8"
+        return Finding("library", "note", found)
+    try:
+        level = choose_level()
+    except GPTCLIError as error:
+        return Finding("library", "problem", str(error), "unset GPT_CLI_LEVEL")
+    lower = [other for other in available if other != level]
     also = f" (also here: {', '.join(lower)})" if lower else ""
     chosen = os.environ.get("GPT_CLI_OPS")
     if chosen not in (None, "", "native"):
-        found = f"compiled, for {ops.level}{also}; GPT_CLI_OPS={chosen} computes instead"
+        found = f"compiled, for {level}{also}; GPT_CLI_OPS={chosen} computes instead"
         return Finding("library", "note", found, "unset GPT_CLI_OPS")
-    return Finding("library", "ok", f"computes at the level {ops.level}{also}")
+    return Finding("library", "ok", f"computes at the level {level}{also}")
 
 
 def _threads() -> Finding:

@@ -3,29 +3,26 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import count
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli import batch, checkpoint, gpu, hub
+from gpt_cli import batch, checkpoint, hub
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.finite import checked
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
-from gpt_cli.ops import check_available, get_ops
+from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, common_beginning, rank, score
 from gpt_cli.tensors import unchanged
 from gpt_cli.tokenizer import Tokenizer
 from gpt_cli.trace import Trace, trace
 from gpt_cli.tree import Node, tree
-
-_SHORT = ("float16", "bfloat16")
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -371,8 +368,8 @@ def load(
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     with unchanged(folder):
         stored = checkpoint.stored_dtype(folder)
-        ops = get_ops(device, _held(stored, device) if dtype == "auto" else dtype, threads)
-        if ops.name == "native" and ops.dtype in _SHORT and ops.dtype != stored:
+        ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
+        if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
             cure = "on a CPU, leave --dtype out, or choose float32 or int8"
             raise InputError(f"{name} is stored in {stored}: {cure}")
         check_room(
@@ -387,14 +384,3 @@ def load(
             tokenizer = Tokenizer.from_folder(folder)
             model = loading.result()
     return Engine(model, tokenizer, name, time.perf_counter() - start)
-
-
-def _held(stored: str, device: str) -> str:
-    """Return what "auto" holds weights in that are stored in this type."""
-    if stored not in _SHORT:
-        return stored
-    with suppress(InputError):
-        check_available("cpu", stored)
-        if device == "cpu" or (device == "auto" and gpu.problem() is not None):
-            return stored
-    return "float32"

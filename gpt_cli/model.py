@@ -103,6 +103,13 @@ def block(ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: i
     return ops.add(x, mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp))
 
 
+def layers(ops: Ops, x: Array, h: tuple[Block, ...], visible: Array, cache: KVCache) -> Array:
+    """All layers, one after the other: x (B, T, C) -> (B, T, C)."""
+    for layer, b in enumerate(h):
+        x = block(ops, x, b, visible, cache, layer)
+    return x
+
+
 def hidden_states(
     model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
 ) -> Array:
@@ -127,10 +134,9 @@ def hidden_states(
     positions = cache.lengths[:, None] + np.minimum(np.arange(T), new[:, None] - 1)  # (B, T)
     visible = positions + 1  # the causal mask: a token sees its own key and those before it
 
-    one_layer = ops.block or partial(block, ops)  # some have `block` in one piece
     x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
-    for layer, b in enumerate(model.h):
-        x = one_layer(x, b, visible, cache, layer)
+    all_layers = ops.layers or partial(layers, ops)  # some operations have `layers` in one piece
+    x = all_layers(x, model.h, visible, cache)
     cache.advance()
     return x
 

@@ -248,6 +248,7 @@ def test_json_is_one_object_with_everything():
     assert told["weights_bytes"] == sizes["weights_bytes"]
     assert told["peak_bytes"] is None or told["peak_bytes"] > told["weights_bytes"]
     assert told["load_s"] > 0
+    assert told["threads"] >= 1
     for name in ("cache_on", "cache_off"):
         assert len(told[name]["token_s"]) == 5
         assert set(told[name]["first_token_s"]) == {"median", "min", "max"}
@@ -259,6 +260,17 @@ def test_json_is_one_object_with_everything():
 
 
 # --- flags ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("flags", "env"), [(["--threads", "5"], {}), ([], {"GPT_CLI_THREADS": "5"})]
+)
+def test_as_many_threads_compute_as_are_asked_for(flags, env):
+    command = [*COMMAND, *FEW, "--json", *flags]
+    env = os.environ | {"GPT_CLI_OPS": "native"} | env
+    finished = subprocess.run(command, capture_output=True, timeout=60, env=env, check=True)
+    assert json.loads(finished.stdout)["threads"] == 5
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -727,24 +728,34 @@ def test_no_memory_is_handed_out_twice(steps):
         assert (made == place % 251).all()
 
 
-def test_nor_is_it_by_several_threads():
-    workspace = Workspace()
+def test_nor_is_it_by_several_threads_that_want_the_same():
+    workspaces = [Workspace()]
+
+    def prepare():
+        """Have one memory that is large enough, behind some that are not."""
+        workspaces[:] = [Workspace()]
+        held = [workspaces[0].empty((size,), BYTE) for size in (LARGE - 9, LARGE - 9, LARGE)]
+        del held
+
+    together = Barrier(4, prepare)
 
     def use(thread):
-        for size in range(150_000, 170_000, 200):
-            one, other = (workspace.empty((size + more,), BYTE) for more in (0, 5000))
-            one[::4096], other[::4096] = thread, thread
-            time.sleep(0)
-            assert (one[::4096] == thread).all()
-            assert (other[::4096] == thread).all()
-            del one
-        return True
+        try:
+            for _ in range(700):
+                together.wait()
+                made = workspaces[0].empty((LARGE,), BYTE)
+                made[0] = thread
+                time.sleep(0)
+                assert made[0] == thread
+        except BaseException:
+            together.abort()  # the others must not wait
+            raise
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(use, range(8)))
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(use, range(4)))
     finally:
         sys.setswitchinterval(interval)
 

@@ -460,7 +460,7 @@ def test_the_weights_come_to_a_machine_once(hub, tmp_path):
         (["--gpus-per-worker", "0.4", "--workers", "2"], 2, "room for --workers 1, not 2"),
         (["--gpus-per-worker", "2"], 5, "--threads 1, --gpus-per-worker 2"),
         (["--model", "no/model", "--offline"], 3, "no/model"),
-        (["--dtype", "float16"], 2, "float16 on cpu"),
+        (["--dtype", "float7"], 2, "float7 on cpu"),
         (["--address", "127.0.0.1:1"], 5, "127.0.0.1:1"),
         (["--address", "ray://127.0.0.1:1"], 2, "--address auto"),
         (["--engine", "local"], 2, "--engine ray"),

@@ -7,7 +7,7 @@ import pytest
 
 import gpt_cli
 from gpt_cli.errors import InputError
-from gpt_cli.sampling import softmax
+from gpt_cli.ops.numpy_ops import softmax
 from gpt_cli.tree import tree
 
 IDS = [1, 0, 2, 1]
@@ -23,7 +23,7 @@ def paths(nodes, before=()):
 
 def total_logprob(model, ids, path):
     logits = gpt_cli.Engine(model, None, "x", 0.0).logits([[*ids, *path]])[0]
-    probabilities = softmax(np, logits[len(ids) - 1 : -1])
+    probabilities = softmax(logits[len(ids) - 1 : -1])
     return np.log(probabilities[np.arange(len(path)), list(path)]).sum()
 
 

@@ -14,8 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 
 
-def copy_package(folder: Path, compiler: Sequence[str], platform: str) -> None:
-    """Put a copy of gpt_cli, with a library for this platform by this compiler, in a new folder.
+def copy_package(
+    folder: Path, platform: str, compiler: Sequence[str], optimize: str = "-O3"
+) -> None:
+    """Put a copy of gpt_cli into a folder, with a library for this platform by this compiler.
 
     Raises:
         hatch_build.NotCompiledError: the compiler is not there, or does not do it.
@@ -25,9 +27,12 @@ def copy_package(folder: Path, compiler: Sequence[str], platform: str) -> None:
     ignored = shutil.ignore_patterns("__pycache__", "libkernels.*")
     shutil.copytree(ROOT / "gpt_cli", package, ignore=ignored)
     shutil.copytree(ROOT / "weights" / "tiny", package / "weights" / "tiny")
-    # This process cannot load what is made here.
-    not_loaded = mock.patch.object(ctypes, "CDLL")
-    with not_loaded, mock.patch.dict(os.environ, CC=shlex.join(compiler)):
+    flags = hatch_build.FLAGS.replace("-O3", optimize)
+    with (
+        mock.patch.dict(os.environ, CC=shlex.join(compiler)),
+        mock.patch.object(hatch_build, "FLAGS", flags),
+        mock.patch.object(ctypes, "CDLL"),  # this process could not load what is made
+    ):
         library = hatch_build.compile_library(ROOT / hatch_build.FOLDER, platform, folder)
     library.rename(folder / hatch_build.FOLDER / hatch_build.LIBRARY)
     for made in folder.glob("*.o"):

@@ -43,13 +43,11 @@ def info(
 def _held(config: "GPT2Config", folder: Path | None) -> str:
     """Return what a CPU holds the weights in unless another dtype is chosen."""
     from gpt_cli import checkpoint
-    from gpt_cli.ops import check_available
+    from gpt_cli.ops import held_dtype
 
     if folder is None:
         return config.dtype
     try:
-        stored = checkpoint.stored_dtype(folder)
-        check_available("cpu", stored)
+        return held_dtype(checkpoint.stored_dtype(folder), "cpu")
     except GPTCLIError:  # what is missing or damaged is told by what loads the model
         return config.dtype
-    return stored

@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,8 +77,8 @@ class Ops(Protocol):
     threads: int
     """How many threads of this machine compute."""
 
-    block: Callable[[Array, Any, Array, Any, int], Array] | None
-    """`model.block` in one call: (x, b, visible, cache, layer) -> x, the same bits. None if the
+    layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None
+    """`model.layers` in one call: (x, h, visible, cache) -> x, the same bits. None if the
     implementation has no such thing."""
 
     xp: ModuleType
@@ -183,6 +184,7 @@ _IMPLEMENTATIONS = {
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
     },
 }
+SHORT = ("float16", "bfloat16")  # types of 16 bits
 _ENDINGS = (".so", ".dylib", ".dll")  # of a library
 _CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
 
@@ -245,6 +247,20 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
             f"pip install 'gpt-cli[{gpu.cuda_extra()}]'"
         )
     raise ResourceError(f"{name} cannot compute in {dtype} here: {reason}")
+
+
+def held_dtype(stored: str, device: str) -> str:
+    """Return what weights are held in that are stored in this type, unless another is chosen.
+
+    16 bits stay so on a CPU with the compiled library, which widens them exactly; else they become
+    float32.
+    """
+    if stored not in SHORT:
+        return stored
+    with suppress(InputError, ResourceError):
+        if device == "cpu" or (device == "auto" and gpu.problem() is not None):
+            return get_ops("cpu", stored).dtype
+    return "float32"
 
 
 def _candidates(several: Mapping[str, _Implementation], dtype: str) -> list[str]:

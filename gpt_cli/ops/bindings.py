@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import weakref
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,8 +33,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "add": (None, [_P, _N, _P, _N, _N, _N, _P, _N, _I]),
     "store": (_I, [_P, _P, _N, _N, _N, _P, _P, _P, _P, _N, _N, _N, _N, _I, _I]),
     "attend": (_I, [_P, *[_N] * 3, _P, _P, _P, _F, *[_N] * 5, _I, _P, _N, _P, _N, _I]),
-    "block": (_I, [_P, _P, _N, *[_P] * 5, _N, _N, _N, _I, _P, _N, _P, _I]),
-    "block_scratch": (_N, [_P, _N, _N, _N, _I]),
+    "layers": (_I, [_P, _N, _P, _N, *[_P] * 5, *[_N] * 5, _I, _P, _N, _P, _I]),
+    "layers_scratch": (_N, [_P, _N, _N, _N, _I]),
     "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
     "exp": (None, [_P, _N, _P, _I]),
     "pack_rows": (None, [_P, *[_N] * 5, _P]),
@@ -55,8 +56,8 @@ class _Norm(ctypes.Structure):
     _fields_ = (("weight", _P), ("bias", _P), ("epsilon", _F))
 
 
-class BlockStruct(ctypes.Structure):
-    """`struct block` of native/native.h, with what keeps its addresses valid."""
+class _Block(ctypes.Structure):
+    """`struct block` of native/native.h."""
 
     _fields_ = (
         *((name, _Norm) for name in ("ln_1", "ln_2")),
@@ -67,25 +68,61 @@ class BlockStruct(ctypes.Structure):
         ("activation", ctypes.c_int32),
     )
 
-    def __init__(self, b: Any):
-        """Describe a `model.Block`."""
-        linears = [b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj]
-        C, inner = linears[0].weight.n_in, linears[2].weight.n_out
-        shapes = [(each.weight.n_in, each.weight.n_out) for each in linears]
+
+class Layers:
+    """The layers of a model (`model.Block`s) for C, with what keeps their addresses valid.
+
+    Attributes:
+        width: C.
+        struct: the address of an array of `struct block`.
+    """
+
+    def __init__(self, h: tuple[Any, ...]):
+        self.width: int = h[0].attn.c_attn.weight.n_in
+        self._blocks = [weakref.ref(b) for b in h]
+        self._kept: list[object] = []
+        shape = self._shape(h[0])
+        check(all(self._shape(b) == shape for b in h), "a layer", h[0].ln_1.weight)
+        self._structs = (_Block * len(h))(*map(self._describe, h))
+        self.struct = ctypes.addressof(self._structs)
+
+    def are(self, h: tuple[Any, ...]) -> bool:
+        """Return whether these are the layers."""
+        return len(h) == len(self._blocks) and all(map(_refers, self._blocks, h))
+
+    def _shape(self, b: Any) -> object:
+        """Return what all layers must have in common, after checking it."""
+        matrices = [each.weight for each in _linears(b)]
+        C, inner = self.width, matrices[2].n_out
+        shapes = [(each.n_in, each.n_out) for each in matrices]
         right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % b.attn.n_head == 0
-        check(right, "a block", linears[0].weight.panels)
-        norms = [[vector_of(norm.weight, C), vector_of(norm.bias, C)] for norm in (b.ln_1, b.ln_2)]
+        check(right, "a layer", matrices[0].panels)
+        return inner, b.attn.n_head, {each.format for each in matrices}
+
+    def _describe(self, b: Any) -> _Block:
+        linears = _linears(b)
+        norms = [
+            (vector_of(ln.weight, self.width), vector_of(ln.bias, self.width), ln.epsilon)
+            for ln in (b.ln_1, b.ln_2)
+        ]
         biases = [vector_of(each.bias, each.weight.n_out) for each in linears]
-        self._kept = linears, norms, biases
-        super().__init__(
-            _Norm(*map(address, norms[0]), b.ln_1.epsilon),
-            _Norm(*map(address, norms[1]), b.ln_2.epsilon),
+        self._kept += [norms, biases, [each.weight for each in linears]]
+        return _Block(
+            *(_Norm(address(weight), address(bias), epsilon) for weight, bias, epsilon in norms),
             *(each.weight.matrix for each in linears),
             *map(address, biases),
             b.attn.n_head,
             b.attn.scale,
             ACTIVATIONS.index(b.mlp.activation),
         )
+
+
+def _linears(b: Any) -> list[Any]:
+    return [b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj]
+
+
+def _refers(ref: weakref.ref[Any], b: Any) -> bool:
+    return ref() is b
 
 
 @dataclass(frozen=True, eq=False)

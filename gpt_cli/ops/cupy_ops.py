@@ -47,7 +47,7 @@ class CuPyOps:
     name = "cupy"
     dtype = "float32"
     cache_block = 1
-    block = None
+    layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     threads = 1
     xp: ModuleType = cupy
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpt_cli.ops import Array, Rows
 
-# These are in what numba has compiled, too: who changes one must clear its cache.
+# Both are in the C code, too: native/kernels.h and `round_row` in native/kernels.c.
 BLOCK = 64  # and in files
 LARGEST = 127  # of an int8 whose negative is one, too
 

@@ -5,7 +5,6 @@ a row's own numbers and on nothing else, so they are the same to the last bit in
 number of threads, at any level of the processor.
 """
 
-import ctypes
 from types import ModuleType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -19,7 +18,7 @@ from gpt_cli.ops.bindings import (
     COLUMNS,
     FLOAT32,
     INT64,
-    BlockStruct,
+    Layers,
     Packed,
     check,
     choose_level,
@@ -60,7 +59,7 @@ class NativeOps:
         self.level = choose_level()
         self.threads = threads()
         self._workspace = Workspace()
-        self._blocks: WeakKeyDictionary[Any, BlockStruct] = WeakKeyDictionary()  # of models in use
+        self._described: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()  # by first layer
 
     def free_memory(self) -> int | None:
         """Bytes of this machine's memory that can be taken; None if unknown."""
@@ -228,27 +227,30 @@ class NativeOps:
             check(right, "a layer of the cache", array)
         return blocks
 
-    def block(self, x: Array, b: Any, visible: Array, cache: Any, layer: int) -> Array:
-        """`model.block` in one call: the same steps, and the same bits."""
-        described = self._blocks.get(b)
-        if described is None:
-            described = self._blocks[b] = BlockStruct(b)
+    def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
+        """`model.layers` in one call: the same steps, and the same bits."""
+        described = self._described.get(h[0])
+        if described is None or not described.are(h):
+            described = self._described[h[0]] = Layers(h)
         B, T, C = x.shape
-        H = b.attn.n_head
-        rows = rows_of(x, described.c_attn.n_in)
-        keys, values = cache.layer(layer)
-        blocks = self._check_cache(keys, values, B, H, C // H)
+        rows = rows_of(x, described.width)
+        H = h[0].attn.n_head
+        keys, values = cache.keys, cache.values
+        blocks = self._check_cache(keys[0], values[0], B, H, C // H)
+        check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
+        steps = (keys.strides[0], values.strides[0]) if len(keys) > 1 else (0, 0)
         visible = counts_of(visible, (B, T))
         past, new = counts_of(cache.lengths, (B,)), counts_of(cache.new, (B,))
         check(new.max(initial=0) <= T, "the number of new tokens", new)
-        struct = ctypes.addressof(described)
-        size = self._lib.gpt2_block_scratch(struct, B * T, T, blocks, self.threads)
+        sizes = B * T, T, blocks, self.threads
+        size = self._lib.gpt2_layers_scratch(described.struct, *sizes)
         scratch = self._workspace.empty((size + 16,), FLOAT32)
         y = self._empty_rows(B * T, C)
+        given = described.struct, len(h), address(rows), rows.strides[0] // 4
         counts = address(visible), address(past), address(new)
-        given = struct, address(rows), rows.strides[0] // 4, *counts, address(keys), address(values)
+        rooms = address(keys), address(values), *steps, B, T, blocks, self._half
         result = address(y), y.strides[0] // 4, -(-address(scratch) // 64) * 64, self.threads
-        if self._lib.gpt2_block(*given, B, T, blocks, self._half, *result):
+        if self._lib.gpt2_layers(*given, *counts, *rooms, *result):
             raise IndexError(f"the cache has room for {blocks * COLUMNS} tokens")
         return y.reshape(x.shape)
 

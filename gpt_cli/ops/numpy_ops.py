@@ -89,7 +89,7 @@ class NumPyOps:
     name = "numpy"
     dtype = "float32"
     cache_block = 1
-    block: Callable[[Array, Any, Array, Any, int], Array] | None = None
+    layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     xp: ModuleType = np
     _cache_type: type[np.floating[Any]] = np.float32
 

@@ -11,11 +11,12 @@
         num_cpus=1,
     ).write_json("texts")
 
-A row's result is that of `Engine` on one machine, wherever it is computed; what it is computed
-beside can change the last digits of its log-probabilities, and so a choice that hangs on them. An
-actor that dies takes no row with it: Ray computes its batches again, with the same results. Models
-from the Hub are fetched into the cache of a node once. An actor takes as many threads as it has
-been given CPUs: Ray tells OpenMP, and both NumPy and numba ask there. Install the extra `ray`.
+A row's result is that of `Engine` on one machine, wherever and beside whatever it is computed: to
+the last bit on nodes with the compiled library, to within rounding on those where NumPy or a GPU
+computes. An actor that dies takes no row with it: Ray computes its batches again, with the same
+results. Models from the Hub are fetched into the cache of a node once. An actor takes as many
+threads as it has been given CPUs: Ray sets OMP_NUM_THREADS, which NumPy and the library both read.
+Install the extra `ray`.
 """
 
 from gpt_cli.ray.tables import Generate, Score

@@ -72,13 +72,13 @@ static void linear(const void *given, int64_t part, int slot)
 {
     const struct linear *job = given;
     const struct matrix *w = job->w;
-    int64_t row_part = part % job->row_parts, first_panel = part / job->row_parts * job->panels_per_part;
-    int64_t panels = smaller(job->panels_per_part, parts_of(w->n_out, COLUMNS) - first_panel);
+    int64_t row_part = part % job->row_parts;
+    const int64_t *starts = job->starts + part / job->row_parts;
     int64_t first = job->rows * row_part / job->row_parts;
     int64_t rows = job->rows * (row_part + 1) / job->row_parts - first;
     int64_t blocks = parts_of(w->n_in, BLOCK);
     (void)slot;
-    for (int64_t panel = first_panel; panel < first_panel + panels; panel++) {
+    for (int64_t panel = starts[0]; panel < starts[1]; panel++) {
         float bias[COLUMNS] = {0};
         if (job->bias)
             memcpy(bias, job->bias + panel * COLUMNS,
@@ -240,24 +240,35 @@ static void attend(const void *given, int64_t part, int slot)
     int64_t values = part % heads * job->blocks * COLUMNS * width;
     for (int64_t r = 0; r < rows; r++)
         longest = visible[r] > longest ? visible[r] : longest;
-    for (int64_t s = 0; s < longest; s += COLUMNS)
-        multiply(
-            format, rows, q, job->t_stride, job->keys, keys + s * D, COLUMNS, D, NULL, NONE, scores + s,
-            job->scratch_stride);
+    for (int64_t s = 0, some; s < longest; s += some) {
+        some = rows == 1 && s + COLUMNS < longest ? 2 * COLUMNS : COLUMNS;
+        if (some > COLUMNS)
+            multiply_pair(
+                format, q, job->keys, keys + s * D, COLUMNS, D * COLUMNS, D, scores + s);
+        else
+            multiply(
+                format, rows, q, job->t_stride, job->keys, keys + s * D, COLUMNS, D, NULL, NONE,
+                scores + s, job->scratch_stride);
+    }
     for (int64_t r = 0; r < rows; r++) {
         float *row = scores + r * job->scratch_stride;
         sums[r] = exponentials_of(row, visible[r], job->scale);
         for (int64_t s = visible[r]; s < longest; s++)
             row[s] = 0; /* invisible, though another query of the tile sees it */
     }
-    for (int64_t d = 0; d < D; d += COLUMNS) {
-        float mixed[MOST_ROWS][COLUMNS];
-        multiply(
-            format, rows, scores, job->scratch_stride, job->values, values + d, width, longest, NULL, NONE,
-            mixed[0], COLUMNS);
+    for (int64_t d = 0, some; d < D; d += some) {
+        float mixed[MOST_ROWS][2 * COLUMNS];
+        some = rows == 1 && d + COLUMNS < D ? 2 * COLUMNS : COLUMNS;
+        if (some > COLUMNS)
+            multiply_pair(
+                format, scores, job->values, values + d, width, COLUMNS, longest, mixed[0]);
+        else
+            multiply(
+                format, rows, scores, job->scratch_stride, job->values, values + d, width, longest,
+                NULL, NONE, mixed[0], 2 * COLUMNS);
         for (int64_t r = 0; r < rows; r++) {
             float *y = job->y + (b * job->T + first + r) * job->y_stride + h * D + d;
-            for (int64_t i = 0; i < smaller(D - d, COLUMNS); i++)
+            for (int64_t i = 0; i < smaller(D - d, some); i++)
                 y[i] = mixed[r][i] / sums[r];
         }
     }

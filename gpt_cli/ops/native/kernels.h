@@ -15,6 +15,7 @@ enum {
     BLOCK = 64,         /* int8 weights of a column that share a scale */
     PARTIAL_SUMS = 16,  /* of a sum over a row: number i is added to partial sum i mod 16 */
     MOST_ROWS = 12,     /* of a tile */
+    MOST_PARTS = 2048,  /* of the panels of a matrix */
 };
 
 enum format { FLOAT32, BFLOAT16, FLOAT16, INT8 };
@@ -43,7 +44,8 @@ struct linear {
     const float *x;    /* (rows, n_in) */
     float *y;       /* (rows, n_out in whole panels) */
     int64_t rows, x_stride, y_stride;
-    int64_t panels_per_part, row_parts;
+    int64_t starts[MOST_PARTS + 1]; /* the first panel of each part; then, how many there are */
+    int64_t row_parts;
     int32_t activation;
     /* INT8: x rounded to 16 bits, (rows, blocks) and (rows,), as `round_rows` leaves it. */
     struct digits *digits;

@@ -14,7 +14,8 @@
 
 enum {
     SMALL = 20000, /* multiply-adds that one thread has done before another has heard of them */
-    PARTS = 8,     /* of a product, for each thread: one may be slower than another */
+    SHARES = 1,        /* of what is left of a matrix, for each thread; it takes one */
+    LEAST = 256 << 10, /* bytes of a matrix that it takes at least */
     SOME_ROWS = 16,
 };
 
@@ -135,6 +136,29 @@ void gpt2_layer_norm(
     run_parts(kernels->layer_norm, &job, parts_of(rows, SOME_ROWS), threads);
 }
 
+/* Cut the panels of a matrix in parts, large ones first: memory is read fastest in long stretches,
+ * and small parts at the end let threads end at the same time. Return how many parts there are. */
+static int cut_panels(struct linear *job, int64_t panels, int threads)
+{
+    static const int sizes[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
+    const struct matrix *w = job->w;
+    int64_t blocks = parts_of(w->n_in, BLOCK);
+    int64_t panel = w->format == INT8 ? blocks * (int64_t)sizeof(struct int8_block)
+                                      : w->n_in * COLUMNS * sizes[w->format];
+    int parts = 0;
+    for (int64_t start = 0; start < panels; parts++) {
+        int64_t left = panels - start, size = left / (SHARES * threads);
+        if (size * panel < LEAST)
+            size = parts_of(LEAST, panel);
+        if (parts == MOST_PARTS - 1 || size > left)
+            size = left;
+        job->starts[parts] = start;
+        start += size;
+    }
+    job->starts[parts] = panels;
+    return parts;
+}
+
 void gpt2_linear(
     const struct matrix *w, const float *bias, const float *x, int64_t rows, int64_t x_stride,
     int activation, float *y, int64_t y_stride, void *scratch, int threads)
@@ -142,18 +166,16 @@ void gpt2_linear(
     int64_t panels = parts_of(w->n_out, COLUMNS), blocks = parts_of(w->n_in, BLOCK);
     struct linear job = {
         .w = w, .bias = bias, .x = x, .y = y, .rows = rows, .x_stride = x_stride, .y_stride = y_stride,
-        .activation = activation, .panels_per_part = 1, .row_parts = 1,
+        .activation = activation, .row_parts = 1,
         .digits = scratch, .steps = (float *)((struct digits *)scratch + rows * blocks),
     };
     threads = useful(rows * w->n_in * w->n_out, threads);
-    if (panels > 2 * PARTS * threads)
-        job.panels_per_part = panels / (PARTS * threads);
-    else if (panels < PARTS * threads && rows > MOST_ROWS)
+    int64_t parts = cut_panels(&job, panels, threads);
+    if (panels < 8 * threads && rows > MOST_ROWS)
         job.row_parts = parts_of(rows, MOST_ROWS) < threads ? parts_of(rows, MOST_ROWS) : threads;
     if (w->format == INT8)
         run_parts(kernels->round_rows, &job, rows, rows < SOME_ROWS ? 1 : threads);
-    int64_t parts = parts_of(panels, job.panels_per_part) * job.row_parts;
-    run_parts(kernels->linear, &job, parts, threads);
+    run_parts(kernels->linear, &job, parts * job.row_parts, threads);
 }
 
 void gpt2_add(

@@ -48,7 +48,7 @@ EXPORT int gpt2_attend(
     int64_t D, int64_t blocks, int half, float *y, int64_t y_stride, float *scratch,
     int64_t scratch_stride, int threads);
 
-/* One layer, with the names of model.py. All arrays are as the operations above have them. */
+/* A layer, with the names of model.py. All arrays are as the operations above have them. */
 struct norm {
     const float *weight, *bias; /* (C,) */
     float epsilon;
@@ -63,13 +63,15 @@ struct block {
     int32_t activation;
 };
 
-/* x (B, T, C), rows x_stride apart -> y, likewise. Return 0, or 1 as `gpt2_store` and `gpt2_attend`.
- * `scratch` has as many floats as `gpt2_block_scratch` returns, from the start of a cache line. */
-EXPORT int gpt2_block(
-    const struct block *b, const float *x, int64_t x_stride, const int64_t *visible,
-    const int64_t *past, const int64_t *lengths, void *keys, void *values, int64_t B, int64_t T,
-    int64_t cache_blocks, int half, float *y, int64_t y_stride, float *scratch, int threads);
-EXPORT int64_t gpt2_block_scratch(
+/* x (B, T, C), rows x_stride apart -> y, likewise. Keys and values of a layer lie so many bytes behind
+ * those of the layer before. Return 0, or 1 as `gpt2_store` and `gpt2_attend`. `scratch` has as many
+ * floats as `gpt2_layers_scratch` returns, from the start of a cache line. */
+EXPORT int gpt2_layers(
+    const struct block *blocks, int64_t n_layer, const float *x, int64_t x_stride,
+    const int64_t *visible, const int64_t *past, const int64_t *lengths, char *keys, char *values,
+    int64_t keys_stride, int64_t values_stride, int64_t B, int64_t T, int64_t cache_blocks, int half,
+    float *y, int64_t y_stride, float *scratch, int threads);
+EXPORT int64_t gpt2_layers_scratch(
     const struct block *b, int64_t rows, int64_t T, int64_t cache_blocks, int threads);
 
 EXPORT void gpt2_log_sum_exp(

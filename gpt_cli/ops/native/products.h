@@ -152,6 +152,37 @@ static void multiply(
     }
 }
 
+/* y (2 panels) = x (K) @ two panels of w, `apart` numbers from one to the next: for a single row, a
+ * sum waits for the one before it, and two panels have twice as many sums to go on with. */
+INLINE void multiply_pair_of(
+    enum format format, const float *x, const void *w, int64_t w_at, int64_t w_stride, int64_t apart,
+    int64_t K, float *y)
+{
+    vf sums[2][VECTORS] = {{{0}}};
+    for (int64_t k = 0; k < K; k++) {
+        vf number = every(x[k]);
+        UNROLLED for (int panel = 0; panel < 2; panel++)
+            UNROLLED for (int v = 0; v < VECTORS; v++) {
+                int64_t place = w_at + panel * apart + k * w_stride + v * LANES;
+                sums[panel][v] =
+                    multiply_add(number, weights_at(w, place, format), sums[panel][v]);
+            }
+    }
+    UNROLLED for (int panel = 0; panel < 2; panel++)
+        UNROLLED for (int v = 0; v < VECTORS; v++)
+            store(y + panel * COLUMNS + v * LANES, sums[panel][v]);
+}
+
+static void multiply_pair(
+    enum format format, const float *x, const void *w, int64_t w_at, int64_t w_stride, int64_t apart,
+    int64_t K, float *y)
+{
+    if (format == FLOAT32)
+        multiply_pair_of(FLOAT32, x, w, w_at, w_stride, apart, K, y);
+    else
+        multiply_pair_of(FLOAT16, x, w, w_at, w_stride, apart, K, y);
+}
+
 /* --- products with int8 weights ---------------------------------------------------------------- */
 
 /* y (R, V vectors) = bias + step * (x (R, 64 * blocks), in digits, @ w (blocks, V vectors)).
