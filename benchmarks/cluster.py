@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.md")
     arguments = parser.parse_args()
-    where = machine() | versions(sys.executable, ["gpt-cli", "numpy", "numba", "ray", "pyarrow"])
+    where = machine() | versions(sys.executable, ["gpt-cli", "numpy", "ray", "pyarrow"])
     lines = [f"- {name}: {value}" for name, value in where.items()]
     for name in arguments.parts:
         with tempfile.TemporaryDirectory() as folder:

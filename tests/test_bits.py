@@ -132,13 +132,13 @@ def test_weights_in_16_bits_give_what_the_same_numbers_in_32_give(native, dtype,
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(config=configs, lengths=lengths_of_rows, way=threads_and_levels)
 @settings(max_examples=12)
-def test_a_layer_in_one_call_is_its_operations_one_by_one(native, dtype, config, lengths, way):
+def test_layers_in_one_call_are_their_operations_one_by_one(native, dtype, config, lengths, way):
     model = model_of(native(dtype), dtype, **config)
     ids, lengths = right_pad([np.arange(length) % config["vocab_size"] for length in lengths])
     ends = [(ids.shape[1] + 1) // 2, ids.shape[1]][ids.shape[1] == 1 :]
     expected = in_chunks(model, ids, lengths, ends)
     with computing(model.ops, *way) as patch:
-        patch.setattr(model.ops, "block", None)
+        patch.setattr(model.ops, "layers", None)
         found = in_chunks(model, ids, lengths, ends)
     for one, other, length in zip(found, expected, lengths, strict=True):
         assert_same_bits(one[:length], other[:length])

@@ -47,9 +47,9 @@ VARIES = {
     r"\d[\d.,]*(?= ?(s|ms|kB|MB|GB|tokens/s|(tokens )?a second)\b)": "N",
     r"(?<![\w.~)])(/[\w.+-]+){2,}/?": "PATH",
     # These say more where gpt-cli has its compiled library, or there is a GPU.
-    r"^ok +bits in int8 .*\n( {4}.*\n)*": "",
+    r"^(ok|not checked) +bits in int8\b.*\n( {4}.*\n)*": "",
     r"^(ok|not checked) +(cache on = off|batch = single|bits|native = numpy|"
-    r"c\w+ in \w+ = float32) .*(\n {4}.*)*": r"\2",
+    r"c\w+ in \w+ = float32)\b.*(\n {4}.*)*": r"\2",
     r"computed by (native|numpy) with \d+ threads?": "computed",
 }
 

@@ -38,8 +38,6 @@ APT::Install-Recommends "false";
 Dir::State "{APT}";
 Dir::State::status "{APT}/status";
 Dir::Cache "{APT}";
-Dir::Etc::main "{APT}/none";
-Dir::Etc::parts "{APT}/none";
 """
 
 
@@ -117,6 +115,7 @@ def _download_system() -> None:
     for archive in (APT / "archives").glob("*.deb"):
         subprocess.run(["dpkg-deb", "--extract", archive, unpacked], check=True)
     unpacked.rename(SYSTEM)
+    shutil.rmtree(APT)
 
 
 def _download_packages() -> None:
