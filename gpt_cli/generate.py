@@ -15,7 +15,7 @@ from gpt_cli.errors import ContextError
 from gpt_cli.finite import checked
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
-from gpt_cli.model import GPT2, PASS, Counts, hidden_states, unembed
+from gpt_cli.model import GPT2, PASS, Counts, forward, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import (
     GROUP,
@@ -244,8 +244,7 @@ class _Batch:
         model, xp = self._model, self._model.ops.xp
         if self._cache is not None:
             new = xp.asarray([row.window[-1:] for row in self.rows])
-            x = checked(hidden_states, model, new, self._cache)
-            return checked(unembed, model, x[:, -1])
+            return checked(forward, model, new, self._cache)[:, -1]
         ids, lengths = right_pad([row.window for row in self.rows])
         width = ids.shape[1]
         if self._use_cache:

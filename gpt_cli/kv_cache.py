@@ -36,7 +36,7 @@ class KVCache:
         Raises:
             IndexError: there is no room for them.
         """
-        most = int((self.lengths + new).max(initial=0))
+        most = max((self.lengths + new).tolist(), default=0)
         if most > self.capacity:
             raise IndexError(f"the cache has room for {self.capacity} tokens, not for {most}")
         self.new = new

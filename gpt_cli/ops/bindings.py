@@ -31,7 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "layer_norm": (None, [_P, _N, _N, _N, _P, _P, _F, _P, _N, _I]),
     "linear": (None, [_P, _P, _P, _N, _N, _I, _P, _N, _P, _I]),
     "add": (None, [_P, _N, _P, _N, _N, _N, _P, _N, _I]),
-    "store": (_I, [_P, _P, _N, _N, _N, _P, _P, _P, _P, _N, _N, _N, _N, _I, _I]),
+    "store": (_I, [_P, _P, _N, _N, _N, _P, _P, _P, _P, *[_N] * 5, _I, _I]),
     "attend": (_I, [_P, *[_N] * 3, _P, _P, _P, _F, *[_N] * 5, _I, _P, _N, _P, _N, _I]),
     "layers": (_I, [_P, _N, _P, _N, *[_P] * 5, *[_N] * 5, _I, _P, _N, _P, _I]),
     "layers_scratch": (_N, [_P, _N, _N, _N, _I]),

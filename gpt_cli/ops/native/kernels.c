@@ -18,6 +18,13 @@ INLINE float sum_of(const vf *partial)
     return sums[0];
 }
 
+/* Write LANES whole numbers, each from -128 to 127, as bytes. */
+INLINE void store_digits(int8_t *to, vi digits)
+{
+    vq bytes = __builtin_convertvector(digits, vq);
+    memcpy(to, &bytes, sizeof bytes);
+}
+
 /* A row of x (n) becomes whole numbers from -32639 to 32639 times a step, which is returned. If a
  * number of the row is infinite or NaN, the step is, too. */
 static float round_row(const float *x, int64_t n, struct digits *digits)
@@ -46,10 +53,8 @@ static float round_row(const float *x, int64_t n, struct digits *digits)
             vi low = ((whole + 128) & 255) - 128;
             vi high = (whole - low) >> 8;
             sums += whole;
-            for (int lane = 0; lane < LANES; lane++) {
-                to->high[i + lane] = (int8_t)high[lane];
-                to->low[i + lane] = (int8_t)low[lane];
-            }
+            store_digits(to->high + i, high);
+            store_digits(to->low + i, low);
         }
         to->sum = 0;
         for (int lane = 0; lane < LANES; lane++)

@@ -55,7 +55,7 @@ static int compute_block(
     gpt2_linear(
         &b->c_attn, b->c_attn_bias, normed, rows, narrow, NONE, qkv, wide, digits, threads);
     if (gpt2_store(
-            qkv + C, qkv + 2 * C, T * wide, D, wide, keys, values, past, lengths, B, H, D,
+            qkv + C, qkv + 2 * C, T * wide, D, wide, keys, values, past, lengths, B, H, T, D,
             cache_blocks, half, threads)
         || gpt2_attend(
             qkv, T * wide, D, wide, keys, values, visible, b->scale, B, H, T, D, cache_blocks, half,

@@ -192,7 +192,7 @@ void gpt2_add(
 int gpt2_store(
     const float *k, const float *v, int64_t b_stride, int64_t h_stride, int64_t t_stride,
     void *keys, void *values, const int64_t *past, const int64_t *lengths, int64_t B, int64_t H,
-    int64_t D, int64_t blocks, int half, int threads)
+    int64_t T, int64_t D, int64_t blocks, int half, int threads)
 {
     struct store job = {
         .k = k, .v = v, .b_stride = b_stride, .h_stride = h_stride, .t_stride = t_stride,
@@ -201,7 +201,8 @@ int gpt2_store(
     };
     int64_t tokens = 0;
     for (int64_t b = 0; b < B; b++) {
-        if (past[b] < 0 || lengths[b] < 0 || past[b] + lengths[b] > blocks * COLUMNS)
+        if (past[b] < 0 || lengths[b] < 0 || lengths[b] > T
+            || past[b] + lengths[b] > blocks * COLUMNS)
             return 1;
         tokens += lengths[b];
     }

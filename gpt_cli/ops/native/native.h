@@ -34,11 +34,11 @@ EXPORT void gpt2_add(
     const float *x, int64_t x_stride, const float *y, int64_t y_stride, int64_t rows, int64_t C,
     float *sum, int64_t sum_stride, int threads);
 
-/* Return 0, or 1 if there is no room for a token. */
+/* Return 0, or 1 if there is no room for a token, or if more than T are asked for. */
 EXPORT int gpt2_store(
     const float *k, const float *v, int64_t b_stride, int64_t h_stride, int64_t t_stride,
     void *keys, void *values, const int64_t *past, const int64_t *lengths, int64_t B, int64_t H,
-    int64_t D, int64_t blocks, int half, int threads);
+    int64_t T, int64_t D, int64_t blocks, int half, int threads);
 
 /* Return 0, or 1 if a query sees no key, or more than there are.
  * `scratch` has, for each thread, MOST_ROWS rows or T, of whole panels and 16 numbers. */

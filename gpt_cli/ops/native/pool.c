@@ -17,7 +17,7 @@
 enum {
     MOST_WORKERS = 255,
     PART_BITS = 20, /* of a ticket: job number, number of parts, next part */
-    SPIN = 50000,
+    SPIN = 100000,
     STACK = 512 << 10,
 };
 

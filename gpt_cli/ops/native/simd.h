@@ -29,6 +29,7 @@ typedef float vf __attribute__((vector_size(4 * LANES)));     /* LANES floats */
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));   /* LANES whole numbers */
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef int8_t vb __attribute__((vector_size(4 * LANES)));    /* LANES groups of four bytes */
+typedef int8_t vq __attribute__((vector_size(LANES)));        /* LANES bytes */
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));  /* the bits of LANES short floats */
 
 /* Read and write vectors at any address. */
