@@ -13,7 +13,7 @@ NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak fuzz test-gpu test-browser test-ray test-s3 check format bench pictures wheel clean
+.PHONY: demo test faults soak fuzz test-gpu test-browser test-ray test-s3 sanitize test-arm check format bench pictures wheel clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -43,6 +43,12 @@ test-ray: $(VENV)/.ray  ## what Ray computes on a cluster of nodes on this machi
 
 test-s3: $(VENV)/.s3  ## files at s3://, from a server on this machine
 	$(BIN)/python -m pytest tests/test_s3.py
+
+sanitize: $(VENV)/.dev  ## the C code under the sanitizers of GCC (Linux)
+	$(BIN)/python -m tools.sanitize
+
+test-arm: $(VENV)/.dev  ## the package in an arm64 Python under qemu: the bits of this machine (Debian)
+	$(BIN)/python -m tools.test_arm
 
 check: $(VENV)/.dev  ## formatting, lint, types, and the direction of imports
 	$(BIN)/ruff format --check .

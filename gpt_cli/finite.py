@@ -38,6 +38,10 @@ def checked(compute: Callable[P, Array], *args: P.args, **kwargs: P.kwargs) -> A
 def damaged_weight(model: GPT2) -> str | None:
     """Return the name of the first weight that holds an infinity or what is no number."""
     for name, weight in _weights(model, ""):
+        if hasattr(weight, "is_finite"):  # a matrix in a layout of its own
+            if not weight.is_finite():
+                return name
+            continue
         arrays = vars(weight).values() if is_dataclass(weight) else [weight]  # as it is placed
         for array in arrays:
             floating = getattr(getattr(array, "dtype", None), "kind", "") == "f"

@@ -9,7 +9,7 @@ from processes import posix, run_on_terminal
 
 from gpt_cli import doctor, gpu, hub, machine
 from gpt_cli.cli import app
-from gpt_cli.ops import bindings, native_ops
+from gpt_cli.ops import bindings
 
 NAMES = [
     "gpt-cli",
@@ -72,14 +72,14 @@ def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
 
 
 def test_a_library_that_cannot_be_loaded_is_a_problem(monkeypatch, capfd):
-    def fail(ops):
+    def fail():
         raise ImportError("invalid ELF header")
 
     monkeypatch.setattr(doctor, "native_library", lambda: Path("libkernels.so"))
-    monkeypatch.setattr(native_ops.NativeOps, "__init__", fail)
+    monkeypatch.setattr(bindings, "library", fail)
     assert app.run(["doctor"]) == 5
     out, err = capfd.readouterr()
-    assert "problem  library   cannot be used: invalid ELF header; cure: " in out
+    assert "problem  library   cannot be loaded: invalid ELF header; cure: " in out
     assert err == "gpt-cli: error: problems with library: see the cures\n"
 
 

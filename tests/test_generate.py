@@ -402,6 +402,7 @@ def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
     monkeypatch.setattr("gpt_cli.generate.time", ours)
     monkeypatch.setattr("gpt_cli.generate.hidden_states", takes(2, hidden_states))
     monkeypatch.setattr("gpt_cli.generate.unembed", takes(1, unembed))
+    monkeypatch.setattr("gpt_cli.generate.forward", takes(3, forward))
     monkeypatch.setattr("gpt_cli.generate.sample", takes(0.25, sample))
     requests = [Request([1, 2], Options(temperature=0, max_tokens=3))] * 2
     steps = list(generate(endless, tokenizer, requests))

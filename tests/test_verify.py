@@ -177,7 +177,7 @@ def wrong_bits(when):
     from gpt_cli.ops.native_ops import NativeOps
 
     class WrongBits(NativeOps):
-        block = None  # which would not ask `attend`
+        layers = None  # which would not ask `attend`
 
         def attend(self, q, keys, values, scale, visible):
             right = super().attend(q, keys, values, scale, visible)

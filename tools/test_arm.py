@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
 from tools.other_builds import BUILD, ROOT, copy_package
 
@@ -26,7 +28,7 @@ NEEDED = {  # programs, and the packages of Debian that have them
     "apt-get": "apt",
     "dpkg-deb": "dpkg",
 }
-LEVELS = {"neondot": "max", "neon": "cortex-a53"}  # and a processor that has no higher one
+PROCESSORS = {"max": "neondot", "cortex-a53": "neon"}  # for the emulator, and their levels
 SYSTEM_PACKAGES = ["python3-minimal", "libpython3-stdlib", "libstdc++6"]
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 17)] + ["manylinux2014_aarch64"]
 TEST_PACKAGES = ["pytest", "hypothesis"]
@@ -52,53 +54,71 @@ def main() -> None:
     if not PACKAGES.exists():
         _download_packages()
     copy_package(FOLDER, "linux_aarch64", [COMPILER])
-    expected = dict(_results([sys.executable]))
-    for level, processor in LEVELS.items():
-        found = dict(_results(_python(processor), GPT_CLI_LEVEL=level))
-        wrong = [name for name in expected if found[name] != expected[name]]
-        for name in wrong:
-            print(f"{level}: {name} differs:\n{found[name]}\n{expected[name]}")
-        if wrong:
-            sys.exit(1)
-        print(f"{level}: as on this machine: {', '.join(expected)}", flush=True)
-    pytest = ["-P", "-m", "pytest", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*_python(LEVELS["neondot"]), *pytest, *(sys.argv[1:] or TESTS)],
-        cwd=ROOT,
-        env=_variables(),
-    )
-    sys.exit(done.returncode)
+    here = Python([sys.executable])
+    expected = here.texts() | here.digests()
+    for processor, level in PROCESSORS.items():
+        arm = Python.for_arm(processor)
+        if arm.level() != level:
+            sys.exit(f"test-arm: {processor} computes at the level {arm.level()}, not {level}")
+        # `verify` compares all levels of a processor.
+        found = arm.texts() | (arm.digests() if level == "neondot" else {})
+        for name in found:
+            if found[name] != expected[name]:
+                sys.exit(f"{level}: {name} differs\nARM:  {found[name]}\nhere: {expected[name]}")
+        print(f"{level}: the same as on this machine: {', '.join(found)}", flush=True)
+    pytest, tests = ["-m", "pytest", "-p", "no:cacheprovider"], sys.argv[1:] or TESTS
+    sys.exit(Python.for_arm("max").run(*pytest, *tests).returncode)
 
 
-def _python(processor: str) -> list[str]:
-    """Return the command of the arm64 Python on a processor."""
-    return [EMULATOR, "-cpu", processor, "-L", str(SYSTEM), str(SYSTEM / "usr/bin/python3")]
+@dataclass
+class Python:
+    """A Python that has the package."""
 
+    command: list[str]
+    folders: Sequence[Path] = ()  # where it finds the package and others
 
-def _variables(**given: str) -> dict[str, str]:
-    paths = os.pathsep.join(map(str, (FOLDER, PACKAGES)))
-    return os.environ | {"PYTHONPATH": paths, "GPT_CLI_OPS": "native"} | given
+    @classmethod
+    def for_arm(cls, processor: str) -> Self:
+        """Return the arm64 Python on a processor."""
+        python = [EMULATOR, "-cpu", processor, "-L", str(SYSTEM), str(SYSTEM / "usr/bin/python3")]
+        return cls(python, [FOLDER, PACKAGES])
 
+    def run(self, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+        """Run it with arguments."""
+        given = {"GPT_CLI_OPS": "native"}
+        if self.folders:
+            given["PYTHONPATH"] = os.pathsep.join(map(str, self.folders))
+        # Not what lies in this folder: -P.
+        command = [*self.command, "-P", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=os.environ | given, text=True, **how)
 
-def _results(python: Sequence[str], **given: str) -> Iterator[tuple[str, Any]]:
-    """What a Python computes with the bundled model: texts with log-probabilities, digests."""
-    variables = _variables(**given) if given else os.environ | {"GPT_CLI_OPS": "native"}
-
-    def run(*arguments: str) -> dict[str, Any]:
-        command = [*python, "-P", "-m", "gpt_cli", *arguments, "--json"]
-        done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE)
+    def _json(self, *arguments: str) -> Any:
+        """Return what a command of the package prints."""
+        done = self.run("-m", "gpt_cli", *arguments, "--json", stdout=subprocess.PIPE)
         if done.returncode:
-            sys.exit(f"test-arm: exit code {done.returncode} of {' '.join(command)}")
+            sys.exit(f"test-arm: exit code {done.returncode} of {' '.join(done.args)}")
         return json.loads(done.stdout)
 
-    for dtype in ("float32", "int8"):
-        for name, options in (("greedy", ["--temperature", "0"]), ("drawn", [])):
-            options += ["--dtype", dtype, "-n", "60", "-s", "1", "--logprobs", "3"]
-            result = run("generate", "-m", "tiny", *options, "Once upon a time")
-            yield f"{name} text in {dtype}", result | {"timing": None}
-    for check in run("verify", "tiny")["checks"]:
-        if check["digest"]:
-            yield check["name"], check["digest"]
+    def texts(self) -> dict[str, Any]:
+        """Return texts of the bundled model, with log-probabilities."""
+        texts = {}
+        for dtype in ("float32", "int8"):
+            for name, temperature in (("greedy", "0"), ("drawn", "1")):
+                options = ["--dtype", dtype, "--temperature", temperature, "-s", "1", "-n", "60"]
+                options += ["--logprobs", "3", "Once upon a time"]
+                found = self._json("generate", "-m", "tiny", *options)
+                texts[f"a {name} text in {dtype}"] = found | {"timing": None}
+        return texts
+
+    def digests(self) -> dict[str, Any]:
+        """Return the digests of the logits of the bundled model."""
+        checks = self._json("verify", "tiny")["checks"]
+        return {check["name"]: check["digest"] for check in checks if check["digest"]}
+
+    def level(self) -> str:
+        """Return the level that the package chooses."""
+        code = "from gpt_cli.ops.bindings import choose_level; print(choose_level())"
+        return self.run("-c", code, stdout=subprocess.PIPE).stdout.strip()
 
 
 def _download_system() -> None:
@@ -113,7 +133,8 @@ def _download_system() -> None:
     unpacked = FOLDER / "system.part"
     shutil.rmtree(unpacked, ignore_errors=True)
     for archive in (APT / "archives").glob("*.deb"):
-        subprocess.run(["dpkg-deb", "--extract", archive, unpacked], check=True)
+        command = ["dpkg-deb", "--extract", str(archive), str(unpacked)]
+        subprocess.run(command, check=True)
     unpacked.rename(SYSTEM)
     shutil.rmtree(APT)
 

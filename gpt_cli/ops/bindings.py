@@ -144,6 +144,15 @@ class Packed:
         object.__setattr__(self, "struct", ctypes.addressof(matrix))
         object.__setattr__(self, "width", -(-self.n_out // COLUMNS) * COLUMNS)
 
+    def is_finite(self) -> bool:
+        """Return whether all weights are finite: by the exponents of their numbers or scales."""
+        if self.format == "float32":
+            return bool(np.isfinite(self.panels).all())
+        scales = self.panels[..., -2 * COLUMNS :] if self.format == "int8" else self.panels
+        exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
+        bits = scales.view(np.uint16)
+        return not ((bits & exponent) == exponent).any()
+
 
 @cache
 def library() -> ctypes.CDLL:

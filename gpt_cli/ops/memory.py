@@ -3,6 +3,7 @@
 import ctypes
 import math
 import mmap
+import threading
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -59,6 +60,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []  # by size
+        self._lock = threading.RLock()  # a garbage collection may give back while this is held
 
     def free_bytes(self) -> int:
         """Bytes that are kept and not in use."""
@@ -69,9 +71,10 @@ class Workspace:
         size = math.prod(shape) * dtype.itemsize
         if size < _KEPT:
             return np.empty(shape, dtype)
-        # Of memory that does not fit, the largest gives way to the new one.
-        fits = next((place for place, free in enumerate(self._free) if len(free) >= size), -1)
-        memory = self._free.pop(fits) if self._free else None
+        with self._lock:
+            fits = next((place for place, free in enumerate(self._free) if len(free) >= size), -1)
+            # Of memory that does not fit, the largest gives way to the new one.
+            memory = self._free.pop(fits) if self._free else None
         if memory is None or len(memory) < size:
             memory = _anonymous(size)
         # All views of this array keep it alive, as its memory is that of no other array.
@@ -80,5 +83,6 @@ class Workspace:
         return array
 
     def _give_back(self, memory: mmap.mmap) -> None:
-        self._free.append(memory)
-        self._free.sort(key=len)
+        with self._lock:
+            self._free.append(memory)
+            self._free.sort(key=len)

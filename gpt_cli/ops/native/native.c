@@ -108,7 +108,10 @@ void gpt2_use_level(const char *name)
 static int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 /* How many threads are worth waking for so many multiply-adds. */
-static int useful(int64_t work, int threads) { return work < SMALL ? 1 : threads; }
+static int useful(int64_t work, int threads)
+{
+    return work < SMALL || threads < 1 ? 1 : threads;
+}
 
 int gpt2_embed(
     const struct matrix *wte, const float *wpe, const int64_t *ids, const int64_t *positions,
@@ -202,7 +205,7 @@ int gpt2_store(
     int64_t tokens = 0;
     for (int64_t b = 0; b < B; b++) {
         if (past[b] < 0 || lengths[b] < 0 || lengths[b] > T
-            || past[b] + lengths[b] > blocks * COLUMNS)
+            || past[b] > blocks * COLUMNS - lengths[b])
             return 1;
         tokens += lengths[b];
     }
