@@ -117,7 +117,7 @@ def one_round(engine: str, python: str, converted: Path, threads: int, dtype: st
     )
     prompt = "The computer"
     if engine in OURS:
-        start = [python, "-m", "gpt_cli"]
+        start = [python, "-P", "-m", "gpt_cli"]  # what is installed, not what lies here
         found["help"] = process([*start, "--help"])[0]
         command = [*start, "generate", "-m", str(converted), "--device", "cpu"]
         command += ["--temperature", "0", "--ignore-eos", prompt, "-n"]

@@ -19,22 +19,22 @@ _libc.free.argtypes = [ctypes.c_void_p]
 _libc.posix_memalign.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
 
 
-def guarded_empty(shape, dtype):
-    """Return an uninitialized array that starts on a cache line, in memory of just its size."""
+def guarded_empty(shape, dtype, before=0):
+    """Return an uninitialized array in memory of its size, so far behind a cache line."""
     size, start = math.prod(shape) * dtype.itemsize, ctypes.c_void_p()
-    if _libc.posix_memalign(ctypes.byref(start), _CACHE_LINE, size):
+    if _libc.posix_memalign(ctypes.byref(start), _CACHE_LINE, before + size):
         raise MemoryError(f"{size} bytes")
-    place = (ctypes.c_char * size).from_address(start.value)
+    place = (ctypes.c_char * size).from_address(start.value + before)
     weakref.finalize(place, _libc.free, start.value).atexit = False
     return np.ndarray(shape, dtype, place)
 
 
 class GuardedWorkspace(memory.Workspace):
-    """Memory that is given back to the system at once."""
+    """Memory that is given back to the system at once, and aligned as little as may be."""
 
     def empty(self, shape, dtype):
         """Return an uninitialized array."""
-        return guarded_empty(shape, dtype)
+        return guarded_empty(shape, dtype, before=16)
 
 
 assert hasattr(_libc, "__asan_init"), "the address sanitizer must be preloaded"

@@ -160,8 +160,7 @@ static void meet(const void *given, int64_t part, int slot)
 static void meet_once(uint64_t *state, int most_threads)
 {
     _Atomic int count = 0, *present = &count;
-    double until = seconds() + 1e-6 * (double)draw(state, 150);
-    while (seconds() < until)
+    for (int64_t until = nanoseconds() + draw(state, 3 * SPIN); nanoseconds() < until;)
         continue;
     run_parts(meet, &present, 2, 2 + (int)draw(state, most_threads - 1));
 }

@@ -10,11 +10,12 @@ void gpt2_pack_rows(
     const char *rows, int64_t first, int64_t count, int64_t n_in, int64_t n_out, int64_t size,
     char *panels)
 {
-    for (int64_t row = 0; row < count; row++)
-        for (int64_t column = 0; column < n_out; column += COLUMNS)
-            memcpy(
-                panels + (column * n_in + (first + row) * COLUMNS) * size,
-                rows + (row * n_out + column) * size, smaller(n_out - column, COLUMNS) * size);
+    for (int64_t column = 0; column < n_out; column += COLUMNS) { /* a panel is written in one go */
+        int64_t some = smaller(n_out - column, COLUMNS);
+        char *to = panels + (column * n_in + first * COLUMNS) * size;
+        for (int64_t row = 0; row < count; row++)
+            memcpy(to + row * COLUMNS * size, rows + (row * n_out + column) * size, some * size);
+    }
 }
 
 static inline void pack_columns(
