@@ -83,7 +83,7 @@ def cores() -> int:
 
 
 def threads() -> int:
-    """How many threads compute by default.
+    """Return how many threads compute by default.
 
     GPT_CLI_THREADS, else as many as this process may use cores and as OMP_NUM_THREADS allows.
     """

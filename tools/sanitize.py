@@ -1,9 +1,9 @@
 """Run the C code under sanitizers: `make sanitize`. It needs GCC with its sanitizers, on Linux.
 
-The pool of threads runs under ThreadSanitizer, alone and beside twice as many busy processes as
-there are cores; the kernels run their tests under AddressSanitizer and UndefinedBehaviorSanitizer,
-by Python, in a copy of the package. Fresh memory is filled with 0xff, so that floats are NaN in it
-and a result that depends on what was never written is seen.
+First the test of the thread pool, alone and beside twice as many busy processes as there are cores.
+Then the tests of the kernels, by Python, in a copy of the package: under ThreadSanitizer, and under
+AddressSanitizer and UndefinedBehaviorSanitizer. There, fresh memory is filled with 0xff, so that
+floats are NaN in it and a result that depends on what was never written is seen.
 """
 
 import os
@@ -18,6 +18,11 @@ FOLDER = BUILD / "sanitize"
 SECONDS = 20  # for the pool, each time
 TESTS = ["test_native.py", "test_bits.py"]
 
+# What the kernels are tested under: the library that is preloaded, and more for pytest.
+KERNELS = {
+    "thread": ("libtsan.so", []),
+    "address,undefined": ("libasan.so", ["-p", "guarded_memory"]),
+}
 OPTIONS = {
     # Threads that are started after a fork are what is tested.
     "TSAN_OPTIONS": "die_after_fork=0:halt_on_error=1",
@@ -34,22 +39,13 @@ def main() -> None:
         sys.exit("sanitize: only on Linux")
     gcc = os.environ.get("CC", "gcc")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    preloaded = [_library(gcc, name) for name in ("libasan.so", "libstdc++.so.6")]
+    preloaded = {name: _library(gcc, name) for name, _ in KERNELS.values()}
+    # Found by the sanitizers only if it is loaded before Python is.
+    cpp = _library(gcc, "libstdc++.so.6")
     for sanitizer in ("thread", "undefined"):
         _test_pool(gcc, sanitizer)
-    compiler = [gcc, *FLAGS, "-fsanitize=address,undefined"]
-    # -O3 takes minutes with so many checks in the unrolled loops.
-    copy_package(FOLDER, f"linux_{platform.machine()}", compiler, "-O1")
-    given = {
-        "PYTHONPATH": os.pathsep.join(map(str, (FOLDER, ROOT / "tests" / "native"))),
-        "PYTHONMALLOC": "malloc",  # Python's own allocator would hide where its memory ends
-        "GPT_CLI_OPS": "native",
-        "LD_PRELOAD": " ".join(preloaded),
-    }
-    # What a sanitizer prints when it ends the process must not be kept by pytest: --capture=sys.
-    pytest = ["pytest", "-p", "guarded_memory", "-p", "no:cacheprovider", "--capture=sys"]
-    arguments = sys.argv[1:] or [str(Path("tests", name)) for name in TESTS]
-    _run([sys.executable, "-P", "-m", *pytest, *arguments], given)
+    for sanitizer, (name, more) in KERNELS.items():
+        _test_kernels(gcc, sanitizer, f"{preloaded[name]} {cpp}", more)
 
 
 def _test_pool(gcc: str, sanitizer: str) -> None:
@@ -63,6 +59,24 @@ def _test_pool(gcc: str, sanitizer: str) -> None:
         _run([str(program), str(SECONDS), str(busy)])
 
 
+def _test_kernels(gcc: str, sanitizer: str, preloaded: str, more: list[str]) -> None:
+    """Compile the library with a sanitizer, and run the tests with it."""
+    print(f"the kernels under -fsanitize={sanitizer}", flush=True)
+    # -O3 takes minutes with so many checks in the unrolled loops.
+    compiler = [gcc, *FLAGS, f"-fsanitize={sanitizer}"]
+    copy_package(FOLDER, f"linux_{platform.machine()}", compiler, "-O1")
+    given = {
+        "PYTHONPATH": os.pathsep.join(map(str, (FOLDER, ROOT / "tests" / "native"))),
+        "PYTHONMALLOC": "malloc",  # Python's own allocator would hide where its memory ends
+        "GPT_CLI_OPS": "native",
+        "LD_PRELOAD": preloaded,
+    }
+    # What a sanitizer prints when it ends the process must not be kept by pytest: --capture=sys.
+    pytest = ["pytest", "-p", "no:cacheprovider", "--capture=sys", *more]
+    arguments = sys.argv[1:] or [str(Path("tests", name)) for name in TESTS]
+    _run([sys.executable, "-P", "-m", *pytest, *arguments], given)
+
+
 def _library(gcc: str, name: str) -> str:
     """Return the path of one of GCC's libraries."""
     try:
@@ -71,7 +85,7 @@ def _library(gcc: str, name: str) -> str:
         sys.exit(f"sanitize: {gcc}: {error.strerror}")
     path = Path(asked.stdout.strip())
     if not path.is_absolute():
-        sys.exit(f"sanitize: {gcc} has no {name}: install GCC with its sanitizers")
+        sys.exit(f"sanitize: {gcc} has no {name}: take GCC with its sanitizers")
     return str(path.resolve())
 
 

@@ -34,7 +34,7 @@ static void delay(void);
 
 enum {
     MOST_THREADS = 16,
-    MOST_PARTS = 500,
+    LARGEST_JOB = 500,
     CALLERS = 4,
     PATIENCE = 10, /* seconds until a thread that was woken must have come */
 };
@@ -101,8 +101,8 @@ static void count_part(const void *given, int64_t part, int slot)
 /* Run one job of a random number of parts, on a random number of threads, and check it. */
 static void run_one(uint64_t *state)
 {
-    int done[MOST_PARTS] = {0}, users[MOST_THREADS] = {0};
-    int64_t parts = draw(state, 8) ? draw(state, 6) : draw(state, MOST_PARTS);
+    int done[LARGEST_JOB] = {0}, users[MOST_THREADS] = {0};
+    int64_t parts = draw(state, 8) ? draw(state, 6) : draw(state, LARGEST_JOB);
     struct count job = {
         .done = done,
         .users = users,
@@ -110,7 +110,7 @@ static void run_one(uint64_t *state)
         .work = draw(state, 2) ? 0 : (int)draw(state, 4000),
     };
     run_parts(count_part, &job, parts, job.threads);
-    for (int64_t part = 0; part < MOST_PARTS; part++)
+    for (int64_t part = 0; part < LARGEST_JOB; part++)
         if (done[part] != (part < parts))
             fail("a part was not done once", part);
     /* A thread that still had this job would find no pointers in it. */
