@@ -17,6 +17,7 @@ import numpy as np
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
+from gpt_cli.machine import cores
 from gpt_cli.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import BLOCK, Int8Rows
@@ -25,7 +26,7 @@ from gpt_cli.tensors import Tensor, read_header, weight_files
 # Causal masks that old versions of transformers stored as if they were weights.
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
-_READERS = 4  # threads: the time goes into copying out of the page cache and faulting pages in
+_READERS = 4  # threads at most: the time goes into copying out of the page cache
 _COMPARED = 1024  # rows, at a time
 _MATCHING = "get weights and config.json of one and the same GPT-2"
 
@@ -195,9 +196,11 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
     A head that is stored although it is tied wins where it differs, as in transformers.
     """
     tensors = without_tied_head(tensors, config)
-    with ThreadPoolExecutor(_READERS) as pool:
-        placed = pool.map(lambda item: _place(ops, *item), tensors.items())
-        arrays = dict(zip(tensors, placed, strict=True))
+    # The largest first, or the last thread may have all of it to do.
+    names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))
+    with ThreadPoolExecutor(min(_READERS, cores())) as pool:
+        placed = pool.map(lambda name: _place(ops, name, tensors[name]), names)
+        arrays = dict(zip(names, placed, strict=True))
 
     def linear(name: str) -> Linear:
         return Linear(arrays[f"{name}.weight"], arrays[f"{name}.bias"])

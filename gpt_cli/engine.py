@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, TypedDict, Unpack
 
@@ -379,8 +378,6 @@ def load(
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
-        with ThreadPoolExecutor(1) as pool:  # most of loading is work without Python's lock
-            loading = pool.submit(checkpoint.load, folder, ops)
-            tokenizer = Tokenizer.from_folder(folder)
-            model = loading.result()
+        tokenizer = Tokenizer.from_folder(folder)  # side by side with the next, both take longer
+        model = checkpoint.load(folder, ops)
     return Engine(model, tokenizer, name, time.perf_counter() - start)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,11 @@ class Tensor:
 
         It is of float32, but for whole numbers, which stay int8.
         """
-        stored = self.stored(rows)
+        start, stop, _ = rows.indices(self.shape[0])
+        stored = aligned_empty((stop - start, *self.shape[1:]), np.dtype(_STORED[self.dtype]))
+        first = start * math.prod(self.shape[1:])
+        with self.opened() as (file, offset):
+            _fill(stored.data.cast("B"), file, offset + first * stored.itemsize)
         if self.dtype in ("F32", "I8"):
             return stored
         array = aligned_empty(stored.shape, np.dtype("<f4"))
@@ -76,26 +81,31 @@ class Tensor:
             np.left_shift(stored, 16, out=array.view("<u4"), dtype="<u4")
         return array
 
-    def stored(self, rows: slice, /) -> NDArray[Any]:
-        """Read some rows as they are stored; those in bfloat16, as uint16 of the same bits."""
-        start, stop, _ = rows.indices(self.shape[0])
-        array = aligned_empty((stop - start, *self.shape[1:]), np.dtype(_STORED[self.dtype]))
-        self._fill(array, start * math.prod(self.shape[1:]))
-        return array
+    @contextmanager
+    def opened(self) -> Iterator[tuple[FileIO, int]]:
+        """Open the file; give it, and the byte at which the numbers begin.
 
-    def _fill(self, array: NDArray[Any], first: int) -> None:
-        """Read as many numbers as the array holds, from the tensor's number `first` on."""
+        Raises:
+            CheckpointError: at the end; the file has changed, or the block raised EOFError.
+        """
         try:
             with self.path.open("rb", buffering=0) as file:
-                file.seek(self.offset + first * array.itemsize)
-                rest = array.data.cast("B")
-                while count := file.readinto(rest):
-                    rest = rest[count:]
-                whole = not rest and version(file.fileno()) == self.version
-        except FileNotFoundError:
+                yield file, self.offset
+                whole = version(file.fileno()) == self.version
+        except (FileNotFoundError, EOFError):
             whole = False
         if not whole:
             raise CheckpointError(f"{self.path} changed while it was read: {_AGAIN}")
+
+
+def _fill(rest: memoryview, file: FileIO, offset: int) -> None:
+    """Read bytes of a file from `offset` on; raise EOFError if there are too few."""
+    file.seek(offset)
+    while rest:
+        count = file.readinto(rest)
+        if not count:
+            raise EOFError
+        rest = rest[count:]
 
 
 @contextmanager

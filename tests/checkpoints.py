@@ -8,8 +8,12 @@ arithmetic that IEEE 754 fixes. Only NumPy is needed.
 import json
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal
 
 import numpy as np
@@ -119,26 +123,30 @@ def make_weights(
     return weights
 
 
-class ShortRows:
-    """A matrix in 16 bits, given as a `checkpoint.Tensor` gives it: as it is stored, or widened."""
+class InFile:
+    """A matrix in a file, as a `tensors.Tensor` is: widened by rows, or as it is stored."""
 
-    def __init__(self, matrix: NDArray[np.float32], dtype: Literal["bfloat16", "float16"]):
-        if dtype == "float16":
-            self._stored: NDArray[Any] = matrix.astype(np.float16)
-        else:  # the upper half of each float32
-            self._stored = (matrix.view(np.uint32) >> 16).astype(np.uint16)
-        self.shape = matrix.shape
+    def __init__(self, matrix: NDArray[Any], dtype: str = "float32"):
+        if dtype == "bfloat16":  # the upper half of each float32
+            self._stored: NDArray[Any] = (matrix.view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            self._stored = matrix.astype(dtype)
+        names = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "I8"}
+        self.dtype, self.shape = names[dtype], matrix.shape
 
-    def stored(self, rows: slice, /) -> NDArray[Any]:
-        """Return some rows as they are stored."""
-        return self._stored[rows]
+    @contextmanager
+    def opened(self) -> Iterator[tuple[FileIO, int]]:
+        """Give a file that has the numbers, and the byte at which they begin."""
+        with TemporaryFile(buffering=0) as file:
+            file.write(b"{}" + self._stored.tobytes())
+            yield file, 2
 
-    def __getitem__(self, rows: slice, /) -> NDArray[np.float32]:
-        """Return some rows in float32."""
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
+        """Return some rows in float32, or int8."""
         some = self._stored[rows]
-        if some.dtype == np.float16:
-            return some.astype(np.float32)
-        return (some.astype(np.uint32) << 16).view(np.float32)
+        if self.dtype == "BF16":
+            return (some.astype(np.uint32) << 16).view(np.float32)
+        return some if self.dtype == "I8" else some.astype(np.float32)
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from threading import Barrier
 
 import numpy as np
 import pytest
-from checkpoints import CONFIG, ShortRows, make_weights, noise
+from checkpoints import CONFIG, InFile, make_weights, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import posix
@@ -21,7 +21,7 @@ from gpt_cli.config import GPT2Config
 from gpt_cli.errors import InputError
 from gpt_cli.model import forward
 from gpt_cli.ops import LayerNorm, Linear, bindings, native_ops
-from gpt_cli.ops.int8 import BLOCK, quantize
+from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import Workspace, _address_by_ctypes, address, aligned_empty
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, Int8NumPyOps, NumPyOps, softmax
 
@@ -47,7 +47,7 @@ def array(name: str, *shape: int, seed: int = 0):
 def matrix_of(dtype, *shape, seed=0):
     """A matrix as a checkpoint has it, for operations with weights in a type."""
     matrix = array("matrix", *shape, seed=seed)
-    return matrix if dtype in ("float32", "int8") else ShortRows(matrix, dtype)
+    return matrix if dtype in ("float32", "int8") else InFile(matrix, dtype)
 
 
 def assert_same_bits(found, expected):
@@ -465,16 +465,48 @@ def test_numbers_may_be_one_number_that_is_repeated(native):
     assert_same_bits(ops.add(x, x), x + x)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("piece", [1, 100, 5000, 10**6])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_matrix_is_packed_whole_in_any_pieces(native, monkeypatch, dtype, transposed, piece):
-    ops, matrix = native(dtype), matrix_of(dtype, 131, 97)
+    ops, matrix = native(dtype), array("matrix", 131, 97)
     whole = ops.place_matrix(matrix, transposed=transposed)
     monkeypatch.setattr(native_ops, "_PIECE", piece)
     again = ops.place_matrix(matrix, transposed=transposed)
     assert (again.n_in, again.n_out) == ((97, 131) if transposed else (131, 97))
     assert np.array_equal(again.panels.view(np.uint8), whole.panels.view(np.uint8))
+
+
+# C reads 256 kB at a time: here they end at a row, within one, and there is more than one of them.
+@pytest.mark.parametrize(
+    ("n_rows", "length"), [(1, 1), (131, 97), (1030, 512), (300, 1001), (70, 70_000)]
+)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
+def test_what_c_reads_from_a_file_is_packed_whole(native, dtype, transposed, n_rows, length):
+    matrix = array("matrix", n_rows, length)
+    if dtype == "int8":
+        made = quantize(matrix, transposed=transposed)
+        stored = Int8Rows(InFile(made.weight, "int8"), made.scale, transposed)
+        expected = native(dtype).place_matrix(made, transposed=transposed).panels
+    else:
+        stored = InFile(matrix, dtype)
+        expected = native("float32").place_matrix(stored[:], transposed=transposed).panels
+    found = native(dtype).place_matrix(stored, transposed=transposed).panels
+    if dtype == "bfloat16":
+        found = (found.astype(np.uint32) << 16).view(np.float32)
+    elif dtype == "float16":
+        found = found.view(np.float16).astype(np.float32)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
+def test_a_file_that_ends_early_is_noticed(native, dtype):
+    stored = InFile(np.ones((3, 4), np.int8 if dtype == "int8" else np.float32), dtype)
+    stored.shape = (4, 4)
+    rows = Int8Rows(stored, np.ones((1, 4), np.float32), False) if dtype == "int8" else stored
+    with pytest.raises(EOFError):
+        native(dtype).place_matrix(rows)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

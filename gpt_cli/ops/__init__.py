@@ -8,12 +8,13 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import FileIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -54,11 +55,19 @@ class Rows(Protocol):
         ...
 
 
+@runtime_checkable
 class StoredRows(Rows, Protocol):
-    """Rows that are stored in 16 bits."""
+    """Rows that lie in a file."""
 
-    def stored(self, rows: slice, /) -> Array:
-        """Return a range of rows as they are stored; in bfloat16, as uint16 of the same bits."""
+    dtype: str
+    """What they are stored in, as safetensors writes it: F32, F16, BF16, I8."""
+
+    def opened(self) -> AbstractContextManager[tuple[FileIO, int]]:
+        """Open the file; give it, and the byte at which the rows begin.
+
+        Raises:
+            CheckpointError: at the end; the file has changed, or the block raised EOFError.
+        """
         ...
 
 

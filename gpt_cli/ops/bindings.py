@@ -37,10 +37,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "layers_scratch": (_N, [_P, _N, _N, _N, _I]),
     "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
     "exp": (None, [_P, _N, _P, _I]),
-    "pack_rows": (None, [_P, *[_N] * 5, _P]),
-    "pack_columns": (None, [_P, *[_N] * 4, _P]),
-    "pack_int8_rows": (None, [_P, _P, *[_N] * 4, _P]),
-    "pack_int8_columns": (None, [_P, _P, *[_N] * 3, _P]),
+    "pack": (None, [_P, _P, *[_N] * 4, _I, _I, _P]),
+    "pack_file": (_I, [_I, _N, _P, _N, _N, _I, _I, _P]),
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CACHE_LINE = 64  # bytes
+_PIECE = 64 << 20  # bytes that an arena takes at a time; what is not written takes no memory
 _KEPT = 128 * 1024  # bytes; memory for less comes from C's allocator without page faults
 
 # Where an array object has the address of its data (`PyArrayObject_fields` in NumPy's headers).
@@ -49,6 +50,31 @@ def _anonymous(size: int) -> mmap.mmap:
     with suppress(AttributeError, OSError):  # only Linux has it, and not every kernel
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+class Arena:
+    """Memory for arrays that stay, side by side in few large pieces.
+
+    The system can use pages of 2 MB for them. In pages of 4 kB, taking the memory would be most of
+    the time of loading a model.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[mmap.mmap, int]] = []  # with how many bytes are used
+        self._lock = threading.Lock()
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array of zeros that starts on a cache line, in the first piece with room."""
+        size = math.prod(shape) * dtype.itemsize
+        with self._lock:
+            for place, (piece, used) in enumerate(self._pieces):  # noqa: B007
+                if used + size <= len(piece):
+                    break
+            else:
+                place, piece, used = len(self._pieces), _anonymous(max(size, _PIECE)), 0
+                self._pieces.append((piece, used))
+            self._pieces[place] = piece, -(-(used + size) // _CACHE_LINE) * _CACHE_LINE
+        return np.ndarray(shape, dtype, piece, used)
 
 
 class Workspace:

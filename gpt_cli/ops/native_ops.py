@@ -6,7 +6,7 @@ number of threads, at any level of the processor.
 """
 
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,6 +17,7 @@ from gpt_cli.ops.bindings import (
     ACTIVATIONS,
     COLUMNS,
     FLOAT32,
+    FORMATS,
     INT64,
     Layers,
     Packed,
@@ -29,7 +30,7 @@ from gpt_cli.ops.bindings import (
     vector_of,
 )
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
-from gpt_cli.ops.memory import Workspace, address, aligned_empty
+from gpt_cli.ops.memory import Arena, Workspace, address
 
 # As in native/kernels.h.
 _MOST_ROWS = 12
@@ -58,6 +59,7 @@ class NativeOps:
         self._lib = library()
         self.level = choose_level()
         self.threads = threads()
+        self._weights = Arena()
         self._workspace = Workspace()
         self._described: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()  # by first layer
 
@@ -77,32 +79,42 @@ class NativeOps:
     # --- weights ---------------------------------------------------------------------------------
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Packed:
-        """Cut a matrix (n_in, n_out) into panels, some rows at a time while they are in cache."""
+        """Cut a matrix (n_in, n_out) into panels.
+
+        If it is stored in the type that is held, C reads the file, and other threads of Python can
+        work meanwhile. Else it is done some rows at a time, while they are in cache.
+        """
         n_rows, length = rows.shape
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
         panels = self._empty_panels(-(-n_out // COLUMNS), n_in)
-        if n_out % COLUMNS or self.dtype == "int8":
-            panels[-1] = 0  # its last columns may be none of the matrix
-        step = max(1, _PIECE // length // BLOCK) * BLOCK
-        for start in range(0, n_rows, step):
-            self._pack(rows, slice(start, start + step), transposed, (n_in, n_out), panels)
+        result = n_in, n_out, FORMATS.index(self.dtype), transposed, address(panels)
+        stored, scales = self._stored(rows)
+        if isinstance(stored, StoredRows) and stored.dtype == self._stored_dtype:
+            with stored.opened() as (file, offset):
+                place = file.fileno(), offset, address(scales)
+                if self._lib.gpt2_pack_file(*place, *result):
+                    raise EOFError
+        else:
+            step = max(1, _PIECE // length // BLOCK) * BLOCK
+            for start in range(0, n_rows, step):
+                part = slice(start, start + step)
+                some, scales = self._converted(rows, part, transposed)
+                given = address(some), address(scales), start, len(some)
+                self._lib.gpt2_pack(*given, *result)
         return Packed(panels, n_in, n_out, self.dtype)
 
+    _stored_dtype = "F32"  # as safetensors writes it
+
     def _empty_panels(self, count: int, n_in: int) -> Array:
-        return aligned_empty((count, n_in, COLUMNS), FLOAT32)
+        return self._weights.zeros((count, n_in, COLUMNS), FLOAT32)
 
-    def _pack(
-        self, rows: Rows, part: slice, transposed: bool, shape: tuple[int, int], panels: Array
-    ) -> None:
-        array = np.ascontiguousarray(self._read(rows, part), panels.dtype)
-        given = address(array), part.start, len(array)
-        if transposed:
-            self._lib.gpt2_pack_columns(*given, shape[0], panels.itemsize, address(panels))
-        else:
-            self._lib.gpt2_pack_rows(*given, *shape, panels.itemsize, address(panels))
+    def _stored(self, rows: Rows) -> tuple[Rows, Array]:
+        """Return what may lie in a file, and the scales of its blocks."""
+        return rows, _NOTHING
 
-    def _read(self, rows: Rows, part: slice) -> Array:
-        return rows[part]
+    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
+        """Return some rows as they are held, and the scales of their blocks."""
+        return np.ascontiguousarray(rows[part], FLOAT32), _NOTHING
 
     # --- operations ------------------------------------------------------------------------------
 
@@ -284,25 +296,22 @@ class Int8NativeOps(NativeOps):
     _cache_type = _FLOAT16
     _half = 1
 
-    def _empty_panels(self, count: int, n_in: int) -> Array:
-        panels = aligned_empty((count, -(-n_in // BLOCK), _BLOCK_BYTES), _BYTE)
-        panels[:, -1] = 0  # the last block may be shorter
-        return panels
+    _stored_dtype = "I8"
 
-    def _pack(
-        self, rows: Rows, part: slice, transposed: bool, shape: tuple[int, int], panels: Array
-    ) -> None:
+    def _empty_panels(self, count: int, n_in: int) -> Array:
+        return self._weights.zeros((count, -(-n_in // BLOCK), _BLOCK_BYTES), _BYTE)
+
+    def _stored(self, rows: Rows) -> tuple[Rows, Array]:
+        if not isinstance(rows, Int8Rows):
+            return rows, _NOTHING
+        return rows.weight, np.ascontiguousarray(rows.scale[:], FLOAT32)
+
+    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
         if isinstance(rows, Int8Rows):
             weight, scale = rows.parts(part)
         else:
             weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
-        weight = np.ascontiguousarray(weight, np.int8)
-        scale = np.ascontiguousarray(scale, FLOAT32)
-        given = address(weight), address(scale), part.start, len(weight)
-        if transposed:
-            self._lib.gpt2_pack_int8_columns(*given, shape[0], address(panels))
-        else:
-            self._lib.gpt2_pack_int8_rows(*given, *shape, address(panels))
+        return np.ascontiguousarray(weight, np.int8), np.ascontiguousarray(scale, FLOAT32)
 
     def _scratch(self, rows: int, n_in: int) -> Array:
         return self._workspace.empty((rows * (-(-n_in // BLOCK) * _DIGITS_BYTES + 4),), _BYTE)
@@ -312,18 +321,17 @@ class BFloat16NativeOps(NativeOps):
     """The same with matrices that are stored in bfloat16 and stay so: widening them is exact."""
 
     dtype = "bfloat16"
+    _stored_dtype = "BF16"
 
     def _empty_panels(self, count: int, n_in: int) -> Array:
-        return aligned_empty((count, n_in, COLUMNS), np.dtype("u2"))
+        return self._weights.zeros((count, n_in, COLUMNS), np.dtype("u2"))
 
-    def _read(self, rows: Rows, part: slice) -> Array:
-        return cast(StoredRows, rows).stored(part)
+    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
+        raise ValueError(f"only what is stored in {self.dtype} can be held so")
 
 
 class Float16NativeOps(BFloat16NativeOps):
     """The same with matrices that are stored in float16."""
 
     dtype = "float16"
-
-    def _read(self, rows: Rows, part: slice) -> Array:
-        return cast(StoredRows, rows).stored(part).view("u2")
+    _stored_dtype = "F16"

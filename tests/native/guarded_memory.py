@@ -37,6 +37,17 @@ class GuardedWorkspace(memory.Workspace):
         return guarded_empty(shape, dtype, before=16)
 
 
+class GuardedArena:
+    """Memory for each array by itself."""
+
+    def zeros(self, shape, dtype):
+        """Return an array of zeros."""
+        array = guarded_empty(shape, dtype)
+        array[...] = 0
+        return array
+
+
 assert hasattr(_libc, "__asan_init"), "the address sanitizer must be preloaded"
 native_ops.Workspace = GuardedWorkspace
-native_ops.aligned_empty = tensors.aligned_empty = guarded_empty
+native_ops.Arena = GuardedArena
+tensors.aligned_empty = guarded_empty

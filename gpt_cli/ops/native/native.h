@@ -79,16 +79,16 @@ EXPORT void gpt2_log_sum_exp(
 
 EXPORT void gpt2_exp(const float *x, int64_t n, float *y, int threads);
 
-EXPORT void gpt2_pack_rows(
-    const char *rows, int64_t first, int64_t count, int64_t n_in, int64_t n_out, int64_t size,
-    char *panels);
-EXPORT void gpt2_pack_columns(
-    const char *columns, int64_t first, int64_t count, int64_t n_in, int64_t size, char *panels);
-EXPORT void gpt2_pack_int8_rows(
-    const int8_t *weights, const float *scales, int64_t first, int64_t count, int64_t n_in,
-    int64_t n_out, struct int8_block *panels);
-EXPORT void gpt2_pack_int8_columns(
-    const int8_t *weights, const float *scales, int64_t first, int64_t count, int64_t n_in,
-    struct int8_block *panels);
+/* Pack rows `first` and on, `count` of them, of what is stored: a matrix (n_in, n_out), or (n_out, n_in)
+ * if it is transposed. INT8: `scales` are those of their blocks, and `first` begins a block. */
+EXPORT void gpt2_pack(
+    const void *rows, const float *scales, int64_t first, int64_t count, int64_t n_in,
+    int64_t n_out, int format, int transposed, void *panels);
+
+/* Pack a matrix that lies in a file from byte `offset` on. Return 0, or 1 if the file ends before,
+ * or cannot be read. INT8: `scales` are those of all blocks. */
+EXPORT int gpt2_pack_file(
+    int file, int64_t offset, const float *scales, int64_t n_in, int64_t n_out, int format,
+    int transposed, void *panels);
 
 #endif
