@@ -1,6 +1,5 @@
 """Reading what may be a stranger's file: never a device or a pipe, and never without end."""
 
-import hashlib
 import json
 import os
 import stat
@@ -27,12 +26,16 @@ def version(where: Path | int) -> tuple[int, int] | None:
 
 def sha256(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal digits."""
+    import hashlib  # it loads OpenSSL: 4 MB that few commands need
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_hash(path: Path) -> str:
     """Return the hash that git has of a small file."""
+    import hashlib
+
     data = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 

@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-import secrets
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -31,6 +31,10 @@ FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupt
 Overflow: TypeAlias = Literal["error", "truncate", "shift"]
 
 
+def _draw_seed() -> int:
+    return int.from_bytes(os.urandom(4), "little")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options(SamplingParams):
     """How to continue prompts.
@@ -40,7 +44,7 @@ class Options(SamplingParams):
     """
 
     max_tokens: int = 128  # how many new tokens a row gets at most
-    seed: int = field(default_factory=lambda: secrets.randbits(32))  # below 2**64; else drawn
+    seed: int = field(default_factory=_draw_seed)  # below 2**64; else drawn
     stop: Sequence[str] = ()  # strings that end a row and are not part of its text
     use_cache: bool = True  # False computes the whole text again for each token
     ignore_eos: bool = False  # never choose the end token

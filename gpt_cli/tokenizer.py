@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tiktoken
 
 from gpt_cli.errors import MALFORMED, CheckpointError, InputError
@@ -85,10 +86,10 @@ class Tokenizer:
         if "" in self.special:  # tiktoken would find it without end
             raise CheckpointError(f"{source}: a token has no text: download it again")
         self._byte_ids = [ranks[bytes([byte])] for byte in range(256)]
-        self._bytes = {id: token for token, id in ranks.items()}
-        self._bytes |= {id: token.encode() for token, id in self.special.items()}
-        if len(self._bytes) != len(ranks) + len(self.special):
+        ids = [*ranks.values(), *self.special.values()]
+        if len(set(ids)) != len(ids):
             raise CheckpointError(f"{source}: two tokens share one id: download it again")
+        self._ids = np.array(ids)
         self._encoding = tiktoken.Encoding(
             source,
             pat_str=PATTERN,
@@ -197,15 +198,15 @@ class Tokenizer:
             InputError: no token has this id.
         """
         try:
-            return self._bytes[id]
-        except KeyError:
+            return self._encoding.decode_single_token_bytes(id)
+        except (KeyError, OverflowError):
             raise InputError(
                 f"{id} is not the id of a token of this model: give ids that `tokenize` has written"
             ) from None
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that stand for no token, such as rows of padding."""
-        return [id for id in range(vocab_size) if id not in self._bytes]
+        return np.setdiff1d(np.arange(vocab_size), self._ids).tolist()
 
 
 def _is_made(token: str, vocab: dict[str, int]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CACHE_LINE = 64  # bytes
-_PIECE = 64 << 20  # bytes that an arena takes at a time; what is not written takes no memory
+_PIECE = 4 << 20  # bytes that an arena takes at least; what is not written takes no memory
 _KEPT = 128 * 1024  # bytes; memory for less comes from C's allocator without page faults
 
 # Where an array object has the address of its data (`PyArrayObject_fields` in NumPy's headers).
@@ -71,7 +71,9 @@ class Arena:
                 if used + size <= len(piece):
                     break
             else:
-                place, piece, used = len(self._pieces), _anonymous(max(size, _PIECE)), 0
+                # As large as all before: so the pieces are few, and fit the model.
+                taken = sum(len(piece) for piece, _ in self._pieces)
+                place, piece, used = len(self._pieces), _anonymous(max(size, taken, _PIECE)), 0
                 self._pieces.append((piece, used))
             self._pieces[place] = piece, -(-(used + size) // _CACHE_LINE) * _CACHE_LINE
         return np.ndarray(shape, dtype, piece, used)
