@@ -16,7 +16,7 @@ from rich.console import Console
 import gpt_cli
 from gpt_cli import gpu, hub, machine
 from gpt_cli.errors import GPTCLIError
-from gpt_cli.ops import native_library
+from gpt_cli.machine import native_library
 
 _COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # else `show` draws in characters
 _LITTLE = 1 << 30  # bytes of memory, which gpt2 and a prompt just fit in
@@ -67,7 +67,7 @@ def _library() -> Finding:
         return Finding("library", "problem", f"cannot be loaded: {error}", cure)
     if not available:
         found = "this processor has no fused multiply-add: NumPy computes, slower, and no int8"
-        return Finding("library", "note", found)
+        return Finding("library", "note", found, "set GPT_CLI_OPS=numpy, for all threads")
     try:
         level = choose_level()
     except GPTCLIError as error:

@@ -1,4 +1,4 @@
-"""What this machine has: memory for a computation, memory that it took, threads."""
+"""What this machine has: memory for a computation, memory that it took, threads, the library."""
 
 import os
 import sys
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from gpt_cli.errors import ResourceError
 
+_NATIVE = Path(__file__).parent / "ops" / "native"
+_ENDINGS = (".so", ".dylib", ".dll")  # of a library
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _STATUS = Path("/proc/self/status")
@@ -99,6 +101,11 @@ def blas_threads() -> int:
         if (given := os.environ.get(name, "")).isdigit() and int(given) > 0:
             return min(int(given), _affinity())
     return _affinity()
+
+
+def native_library() -> Path | None:
+    """Return the file of the compiled library, or None if installing gpt-cli compiled none."""
+    return next((path for path in _NATIVE.glob("libkernels.*") if path.suffix in _ENDINGS), None)
 
 
 def _affinity() -> int:

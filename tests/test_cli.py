@@ -197,29 +197,52 @@ def test_the_model_may_come_from_the_environment(recorder, monkeypatch):
     assert recorder.loaded["name"] == "distilgpt2"
 
 
-def test_threads_are_told_to_the_libraries_that_compute(recorder, thread_variables):
+def threads_of_the_library_and_numpy():
+    ours, *others = (os.environ[name] for name in THREAD_VARIABLES)
+    assert len({*others}) == 1
+    return int(ours), int(others[0])
+
+
+@pytest.fixture
+def compiled(thread_variables):
+    thread_variables.setattr("gpt_cli.cli.options.native_library", lambda: Path("libkernels.so"))
+    return thread_variables
+
+
+@pytest.mark.usefixtures("compiled")
+def test_threads_are_told_to_what_computes(recorder):
     app.run(["generate", "text", "--threads", "3"])
-    assert {os.environ[name] for name in THREAD_VARIABLES} == {"3"}
+    assert threads_of_the_library_and_numpy() == (3, 1)
 
 
-def test_threads_are_the_cores_that_may_be_used_unless_the_user_has_said_so(
-    recorder, thread_variables
-):
-    thread_variables.setattr("gpt_cli.cli.options.cores", lambda: 1)
-    app.run(["generate", "text"])
-    assert {os.environ[name] for name in THREAD_VARIABLES} == {"7"}
-    for name in THREAD_VARIABLES:
-        thread_variables.delenv(name)
-    app.run(["generate", "text"])
-    assert {os.environ[name] for name in THREAD_VARIABLES} == {"1"}
-
-
-def test_the_number_of_threads_may_come_from_the_environment(recorder, thread_variables):
-    thread_variables.setenv("GPT_CLI_THREADS", "3")
-    app.run(["generate", "text"])
-    assert {os.environ[name] for name in THREAD_VARIABLES} == {"3"}
+def test_numpy_has_all_threads_where_it_computes(recorder, compiled):
+    compiled.setenv("GPT_CLI_OPS", "numpy")
+    app.run(["generate", "text", "--threads", "3"])
+    assert threads_of_the_library_and_numpy() == (3, 3)
+    compiled.delenv("GPT_CLI_OPS")
+    compiled.setattr("gpt_cli.cli.options.native_library", lambda: None)
     app.run(["generate", "text", "--threads", "2"])
-    assert {os.environ[name] for name in THREAD_VARIABLES} == {"2"}
+    assert threads_of_the_library_and_numpy() == (2, 2)
+
+
+def test_threads_are_the_cores_that_may_be_used_unless_the_user_has_said_so(recorder, compiled):
+    compiled.setattr("gpt_cli.cli.options.cores", lambda: 5)
+    compiled.delenv("GPT_CLI_THREADS")
+    app.run(["generate", "text"])
+    assert "GPT_CLI_THREADS" not in os.environ
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    for name in THREAD_VARIABLES[1:]:
+        compiled.delenv(name)
+    app.run(["generate", "text"])
+    assert threads_of_the_library_and_numpy() == (5, 1)
+
+
+def test_the_number_of_threads_may_come_from_the_environment(recorder, compiled):
+    compiled.setenv("GPT_CLI_THREADS", "3")
+    app.run(["generate", "text"])
+    assert threads_of_the_library_and_numpy() == (3, 1)
+    app.run(["generate", "text", "--threads", "2"])
+    assert threads_of_the_library_and_numpy() == (2, 1)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many"])

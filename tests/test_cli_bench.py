@@ -17,7 +17,7 @@ from gpt_cli.checkpoint import memory
 from gpt_cli.cli import app, benched, plot
 from gpt_cli.config import GPT2Config
 from gpt_cli.hub.local import bundled
-from gpt_cli.ops import native_library
+from gpt_cli.machine import native_library
 
 BENCH = ["bench", "--model", "tiny"]
 FEW = [*BENCH, "-p", "4", "-n", "5", "-r", "2"]
@@ -305,7 +305,7 @@ def test_every_flag_arrives_where_it_has_its_effect(asked, capfd, thread_variabl
         "offline": True,
         "quiet": True,
     }
-    assert os.environ["OPENBLAS_NUM_THREADS"] == "3"
+    assert os.environ["GPT_CLI_THREADS"] == "3"
     head = "made up: 1,234,567 parameters in float7, computed by by hand"
     assert capfd.readouterr().out.startswith(head)
 

@@ -71,7 +71,6 @@ def generate(
     text = read_prompt(prompt, file)
     flags.prepare(threads)
     import gpt_cli
-    from gpt_cli import records
     from gpt_cli.cli import report
 
     options = flags.generation_options(
@@ -102,6 +101,8 @@ def generate(
     prefix = text if echo else ""
     interrupted = not _finish(run, prefix if streaming else None)
     if as_json:
+        from gpt_cli import records
+
         for index, completion in enumerate(run.completions):
             record = records.of_completion(engine, text, completion, logprobs=logprobs is not None)
             write(records.json_line({"index": index} | record))

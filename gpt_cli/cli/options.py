@@ -9,7 +9,7 @@ import typer
 
 from gpt_cli.cli import completion
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.machine import addresses, blas_threads, cores
+from gpt_cli.machine import addresses, blas_threads, cores, native_library
 
 if TYPE_CHECKING:
     from gpt_cli.generate import Options
@@ -239,8 +239,9 @@ def cluster(
 def prepare(threads: int | None) -> None:
     """Do what must be done before NumPy is imported: set threads, and see that it can be.
 
-    By default matrix products take as many threads as the process may use cores, which the
-    libraries do not know in a container, unless one of their variables is set.
+    By default as many compute as the process may use cores, which the libraries do not know in a
+    container, unless one of their variables is set. Where the compiled library computes, NumPy's
+    own products get one: starting more takes a fifth of NumPy's import.
 
     Raises:
         ResourceError: there are too few addresses, for lack of which OpenBLAS ends the process.
@@ -248,7 +249,10 @@ def prepare(threads: int | None) -> None:
     if threads is None and not any(name in os.environ for name in THREAD_VARIABLES):
         threads = cores()
     if threads is not None:
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+        numpy_computes = native_library() is None or os.environ.get("GPT_CLI_OPS") == "numpy"
+        of_numpy = threads if numpy_computes else 1
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(of_numpy)))
+        os.environ["GPT_CLI_THREADS"] = str(threads)
     left, needed = addresses(), _TO_START + min(blas_threads(), _MOST_THREADS) * _PER_THREAD
     if left is not None and left < needed:
         raise ResourceError(

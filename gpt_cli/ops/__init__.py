@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import FileIO
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from gpt_cli import gpu
 from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.machine import native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device that the ops compute on
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that have placed it
@@ -194,16 +194,9 @@ _IMPLEMENTATIONS = {
     },
 }
 SHORT = ("float16", "bfloat16")  # types of 16 bits
-_ENDINGS = (".so", ".dylib", ".dll")  # of a library
 _CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
 
 _log = logging.getLogger(__name__)
-
-
-def native_library() -> Path | None:
-    """Return the file of the compiled library, or None if installing gpt-cli compiled none."""
-    folder = Path(__file__).parent / "native"
-    return next((path for path in folder.glob("libkernels.*") if path.suffix in _ENDINGS), None)
 
 
 def check_available(device: str, dtype: str) -> None:

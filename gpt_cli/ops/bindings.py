@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.ops import Array, native_library
+from gpt_cli.machine import native_library
+from gpt_cli.ops import Array
 from gpt_cli.ops.memory import address
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")

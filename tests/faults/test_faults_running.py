@@ -18,7 +18,7 @@ from processes import posix, run_on_terminal
 from world import World, check_failure
 
 from gpt_cli import gpu
-from gpt_cli.ops import native_library
+from gpt_cli.machine import native_library
 
 resource = pytest.importorskip("resource")  # there is none on Windows
 pytestmark = posix
