@@ -248,7 +248,7 @@ def convert(engine: str, python: str, folder: Path, scratch: Path, dtype: str) -
         store_in_bfloat16(folder, out)
         return out
     if engine in OURS and dtype == "int8":
-        command = [python, "-m", "gpt_cli", "quantize", str(folder), "-o", str(out)]
+        command = [python, "-P", "-m", "gpt_cli", "quantize", str(folder), "-o", str(out)]
     elif engine in (*OURS, "transformers"):
         return folder
     else:

@@ -300,7 +300,7 @@ def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:
     # As `sampling.likely_columns` does where k is large.
     among_all = any(not 0 < row.options.top_k <= config.vocab_size // GROUP for row in requests)
     # Logits, and what sampling makes of them, or of the few that top-k leaves.
-    vocabulary = (10 if among_all else 7) * rows * config.vocab_size
+    vocabulary = (12 if among_all else 7) * rows * config.vocab_size
     return 4 * (cache + max(layer, vocabulary))
 
 
