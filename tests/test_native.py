@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Barrier
 
 import numpy as np
@@ -507,6 +508,17 @@ def test_a_file_that_ends_early_is_noticed(native, dtype):
     rows = Int8Rows(stored, np.ones((1, 4), np.float32), False) if dtype == "int8" else stored
     with pytest.raises(EOFError):
         native(dtype).place_matrix(rows)
+
+
+def test_a_file_that_cannot_be_read_is_named(native, tmp_path):
+    class Unreadable(InFile):
+        @contextmanager
+        def opened(self):
+            with (tmp_path / "written").open("wb", buffering=0) as file:
+                yield file, 0
+
+    with pytest.raises(OSError, match=r"Bad file descriptor: .*written"):
+        native("float32").place_matrix(Unreadable(np.ones((2, 2), np.float32)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

@@ -5,6 +5,7 @@ a row's own numbers and on nothing else, so they are the same to the last bit in
 number of threads, at any level of the processor.
 """
 
+import os
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -92,8 +93,11 @@ class NativeOps:
         if isinstance(stored, StoredRows) and stored.dtype == self._stored_dtype:
             with stored.opened() as (file, offset):
                 place = file.fileno(), offset, address(scales)
-                if self._lib.gpt2_pack_file(*place, *result):
+                error = self._lib.gpt2_pack_file(*place, *result)
+                if error < 0:
                     raise EOFError
+                if error:
+                    raise OSError(error, os.strerror(error), file.name)
         else:
             step = max(1, _PIECE // length // BLOCK) * BLOCK
             for start in range(0, n_rows, step):

@@ -85,8 +85,8 @@ EXPORT void gpt2_pack(
     const void *rows, const float *scales, int64_t first, int64_t count, int64_t n_in,
     int64_t n_out, int format, int transposed, void *panels);
 
-/* Pack a matrix that lies in a file from byte `offset` on. Return 0, or 1 if the file ends before,
- * or cannot be read. INT8: `scales` are those of all blocks. */
+/* Pack a matrix that lies in a file from byte `offset` on. Return 0, -1 if the file ends before, or
+ * the number of an error. INT8: `scales` are those of all blocks. */
 EXPORT int gpt2_pack_file(
     int file, int64_t offset, const float *scales, int64_t n_in, int64_t n_out, int format,
     int transposed, void *panels);

@@ -9,6 +9,7 @@
 
 enum {
     PIECE = 256 << 10, /* bytes of a file that are read before they are packed: they stay in a cache */
+    ENDED = -1,        /* a file, before what was to be read */
     SQUARE = 16,       /* columns are turned into rows by so many rows at a time */
 };
 
@@ -124,7 +125,7 @@ void gpt2_pack(
         pack_columns(rows, first, count, n_in, 2, panels);
 }
 
-/* Fill `to` from a file. Return false if it ends before, or cannot be read. */
+/* Fill `to` from a file. Return 0, ENDED, or the number of an error. */
 static int fill(char *to, int64_t size, int file, int64_t offset)
 {
     while (size > 0) {
@@ -132,10 +133,10 @@ static int fill(char *to, int64_t size, int file, int64_t offset)
         if (some < 0 && errno == EINTR)
             continue;
         if (some <= 0)
-            return 0;
+            return some < 0 ? errno : ENDED;
         to += some, size -= some, offset += some;
     }
-    return 1;
+    return 0;
 }
 
 int gpt2_pack_file(
@@ -149,15 +150,15 @@ int gpt2_pack_file(
     if (format == INT8 && !transposed)
         step = (step + BLOCK - 1) / BLOCK * BLOCK; /* whole blocks of rows */
     char *piece = malloc(step * row_bytes);
-    int whole = piece != NULL;
-    for (int64_t first = 0; whole && first < rows; first += step) {
+    int error = piece ? 0 : ENOMEM;
+    for (int64_t first = 0; !error && first < rows; first += step) {
         int64_t count = smaller(rows - first, step);
-        whole = fill(piece, count * row_bytes, file, offset + first * row_bytes);
+        error = fill(piece, count * row_bytes, file, offset + first * row_bytes);
         int64_t before = (transposed ? first : first / BLOCK) * scales_per_row;
         const float *some = scales ? scales + before : NULL;
-        if (whole)
+        if (!error)
             gpt2_pack(piece, some, first, count, n_in, n_out, format, transposed, panels);
     }
     free(piece);
-    return !whole;
+    return error;
 }
