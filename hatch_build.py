@@ -84,7 +84,9 @@ def compile_library(sources: Path, platform: str, folder: Path) -> Path:
     if "avxvnni" in levels and _problem(probe):  # GCC 10 and Clang 11 do not know it
         levels = {name: levels[name] for name in levels if name != "avxvnni"}
         flags.append("-DWITHOUT_AVXVNNI")
-    parts = {path.stem: [str(path)] for path in sources.glob("*.c") if path.stem != "kernels"}
+    parts = {
+        path.stem: [str(path)] for path in sorted(sources.glob("*.c")) if path.stem != "kernels"
+    }
     for name, its_flags in levels.items():
         parts[name] = [str(sources / "kernels.c"), f"-DLEVEL={name}", *its_flags.split()]
     objects = {name: str(folder / f"{name}.o") for name in parts}

@@ -67,7 +67,7 @@ def _library() -> Finding:
         return Finding("library", "problem", f"cannot be loaded: {error}", cure)
     if not available:
         found = "this processor has no fused multiply-add: NumPy computes, slower, and no int8"
-        return Finding("library", "note", found, "set GPT_CLI_OPS=numpy, for all threads")
+        return Finding("library", "note", found)
     try:
         level = choose_level()
     except GPTCLIError as error:

@@ -262,7 +262,7 @@ class _Batch:
             new = np.clip(left, 0, some.shape[1])
             x = checked(hidden_states, model, xp.asarray(some), self._cache, new)
             for row in np.flatnonzero((left > 0) & (left <= some.shape[1])).tolist():
-                last[row] = x[row, left[row] - 1]
+                last[row] = x[row, left[row] - 1].copy()  # not a view, which would keep all of x
         return checked(unembed, model, xp.stack([last[row] for row in range(len(self.rows))]))
 
     def keep(self, places: list[int]) -> None:

@@ -87,10 +87,11 @@ def cores() -> int:
 def threads() -> int:
     """Return how many threads compute by default.
 
-    GPT_CLI_THREADS, else as many as this process may use cores and as OMP_NUM_THREADS allows.
+    GPT_CLI_THREADS, else as many as this process may use cores, and as OPENBLAS_NUM_THREADS or
+    OMP_NUM_THREADS allows.
     """
     given = os.environ.get("GPT_CLI_THREADS", "")
-    if given.isdigit() and int(given) > 0:
+    if given.isdecimal() and int(given) > 0:
         return int(given)
     return min(cores(), blas_threads())
 
@@ -98,7 +99,7 @@ def threads() -> int:
 def blas_threads() -> int:
     """How many threads OpenBLAS, which NumPy comes with, takes for a matrix product."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # in its order
-        if (given := os.environ.get(name, "")).isdigit() and int(given) > 0:
+        if (given := os.environ.get(name, "")).isdecimal() and int(given) > 0:
             return min(int(given), _affinity())
     return _affinity()
 
@@ -106,6 +107,20 @@ def blas_threads() -> int:
 def native_library() -> Path | None:
     """Return the file of the compiled library, or None if installing gpt-cli compiled none."""
     return next((path for path in _NATIVE.glob("libkernels.*") if path.suffix in _ENDINGS), None)
+
+
+def native_computes() -> bool:
+    """Return whether the compiled library can be used here; NumPy is not needed to know it."""
+    path = native_library()
+    if path is None:
+        return False
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(str(path))
+        return any(library.gpt2_has_level(level) for level in (b"avx2", b"neon"))
+    except (OSError, AttributeError):
+        return False
 
 
 def _affinity() -> int:

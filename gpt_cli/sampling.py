@@ -140,11 +140,13 @@ def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
     """
     xp = ops.xp
     count = min(count, logits.shape[-1])
-    ids = xp.argpartition(-logits, count - 1, axis=-1)[:, :count]
-    ids = xp.sort(ids, axis=-1)  # of equal logits the lower id comes first
+    bound = xp.partition(logits, -count, axis=-1)[:, -count]
+    rows = []
+    for row, least in zip(logits, bound, strict=True):
+        best = xp.flatnonzero(row >= least)  # of equal logits the lower id comes first
+        rows.append(best[xp.argsort(-row[best], kind="stable")[:count]])
+    ids = xp.stack(rows)
     found = xp.take_along_axis(logits, ids, axis=-1)
-    order = xp.argsort(-found, axis=-1, kind="stable")
-    ids, found = (xp.take_along_axis(array, order, axis=-1) for array in (ids, found))
     return ids, found - ops.log_normalizer(logits)[:, None]
 
 

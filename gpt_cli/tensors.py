@@ -94,6 +94,8 @@ class Tensor:
                 whole = version(file.fileno()) == self.version
         except (FileNotFoundError, EOFError):
             whole = False
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         if not whole:
             raise CheckpointError(f"{self.path} changed while it was read: {_AGAIN}")
 

@@ -8,6 +8,7 @@ level of the processor; a digest of the logits lets two machines be compared.
 """
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -192,16 +193,18 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
     from gpt_cli.ops import bindings  # which need the library
 
     ids = engine.encode(TEXT)[: min(_DIGEST_TOKENS, engine.model.config.n_positions)]
-    levels, counts = bindings.levels(), (1, max(2, ops.threads))
+    threads = ops.threads
+    levels, counts = bindings.levels(), (1, max(2, threads))
     digests = {}
     try:
-        for level in levels:
+        for level, count in itertools.product(levels, counts):
             bindings.use_level(level)
-            for ops.threads in counts:
-                logits = engine.logits([ids]).astype("<f4", copy=False)
-                digests[level, ops.threads] = hashlib.sha256(logits.tobytes()).hexdigest()
+            ops.threads = count
+            logits = engine.logits([ids]).astype("<f4", copy=False)
+            digests[level, count] = hashlib.sha256(logits.tobytes()).hexdigest()
     finally:
         bindings.choose_level()
+        ops.threads = threads
     digest = digests[levels[0], 1]
     known = facts.get("digests", {}).get(ops.dtype, digest)
     ways = f"with {counts[0]} and {counts[1]} threads, at {', '.join(levels)}"

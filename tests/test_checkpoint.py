@@ -450,6 +450,7 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path):
     weights = checkpoint.memory(GPT2Config.from_folder(folder))["weights_bytes"]
     code = """if True:
         import re, sys
+        import numpy.random  # which sampling needs
         from pathlib import Path
         from gpt_cli import engine
 

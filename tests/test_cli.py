@@ -205,7 +205,7 @@ def threads_of_the_library_and_numpy():
 
 @pytest.fixture
 def compiled(thread_variables):
-    thread_variables.setattr("gpt_cli.cli.options.native_library", lambda: Path("libkernels.so"))
+    thread_variables.setattr("gpt_cli.cli.options.native_computes", lambda: True)
     return thread_variables
 
 
@@ -220,7 +220,7 @@ def test_numpy_has_all_threads_where_it_computes(recorder, compiled):
     app.run(["generate", "text", "--threads", "3"])
     assert threads_of_the_library_and_numpy() == (3, 3)
     compiled.delenv("GPT_CLI_OPS")
-    compiled.setattr("gpt_cli.cli.options.native_library", lambda: None)
+    compiled.setattr("gpt_cli.cli.options.native_computes", lambda: False)
     app.run(["generate", "text", "--threads", "2"])
     assert threads_of_the_library_and_numpy() == (2, 2)
 
@@ -245,7 +245,7 @@ def test_the_number_of_threads_may_come_from_the_environment(recorder, compiled)
     assert threads_of_the_library_and_numpy() == (2, 1)
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "many"])
+@pytest.mark.parametrize("value", ["0", "-1", "many", "257", "4294967296"])
 def test_a_number_of_threads_in_the_environment_that_is_none_is_refused(
     value, thread_variables, capsys
 ):

@@ -86,9 +86,9 @@ def test_load_takes_a_number_of_threads(case_folder, dtype):
     assert np.array_equal(one, three)
 
 
-@pytest.mark.parametrize("threads", [0, -1])
-def test_a_number_of_threads_below_one_is_refused(case_folder, threads):
-    with pytest.raises(InputError, match="threads must be 1 or more"):
+@pytest.mark.parametrize("threads", [0, -1, 257, 2**31, 2**32])
+def test_a_number_of_threads_that_cannot_be_is_refused(case_folder, threads):
+    with pytest.raises(InputError, match="threads must be from 1 to 256"):
         gpt_cli.load(str(case_folder("saved")), threads=threads)
 
 

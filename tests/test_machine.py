@@ -131,3 +131,13 @@ def test_the_share_of_a_group_limits_the_cores(group, monkeypatch, limit, number
     assert machine.cores() == 3
     (group / "cpu.max").write_text(limit + "\n")
     assert machine.cores() == number
+
+
+def test_it_is_known_without_numpy_whether_the_library_computes(monkeypatch, tmp_path):
+    expected = machine.native_library() is not None
+    assert machine.native_computes() == expected
+    for content in (None, b"no library"):
+        if content is not None:
+            (tmp_path / "libkernels.so").write_bytes(content)
+        monkeypatch.setattr(machine, "_NATIVE", tmp_path)
+        assert not machine.native_computes()

@@ -19,16 +19,16 @@ from processes import posix
 
 from gpt_cli import checkpoint
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import InputError
+from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.model import forward
 from gpt_cli.ops import LayerNorm, Linear, bindings, native_ops
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
-from gpt_cli.ops.memory import Workspace, _address_by_ctypes, address, aligned_empty
+from gpt_cli.ops.memory import Arena, Workspace, _address_by_ctypes, address, aligned_empty
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, Int8NumPyOps, NumPyOps, softmax
 
 pytestmark = pytest.mark.usefixtures("library")
 
-COLUMNS, MOST_ROWS, PARTIAL_SUMS = bindings.COLUMNS, native_ops._MOST_ROWS, 16
+COLUMNS, MOST_ROWS, PARTIAL_SUMS = bindings.COLUMNS, bindings.MOST_ROWS, 16
 FLOATS = ["float32", "bfloat16", "float16"]
 NUMPY = NumPyOps()
 
@@ -510,6 +510,29 @@ def test_a_file_that_ends_early_is_noticed(native, dtype):
         native(dtype).place_matrix(rows)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("wrong", ["weight", "scale"])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_int8_that_is_not_as_we_write_it_is_refused(native, transposed, wrong, in_file):
+    made = quantize(array("matrix", 70, 40), transposed=transposed)
+    if wrong == "weight":
+        made.weight[69, 39] = -128  # which some levels cannot negate
+    else:
+        made.scale[-1, -1] = 0.0117999
+    weight = InFile(made.weight, "int8") if in_file else made.weight
+    with pytest.raises(CheckpointError, match="int8 weights must be from -127 to 127"):
+        native("int8").place_matrix(Int8Rows(weight, made.scale, transposed), transposed=transposed)
+
+
+def test_matrices_of_other_operations_are_refused(native):
+    x, matrix = array("x", 1, 40), array("matrix", 40, 40)
+    placed = native("int8").place_matrix(matrix)
+    with pytest.raises(ValueError, match="the weight cannot be"):
+        native("float32").linear(x, Linear(placed))
+    with pytest.raises(ValueError, match="rows and columns"):
+        native("float32").place_matrix(np.empty((0, 4), np.float32))
+
+
 def test_a_file_that_cannot_be_read_is_named(native, tmp_path):
     class Unreadable(InFile):
         @contextmanager
@@ -891,6 +914,20 @@ def test_a_fork_has_memory_of_its_own():
     in_a_fork(use)
     assert (kept == 1).all()
     assert (workspace.empty((LARGE,), BYTE) == 3).all()
+
+
+@posix
+@forks
+def test_a_fork_can_take_memory_while_another_thread_takes_some():
+    workspace, arena = Workspace(), Arena()
+
+    def use():
+        workspace.empty((LARGE,), BYTE)[...] = 1
+        arena.zeros((LARGE,), BYTE)[...] = 1
+
+    with workspace._lock, arena._lock, ThreadPoolExecutor(1) as other:
+        # The fork has no thread that would open these locks.
+        other.submit(in_a_fork, use).result(timeout=60)
 
 
 @posix

@@ -342,6 +342,16 @@ def test_numpy_does_where_the_library_cannot_be_loaded(installed, tmp_path, capl
         get_ops("cpu", "int8")
 
 
+@pytest.mark.usefixtures("library")
+def test_a_library_of_another_version_is_not_used(unset, caplog):
+    unset.setattr(bindings, "_LAYOUT", (0, *bindings._LAYOUT[1:]))
+    bindings.library.cache_clear()
+    with caplog.at_level("INFO", "gpt_cli"):
+        assert get_ops("cpu", "float32").name == "numpy"
+    bindings.library.cache_clear()
+    assert "is of another version: install gpt-cli again" in caplog.text
+
+
 def test_the_operations_may_be_chosen(unset, ops, int8_ops):
     for chosen in (ops, int8_ops):
         unset.setenv("GPT_CLI_OPS", chosen.name)

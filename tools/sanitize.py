@@ -27,7 +27,7 @@ OPTIONS = {
     # Threads that are started after a fork are what is tested.
     "TSAN_OPTIONS": "die_after_fork=0:halt_on_error=1",
     # Python itself leaks.
-    "ASAN_OPTIONS": f"detect_leaks=0:max_malloc_fill_size={1 << 40}:malloc_fill_byte=255",
+    "ASAN_OPTIONS": f"detect_leaks=0:max_malloc_fill_size={2**31 - 1}:malloc_fill_byte=255",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
 FLAGS = ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]

@@ -9,7 +9,7 @@ import typer
 
 from gpt_cli.cli import completion
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.machine import addresses, blas_threads, cores, native_library
+from gpt_cli.machine import addresses, blas_threads, cores, native_computes
 
 if TYPE_CHECKING:
     from gpt_cli.generate import Options
@@ -150,7 +150,10 @@ Dtype = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(
-        min=1, envvar="GPT_CLI_THREADS", help="Threads to compute with; all cores if not set."
+        min=1,
+        max=256,
+        envvar="GPT_CLI_THREADS",
+        help="Threads to compute with; all cores if not set.",
     ),
 ]
 
@@ -249,7 +252,7 @@ def prepare(threads: int | None) -> None:
     if threads is None and not any(name in os.environ for name in THREAD_VARIABLES):
         threads = cores()
     if threads is not None:
-        numpy_computes = native_library() is None or os.environ.get("GPT_CLI_OPS") == "numpy"
+        numpy_computes = not native_computes() or os.environ.get("GPT_CLI_OPS") == "numpy"
         of_numpy = threads if numpy_computes else 1
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(of_numpy)))
         os.environ["GPT_CLI_THREADS"] = str(threads)

@@ -72,7 +72,11 @@ class StoredRows(Rows, Protocol):
 
 
 class Ops(Protocol):
-    """What the model asks of a device. An implementation may fuse inside one operation only."""
+    """What the model asks of a device.
+
+    An implementation fuses inside one operation. `layers`, where there is one, runs the same
+    operations in one call.
+    """
 
     name: str
     """What computes, for people."""
@@ -193,6 +197,7 @@ _IMPLEMENTATIONS = {
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
     },
 }
+MOST_THREADS = 256  # of the compiled library
 SHORT = ("float16", "bfloat16")  # types of 16 bits
 _CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
 
@@ -226,8 +231,8 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
         InputError: nothing computes that.
         ResourceError: it needs a GPU, or a library, and there is none that can be used.
     """
-    if threads is not None and threads < 1:
-        raise InputError("threads must be 1 or more")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise InputError(f"threads must be from 1 to {MOST_THREADS}")
     check_available(device, dtype)
     several = _several(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):

@@ -12,6 +12,7 @@ import numpy as np
 from gpt_cli.errors import InputError
 from gpt_cli.machine import native_library
 from gpt_cli.ops import Array
+from gpt_cli.ops.int8 import BLOCK
 from gpt_cli.ops.memory import address
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
@@ -19,6 +20,9 @@ _LEVEL = "GPT_CLI_LEVEL"  # the variable that takes a lower level than the proce
 
 # As in native/kernels.h.
 COLUMNS = 32
+MOST_ROWS = 12
+INT8_BLOCK_BYTES = BLOCK * COLUMNS + 2 * COLUMNS  # of struct int8_block
+DIGITS_BYTES = 3 * 64  # of struct digits
 FORMATS = ("float32", "bfloat16", "float16", "int8")
 ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")
 
@@ -38,7 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "layers_scratch": (_N, [_P, _N, _N, _N, _I]),
     "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
     "exp": (None, [_P, _N, _P, _I]),
-    "pack": (None, [_P, _P, *[_N] * 4, _I, _I, _P]),
+    "pack": (_I, [_P, _P, *[_N] * 4, _I, _I, _P]),
     "pack_file": (_I, [_I, _N, _P, _N, _N, _I, _I, _P]),
 }
 
@@ -68,6 +72,19 @@ class _Block(ctypes.Structure):
     )
 
 
+# Of this version of the functions, and what both sides say of layouts: `gpt2_layout` in C.
+_LAYOUT = (
+    1,
+    COLUMNS,
+    MOST_ROWS,
+    BLOCK,
+    INT8_BLOCK_BYTES,
+    DIGITS_BYTES,
+    ctypes.sizeof(_Matrix),
+    ctypes.sizeof(_Block),
+)
+
+
 class Layers:
     """The layers of a model (`model.Block`s) for C, with what keeps their addresses valid.
 
@@ -95,8 +112,9 @@ class Layers:
         C, inner = self.width, matrices[2].n_out
         shapes = [(each.n_in, each.n_out) for each in matrices]
         right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % b.attn.n_head == 0
-        check(right, "a layer", matrices[0].panels)
-        return inner, b.attn.n_head, {each.format for each in matrices}
+        alike = len({each.format for each in matrices}) == 1
+        check(right and alike, "a layer", matrices[0].panels)
+        return inner, b.attn.n_head, matrices[0].format
 
     def _describe(self, b: Any) -> _Block:
         linears = _linears(b)
@@ -167,11 +185,14 @@ def library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(str(error)) from error
+    try:
+        layout = tuple((_N * len(_LAYOUT)).in_dll(lib, "gpt2_layout"))
+    except ValueError:
+        layout = ()
+    if layout != _LAYOUT:
+        raise ImportError(f"{path} is of another version: install gpt-cli again")
     for name, (result, arguments) in _SIGNATURES.items():
-        try:
-            function = getattr(lib, f"gpt2_{name}")
-        except AttributeError:
-            raise ImportError(f"{path} is of another version: install gpt-cli again") from None
+        function = getattr(lib, f"gpt2_{name}")
         function.restype, function.argtypes = result, arguments
     return lib
 
@@ -226,11 +247,6 @@ def rows_of(x: Array, width: int) -> Array:
     return readable(x.reshape(-1, width))
 
 
-def heads_of(x: Array) -> Array:
-    """Return x (B, H, T, D) as float32, with the numbers of a head side by side."""
-    return readable(x)
-
-
 def vector_of(x: Array, n: int) -> Array:
     """Return a vector of n float32 numbers that lie side by side."""
     check(x.shape == (n,), "a vector", x)
@@ -240,4 +256,10 @@ def vector_of(x: Array, n: int) -> Array:
 def counts_of(x: Array, shape: tuple[int, ...]) -> Array:
     """Return whole numbers of this shape as C takes them."""
     check(x.shape == shape, "counts", x)
-    return x if x.dtype == INT64 and x.flags.c_contiguous else np.ascontiguousarray(x, INT64)
+    return plain(x, INT64)
+
+
+def plain(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return x in this type and aligned, with all its numbers side by side."""
+    right = x.dtype == dtype and x.flags.c_contiguous and x.flags.aligned
+    return x if right else x.astype(dtype, "C")

@@ -60,7 +60,7 @@ class Int8Rows:
 def quantize(rows: Rows, *, transposed: bool = False) -> Int8Rows:
     """Round a float32 matrix to int8, (n_in, n_out), or (n_out, n_in) where it is `transposed`.
 
-    The scale of a block is no number if one of its weights is none, or infinite.
+    The scale of a block is NaN if any of its weights is NaN or infinite.
     """
     n_rows, length = rows.shape
     weight = np.empty((n_rows, length), np.int8)

@@ -3,6 +3,7 @@
 import ctypes
 import math
 import mmap
+import os
 import threading
 import weakref
 from contextlib import suppress
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CACHE_LINE = 64  # bytes
-_PIECE = 4 << 20  # bytes that an arena takes at least; what is not written takes no memory
+_PIECE, _LARGEST_PIECE = 4 << 20, 256 << 20  # bytes; what is not written takes no memory
 _KEPT = 128 * 1024  # bytes; memory for less comes from C's allocator without page faults
 
 # Where an array object has the address of its data (`PyArrayObject_fields` in NumPy's headers).
@@ -44,12 +45,28 @@ address = _address if _address(_probe) == _probe.ctypes.data else _address_by_ct
 
 def _anonymous(size: int) -> mmap.mmap:
     """Take memory from the system, of this process alone: a fork has a copy."""
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no forks
-        return mmap.mmap(-1, size)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no forks
+            return mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes: {error.strerror}") from error
     with suppress(AttributeError, OSError):  # only Linux has it, and not every kernel
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+_with_locks: "weakref.WeakSet[Arena | Workspace]" = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """Open in the child of a fork what another thread of the parent may have held."""
+    for each in _with_locks:
+        each._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 class Arena:
@@ -61,7 +78,8 @@ class Arena:
 
     def __init__(self) -> None:
         self._pieces: list[tuple[mmap.mmap, int]] = []  # with how many bytes are used
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        _with_locks.add(self)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array of zeros that starts on a cache line, in the first piece with room."""
@@ -71,9 +89,10 @@ class Arena:
                 if used + size <= len(piece):
                     break
             else:
-                # As large as all before: so the pieces are few, and fit the model.
+                # As large as all before, up to a limit: so the pieces are few, and fit the model.
                 taken = sum(len(piece) for piece, _ in self._pieces)
-                place, piece, used = len(self._pieces), _anonymous(max(size, taken, _PIECE)), 0
+                piece = _anonymous(max(size, min(taken, _LARGEST_PIECE), _PIECE))
+                place, used = len(self._pieces), 0
                 self._pieces.append((piece, used))
             self._pieces[place] = piece, -(-(used + size) // _CACHE_LINE) * _CACHE_LINE
         return np.ndarray(shape, dtype, piece, used)
@@ -89,6 +108,7 @@ class Workspace:
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []  # by size
         self._lock = threading.RLock()  # a garbage collection may give back while this is held
+        _with_locks.add(self)
 
     def free_bytes(self) -> int:
         """Bytes that are kept and not in use."""

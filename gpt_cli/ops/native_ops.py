@@ -12,31 +12,31 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from gpt_cli.errors import CheckpointError
 from gpt_cli.machine import free_memory, threads
-from gpt_cli.ops import Array, LayerNorm, Linear, Rows, StoredRows
+from gpt_cli.ops import MOST_THREADS, Array, LayerNorm, Linear, Rows, StoredRows
 from gpt_cli.ops.bindings import (
     ACTIVATIONS,
     COLUMNS,
+    DIGITS_BYTES,
     FLOAT32,
     FORMATS,
+    INT8_BLOCK_BYTES,
     INT64,
+    MOST_ROWS,
     Layers,
     Packed,
     check,
     choose_level,
     counts_of,
-    heads_of,
     library,
+    plain,
+    readable,
     rows_of,
     vector_of,
 )
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
-
-# As in native/kernels.h.
-_MOST_ROWS = 12
-_BLOCK_BYTES = BLOCK * COLUMNS + 2 * COLUMNS  # of struct int8_block
-_DIGITS_BYTES = 3 * 64  # of struct digits
 
 # Rows lie this many floats further apart than they are long. Where they were a power of two apart,
 # the processor's cache would have to keep all rows of a tile in the same few places.
@@ -45,6 +45,18 @@ _PIECE = 256 * 1024  # numbers that are read and packed at a time: 1 MB, which s
 
 _FLOAT16, _BYTE = np.dtype("f2"), np.dtype("u1")
 _NOTHING = np.empty(0, _BYTE)
+
+
+# What packing returns, but for the number of an error.
+_ENDED, _OTHER_INT8 = -1, -2
+
+
+def _check_int8(error: int, name: str) -> None:
+    if error == _OTHER_INT8:
+        raise CheckpointError(
+            f"{name}: int8 weights must be from -127 to 127, and their scales as in bfloat16: "
+            "make the folder again with `gpt-cli quantize`"
+        )
 
 
 class NativeOps:
@@ -59,7 +71,7 @@ class NativeOps:
     def __init__(self) -> None:
         self._lib = library()
         self.level = choose_level()
-        self.threads = threads()
+        self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
         self._workspace = Workspace()
         self._described: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()  # by first layer
@@ -87,6 +99,8 @@ class NativeOps:
         """
         n_rows, length = rows.shape
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
+        if not n_in or not n_out:
+            raise ValueError("a matrix must have rows and columns")
         panels = self._empty_panels(-(-n_out // COLUMNS), n_in)
         result = n_in, n_out, FORMATS.index(self.dtype), transposed, address(panels)
         stored, scales = self._stored(rows)
@@ -94,17 +108,18 @@ class NativeOps:
             with stored.opened() as (file, offset):
                 place = file.fileno(), offset, address(scales)
                 error = self._lib.gpt2_pack_file(*place, *result)
-                if error < 0:
-                    raise EOFError
-                if error:
+                if error > 0:
                     raise OSError(error, os.strerror(error), file.name)
+                if error == _ENDED:
+                    raise EOFError
+                _check_int8(error, file.name)
         else:
             step = max(1, _PIECE // length // BLOCK) * BLOCK
             for start in range(0, n_rows, step):
                 part = slice(start, start + step)
                 some, scales = self._converted(rows, part, transposed)
                 given = address(some), address(scales), start, len(some)
-                self._lib.gpt2_pack(*given, *result)
+                _check_int8(self._lib.gpt2_pack(*given, *result), "a matrix")
         return Packed(panels, n_in, n_out, self.dtype)
 
     _stored_dtype = "F32"  # as safetensors writes it
@@ -128,11 +143,11 @@ class NativeOps:
         Raises:
             IndexError: an id or a position is out of range.
         """
-        ids = np.ascontiguousarray(ids, INT64)
+        ids = plain(ids, INT64)
         if positions.shape != ids.shape:
             positions = np.broadcast_to(positions, ids.shape)
-        positions = np.ascontiguousarray(positions, INT64)
-        wpe = np.ascontiguousarray(wpe, FLOAT32)
+        positions = plain(positions, INT64)
+        wpe = plain(wpe, FLOAT32)
         check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
         x = self._workspace.empty((*ids.shape, wte.n_in), FLOAT32)
         tables = wte.struct, address(wpe), address(ids), address(positions), len(wpe)
@@ -154,6 +169,7 @@ class NativeOps:
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         """activation(x @ weight + bias), each panel of the weight read once for all rows."""
         packed: Packed = w.weight
+        check(packed.format == self.dtype, "the weight", packed.panels)
         rows = rows_of(x, packed.n_in)
         bias = None if w.bias is None else vector_of(w.bias, packed.n_out)
         y = self._empty_rows(len(rows), packed.width)
@@ -201,7 +217,7 @@ class NativeOps:
             IndexError: there is no room for them.
         """
         B, H, T, D = k.shape
-        k, v = heads_of(k), heads_of(v)
+        k, v = readable(k), readable(v)
         if k.strides != v.strides:
             k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
         blocks = self._check_cache(keys, values, B, H, D)
@@ -219,15 +235,15 @@ class NativeOps:
             IndexError: a query sees no key, or more than there are.
         """
         B, H, T, D = q.shape
-        q = heads_of(q)
+        q, threads = readable(q), self.threads
         blocks = self._check_cache(keys, values, B, H, D)
         visible = counts_of(visible, (B, T))
         y = self._empty_rows(B * T, H * D)
         stride = blocks * COLUMNS + _GAP
-        scratch = self._workspace.empty((self.threads, min(T, _MOST_ROWS), stride), FLOAT32)
+        scratch = self._workspace.empty((threads, min(T, MOST_ROWS), stride), FLOAT32)
         given = address(q), *(step // 4 for step in q.strides[:3])
         cache = address(keys), address(values), address(visible), scale
-        result = address(y), y.strides[0] // 4, address(scratch), stride, self.threads
+        result = address(y), y.strides[0] // 4, address(scratch), stride, threads
         if self._lib.gpt2_attend(*given, *cache, B, H, T, D, blocks, self._half, *result):
             raise IndexError(f"visible must be from 1 to {blocks * COLUMNS} keys")
         return y.reshape(B, T, H, D).swapaxes(1, 2)
@@ -259,20 +275,21 @@ class NativeOps:
         steps = (keys.strides[0], values.strides[0]) if len(keys) > 1 else (0, 0)
         visible = counts_of(visible, (B, T))
         past, new = counts_of(cache.lengths, (B,)), counts_of(cache.new, (B,))
-        sizes = B * T, T, blocks, self.threads
+        threads = self.threads
+        sizes = B * T, T, blocks, threads
         size = self._lib.gpt2_layers_scratch(described.struct, *sizes)
         scratch = self._workspace.empty((size + 16,), FLOAT32)
         y = self._empty_rows(B * T, C)
         given = described.struct, len(h), address(rows), rows.strides[0] // 4
         counts = address(visible), address(past), address(new)
         rooms = address(keys), address(values), *steps, B, T, blocks, self._half
-        result = address(y), y.strides[0] // 4, -(-address(scratch) // 64) * 64, self.threads
+        result = address(y), y.strides[0] // 4, -(-address(scratch) // 64) * 64, threads
         if self._lib.gpt2_layers(*given, *counts, *rooms, *result):
             raise IndexError(f"no room for so many tokens among {blocks * COLUMNS}, or fewer came")
         return y.reshape(x.shape)
 
     def exp(self, x: Array) -> Array:
-        """E to the power of each number, to within two units in the last place; 0 below -87."""
+        """E to the power of each number, to within a unit in the last place; 0 below -87."""
         x = np.ascontiguousarray(x, FLOAT32)
         y = np.empty(x.shape, FLOAT32)
         self._lib.gpt2_exp(address(x), x.size, address(y), self.threads)
@@ -303,22 +320,26 @@ class Int8NativeOps(NativeOps):
     _stored_dtype = "I8"
 
     def _empty_panels(self, count: int, n_in: int) -> Array:
-        return self._weights.zeros((count, -(-n_in // BLOCK), _BLOCK_BYTES), _BYTE)
+        return self._weights.zeros((count, -(-n_in // BLOCK), INT8_BLOCK_BYTES), _BYTE)
 
     def _stored(self, rows: Rows) -> tuple[Rows, Array]:
         if not isinstance(rows, Int8Rows):
             return rows, _NOTHING
-        return rows.weight, np.ascontiguousarray(rows.scale[:], FLOAT32)
+        scale = rows.scale[:]
+        blocks = list(rows.shape)
+        blocks[rows.transposed] = -(-blocks[rows.transposed] // BLOCK)
+        check(list(scale.shape) == blocks, "the scales", scale)
+        return rows.weight, plain(scale, FLOAT32)
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
         if isinstance(rows, Int8Rows):
             weight, scale = rows.parts(part)
         else:
             weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
-        return np.ascontiguousarray(weight, np.int8), np.ascontiguousarray(scale, FLOAT32)
+        return np.ascontiguousarray(weight, np.int8), plain(scale, FLOAT32)
 
     def _scratch(self, rows: int, n_in: int) -> Array:
-        return self._workspace.empty((rows * (-(-n_in // BLOCK) * _DIGITS_BYTES + 4),), _BYTE)
+        return self._workspace.empty((rows * (-(-n_in // BLOCK) * DIGITS_BYTES + 4),), _BYTE)
 
 
 class BFloat16NativeOps(NativeOps):

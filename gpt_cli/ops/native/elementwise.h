@@ -5,31 +5,31 @@
 #include "kernels.h"
 #include "simd.h"
 
-/* e to the power of x, to within 2 units in the last place; 0 below -87, e^88 above 88.
+/* e to the power of x, to within a unit in the last place; 0 below -87, e^88 above 88.
  *
  * e^x = 2^n e^f with a whole n and |f| <= ln(2)/2, where a short Taylor series is exact enough. */
 INLINE vf exp_vector(vf x)
 {
-    const vf round = every(12582912.0f); /* 1.5 * 2^23: adding it leaves no fraction */
-    vi tiny = x < every(-87.0f);
-    x = select(tiny, every(0.0f), x);
-    x = select(x > every(88.0f), every(88.0f), x);
-    vf shifted = multiply_add(x, every(1.44269504f), round);
+    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it leaves no fraction */
+    vi tiny = x < broadcast(-87.0f);
+    x = select(tiny, broadcast(0.0f), x);
+    x = select(x > broadcast(88.0f), broadcast(88.0f), x);
+    vf shifted = multiply_add(x, broadcast(1.44269504f), round);
     vf n = shifted - round;
     vi exponent = (vi)shifted - (vi)round;
     /* ln(2) in two parts, of which the first has so few digits that its product with n is exact. */
-    vf f = multiply_add(n, every(-0.693359375f), x);
-    f = multiply_add(n, every(2.12194440e-4f), f);
-    vf series = every(1.0f / 5040);
-    series = multiply_add(series, f, every(1.0f / 720));
-    series = multiply_add(series, f, every(1.0f / 120));
-    series = multiply_add(series, f, every(1.0f / 24));
-    series = multiply_add(series, f, every(1.0f / 6));
-    series = multiply_add(series, f, every(0.5f));
-    series = multiply_add(series, f, every(1.0f));
-    series = multiply_add(series, f, every(1.0f));
+    vf f = multiply_add(n, broadcast(-0.693359375f), x);
+    f = multiply_add(n, broadcast(2.12194440e-4f), f);
+    vf series = broadcast(1.0f / 5040);
+    series = multiply_add(series, f, broadcast(1.0f / 720));
+    series = multiply_add(series, f, broadcast(1.0f / 120));
+    series = multiply_add(series, f, broadcast(1.0f / 24));
+    series = multiply_add(series, f, broadcast(1.0f / 6));
+    series = multiply_add(series, f, broadcast(0.5f));
+    series = multiply_add(series, f, broadcast(1.0f));
+    series = multiply_add(series, f, broadcast(1.0f));
     vf power = (vf)((vi)((vu)(exponent + 127) << 23));
-    return select(tiny, every(0.0f), series * power);
+    return select(tiny, broadcast(0.0f), series * power);
 }
 
 INLINE vf absolute(vf x) { return (vf)((vi)x & 0x7fffffff); }
@@ -38,23 +38,23 @@ INLINE vf absolute(vf x) { return (vf)((vi)x & 0x7fffffff); }
 INLINE vf tanh_vector(vf x)
 {
     vf size = absolute(x), square = x * x;
-    vf e = exp_vector(size * every(-2.0f));
-    vf large = (every(1.0f) - e) / (every(1.0f) + e);
+    vf e = exp_vector(size * broadcast(-2.0f));
+    vf large = (broadcast(1.0f) - e) / (broadcast(1.0f) + e);
     large = (vf)((vi)large | ((vi)x & (int32_t)0x80000000));
-    vf series = every(-5.70498872745e-3f);
-    series = multiply_add(series, square, every(2.06390887954e-2f));
-    series = multiply_add(series, square, every(-5.37397155531e-2f));
-    series = multiply_add(series, square, every(1.33314422036e-1f));
-    series = multiply_add(series, square, every(-3.33332819422e-1f));
+    vf series = broadcast(-5.70498872745e-3f);
+    series = multiply_add(series, square, broadcast(2.06390887954e-2f));
+    series = multiply_add(series, square, broadcast(-5.37397155531e-2f));
+    series = multiply_add(series, square, broadcast(1.33314422036e-1f));
+    series = multiply_add(series, square, broadcast(-3.33332819422e-1f));
     vf small = multiply_add(series * square, x, x);
-    return select(size < every(0.625f), small, large);
+    return select(size < broadcast(0.625f), small, large);
 }
 
 /* x/2 (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), by tanh(u) = 2/(1 + e^-2u) - 1. */
 INLINE vf gelu_new(vf x)
 {
-    vf u = every(0.7978845608f) * multiply_add(every(0.044715f) * x * x, x, x);
-    return x / (every(1.0f) + exp_vector(every(-2.0f) * u));
+    vf u = broadcast(0.7978845608f) * multiply_add(broadcast(0.044715f) * x * x, x, x);
+    return x / (broadcast(1.0f) + exp_vector(broadcast(-2.0f) * u));
 }
 
 /* x times the normal distribution function of x, by erfc: see numpy_ops.erfc for the source. */
@@ -64,18 +64,18 @@ INLINE vf gelu(vf x)
         0.17087277f, -0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f,
         -0.18628806f, 0.09678418f, 0.37409196f, 1.00002368f, -1.26551223f,
     };
-    vf z = x * every(-0.70710678f), size = absolute(z);
-    vf t = every(1.0f) / multiply_add(size, every(0.5f), every(1.0f));
-    vf series = every(0.0f);
+    vf z = x * broadcast(-0.70710678f), size = absolute(z);
+    vf t = broadcast(1.0f) / multiply_add(size, broadcast(0.5f), broadcast(1.0f));
+    vf series = broadcast(0.0f);
     for (int i = 0; i < 10; i++)
-        series = multiply_add(series, t, every(coefficients[i]));
+        series = multiply_add(series, t, broadcast(coefficients[i]));
     vf tail = t * exp_vector(multiply_add(-size, size, series));
-    return every(0.5f) * x * select(z >= every(0.0f), tail, every(2.0f) - tail);
+    return broadcast(0.5f) * x * select(z >= broadcast(0.0f), tail, broadcast(2.0f) - tail);
 }
 
-INLINE vf silu(vf x) { return x / (every(1.0f) + exp_vector(-x)); }
+INLINE vf silu(vf x) { return x / (broadcast(1.0f) + exp_vector(-x)); }
 
-INLINE vf relu(vf x) { return select(x < every(0.0f), every(0.0f), x); }
+INLINE vf relu(vf x) { return select(x < broadcast(0.0f), broadcast(0.0f), x); }
 
 INLINE vf activate(vf x, int activation)
 {

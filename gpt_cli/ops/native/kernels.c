@@ -30,7 +30,7 @@ INLINE void store_digits(int8_t *to, vi digits)
 static float round_row(const float *x, int64_t n, struct digits *digits)
 {
     const float most = 256 * 127 + 127, least = 1e-30f;
-    const vf round = every(12582912.0f); /* 1.5 * 2^23: adding it leaves no fraction */
+    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it leaves no fraction */
     vi largest = {0};                    /* of the bits of |x|, which are ordered as numbers are */
     for (int64_t i = 0; i < n; i += LANES) {
         vi size = (vi)absolute(load_some(x + i, n - i));
@@ -42,7 +42,11 @@ static float round_row(const float *x, int64_t n, struct digits *digits)
         bits = largest[lane] > bits ? largest[lane] : bits;
     float size;
     memcpy(&size, &bits, sizeof size);
-    vf per_step = every(most / (size < least ? least : size));
+    if (!(size < INFINITY)) { /* the step alone makes the results NaN */
+        memset(digits, 0, parts_of(n, BLOCK) * sizeof *digits);
+        return size;
+    }
+    vf per_step = broadcast(most / (size < least ? least : size));
     for (int64_t block = 0; block < parts_of(n, BLOCK); block++) {
         struct digits *to = digits + block;
         vi sums = {0};
@@ -146,14 +150,14 @@ static void layer_norm(const void *given, int64_t part, int slot)
         vf sums[CHUNKS] = {{0}}, squares[CHUNKS] = {{0}};
         for (int64_t i = 0; i < C; i += LANES)
             sums[i / LANES % CHUNKS] += load_some(x + i, C - i);
-        vf mean = every(sum_of(sums) / (float)C);
+        vf mean = broadcast(sum_of(sums) / (float)C);
         for (int64_t i = 0; i < C; i += LANES) {
             store_some(y + i, load_some(x + i, C - i) - mean, C - i);
             vf difference = load_some(y + i, C - i);
             vf *square = &squares[i / LANES % CHUNKS];
             *square = multiply_add(difference, difference, *square);
         }
-        vf per_deviation = every(1.0f / sqrtf(sum_of(squares) / (float)C + job->epsilon));
+        vf per_deviation = broadcast(1.0f / sqrtf(sum_of(squares) / (float)C + job->epsilon));
         for (int64_t i = 0; i < C; i += LANES) {
             vf weight = load_some(job->weight + i, C - i), bias = load_some(job->bias + i, C - i);
             store_some(y + i, multiply_add(load_some(y + i, C - i) * per_deviation, weight, bias), C - i);
@@ -178,7 +182,7 @@ static void add(const void *given, int64_t part, int slot)
 INLINE void keep(void *cache, int64_t place, float x, int half)
 {
     if (half)
-        ((uint16_t *)cache)[place] = narrow_float16(every(x))[0];
+        ((uint16_t *)cache)[place] = narrow_float16(broadcast(x))[0];
     else
         ((float *)cache)[place] = x;
 }
@@ -208,11 +212,11 @@ static void store_head(const void *given, int64_t part, int slot)
  * up to the next multiple of PARTIAL_SUMS, becomes 0. */
 INLINE float exponentials_of(float *scores, int64_t n, float scale)
 {
-    vf largest = every(-INFINITY), sums[CHUNKS] = {{0}};
+    vf largest = broadcast(-INFINITY), sums[CHUNKS] = {{0}};
     for (int64_t i = n; i % PARTIAL_SUMS; i++)
         scores[i] = -INFINITY;
     for (int64_t i = 0; i < n; i += LANES) {
-        vf score = load(scores + i) * every(scale);
+        vf score = load(scores + i) * broadcast(scale);
         store(scores + i, score);
         largest = select(score > largest, score, largest);
     }
@@ -220,7 +224,7 @@ INLINE float exponentials_of(float *scores, int64_t n, float scale)
     for (int lane = 1; lane < LANES; lane++)
         most = largest[lane] > most ? largest[lane] : most;
     for (int64_t i = 0; i < parts_of(n, PARTIAL_SUMS) * PARTIAL_SUMS; i += LANES) {
-        vf weight = exp_vector(load(scores + i) - every(most));
+        vf weight = exp_vector(load(scores + i) - broadcast(most));
         store(scores + i, weight);
         sums[i / LANES % CHUNKS] += weight;
     }
@@ -297,15 +301,15 @@ static double logarithm(double x)
     return (double)exponent * 0.6931471805599453 + 2 * ratio * series;
 }
 
-/* The logarithm of the sum of exp(x) over a row: PARTIAL_SUMS sums in float64, in steps of BLOCKS
- * numbers that are added in float32. */
+/* The logarithm of the sum of exp(x) over a row: PARTIAL_SUMS sums in float64, STEP numbers at a
+ * time are added in float32, then to the sums in float64. */
 static void log_sum_exp(const void *given, int64_t row, int slot)
 {
     enum { STEP = 16 * PARTIAL_SUMS };
     const struct log_sum_exp *job = given;
     const float *x = job->x + row * job->stride;
     double sums[PARTIAL_SUMS] = {0};
-    vf largest = every(x[0]);
+    vf largest = broadcast(x[0]);
     (void)slot;
     for (int64_t i = 0; i < job->n; i += LANES) {
         vf number = i + LANES <= job->n ? load(x + i) : largest;
@@ -321,7 +325,7 @@ static void log_sum_exp(const void *given, int64_t row, int slot)
         float numbers[PARTIAL_SUMS];
         int64_t end = smaller(start + STEP, job->n);
         for (int64_t i = start; i < end; i += LANES) {
-            vf weight = exp_vector(load_some(x + i, end - i) - every(most));
+            vf weight = exp_vector(load_some(x + i, end - i) - broadcast(most));
             if (end - i < LANES) { /* lanes without a number count nothing */
                 vf some = weight;
                 weight = (vf){0};

@@ -1,9 +1,9 @@
 /* What the kernels of all processor levels share: layouts, jobs, and the table of a level.
  *
  * Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C width. Strides are counted in
- * numbers, not in bytes. A matrix (n_in, n_out) lies in panels of COLUMNS columns: of a panel, the
- * numbers of one row lie side by side, and row follows row. So a processor that computes some
- * outputs reads its part of the matrix from the first byte to the last.
+ * numbers, not in bytes. A matrix (n_in, n_out) is stored as panels of COLUMNS columns. In a
+ * panel, rows are contiguous and in order, so computing some outputs reads one contiguous stretch of
+ * memory.
  */
 #ifndef GPT_CLI_KERNELS_H
 #define GPT_CLI_KERNELS_H
@@ -98,14 +98,14 @@ struct attend {
     const void *keys, *values; /* as `store` has them */
     const int64_t *visible;    /* (B, T) how many keys each query sees, from the first on */
     float *y;                  /* (B, T, H * D), rows y_stride apart */
-    float *scratch;            /* for each slot, MOST_ROWS rows or T */
+    float *scratch;            /* for each slot, min(T, MOST_ROWS) rows of scratch_stride */
     int64_t y_stride, scratch_stride;
     int64_t B, H, T, D, blocks, tiles; /* tiles of MOST_ROWS queries of one head */
     float scale;
     int32_t half;
 };
 
-/* Which sum or function of each row to compute, in float64: see kernels.c. */
+/* log(sum(exp(x))) of each row, in float64. */
 struct log_sum_exp {
     const float *x;
     double *y;

@@ -12,30 +12,30 @@ static int64_t larger(int64_t x, int64_t y) { return x > y ? x : y; }
 static int64_t stride_of(int64_t width) { return padded(width) + 16; }
 
 /* The scratch memory of a layer, in floats from its beginning. */
-struct places {
+struct offsets {
     int64_t normed, qkv, hidden, scores, scores_stride, digits, end;
 };
 
-static struct places places_of(
+static struct offsets offsets_of(
     const struct block *b, int64_t rows, int64_t T, int64_t cache_blocks, int threads)
 {
-    int64_t C = b->c_attn.n_in, inner = b->c_fc.n_out, fours = b->c_fc.format == INT8;
-    struct places places = {.scores_stride = cache_blocks * COLUMNS + 16};
-    places.qkv = places.normed + rows * stride_of(C);
-    places.hidden = places.qkv; /* by then there is no more need of qkv */
-    places.scores = places.qkv + rows * larger(stride_of(3 * C), stride_of(inner));
-    places.digits =
-        places.scores + threads * (T < MOST_ROWS ? T : MOST_ROWS) * places.scores_stride;
+    int64_t C = b->c_attn.n_in, inner = b->c_fc.n_out, is_int8 = b->c_fc.format == INT8;
+    struct offsets at = {.scores_stride = cache_blocks * COLUMNS + 16};
+    at.qkv = at.normed + rows * stride_of(C);
+    at.hidden = at.qkv; /* by then there is no more need of qkv */
+    at.scores = at.qkv + rows * larger(stride_of(3 * C), stride_of(inner));
+    at.digits =
+        at.scores + threads * (T < MOST_ROWS ? T : MOST_ROWS) * at.scores_stride;
     int64_t blocks = (larger(C, inner) + BLOCK - 1) / BLOCK;
-    places.digits = (places.digits + 15) / 16 * 16;
-    places.end = places.digits + fours * rows * (blocks * (int64_t)sizeof(struct digits) / 4 + 1);
-    return places;
+    at.digits = (at.digits + 15) / 16 * 16;
+    at.end = at.digits + is_int8 * rows * (blocks * (int64_t)sizeof(struct digits) / 4 + 1);
+    return at;
 }
 
 int64_t gpt2_layers_scratch(
     const struct block *b, int64_t rows, int64_t T, int64_t cache_blocks, int threads)
 {
-    return places_of(b, rows, T, cache_blocks, threads).end;
+    return offsets_of(b, rows, T, cache_blocks, threads).end;
 }
 
 static int compute_block(
@@ -44,7 +44,7 @@ static int compute_block(
     int64_t cache_blocks, int half, float *y, int64_t y_stride, float *scratch, int threads)
 {
     int64_t rows = B * T, C = b->c_attn.n_in, H = b->n_head, D = C / H;
-    struct places at = places_of(b, rows, T, cache_blocks, threads);
+    struct offsets at = offsets_of(b, rows, T, cache_blocks, threads);
     float *normed = scratch + at.normed, *qkv = scratch + at.qkv, *hidden = scratch + at.hidden;
     float *scores = scratch + at.scores, *digits = scratch + at.digits;
     int64_t narrow = stride_of(C), wide = stride_of(3 * C), inner = stride_of(b->c_fc.n_out);

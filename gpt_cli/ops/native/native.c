@@ -13,9 +13,8 @@
 #endif
 
 enum {
-    SMALL = 20000, /* multiply-adds that one thread has done before another has heard of them */
-    SHARES = 1,        /* of what is left of a matrix, for each thread; it takes one */
-    LEAST = 256 << 10, /* bytes of a matrix that it takes at least */
+    SMALL = 20000, /* multiply-adds: below this, waking another thread takes longer than the work */
+    LEAST = 256 << 10, /* bytes of a matrix in a part */
     SOME_ROWS = 16,
 };
 
@@ -27,7 +26,9 @@ extern const struct kernels kernels_avx512vnni, kernels_avx512, kernels_avxvnni,
 
 static int has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    unsigned a, b, c = 0, d;
+    int has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+    return has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 #ifndef WITHOUT_AVXVNNI /* the compiler does not know it */
@@ -86,7 +87,12 @@ static const struct {
 
 #endif
 
-static const struct kernels *kernels;
+static const struct kernels *_Atomic kernels;
+
+const int64_t gpt2_layout[] = {
+    1, COLUMNS, MOST_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
+    sizeof(struct matrix), sizeof(struct block),
+};
 
 int gpt2_has_level(const char *name)
 {
@@ -139,8 +145,9 @@ void gpt2_layer_norm(
     run_parts(kernels->layer_norm, &job, parts_of(rows, SOME_ROWS), threads);
 }
 
-/* Cut the panels of a matrix in parts, large ones first: memory is read fastest in long stretches,
- * and small parts at the end let threads end at the same time. Return how many parts there are. */
+/* Cut the panels of a matrix in parts (guided self-scheduling). Each is 1/threads of what is left, but
+ * at least LEAST bytes: memory is read fastest in long stretches, and small parts at the end let
+ * threads end at the same time. Return how many parts there are. */
 static int cut_panels(struct linear *job, int64_t panels, int threads)
 {
     static const int sizes[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
@@ -150,7 +157,7 @@ static int cut_panels(struct linear *job, int64_t panels, int threads)
                                       : w->n_in * COLUMNS * sizes[w->format];
     int parts = 0;
     for (int64_t start = 0; start < panels; parts++) {
-        int64_t left = panels - start, size = left / (SHARES * threads);
+        int64_t left = panels - start, size = left / threads;
         if (size * panel < LEAST)
             size = parts_of(LEAST, panel);
         if (parts == MOST_PARTS - 1 || size > left)

@@ -10,6 +10,10 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
+/* Sizes that Python must have in common with this library, and the version of these functions: see
+ * bindings.py. */
+EXPORT extern const int64_t gpt2_layout[8];
+
 /* Return whether there is a level of this name, for this processor. */
 EXPORT int gpt2_has_level(const char *name);
 
@@ -41,7 +45,7 @@ EXPORT int gpt2_store(
     int64_t T, int64_t D, int64_t blocks, int half, int threads);
 
 /* Return 0, or 1 if a query sees no key, or more than there are.
- * `scratch` has, for each thread, MOST_ROWS rows or T, of whole panels and 16 numbers. */
+ * `scratch` has, for each thread, min(T, MOST_ROWS) rows of blocks * COLUMNS + 16 floats. */
 EXPORT int gpt2_attend(
     const float *q, int64_t b_stride, int64_t h_stride, int64_t t_stride, const void *keys,
     const void *values, const int64_t *visible, float scale, int64_t B, int64_t H, int64_t T,
@@ -80,13 +84,15 @@ EXPORT void gpt2_log_sum_exp(
 EXPORT void gpt2_exp(const float *x, int64_t n, float *y, int threads);
 
 /* Pack rows `first` and on, `count` of them, of what is stored: a matrix (n_in, n_out), or (n_out, n_in)
- * if it is transposed. INT8: `scales` are those of their blocks, and `first` begins a block. */
-EXPORT void gpt2_pack(
+ * if it is transposed. INT8: `scales` are those of their blocks, and `first` begins a block.
+ * Return 0, or -2 if they are not int8 as `gpt-cli quantize` writes it: a weight is -128, or a scale
+ * has more digits than bfloat16. */
+EXPORT int gpt2_pack(
     const void *rows, const float *scales, int64_t first, int64_t count, int64_t n_in,
     int64_t n_out, int format, int transposed, void *panels);
 
-/* Pack a matrix that lies in a file from byte `offset` on. Return 0, -1 if the file ends before, or
- * the number of an error. INT8: `scales` are those of all blocks. */
+/* Pack a matrix that lies in a file from byte `offset` on. Return 0, -1 if the file ends before,
+ * -2 as `gpt2_pack`, or the number of an error. INT8: `scales` are those of all blocks. */
 EXPORT int gpt2_pack_file(
     int file, int64_t offset, const float *scales, int64_t n_in, int64_t n_out, int format,
     int transposed, void *panels);

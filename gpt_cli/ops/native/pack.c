@@ -1,6 +1,7 @@
 /* From the order of a checkpoint to panels: see kernels.h. Processors are little-endian. */
 #define _XOPEN_SOURCE 700
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 enum {
     PIECE = 256 << 10, /* bytes of a file that are read before they are packed: they stay in a cache */
     ENDED = -1,        /* a file, before what was to be read */
+    OTHER_INT8 = -2,
     SQUARE = 16,       /* columns are turned into rows by so many rows at a time */
 };
 
@@ -99,7 +101,8 @@ static void pack_int8_columns(
             to[block].scales[column] = upper_half(scales[i * blocks + block]);
             for (; k + 4 <= count_k; k += 4)
                 memcpy(to[block].weights[k / 4][column], from + k, 4);
-            memcpy(to[block].weights[k / 4][column], from + k, count_k - k);
+            if (k < count_k)
+                memcpy(to[block].weights[k / 4][column], from + k, count_k - k);
         }
     }
 }
@@ -109,10 +112,30 @@ static int64_t bytes_of(int format)
     return format == FLOAT32 ? 4 : format == INT8 ? 1 : 2;
 }
 
-void gpt2_pack(
+/* Return whether all weights are from -127 to 127, and all scales those of bfloat16. */
+static int is_int8(const int8_t *weights, int64_t count, const float *scales, int64_t scale_count)
+{
+    int wrong = 0;
+    uint32_t bits, rest = 0;
+    for (int64_t i = 0; i < count; i++)
+        wrong |= weights[i] == -128;
+    for (int64_t i = 0; i < scale_count; i++) {
+        memcpy(&bits, scales + i, sizeof bits);
+        rest |= isfinite(scales[i]) ? bits & 0xFFFF : 0; /* weights that are not finite are told later */
+    }
+    return !wrong && !rest;
+}
+
+int gpt2_pack(
     const void *rows, const float *scales, int64_t first, int64_t count, int64_t n_in,
     int64_t n_out, int format, int transposed, void *panels)
 {
+    if (format == INT8) {
+        int64_t length = transposed ? n_in : n_out, blocks = (count + BLOCK - 1) / BLOCK;
+        int64_t scale_count = transposed ? count * ((n_in + BLOCK - 1) / BLOCK) : blocks * n_out;
+        if (!is_int8(rows, count * length, scales, scale_count))
+            return OTHER_INT8;
+    }
     if (format == INT8 && transposed)
         pack_int8_columns(rows, scales, first, count, n_in, panels);
     else if (format == INT8)
@@ -123,6 +146,7 @@ void gpt2_pack(
         pack_columns(rows, first, count, n_in, 4, panels);
     else
         pack_columns(rows, first, count, n_in, 2, panels);
+    return 0;
 }
 
 /* Fill `to` from a file. Return 0, ENDED, or the number of an error. */
@@ -157,7 +181,7 @@ int gpt2_pack_file(
         int64_t before = (transposed ? first : first / BLOCK) * scales_per_row;
         const float *some = scales ? scales + before : NULL;
         if (!error)
-            gpt2_pack(piece, some, first, count, n_in, n_out, format, transposed, panels);
+            error = gpt2_pack(piece, some, first, count, n_in, n_out, format, transposed, panels);
     }
     free(piece);
     return error;

@@ -1,8 +1,8 @@
 /* A pool of threads, made when first needed and kept.
  *
- * Threads take parts of a job by counting up `ticket`. Nobody waits for a thread that has taken
- * none, so a thread that another process keeps from its core costs no more than its share. A thread
- * without work looks for some for SPIN nanoseconds, then sleeps.
+ * Threads take parts of a job by counting up `ticket`. The caller waits only for threads that hold a
+ * part, so a thread that is preempted before it takes one delays nothing. A thread without work looks
+ * for some for SPIN nanoseconds, then sleeps.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -16,8 +16,8 @@
 
 enum {
     MOST_WORKERS = 255,
-    PART_BITS = 20, /* of a ticket: job number, number of parts, next part */
-    SPIN = 100000,
+    PART_BITS = 20, /* a ticket: job number (24 bits), number of parts (20), next part (20) */
+    SPIN = 100000,  /* nanoseconds */
     STACK = 512 << 10,
 };
 
@@ -117,9 +117,11 @@ static void forget_threads(void)
     pool.workers = 0;
 }
 
-/* Have so many threads beside the calling one, or as many as the system gives. */
+/* Start workers until there are `wanted`, or until the system refuses. */
 static void start_workers(int wanted)
 {
+    if (pool.workers >= wanted || pool.workers == MOST_WORKERS)
+        return;
     static bool prepared;
     if (!prepared)
         pthread_atfork(NULL, NULL, forget_threads);
@@ -145,7 +147,7 @@ static void start_workers(int wanted)
 
 void run_parts(part_function *function, const void *job, int64_t parts, int threads)
 {
-    bool alone = threads <= 1 || parts <= 1 || parts > (int64_t)PART_MASK;
+    bool alone = threads <= 1 || parts <= 1 || parts > (int64_t)PART_MASK; /* of no real pass */
     if (alone || pthread_mutex_trylock(&pool.in_use)) { /* or another thread uses the pool */
         for (int64_t part = 0; part < parts; part++)
             function(job, part, 0);

@@ -79,7 +79,7 @@ INLINE void multiply_tile(
             weights[v] = weights_at(w, w_at + k * w_stride + v * LANES, format);
         UNROLLED for (int r = 0; r < R; r++)
             UNROLLED for (int v = 0; v < V; v++)
-                sums[r][v] = multiply_add(every(x[r * x_stride + k]), weights[v], sums[r][v]);
+                sums[r][v] = multiply_add(broadcast(x[r * x_stride + k]), weights[v], sums[r][v]);
     }
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++)
@@ -160,7 +160,7 @@ INLINE void multiply_pair_of(
 {
     vf sums[2][VECTORS] = {{{0}}};
     for (int64_t k = 0; k < K; k++) {
-        vf number = every(x[k]);
+        vf number = broadcast(x[k]);
         UNROLLED for (int panel = 0; panel < 2; panel++)
             UNROLLED for (int v = 0; v < VECTORS; v++) {
                 int64_t place = w_at + panel * apart + k * w_stride + v * LANES;
@@ -206,8 +206,8 @@ INLINE void multiply_int8_tile(
                 weights[v] = load_bytes(w[block].weights[four][column + v * LANES]);
             UNROLLED for (int r = 0; r < R; r++) {
                 const struct digits *row = x + r * blocks + block;
-                vb upper = every_group(row->high + 4 * four);
-                vb lower = every_group(row->low + 4 * four);
+                vb upper = broadcast_group(row->high + 4 * four);
+                vb lower = broadcast_group(row->low + 4 * four);
                 UNROLLED for (int v = 0; v < V; v++) {
                     high[r][v] = dot4(high[r][v], weights[v], upper);
                     low[r][v] = dot4(low[r][v], weights[v], lower);
@@ -225,7 +225,7 @@ INLINE void multiply_int8_tile(
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++) {
             vf start = bias ? load(bias + v * LANES) : (vf){0};
-            store(y + r * y_stride + v * LANES, multiply_add(sums[r][v], every(steps[r]), start));
+            store(y + r * y_stride + v * LANES, multiply_add(sums[r][v], broadcast(steps[r]), start));
         }
 }
 

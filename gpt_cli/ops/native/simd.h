@@ -1,6 +1,6 @@
 /* Vectors of one processor level, and what C has no operator for.
  *
- * kernels.c is compiled once for each level, with the flags that define what is asked for below.
+ * kernels.c is compiled once per level, with flags that define the macros tested below.
  * All arithmetic is that of IEEE 754 with `-ffp-contract=off`: a product and a sum are fused where
  * `multiply_add` says so, and nowhere else. So each lane computes the same on every processor.
  */
@@ -40,8 +40,8 @@ INLINE void store(float *to, vf x) { memcpy(to, &x, sizeof x); }
 INLINE void store_short(uint16_t *to, vh x) { memcpy(to, &x, sizeof x); }
 
 /* A vector of LANES equal numbers, or of LANES equal groups of four bytes. */
-INLINE vf every(float x) { return x - (vf){0}; }
-INLINE vb every_group(const int8_t *four)
+INLINE vf broadcast(float x) { return x - (vf){0}; }
+INLINE vb broadcast_group(const int8_t *four)
 {
     int32_t group;
     memcpy(&group, four, sizeof group);
@@ -59,8 +59,8 @@ INLINE vf widen_bfloat16(vh x) { return (vf)(__builtin_convertvector(x, vu) << 1
 /* The functions below differ between processors:
  *   multiply_add(x, y, z): x * y + z, rounded once.
  *   widen_float16(x), narrow_float16(x): exact, and rounded to the nearest, ties to even.
- *   dot4(sums, weights, x): to each of LANES sums, add the products of four int8 by four int8, from
- *     -127 for weights and from -128 for x, and BIAS times the sum of the four x.
+ *   dot4(sums, weights, x): to each of LANES sums, add the products of four int8 weights, from -127 to
+ *     127, by four int8 of x, from -128 to 127, and BIAS times the sum of the four x.
  */
 #if LANES == 16
 
