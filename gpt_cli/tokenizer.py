@@ -6,11 +6,11 @@ can write and that goes stale; so the files are read here and only handed to it.
 
 import codecs
 import re
+from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tiktoken
 
 from gpt_cli.errors import MALFORMED, CheckpointError, InputError
@@ -89,7 +89,7 @@ class Tokenizer:
         ids = [*ranks.values(), *self.special.values()]
         if len(set(ids)) != len(ids):
             raise CheckpointError(f"{source}: two tokens share one id: download it again")
-        self._ids = np.array(ids)
+        self._ids = array("q", ids)  # of 8 bytes; a set has 60 for each
         self._encoding = tiktoken.Encoding(
             source,
             pat_str=PATTERN,
@@ -206,7 +206,8 @@ class Tokenizer:
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that stand for no token, such as rows of padding."""
-        return np.setdiff1d(np.arange(vocab_size), self._ids).tolist()
+        known = set(self._ids)
+        return [id for id in range(vocab_size) if id not in known]
 
 
 def _is_made(token: str, vocab: dict[str, int]) -> bool:
