@@ -17,6 +17,7 @@ import gpt_cli
 from gpt_cli import gpu, hub, machine
 from gpt_cli.errors import GPTCLIError
 from gpt_cli.machine import native_library
+from gpt_cli.ops import MOST_THREADS
 
 _COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # else `show` draws in characters
 _LITTLE = 1 << 30  # bytes of memory, which gpt2 and a prompt just fit in
@@ -75,19 +76,30 @@ def _library() -> Finding:
     lower = [other for other in available if other != level]
     also = f" (also here: {', '.join(lower)})" if lower else ""
     chosen = os.environ.get("GPT_CLI_OPS")
-    if chosen not in (None, "", "native"):
-        found = f"compiled, for {level}{also}; GPT_CLI_OPS={chosen} computes instead"
+    if chosen not in (None, "", "native", "numpy"):
+        return Finding(
+            "library",
+            "problem",
+            f"GPT_CLI_OPS={chosen:.40} must be native or numpy",
+            "unset GPT_CLI_OPS",
+        )
+    if chosen == "numpy":
+        found = f"compiled, for {level}{also}; GPT_CLI_OPS=numpy computes instead"
         return Finding("library", "note", found, "unset GPT_CLI_OPS")
     return Finding("library", "ok", f"computes at the level {level}{also}")
 
 
 def _threads() -> Finding:
     cores, taken = machine.cores(), machine.threads()
+    given = os.environ.get("GPT_CLI_THREADS", "")
+    if given and not (given.isdecimal() and 1 <= int(given) <= MOST_THREADS):
+        found = f"GPT_CLI_THREADS={given:.40} is no number from 1 to {MOST_THREADS}"
+        return Finding("threads", "problem", found, "unset GPT_CLI_THREADS")
     found = f"{cores} of {os.cpu_count()} processors may be used"
     if taken > cores:
         cure = f"give --threads {cores}, or unset GPT_CLI_THREADS"
         return Finding("threads", "note", f"{found}, and {taken} threads are asked for", cure)
-    return Finding("threads", "ok", f"{found}; {taken} threads are taken")
+    return Finding("threads", "ok", f"{found}; {taken} threads are used")
 
 
 def _memory() -> Finding:
@@ -144,7 +156,7 @@ def _terminal() -> Finding:
     if sys.stdout is None or not sys.stdout.isatty():
         return Finding("terminal", "ok", "none on standard output: plain text, no escape codes")
     columns, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
-    colours = _COLOURS.get(Console(file=sys.stdout).color_system or "", "less than 256 colours")
+    colours = _COLOURS.get(Console(file=sys.stdout).color_system or "", "fewer than 256 colours")
     found = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {colours}, {encoding}"
     if encoding.lower().replace("-", "") != "utf8":
         return Finding("terminal", "note", found, "choose a locale with UTF-8, such as C.UTF-8")

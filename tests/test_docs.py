@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 from processes import on_terminal, path_with_command
 
+from gpt_cli.machine import native_library
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("benchmarks/*.md")]
@@ -105,7 +107,9 @@ class Step:
 
 
 def alike(word: str, other: str) -> bool:
-    """Whether words are equal, but for the last digits of numbers: they depend on the processor."""
+    """Whether words are equal, but for the last digits of numbers if NumPy computes."""
+    if native_library():
+        return word == other
     number = r"\d+(?:\.\d+)?"  # of which 5.0 may be written as 5
     if re.sub(number, "", word) != re.sub(number, "", other):
         return False

@@ -63,6 +63,18 @@ def test_a_level_that_is_lower_than_the_processors_is_told(level, monkeypatch):
     assert found.found.startswith(f"computes at the level {level}")
 
 
+@pytest.mark.usefixtures("library")
+def test_a_choice_that_every_command_refuses_is_a_problem(monkeypatch):
+    monkeypatch.setenv("GPT_CLI_OPS", "foo")
+    assert finding("library").status == "problem"
+    for threads in ("x", "0", "-1", "257"):
+        monkeypatch.setenv("GPT_CLI_THREADS", threads)
+        assert (finding("threads").status, finding("threads").cure) == (
+            "problem",
+            "unset GPT_CLI_THREADS",
+        )
+
+
 def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
     monkeypatch.setattr(doctor, "native_library", lambda: None)
     found = finding("library")
@@ -157,7 +169,7 @@ def test_offline_the_hub_is_not_asked(monkeypatch):
 def test_a_terminal_is_told_of(columns):
     code, shown = run_on_terminal("doctor", columns=columns)
     assert code == 0
-    assert f"xterm, {columns} columns, less than 256 colours, utf-8" in " ".join(shown.split())
+    assert f"xterm, {columns} columns, fewer than 256 colours, utf-8" in " ".join(shown.split())
     for line in shown.split("\r\n"):  # a path may be longer than the terminal is wide
         assert len(line) <= columns or len(line.split()) == 1
 
