@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
@@ -87,6 +88,15 @@ def store_in_bfloat16(folder: Path, out: Path) -> None:
         bits = (array.view(np.uint32) >> 16).astype("<u2")
         tensors[name] = Stored("BF16", list(bits.shape), bits.tobytes())
     (out / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+
+
+def in_a_process(act: Callable[..., None], *arguments: Any) -> None:
+    """Do something in a process of its own: Linux would count its memory into that of engines."""
+    maker = get_context("spawn").Process(target=act, args=arguments)
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        raise SystemExit(f"failed: {act.__name__}")
 
 
 def process(command: list[str], **variables: str) -> tuple[float, float]:
@@ -221,12 +231,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.folder or Path(scratch, "model")
         if arguments.folder is None:
-            # In a process of its own: Linux would count its memory into that of the engines.
-            maker = get_context("spawn").Process(
-                target=make_checkpoint, args=(folder, arguments.size)
-            )
-            maker.start()
-            maker.join()
+            in_a_process(make_checkpoint, folder, arguments.size)
         dtypes = {engine: DTYPES.get(engine, arguments.dtype) for engine in engines}
         converted = {
             engine: convert(engine, python, folder, Path(scratch), dtypes[engine])
@@ -245,7 +250,7 @@ def convert(engine: str, python: str, folder: Path, scratch: Path, dtype: str) -
     """Return what an engine reads, made from the checkpoint if need be."""
     out = scratch / engine
     if engine in OURS and dtype == "bfloat16":
-        store_in_bfloat16(folder, out)
+        in_a_process(store_in_bfloat16, folder, out)
         return out
     if engine in OURS and dtype == "int8":
         command = [python, "-P", "-m", "gpt_cli", "quantize", str(folder), "-o", str(out)]
