@@ -28,6 +28,7 @@ from gpt_cli import checkpoint
 from gpt_cli.cli import app
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.machine import native_library
 from gpt_cli.model import forward
 from gpt_cli.ops import get_ops
 from gpt_cli.ops.int8 import quantize
@@ -85,7 +86,11 @@ def source(tmp_path) -> Path:
 
 
 def load(folder: Path, dtype: str = "auto"):
-    return gpt_cli.load(str(folder), dtype=dtype)
+    """Load a model, by NumPy's reference for int8 where there is no library."""
+    with pytest.MonkeyPatch.context() as patch:
+        if native_library() is None:
+            patch.setenv("GPT_CLI_OPS", "numpy")
+        return gpt_cli.load(str(folder), dtype=dtype)
 
 
 def config_of(folder: Path) -> dict:
