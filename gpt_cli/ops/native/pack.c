@@ -179,7 +179,7 @@ int gpt2_pack_file(
         int64_t count = smaller(rows - first, step);
         error = fill(piece, count * row_bytes, file, offset + first * row_bytes);
         int64_t before = (transposed ? first : first / BLOCK) * scales_per_row;
-        const float *some = scales ? scales + before : NULL;
+        const float *some = format == INT8 ? scales + before : NULL;
         if (!error)
             error = gpt2_pack(piece, some, first, count, n_in, n_out, format, transposed, panels);
     }
