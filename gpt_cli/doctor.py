@@ -16,8 +16,7 @@ from rich.console import Console
 import gpt_cli
 from gpt_cli import gpu, hub, machine
 from gpt_cli.errors import GPTCLIError
-from gpt_cli.machine import native_library
-from gpt_cli.ops import MOST_THREADS
+from gpt_cli.machine import MOST_THREADS, native_library
 
 _COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # else `show` draws in characters
 _LITTLE = 1 << 30  # bytes of memory, which gpt2 and a prompt just fit in

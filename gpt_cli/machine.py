@@ -1,4 +1,4 @@
-"""What this machine has: memory for a computation, memory that it took, threads, the library."""
+"""The memory and threads of this machine, and whether it can use the compiled library."""
 
 import os
 import sys
@@ -9,6 +9,8 @@ from gpt_cli.errors import ResourceError
 
 _NATIVE = Path(__file__).parent / "ops" / "native"
 _ENDINGS = (".so", ".dylib", ".dll")  # of a library
+MOST_THREADS = 256  # of the compiled library
+
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _STATUS = Path("/proc/self/status")

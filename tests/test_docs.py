@@ -107,7 +107,7 @@ class Step:
 
 
 def alike(word: str, other: str) -> bool:
-    """Whether words are equal, but for the last digits of numbers if NumPy computes."""
+    """Return whether words are equal; where NumPy computes, the last digits may differ."""
     if native_library():
         return word == other
     number = r"\d+(?:\.\d+)?"  # of which 5.0 may be written as 5

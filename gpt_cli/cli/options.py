@@ -9,7 +9,7 @@ import typer
 
 from gpt_cli.cli import completion
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.machine import addresses, blas_threads, cores, native_computes
+from gpt_cli.machine import MOST_THREADS, addresses, blas_threads, cores, native_computes
 
 if TYPE_CHECKING:
     from gpt_cli.generate import Options
@@ -151,7 +151,7 @@ Threads = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=256,
+        max=MOST_THREADS,
         envvar="GPT_CLI_THREADS",
         help="Threads to compute with; all cores if not set.",
     ),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpt_cli import gpu
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.machine import native_library
+from gpt_cli.machine import MOST_THREADS, native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device that the ops compute on
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that have placed it
@@ -60,7 +60,7 @@ class StoredRows(Rows, Protocol):
     """Rows that lie in a file."""
 
     dtype: str
-    """What they are stored in, as safetensors writes it: F32, F16, BF16, I8."""
+    """The stored type, by its name in safetensors: F32, F16, BF16 or I8."""
 
     def opened(self) -> AbstractContextManager[tuple[FileIO, int]]:
         """Open the file; give it, and the byte at which the rows begin.
@@ -72,7 +72,7 @@ class StoredRows(Rows, Protocol):
 
 
 class Ops(Protocol):
-    """What the model asks of a device.
+    """The operations of a device that the model is written in.
 
     An implementation fuses inside one operation. `layers`, where there is one, runs the same
     operations in one call.
@@ -197,7 +197,6 @@ _IMPLEMENTATIONS = {
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
     },
 }
-MOST_THREADS = 256  # of the compiled library
 SHORT = ("float16", "bfloat16")  # types of 16 bits
 _CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
 

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.machine import free_memory, threads
-from gpt_cli.ops import MOST_THREADS, Array, LayerNorm, Linear, Rows, StoredRows
+from gpt_cli.machine import MOST_THREADS, free_memory, threads
+from gpt_cli.ops import Array, LayerNorm, Linear, Rows, StoredRows
 from gpt_cli.ops.bindings import (
     ACTIVATIONS,
     COLUMNS,
