@@ -28,15 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt_cli.ray.job import Cluster as Workers
+from gpt_cli.ray.job import compute
+from gpt_cli.rows import Row, Source
 from ray.cluster_utils import Cluster
 from run import machine, make_checkpoint, versions
 
 from gpt_cli.engine import Engine
 from gpt_cli.generate import Options
-from gpt_cli.ray.job import Cluster as Workers
-from gpt_cli.ray.job import compute
 from gpt_cli.records import Generation, Record, json_line
-from gpt_cli.rows import Row, Source
 
 PARTS = ("equal", "overhead", "driver")
 NODES, ROWS = 4, 5000

@@ -26,30 +26,11 @@ if TYPE_CHECKING:
         ResourceError,
         RowsError,
     )
-    from gpt_cli.generate import Completion, Options, Step
+    from gpt_cli.generate import Completion, Step
+    from gpt_cli.options import Options
     from gpt_cli.score import Choice, Score
     from gpt_cli.trace import Trace
     from gpt_cli.tree import Node
-
-_HOME = {
-    "Engine": "engine",
-    "load": "engine",
-    "CheckpointError": "errors",
-    "ContextError": "errors",
-    "GPTCLIError": "errors",
-    "InputError": "errors",
-    "MismatchError": "errors",
-    "ModelNotFoundError": "errors",
-    "ResourceError": "errors",
-    "RowsError": "errors",
-    "Completion": "generate",
-    "Options": "generate",
-    "Step": "generate",
-    "Choice": "score",
-    "Score": "score",
-    "Trace": "trace",
-    "Node": "tree",
-}
 
 __all__ = [
     "CheckpointError",
@@ -70,9 +51,15 @@ __all__ = [
     "Trace",
     "load",
 ]
+_MODULES = ("errors", "options", "generate", "score", "trace", "tree", "engine")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name in __all__:
+        modules = (importlib.import_module(f"{__name__}.{module}") for module in _MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,55 +1,17 @@
 """Many prompts, a batch at a time: computed by length, and given back in their order."""
 
-import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import InputError
-from gpt_cli.generate import Completion, Options, Request, generate, working_set
+from gpt_cli.generate import Completion, Request, generate, working_set
 from gpt_cli.model import GPT2
 from gpt_cli.tokenizer import Tokenizer
 
 LARGEST = 64  # rows: beyond, a batch takes memory and gives little speed on a CPU
 _READ_AHEAD = 4  # batches, of which the rows are sorted by length
-
-_WHOLE: tuple[str, tuple[type, ...]] = ("a whole number", (int,))
-_NUMBER: tuple[str, tuple[type, ...]] = ("a number", (int, float))
-
-# What a row may say for itself, each with its type.
-ROW_OPTIONS = {
-    "max_tokens": _WHOLE,
-    "temperature": _NUMBER,
-    "top_k": _WHOLE,
-    "top_p": _NUMBER,
-    "min_p": _NUMBER,
-    "repeat_penalty": _NUMBER,
-    "seed": _WHOLE,
-    "stop": ("a string or a list of strings", (str, list)),
-}
-
-
-def row_options(defaults: Options, row: Mapping[str, Any]) -> Options:
-    """Return the options of a row: its own, or the defaults where it has none or None.
-
-    Raises:
-        InputError: an option has no such name, type or value.
-    """
-    options = {name: value for name, value in row.items() if value is not None}
-    for name, value in options.items():
-        if name not in ROW_OPTIONS:
-            raise InputError(f"unknown field {name!r:.40}; a row may have {', '.join(ROW_OPTIONS)}")
-        kind, types = ROW_OPTIONS[name]
-        if isinstance(value, bool) or not isinstance(value, types):
-            raise InputError(f"{name} must be {kind}, not {json.dumps(value, default=str):.40}")
-    if isinstance(options.get("stop"), str):
-        options["stop"] = [options["stop"]]
-    if not all(isinstance(stop, str) for stop in options.get("stop", ())):
-        raise InputError(f"stop must be {ROW_OPTIONS['stop'][0]}")
-    return replace(defaults, **options)
 
 
 def read_ahead(batch_size: int | None) -> int:
@@ -103,7 +65,7 @@ def _complete_window(
             requests[place] = row
     for places in _batches(model, requests, batch_size):
         batch = [requests[place] for place in places]
-        completions = [Completion(len(row.prompt), row.options.seed) for row in batch]
+        completions = [Completion(len(row.prompt), row.seed) for row in batch]
         for step in generate(model, tokenizer, batch):
             completions[step.row].add(step)
             if step.finish_reason is not None:

@@ -12,10 +12,9 @@ from itertools import cycle, islice, pairwise
 
 from gpt_cli import checkpoint
 from gpt_cli.engine import Engine
-from gpt_cli.errors import ContextError, MismatchError
-from gpt_cli.generate import Options
+from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.machine import peak_memory
-from gpt_cli.sampling import check
+from gpt_cli.options import Options
 
 TEXT = (
     "A librarian once copied a long book by hand. Before each new word she went back to the first "
@@ -44,7 +43,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "max_tokens", "batch", "repetitions"):
-            check(getattr(self, name) >= 1, f"{name.replace('_', '-')} must be 1 or more")
+            if getattr(self, name) < 1:
+                raise InputError(f"{name.replace('_', '-')} must be 1 or more")
 
 
 @dataclass(frozen=True)

@@ -3,43 +3,27 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
 from gpt_cli.config import GPT2Config
+from gpt_cli.declare import takes
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.finite import checked
-from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
+from gpt_cli.generate import Completion, Request, Step, fit, generate
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
+from gpt_cli.options import Options
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, common_beginning, rank, score
 from gpt_cli.tensors import unchanged
 from gpt_cli.tokenizer import Tokenizer
 from gpt_cli.trace import Trace, trace
 from gpt_cli.tree import Node, tree
-
-
-class OptionKeywords(TypedDict, total=False):
-    """The fields of `Options` as keyword arguments; their defaults and meanings are there."""
-
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    seed: int
-    stop: Sequence[str]
-    use_cache: bool
-    ignore_eos: bool
-    special: bool
-    overflow: Overflow
-    top_logprobs: int
 
 
 class Run(Iterator[Step]):
@@ -121,11 +105,13 @@ class Engine:
         """
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list of texts, not one text")
+        options = options.with_seed()
         requests = [self._request(prompt, options, row) for row, prompt in enumerate(prompts)]
         steps = generate(self.model, self.tokenizer, requests)
-        return Run(steps, [Completion(len(row.prompt), options.seed) for row in requests])
+        return Run(steps, [Completion(len(row.prompt), row.seed) for row in requests])
 
-    def stream(self, prompt: str, **options: Unpack[OptionKeywords]) -> Iterator[str]:
+    @takes(Options)
+    def stream(self, prompt: str, **options: Any) -> Iterator[str]:
         """Continue a prompt: an iterator of the pieces of text, each as soon as it is certain.
 
         Raises:
@@ -135,9 +121,8 @@ class Engine:
         run = self.run([prompt], Options(**options))
         return (step.text for step in run if step.text)
 
-    def generate(
-        self, prompts: Sequence[str], **options: Unpack[OptionKeywords]
-    ) -> list[Completion]:
+    @takes(Options)
+    def generate(self, prompts: Sequence[str], **options: Any) -> list[Completion]:
         """Continue each prompt; a row's result does not depend on its neighbours.
 
         Raises:
@@ -180,7 +165,7 @@ class Engine:
             raise TypeError("rows must be texts or mappings, not one text")
         if batch_size is not None and batch_size < 1:
             raise InputError("batch-size must be 1 or more")
-        defaults = options or Options()
+        defaults = (options or Options()).with_seed()
         requests = (
             self._row_request(row, defaults, index)
             for index, row in zip(count() if indices is None else indices, rows, strict=False)
@@ -281,6 +266,7 @@ class Engine:
 
     def _request(self, prompt: str, options: Options, index: int) -> Request:
         ids = self._prompt_ids(prompt, options.special)
+        self._check_ids([id for id, _ in options.logit_bias])
         return Request(fit(ids, self.model.config.n_positions, options), options, index)
 
     def _row_request(
@@ -291,7 +277,7 @@ class Engine:
         try:
             own = dict(row) if isinstance(row, Mapping) else {"prompt": row}
             prompt = own.pop("prompt", None)
-            options = batch.row_options(defaults, own)
+            options = defaults.with_row(own)
             if not isinstance(prompt, str):
                 raise InputError("a row needs a prompt, which is a string")
             # With a seed of its own it is a run of its own.

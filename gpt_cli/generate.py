@@ -1,12 +1,10 @@
-"""Prefill, decode, stop: from prompts to an iterator of steps, and from steps to completions."""
+"""Prefill, decode, stop: continue prompts step by step, and collect steps in completions."""
 
 import itertools
-import operator
-import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -17,65 +15,29 @@ from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, PASS, Counts, forward, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
-from gpt_cli.sampling import (
-    GROUP,
-    SamplingParams,
-    check,
-    likeliest,
-    sample,
-    uniforms,
-)
+from gpt_cli.options import Options
+from gpt_cli.sampling import GROUP, SamplingParams, likeliest, sample, uniforms
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"]
-Overflow: TypeAlias = Literal["error", "truncate", "shift"]
-
-
-def _draw_seed() -> int:
-    return int.from_bytes(os.urandom(4), "little")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(SamplingParams):
-    """How to continue prompts.
-
-    Raises:
-        InputError: a value is outside its range.
-    """
-
-    max_tokens: int = 128  # how many new tokens a row gets at most
-    seed: int = field(default_factory=_draw_seed)  # below 2**64; else drawn
-    stop: Sequence[str] = ()  # strings that end a row and are not part of its text
-    use_cache: bool = True  # False computes the whole text again for each token
-    ignore_eos: bool = False  # never choose the end token
-    special: bool = False  # names such as <|endoftext|> in a prompt stand for the special tokens
-    overflow: Overflow = "error"  # what to do with a text beyond the context; see `fit`
-    top_logprobs: int = 0  # how many of the likeliest tokens each step lists
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.stop, str):
-            raise TypeError("stop must be a list of strings, not one string")
-        check(self.max_tokens >= 1, "max-tokens must be 1 or more")
-        check(0 <= operator.index(self.seed) < 2**64, "seed must be from 0 to 2**64 - 1")
-        check("" not in self.stop, "a stop string must not be empty")
-        check(self.top_logprobs >= 0, "top-logprobs must be 0 or more")
-        choices = get_args(Overflow)
-        check(self.overflow in choices, f"overflow must be one of {', '.join(choices)}")
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """The part that says how to choose a token."""
-        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
 
 
 @dataclass(frozen=True)
 class Request:
-    """One row of a batch: a prompt, and how to continue it."""
+    """One row of a batch: a prompt with its options."""
 
     prompt: list[int]  # ids, at least one and fewer than n_positions
-    options: Options
+    options: Options  # a seed is drawn if they have none
     index: int = 0  # with the seed, the key of the row's draws
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", self.options.with_seed())
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the row's draws."""
+        assert self.options.seed is not None  # noqa: S101 (narrows the type)
+        return self.options.seed
 
 
 @dataclass(frozen=True)
@@ -84,9 +46,9 @@ class Step:
 
     row: int  # which request
     id: int
-    logprob: float  # natural logarithm of the probability that the model gave it, unfiltered
-    top_logprobs: list[tuple[int, float]]  # the likeliest ids with theirs, if they were asked for
-    text: str  # the characters now certain; the token's own may come with a later step
+    logprob: float  # natural logarithm of its probability before any sampling option
+    top_logprobs: list[tuple[int, float]]  # the likeliest ids with theirs, if requested
+    text: str  # the characters that are now certain; the token's own may come in a later step
     finish_reason: FinishReason | None  # set on the row's last step
     seconds: float  # since the first pass began
     model_seconds: float  # of this step's forward pass, which all rows share
@@ -94,15 +56,15 @@ class Step:
 
 @dataclass
 class Completion:
-    """What followed one prompt."""
+    """The continuation of one prompt."""
 
     prompt_tokens: int
     seed: int
-    text: str = ""  # without the prompt, the stop string and the end token
-    ids: list[int] = field(default_factory=list)  # all new tokens, the end or a stop included
-    logprobs: list[float] = field(default_factory=list)  # of each of ids
-    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # for each of ids
-    seconds: list[float] = field(default_factory=list)  # when each of ids was there
+    text: str = ""  # without the prompt and the end token
+    ids: list[int] = field(default_factory=list)  # new tokens, with the end token or stop string
+    logprobs: list[float] = field(default_factory=list)  # one for each id
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # one for each id
+    seconds: list[float] = field(default_factory=list)  # from the start to each id
     finish_reason: FinishReason = "interrupted"  # until the row has ended
 
     def add(self, step: Step) -> None:
@@ -117,18 +79,23 @@ class Completion:
 
 
 class StopStrings:
-    """Text passed on up to the first stop string, also where tokens cut the string in pieces.
+    """Pass text on up to the first stop string, even if the string spans several tokens.
 
-    Text that may turn out to be the beginning of a stop string is held back until that is decided.
+    Text that may be the beginning of a stop string is held back until that is decided.
+
+    Args:
+        stops: the stop strings.
+        include: whether the stop string itself is passed on.
     """
 
-    def __init__(self, stops: Sequence[str]):
+    def __init__(self, stops: Sequence[str], *, include: bool = False):
         self._stops = stops
+        self._include = include
         self._held = ""
         self.found = False
 
     def push(self, text: str) -> str:
-        """Take text; return what is certain to be before any stop string."""
+        """Take text; return the text that is certain to be before any stop string."""
         self._held += text
         places = [
             (place + len(stop), place)
@@ -137,8 +104,8 @@ class StopStrings:
         ]
         if places:
             self.found = True
-            _, first = min(places)  # the first to be complete, however the text came in pieces
-            passed, self._held = self._held[:first], ""
+            end, start = min(places)  # the first complete one, wherever the text was cut
+            passed, self._held = self._held[: end if self._include else start], ""
             return passed
         keep = max((self._undecided(stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
@@ -146,7 +113,7 @@ class StopStrings:
         return passed
 
     def flush(self) -> str:
-        """Return what was held back: the text has ended and no stop string can follow."""
+        """Return the text that was held back: no more text follows."""
         held, self._held = self._held, ""
         return held
 
@@ -157,29 +124,35 @@ class StopStrings:
 
 
 class _Row:
-    """One request and what has come of it."""
+    """The state of one request."""
 
     def __init__(self, place: int, request: Request, tokenizer: Tokenizer, config: GPT2Config):
         options = request.options
         self.place = place
         self.options = options
         self.sampling = options.sampling
-        self.key = options.seed, request.index
+        self.key = request.seed, request.index
         self.ids = list(request.prompt)  # of the whole text
-        self.window = list(request.prompt)  # what of them the model sees: the end
+        self.prompt_tokens = len(request.prompt)
+        self.window = list(request.prompt)  # the end of the text, which the model sees
         self.shift = options.overflow == "shift"
         self.remaining = options.max_tokens
         self._config = config
         self._decoder = StreamDecoder(tokenizer)
-        self._stops = StopStrings(options.stop)
+        self._stops = StopStrings(options.stop, include=options.include_stop)
+
+    @property
+    def generated(self) -> list[int]:
+        """Return the ids after the prompt."""
+        return self.ids[self.prompt_tokens :]
 
     @property
     def growth(self) -> int:
-        """How many tokens the window can still get."""
+        """Return the number of tokens that the window has room for."""
         return min(self.remaining, self._config.n_positions - len(self.window))
 
     def push(self, id: int) -> tuple[str, FinishReason | None]:
-        """Take a token; return the text that is now certain, and why the row ends if it does."""
+        """Take a token; return the text that is now certain, and a reason if the row ends."""
         self.ids.append(id)
         self.window.append(id)
         self.remaining -= 1
@@ -203,12 +176,12 @@ class _Row:
 def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
     """Return the part of a prompt (ids) that leaves room for new tokens in the context.
 
-    `options.overflow` says how:
-    - "error" refuses a prompt that leaves no room for a single token;
-    - "truncate" drops the oldest tokens until all that may follow fit, but never keeps more than
-      half of the context free for them;
-    - "shift" keeps the newest half of the context of a prompt that fills it; `generate` does the
-      same whenever the text does.
+    It depends on `options.overflow`:
+    - "error" refuses a prompt that leaves no room for a token;
+    - "truncate" drops the oldest tokens until all new tokens fit, but reserves at most half of the
+      context for new tokens;
+    - "shift" keeps the newest half of a prompt that fills the context; `generate` does the same
+      whenever the text fills it.
 
     Raises:
         ContextError: the prompt is refused.
@@ -226,7 +199,7 @@ def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
 
 
 def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
-    """Make rows equally long: ids (B, T), zeros behind shorter rows, and their lengths (B,)."""
+    """Pad rows with zeros on the right: return ids (B, T) and the lengths of the rows (B,)."""
     lengths = np.array([len(row) for row in rows])
     ids = np.zeros((len(rows), lengths.max()), np.int64)
     for place, row in enumerate(rows):
@@ -235,7 +208,7 @@ def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
 
 
 class _Batch:
-    """Rows computed side by side, with the cache that they share."""
+    """Rows that are computed side by side, with their cache."""
 
     def __init__(self, model: GPT2, rows: list[_Row], use_cache: bool):
         self.rows = rows
@@ -266,7 +239,7 @@ class _Batch:
         return checked(unembed, model, xp.stack([last[row] for row in range(len(self.rows))]))
 
     def keep(self, places: list[int]) -> None:
-        """Go on with these rows only."""
+        """Drop all rows but these."""
         if len(places) == len(self.rows):
             return
         self.rows = [self.rows[place] for place in places]
@@ -274,9 +247,9 @@ class _Batch:
             self._cache.keep(places)
 
     def shift(self) -> None:
-        """Let rows that fill the context go on with their newest half, computed again.
+        """Drop the oldest half of the rows that fill the context, and compute the rest again.
 
-        Positions are learned, so what the cache holds cannot be moved to other positions.
+        Positions are learned, so cached keys and values cannot be moved to other positions.
         """
         for row in self.rows:
             if row.growth == 0:
@@ -285,21 +258,21 @@ class _Batch:
 
 
 def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:
-    """Estimate the bytes that continuing these side by side takes beside the weights."""
+    """Estimate the bytes needed to continue requests side by side, besides the weights."""
     rows = len(requests)
     prompt = max((len(row.prompt) for row in requests), default=0)
     room = [config.n_positions - len(row.prompt) for row in requests]
     new = [min(row.options.max_tokens, left) for row, left in zip(requests, room, strict=True)]
     length = prompt + max(new, default=0)
     cached = all(row.options.use_cache for row in requests)
-    # Keys and values; and one of them once more, while rows leave.
+    # Keys and values, and a copy of one of them while rows leave the batch.
     cache = 3 * config.n_layer * rows * length * config.n_embd if cached else 0
     tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length
     widths = 6 * config.n_embd + 3 * config.inner_size
     layer = tokens * (widths + config.n_head * length)  # with the scores of the attention
-    # As `sampling.likely_columns` does where k is large.
+    # `sampling.likely_columns` returns all columns if k is large.
     among_all = any(not 0 < row.options.top_k <= config.vocab_size // GROUP for row in requests)
-    # Logits, and what sampling makes of them, or of the few that top-k leaves.
+    # Logits and the arrays of sampling, which are small where top-k leaves few columns.
     vocabulary = (12 if among_all else 7) * rows * config.vocab_size
     return 4 * (cache + max(layer, vocabulary))
 
@@ -309,12 +282,12 @@ def generate(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> 
 
     Args:
         model: the weights.
-        tokenizer: gives the text of the steps, and the ids that stand for nothing.
-        requests: the rows. The cache is used where all of them want it.
+        tokenizer: decodes the tokens, and knows which ids have none.
+        requests: the rows. The cache is used if all of them have `use_cache`.
 
     Returns:
-        An iterator of a step for each token of each row, until all have finished. It raises
-        CheckpointError where the weights are damaged.
+        An iterator of a step for each token of each row, until all rows have ended. It raises
+        CheckpointError if the weights are damaged.
 
     Raises:
         ResourceError: there is not enough memory.
@@ -323,7 +296,7 @@ def generate(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> 
         f"{len(requests)} texts side by side need about",
         working_set(model.config, requests),
         model.ops.free_memory(),
-        "have fewer at a time, or shorter ones",
+        "generate fewer at a time, or shorter ones",
     )
     return _steps(model, tokenizer, requests)
 
@@ -343,7 +316,7 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
         began = time.perf_counter()
         logits = batch.next_logits()
         model_seconds = time.perf_counter() - began
-        normalizer = ops.log_normalizer(logits)  # of all, also of what may not be chosen
+        normalizer = ops.log_normalizer(logits)  # includes tokens that may not be chosen
         top = _top_logprobs(ops, logits, [row.options.top_logprobs for row in batch.rows])
         logits[:, never] = -xp.inf
         for place, row in enumerate(batch.rows):
@@ -368,7 +341,7 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
 
 
 def _choose(ops: Ops, logits: Array, rows: Sequence[_Row], step: int) -> Array:
-    """Sample the next token of each row (B,), rows of equal parameters together."""
+    """Sample the next token of each row (B,); rows with equal parameters are sampled together."""
     xp = ops.xp
     alike: dict[SamplingParams, list[int]] = {}
     for place, row in enumerate(rows):
@@ -376,16 +349,17 @@ def _choose(ops: Ops, logits: Array, rows: Sequence[_Row], step: int) -> Array:
     chosen = xp.empty(len(rows), xp.int64)
     for params, places in alike.items():
         seen = [rows[place].ids for place in places]
+        generated = [rows[place].generated for place in places]
         some = places if len(alike) > 1 else slice(None)  # a list would make a copy
         # The likeliest token needs no draw.
         keys = [rows[place].key for place in places] if params.temperature else []
         draws = xp.asarray(uniforms(keys, step))
-        chosen[some] = sample(ops, logits[some], draws, params, seen)
+        chosen[some] = sample(ops, logits[some], draws, params, seen, generated)
     return chosen
 
 
 def _top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """The likeliest tokens of each row, as many as it asks for, with their logarithms."""
+    """Return the likeliest tokens of each row, as many as it asks for, with log-probabilities."""
     if not any(counts):
         return [[] for _ in counts]
     ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))

@@ -127,7 +127,7 @@ def test_statistics_are_shown_although_notes_are_not():
 
 
 def test_a_space_at_the_end_of_the_prompt_is_remarked_on():
-    assert "ends with a space" in run("a space at the end ", "-n", "3").stderr.decode()
+    assert "ends with a space" in run("a space at the end ", "-n", "3", "-v").stderr.decode()
 
 
 def test_a_byte_order_mark_is_no_part_of_the_prompt(story):
@@ -361,7 +361,7 @@ def test_an_empty_prompt_begins_a_text():
 
 def test_the_context_ends_the_text_unless_it_is_shifted():
     long = "once " * 300
-    full = run(long, "-n", "500", "--ignore-eos", "--json")
+    full = run(long, "-n", "500", "--ignore-eos", "--json", "-v")
     assert json.loads(full.stdout)["finish_reason"] == "context"
     assert "--overflow shift" in full.stderr.decode()
     shifted = text_of(long, "-n", "500", "--ignore-eos", "--json", "--overflow", "shift")
@@ -388,7 +388,7 @@ def test_the_context_ends_the_text_unless_it_is_shifted():
         (["x", "--samples", "0"], "--samples"),
         (["x", "--samples", str(10**30)], "--samples"),
         (["x", "--threads", "0"], "--threads"),
-        (["x", "--stop", ""], "stop string"),
+        (["x", "--stop", ""], "--stop must be strings that are not empty"),
         (["x", "--overflow", "ignore"], "--overflow"),
         (["x", "--device", "abacus"], "abacus"),
         (["x", "--dtype", "float8"], "float8"),

@@ -17,14 +17,13 @@ from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app, progress
-from gpt_cli.cli.output import Output
 from gpt_cli.errors import ContextError, InputError, ResourceError
 from gpt_cli.generate import Options, Request, working_set
-from gpt_cli.records import Generation
+from gpt_cli.jobs import runner
+from gpt_cli.jobs.sinks import JSONLines
 
 # One thread: on a busy machine two wait for each other.
 BATCH = [*COMMAND, "batch", "--model", "tiny", "--threads", "1"]
-GENERATION = Generation(Options(seed=1))
 TINY_FOLDER = Path(__file__).parent.parent / "weights" / "tiny"
 BOM = b"\xef\xbb\xbf"
 
@@ -73,6 +72,7 @@ def assert_error(code, expected, errors):
 def assert_one_line_error(code, expected, errors):
     assert_error(code, expected, errors)
     assert len(errors.splitlines()) == 1, errors
+    return errors
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +265,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch):
     recorder = Recorder()
-    monkeypatch.setattr(gpt_cli, "load", recorder.load)
+    monkeypatch.setattr(runner, "load", recorder.load)
     return recorder
 
 
@@ -488,6 +488,14 @@ def whole(tmp_path_factory):
     return file, output
 
 
+def write_output(path, data, whole):
+    """Write the records of an earlier run, perhaps torn, with their manifest."""
+    path.write_bytes(data)
+    manifest = whole[1].with_name(f".{whole[1].name}.job.json")
+    shutil.copy(manifest, path.with_name(f".{path.name}.job.json"))
+    return path
+
+
 def test_an_output_file_holds_what_standard_output_would(whole):
     file, output = whole
     finished = run(file, "-s", 4, "-n", 6)
@@ -520,14 +528,14 @@ def test_resume_without_an_output_begins_one(whole, tmp_path):
 
 
 def test_resume_changes_nothing_of_a_finished_output(whole, tmp_path):
-    output = Path(shutil.copy(whole[1], tmp_path))
+    output = write_output(tmp_path / "out", whole[1].read_bytes(), whole)
     assert batch_here(whole[0], "-o", output, "--resume") == 0
     assert output.read_bytes() == whole[1].read_bytes()
 
 
 def test_resume_does_the_rows_that_were_added_to_the_input(whole, tmp_path):
     file, output = whole
-    longer, again = tmp_path / "in", Path(shutil.copy(output, tmp_path))
+    longer, again = tmp_path / "in", write_output(tmp_path / "out", output.read_bytes(), whole)
     longer.write_bytes(file.read_bytes() + jsonl({"prompt": "Once"}))
     assert batch_here(longer, "-o", again, "--resume") == 0
     *before, added = again.read_bytes().splitlines(keepends=True)
@@ -557,7 +565,7 @@ def test_resume_mends_an_output_of_which_there_is(name, whole, tmp_path):
     file, output = whole
     data = output.read_bytes()
     torn = tmp_path / "out"
-    torn.write_bytes(data[: CUTS[name](data)])
+    write_output(torn, data[: CUTS[name](data)], whole)
     kept = data[: data.rfind(b"\n", 0, CUTS[name](data)) + 1]
     assert batch_here(file, "-o", torn, "--resume", "--batch-size", 2) == 0
     assert torn.read_bytes().startswith(kept)
@@ -567,9 +575,39 @@ def test_resume_mends_an_output_of_which_there_is(name, whole, tmp_path):
 def test_a_torn_line_goes_also_where_a_shorter_one_takes_its_place(whole, tmp_path):
     file, output = whole
     torn = tmp_path / "out"
-    torn.write_bytes(output.read_bytes()[:-1])
-    assert batch_here(file, "-o", torn, "--resume", "-n", 1) == 0
-    assert [record["id"] for record in records_of(torn.read_bytes())] == list(range(6))
+    data = output.read_bytes()
+    write_output(torn, data[: line_start(data, 5)] + b'{"index": 5, "x": "' + b"x" * 9999, whole)
+    assert batch_here(file, "-o", torn, "--resume") == 0
+    assert timeless(records_of(torn.read_bytes())) == timeless(records_of(data))
+
+
+@pytest.mark.parametrize(
+    ("flags", "difference"),
+    [
+        (["-n", 12], "max_tokens 6, not 12"),
+        (["--temperature", 0], "temperature 0.8, not 0.0"),
+        (["--stop", "x"], 'stop [], not ["x"]'),
+        (["--logit-bias", "7=-1"], "logit_bias [], not [[7, -1.0]]"),
+        (["--no-cache"], "use_cache true, not false"),
+        (["--logprobs", 1], "top_logprobs 0, not 1"),
+        (["--dtype", "float32"], 'dtype "auto", not "float32"'),
+    ],
+)
+def test_resume_refuses_another_option_by_name(flags, difference, whole, tmp_path, capfd):
+    data = whole[1].read_bytes()
+    output = write_output(tmp_path / "out", data[: line_start(data, 2)], whole)
+    error = assert_one_line_error(
+        batch_here(whole[0], "-o", output, "--resume", *flags), 2, capfd.readouterr().err
+    )
+    assert f"out was made with {difference}: name another --output" in error
+    assert output.read_bytes() == data[: line_start(data, 2)]
+
+
+def test_resume_refuses_records_without_their_manifest(whole, tmp_path, capfd):
+    output = Path(shutil.copy(whole[1], tmp_path / "out"))
+    code = batch_here(whole[0], "-o", output, "--resume")
+    error = assert_one_line_error(code, 2, capfd.readouterr().err)
+    assert "out cannot be resumed without its manifest .out.job.json" in error
 
 
 OTHER_INPUTS = {
@@ -589,7 +627,7 @@ def test_resume_refuses_an_output_of_another_input(name, whole, tmp_path, capfd)
     data = whole[1].read_bytes()
     file, output = tmp_path / "in", tmp_path / "out"
     file.write_bytes(jsonl(*OTHER_INPUTS[name](ROWS)))
-    output.write_bytes(data)
+    write_output(output, data, whole)
     code = batch_here(file, "-o", output, "--resume")
     assert output.read_bytes() == data
     assert_error(code, 2, capfd.readouterr().err)
@@ -598,7 +636,7 @@ def test_resume_refuses_an_output_of_another_input(name, whole, tmp_path, capfd)
 def test_resume_refuses_an_output_of_another_model(whole, case_folder, tmp_path, capfd):
     data = whole[1].read_bytes()
     output = tmp_path / "out"
-    output.write_bytes(data)
+    write_output(output, data, whole)
     code = batch_here(whole[0], "-o", output, "--resume", "-m", case_folder("saved"))
     assert output.read_bytes() == data
     assert_error(code, 2, capfd.readouterr().err)
@@ -608,14 +646,15 @@ def test_an_output_that_is_refused_keeps_also_its_torn_end(whole, tmp_path, capf
     data = whole[1].read_bytes() + b'{"index": 6, "pro'
     file, output = tmp_path / "in", tmp_path / "out"
     file.write_bytes(b"Once\n")
-    output.write_bytes(data)
+    write_output(output, data, whole)
     code = batch_here(file, "-o", output, "--resume")
     assert output.read_bytes() == data
     assert_error(code, 2, capfd.readouterr().err)
 
 
 def test_an_output_that_is_refused_is_one_line(whole, tmp_path, capfd):
-    file, output = tmp_path / "in", Path(shutil.copy(whole[1], tmp_path))
+    file, output = tmp_path / "in", tmp_path / "out"
+    write_output(output, whole[1].read_bytes(), whole)
     file.write_bytes(b"Once\n")
     code = batch_here(file, "-o", output, "--resume")
     assert_one_line_error(code, 2, capfd.readouterr().err)
@@ -640,7 +679,7 @@ NO_RECORDS = {
 @pytest.mark.parametrize("name", NO_RECORDS)
 def test_resume_refuses_a_file_that_holds_no_records(name, whole, tmp_path, capfd):
     output = tmp_path / "out"
-    output.write_bytes(NO_RECORDS[name])
+    write_output(output, NO_RECORDS[name], whole)
     code = batch_here(whole[0], "-o", output, "--resume")
     assert output.read_bytes() == NO_RECORDS[name]
     assert_error(code, 2, capfd.readouterr().err)
@@ -649,7 +688,7 @@ def test_resume_refuses_a_file_that_holds_no_records(name, whole, tmp_path, capf
 def test_resume_refuses_an_output_that_lacks_a_line(whole, tmp_path, capfd):
     data = whole[1].read_bytes().splitlines(keepends=True)
     output = tmp_path / "out"
-    output.write_bytes(b"".join(data[:2] + data[3:]))
+    write_output(output, b"".join(data[:2] + data[3:]), whole)
     assert_error(batch_here(whole[0], "-o", output, "--resume"), 2, capfd.readouterr().err)
     assert output.read_bytes() == b"".join(data[:2] + data[3:])
 
@@ -913,7 +952,7 @@ def test_resume_refuses_another_seed(tmp_path):
     before = output.read_bytes()
     finished = run("-s", 2, "-n", 2, "-o", output, "--resume", input=b"Once\nOne\n")
     assert_one_line_error(finished.returncode, 2, finished.stderr.decode())
-    assert b"--seed 1, not 2" in finished.stderr
+    assert b"seed 1, not 2" in finished.stderr
     assert output.read_bytes() == before
 
 
@@ -929,8 +968,9 @@ def test_a_full_disk_behind_an_output_changes_no_other_exit_code(redirection, co
 @posix
 def test_two_runs_do_not_write_one_output(tmp_path):
     output = tmp_path / "out"
-    with Output(output, GENERATION, "tiny", None, resume=False) as records:
-        records.write('{"index": 0}\n')
+    with JSONLines(output, "prompt", {}) as sink:
+        sink.resume()
+        sink.write({"index": 0})
         finished = run("-n", 1, "-o", output, "--resume", input=b"Once\n")
     assert_one_line_error(finished.returncode, 5, finished.stderr.decode())
     assert output.read_bytes() == b'{"index": 0}\n'
@@ -942,9 +982,10 @@ def test_two_runs_do_not_write_one_output(tmp_path):
 def test_the_time_that_is_left_is_told_when_the_rate_has_settled(monkeypatch, capsys):
     now = 100.0
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
-    with progress.Progress(40, 10, 1, shown=True) as told:
+    with progress.Progress(shown=True) as told:
+        told.start(40, 10, 1)
         for now in (102.0, 131.0, 140.0, 3760.0):
-            told.add(50, failed=now == 140.0)
+            told.advance(50, failed=now == 140.0)
     assert capsys.readouterr().err.splitlines() == [
         "gpt-cli: 12 of 40 rows (1 failed), 100 tokens, 3 a second, 7:14 left",
         "gpt-cli: 14 of 40 rows (2 failed), 200 tokens, 0 a second, 6:36:30 left",

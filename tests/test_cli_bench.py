@@ -14,7 +14,7 @@ from processes import COMMAND, posix, run_on_terminal
 import gpt_cli
 from gpt_cli.bench import Benchmark, Mode, Plan, Spread
 from gpt_cli.checkpoint import memory
-from gpt_cli.cli import app, benched, plot
+from gpt_cli.cli import app, bench_format, plot
 from gpt_cli.config import GPT2Config
 from gpt_cli.hub.local import bundled
 from gpt_cli.machine import native_library
@@ -102,7 +102,7 @@ def test_one_mode_alone_has_nothing_to_be_compared_with(flag, shown, other):
 
 
 def test_the_table_has_each_figure_with_its_range_and_its_ratio(found):
-    table = benched.as_text(found).split("\n\n")[1].splitlines()
+    table = bench_format.as_text(found).split("\n\n")[1].splitlines()
     cells = [re.split(r"  +", line) for line in table]
     assert cells[0] == ["median (min-max)", "cache on", "cache off", "ratio"]
     milliseconds, seconds = "250 (125-500)", "0.250 (0.125-0.500)"
@@ -130,35 +130,35 @@ def test_one_token_has_no_rate_and_one_repetition_no_range(found):
         early=None,
         late=None,
     )
-    text = benched.as_text(alone)
+    text = bench_format.as_text(alone)
     assert re.search(r"^decode, tokens/s +-$", text, re.MULTILINE)
     assert re.search(r"^whole text, s +2\.00$", text, re.MULTILINE)
 
 
 def test_the_notes_tell_memory_and_loading(found):
-    text = benched.as_text(found)
+    text = bench_format.as_text(found)
     assert "loaded in 0.0123 s; peak memory of the process 123 MB, weights 5 MB\n" in text
     assert "ms a token: the time in which each row gets one\n" in text
-    unknown = benched.as_text(replace(found, peak_bytes=None, batch=1))
+    unknown = bench_format.as_text(replace(found, peak_bytes=None, batch=1))
     assert "peak memory of the process unknown" in unknown
     assert "each row gets one" not in unknown
 
 
 def test_the_conclusion_says_what_was_seen_and_no_more(found):
     said = "With the cache, tokens 143 to 152 of the text took 1.0 times as long as tokens 34 to 43"
-    assert benched.conclusion(found) == f"{said}; without it, 12.3 times. All ids agree."
+    assert bench_format.conclusion(found) == f"{said}; without it, 12.3 times. All ids agree."
     alone = replace(found, cache_off=None, ratio=None)
-    assert benched.conclusion(alone) == f"{said}. All ids agree."
-    assert benched.conclusion(replace(alone, repetitions=1)) == f"{said}."
+    assert bench_format.conclusion(alone) == f"{said}. All ids agree."
+    assert bench_format.conclusion(replace(alone, repetitions=1)) == f"{said}."
     without = replace(found, cache_on=None, early=(34, 34), late=(35, 35), repetitions=1)
-    assert benched.conclusion(without) == (
+    assert bench_format.conclusion(without) == (
         "Without the cache, token 35 of the text took 12.3 times as long as token 34."
     )
     short = replace(found, early=None, late=None)
-    assert benched.conclusion(short) == "All ids agree."
+    assert bench_format.conclusion(short) == "All ids agree."
     shortest = replace(short, cache_off=None, repetitions=1)
-    assert benched.conclusion(shortest) == ""
-    assert benched.as_text(shortest).endswith(f"{LEGEND_ON}\n")
+    assert bench_format.conclusion(shortest) == ""
+    assert bench_format.as_text(shortest).endswith(f"{LEGEND_ON}\n")
 
 
 def after_a_slow_one(found):

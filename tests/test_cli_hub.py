@@ -199,7 +199,7 @@ def test_info_of_an_unknown_model_is_exit_code_3(hub):
 
 def test_tokens_need_no_weights_and_leave_nothing_in_the_cache(hub, cache):
     write_tokenizer(hub.root / REPO)
-    result = run("tokenize", "-m", REPO, "the the")
+    result = run("tokenize", "-v", "-m", REPO, "the the")
     assert (result.returncode, result.stdout) == (0, "83 257 262\n")
     assert "`gpt-cli download acme/gpt` keeps the whole model" in result.stderr
     result = run("detokenize", "-m", REPO, "-q", "83 257 262")
@@ -212,7 +212,7 @@ def test_tokens_of_a_model_that_is_here_ask_nobody(hub):
     write_tokenizer(hub.root / REPO)
     run("download", REPO, "-q")
     hub.requests.clear()
-    result = run("tokenize", "-m", REPO, "the the")
+    result = run("tokenize", "-v", "-m", REPO, "the the")
     assert (result.returncode, result.stdout, result.stderr) == (0, "83 257 262\n", "")
     assert hub.requests == []
 

@@ -14,9 +14,10 @@ import pytest
 from fsspec.implementations.local import LocalFileOpener
 from processes import COMMAND, posix
 
-from gpt_cli.cli import app, parts
+from gpt_cli.cli import app
 from gpt_cli.cli.options import THREAD_VARIABLES
-from gpt_cli.cli.parts import Parts
+from gpt_cli.jobs import parts
+from gpt_cli.jobs.parts import Folder
 
 FLAGS = {"batch": ["-n", "2", "-s", "1", "--ignore-eos"], "score": []}
 FIELD = {"batch": "prompt", "score": "text"}
@@ -191,14 +192,14 @@ OUTPUTS = {  # and what is there then
 @pytest.fixture
 def parts_of_8(monkeypatch):
     """Let a part end with each eighth row."""
-    write = Parts.write
+    write = Folder.write
 
     def counted(self, line):
         write(self, line)
-        if len(self._lines) == 8:
-            self._flush()
+        if len(self._part) == 8:
+            self._write_part()
 
-    monkeypatch.setattr(Parts, "write", counted)
+    monkeypatch.setattr(Folder, "write", counted)
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -213,6 +214,7 @@ def test_the_records_are_the_same_wherever_they_come_from_and_go(
         place = output.format(folder) if "://" in output else f"{number}/{output}"
         assert run(command, name, "-o", place, "-q") == 0
         shown = names(folder / "out") if (folder / "out").is_dir() else names(folder)
+        shown = [name for name in shown if not name.startswith(".")]
         assert len(shown) == len(OUTPUTS[output])
         assert all(map(str.startswith, shown, OUTPUTS[output]))
         table = name.endswith(".parquet")
@@ -332,15 +334,15 @@ def test_a_part_is_written_when_it_is_large_or_late(name, value, here, monkeypat
 def test_what_was_done_before_an_interrupt_is_kept(here, monkeypatch):
     (here / "in").write_bytes(b"Once\nOne\nThe\n")
     assert run("score", "in", "-o", "whole/", "-q") == 0
-    write = Parts.write
+    write = Folder.write
 
     def interrupted(self, line):
         write(self, line)
-        if len(self._lines) == 2:
+        if len(self._part) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Parts, "write", interrupted)
+        patch.setattr(Folder, "write", interrupted)
         assert run("score", "in", "-o", "out/", "-q") == 130
     assert len(records_of("out")) == 2
     assert run("score", "in", "-o", "out/", "-q", "--resume") == 0
@@ -353,7 +355,7 @@ def test_an_interrupt_before_the_first_record_leaves_nothing(here, monkeypatch, 
     def interrupted(self, line):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Parts, "write", interrupted)
+    monkeypatch.setattr(Folder, "write", interrupted)
     for output in ("out/", "out.parquet", f"file://{here}/out.jsonl"):
         assert run("score", "in", "-o", output, "-q") == 130
     assert names(here) == ["in"]
@@ -393,7 +395,7 @@ def test_the_line_of_a_row_of_a_table_is_its_number(here, pa):
 
 def test_columns_that_are_not_read_are_noted(here, pa, capfd):
     write_parquet(here / "in.parquet", [{"title": "x", "text": "Once", "lang": "en"}])
-    assert run("score", "in.parquet", "-o", "a") == 0
+    assert run("score", "in.parquet", "-o", "a", "-v") == 0
     note, progress = capfd.readouterr().err.splitlines()
     assert note == "gpt-cli: note: columns that are not read: title, lang"
     assert progress.startswith("gpt-cli: 1 of 1 row, ")
@@ -488,7 +490,7 @@ def test_one_file_is_made_of_parts_that_can_be_resumed(ending, job, pa, monkeypa
     assert resume("-q", output=output) == 6
     whole = records_of(f"one.{ending}")
     (job / f"one.{ending}").unlink()
-    write, rows = Parts.write, []
+    write, rows = Folder.write, []
 
     def interrupted(self, line):
         write(self, line)
@@ -496,7 +498,7 @@ def test_one_file_is_made_of_parts_that_can_be_resumed(ending, job, pa, monkeypa
         if len(rows) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Parts, "write", interrupted)
+    monkeypatch.setattr(Folder, "write", interrupted)
     assert resume("-q", output=output) == 130
     assert names(job) == ["in", f"one.{ending}.parts", "out"]
     assert len(names(job / f"one.{ending}.parts")) == 5
@@ -588,7 +590,7 @@ def test_a_drawn_seed_is_known_from_the_job(output, here, pa, monkeypatch):
     write_jsonl(here / "in", [{"prompt": "Once"}] * 6)
     monkeypatch.setattr(parts, "BYTES", 1)
     unseeded = ["batch", "in", "-n", "6", "-q"]
-    write, left = Parts.write, 3
+    write, left = Folder.write, 3
 
     def interrupted(self, line):
         nonlocal left
@@ -597,7 +599,7 @@ def test_a_drawn_seed_is_known_from_the_job(output, here, pa, monkeypatch):
         if not left:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Parts, "write", interrupted)
+    monkeypatch.setattr(Folder, "write", interrupted)
     assert app.run([*unseeded, "-o", output]) == 130
     assert app.run([*unseeded, "-o", output, "--resume"]) == 0
     records = records_of(output.partition("*")[0])
@@ -614,7 +616,9 @@ def test_the_seed_of_the_job_may_be_given_again(job):
 
 
 # Parts after each row, so that there is something to kill.
-IN_PARTS = "import sys; from gpt_cli.cli import app, parts; parts.SECONDS = 0; app.main()"
+IN_PARTS = (
+    "from gpt_cli.cli import app; from gpt_cli.jobs import parts; parts.SECONDS = 0; app.main()"
+)
 
 
 @posix
@@ -654,7 +658,7 @@ def test_a_folder_of_an_earlier_run_is_refused_without_resume(job, refused, pa):
     before = snapshot(job)
     for output in ("out/", "out", "out/*.parquet", f"file://{job}/out"):
         line = refused("batch", "in", "-o", output)
-        assert "out exists: --resume goes on with it, or name another --output" in line
+        assert "out exists: continue it with --resume, or name another --output" in line
     assert snapshot(job) == before
 
 
@@ -665,8 +669,10 @@ def test_a_file_that_is_there_is_refused_or_whole(output, here, refused, capfd, 
     file = here / output.rpartition("/")[2]
     file.write_bytes(b"mine")
     assert f"{output} exists: name another" in refused("score", "in", "-o", output)
-    assert run("score", "in", "-o", output, "--resume") == 0  # as a script does until it is done
-    told = "is there, and whole; what is in it was not looked at"
+    assert (
+        run("score", "in", "-o", output, "--resume", "-v") == 0
+    )  # as a script does until it is done
+    told = "is complete; its content was not checked"
     assert capfd.readouterr().err == f"gpt-cli: note: {output} {told}\n"
     assert file.read_bytes() == b"mine"
     assert names(here) == sorted(["in", file.name])
@@ -676,7 +682,9 @@ def test_parts_of_an_earlier_run_beside_a_file_are_refused_without_resume(here, 
     (here / "in").write_bytes(b"Once\n")
     (here / "out.parquet.parts").mkdir()
     (here / "out.parquet.parts" / "_job.json").write_bytes(b"{}")
-    assert "out.parquet.parts exists: --resume" in refused("score", "in", "-o", "out.parquet")
+    assert "out.parquet.parts exists: continue it with --resume" in refused(
+        "score", "in", "-o", "out.parquet"
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["--resume"]])
@@ -686,7 +694,7 @@ def test_a_folder_of_something_else_is_refused(foreign, flags, here, refused):
     (here / "out" / foreign).parent.mkdir(parents=True)
     (here / "out" / foreign).write_bytes(b"mine")
     before = snapshot(here)
-    assert "out holds files of something else" in refused("score", "in", "-o", "out/", *flags)
+    assert "out has other files" in refused("score", "in", "-o", "out/", *flags)
     assert snapshot(here) == before
 
 
@@ -713,9 +721,7 @@ def test_a_part_is_not_continued_as_if_it_were_the_whole(job, refused):
     for name in ("out/part-000000000003.jsonl", f"file://{job}/out/part-000000000003.jsonl"):
         line = refused("batch", "in", "-o", name, "--resume")
         pattern = name.replace("part-000000000003", "*")
-        assert line.endswith(
-            f"{name} is a part of a whole, which is --output '{pattern}', in quotes"
-        )
+        assert line.endswith(f"{name} is a part of the output {pattern}: put --output in quotes")
     assert snapshot(job) == before
 
 
@@ -738,14 +744,14 @@ def test_parts_of_another_kind_are_refused(job, refused, pa):
 def test_a_job_that_cannot_be_read_is_refused(data, job, refused):
     (job / "out" / "_job.json").write_bytes(data)
     line = refused("batch", "in", "-o", "out/", "--resume")
-    assert line == "gpt-cli: error: out/_job.json is no record of a job: name another --output"
+    assert line == "gpt-cli: error: out/_job.json is not a manifest: name another --output"
 
 
 @pytest.mark.parametrize("data", [b"notes\n", b"7\n", b"\xff", b"[" * 100_000])
 def test_a_part_that_holds_no_records_is_refused(data, job, refused):
     (job / "out" / "part-000000000002.jsonl").write_bytes(data)
     line = refused("batch", "in", "-o", "out/", "--resume")
-    assert "out/part-000000000002.jsonl holds no records of this command" in line
+    assert "out/part-000000000002.jsonl has no records of this command" in line
 
 
 def test_a_table_that_holds_no_records_is_refused(here, pa, refused):
@@ -755,7 +761,7 @@ def test_a_table_that_holds_no_records_is_refused(here, pa, refused):
     for damage in (b"", b"notes" * 9, part.read_bytes()[:-9]):
         part.write_bytes(damage)
         line = refused("score", "in", "-o", "out/*.parquet", "--resume")
-        assert "part-000000000000.parquet holds no records of this command" in line
+        assert "part-000000000000.parquet has no records of this command" in line
     write_parquet(part, [{"text": "x"}])
     refused("score", "in", "-o", "out/*.parquet", "--resume")
 
@@ -764,7 +770,7 @@ def test_a_table_that_holds_no_records_is_refused(here, pa, refused):
 def test_two_runs_do_not_write_one_folder(job, refused):
     about = json.loads((job / "out" / "_job.json").read_bytes())
     before = snapshot(job)
-    with Parts("out", ".jsonl", {}, about, seed_given=True, resume=True):
+    with Folder("out", ".jsonl", {}, about, resume=True):
         line = refused("batch", "in", "-o", "out/", "--resume", code=5)
         assert line.endswith("out is being written by another run: wait until it ends")
         command = [*COMMAND, "batch", "in", "-o", "out/", "--resume", *FLAGS["batch"]]
@@ -795,7 +801,7 @@ def test_a_full_disk_is_told_and_what_was_written_is_kept(job, refused, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(LocalFileOpener, "write", full, raising=False)
         line = refused("batch", "in", "-o", "out/", "--resume", "-q", code=5)
-    assert "cannot write out: No space left on device; --resume goes on when" in line
+    assert "cannot write out: No space left on device; --resume continues when" in line
     assert snapshot(job) == before
     assert resume("-q") == 6
     assert len(records_of("out")) == 6
@@ -857,7 +863,7 @@ def test_resume_of_parts_needs_an_input_that_can_be_read_again(here, refused, mo
         with (here / "in").open() as stream:
             monkeypatch.setattr("sys.stdin", stream)
             line = refused("batch", "-o", output, "--resume", *NO_MODEL)
-            assert f"--resume goes on with {output} only where the input is no pipe" in line
+            assert f"--resume: {output} cannot be resumed with a pipe" in line
 
 
 def test_an_output_may_be_beside_the_files_of_the_input(here, refused):
@@ -877,7 +883,7 @@ def test_an_output_may_be_beside_the_files_of_the_input(here, refused):
         assert f"{output} would be among the files of {name}:" in refused(
             "score", name, "-o", output, "--format", "auto"
         )
-    assert "in holds files of something else" in refused("score", "in", "-o", "in/")
+    assert "in has other files" in refused("score", "in", "-o", "in/")
 
 
 @pytest.mark.parametrize("name", ["run*/", "run?/out.jsonl", "[1].jsonl", "run*/*.jsonl"])
@@ -885,21 +891,21 @@ def test_an_output_at_an_address_is_no_pattern(name, here, refused, memory):
     (here / "in").write_bytes(b"Once\n")
     memory.pipe_file("/bucket/run1/theirs", b"theirs")
     line = refused("score", "in", "-o", f"memory://bucket/{name}", *NO_MODEL)
-    assert f"{name} is no output: a name at an address is without *, ? and [" in line
+    assert f"{name}: an address must not contain *, ? or [" in line
     assert memory.find("/bucket") == ["/bucket/run1/theirs"]
 
 
 @pytest.mark.parametrize("output", ["memory://bucket/out/", "memory://bucket/out.jsonl"])
 def test_another_run_that_writes_there_is_noticed(output, here, refused, memory, monkeypatch):
     (here / "in").write_bytes(b"Once\nupon\n")
-    put = Parts._put
+    put = Folder._put
 
     def with_others(self, name, data):
         put(self, name, data)
         put(self, "part-000000000001.jsonl", data)
 
-    monkeypatch.setattr(Parts, "_put", with_others)
-    assert "holds files of another run, too" in refused("score", "in", "-o", output, "-q")
+    monkeypatch.setattr(Folder, "_put", with_others)
+    assert "has files of another run" in refused("score", "in", "-o", output, "-q")
     assert not memory.exists("/bucket/out.jsonl")
 
 
@@ -907,7 +913,7 @@ def test_without_pyarrow_tables_are_refused_before_a_model_is_loaded(here, refus
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (here / "in.parquet").touch()
     line = refused("batch", "in.parquet", *NO_MODEL, code=5)
-    assert "pip install 'gpt-cli[parquet]'" in line
+    assert "pip install pyarrow" in line
 
 
 def test_without_pyarrow_a_table_as_output_is_refused_before_rows_are_computed(
@@ -917,7 +923,7 @@ def test_without_pyarrow_a_table_as_output_is_refused_before_rows_are_computed(
     (here / "in").write_bytes(b"Once\n")
     for output in ("out.parquet", "out/*.parquet", "memory://out.parquet"):
         line = refused("batch", "in", "-o", output, *NO_MODEL, code=5)
-        assert "pip install 'gpt-cli[parquet]'" in line
+        assert "pip install pyarrow" in line
     assert names(here) == ["in"]
 
 
@@ -968,5 +974,7 @@ def test_an_output_of_another_command_is_no_output_of_score(here, refused):
     (here / "b").write_bytes(jsonl([{"prompt": "Once"}]))
     assert run("batch", "b", "-o", "out", "-q") == 0
     before = (here / "out").read_bytes()
-    assert "line 1, is no record of this command" in refused("score", "in", "-o", "out", "--resume")
+    assert 'out was made with task "generation", not "scoring"' in refused(
+        "score", "in", "-o", "out", "--resume"
+    )
     assert (here / "out").read_bytes() == before

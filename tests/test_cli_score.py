@@ -15,7 +15,7 @@ from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
-from gpt_cli.cli.text import quoted
+from gpt_cli.cli.layout import quoted
 from gpt_cli.errors import InputError
 
 SCORE = ["score", "--model", "tiny"]

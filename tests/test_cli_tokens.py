@@ -187,15 +187,15 @@ def test_a_terminal_without_input_is_told_to_give_some(command, folder):
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
-        (b"83 x", "'x' is not the id of a token: ids are whole numbers"),
+        (b"83 x", "'x' is not a token id: ids are whole numbers"),
         (b"83,257", "'83,257' is not"),
         (b"83 -1", "'-1' is not"),
         (b"83 +1", "'+1' is not"),
         (b"1_0", "'1_0' is not"),
         (b"1.0", "'1.0' is not"),
-        (b"9" * 5000, "is not the id of a token"),
+        (b"9" * 5000, "is not a token id"),
         ("²".encode(), "'²' is not"),
-        (b"\xff", "is not the id of a token"),
+        (b"\xff", "is not a token id"),
         (b"83 100000", "100000 is not the id of a token of this model"),
         (f"83 {len(VOCAB)}".encode(), f"{len(VOCAB)} is not the id of a token of this model"),
     ],

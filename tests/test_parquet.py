@@ -1,6 +1,5 @@
 """Tables in Parquet: their rows as JSON, and what cannot be read."""
 
-import json
 import math
 import random
 import sys
@@ -12,10 +11,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from gpt_cli import parquet
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.records import ERROR, PLACE, Generation, Scoring
-from gpt_cli.rows import Source
+from gpt_cli.jobs import Generation, Scoring, parquet
+from gpt_cli.jobs.rows import Source
+from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
 
 FIELDS = ("prompt", "max_tokens", "temperature", "seed", "stop")
 
@@ -44,7 +43,7 @@ def read(file):
     """All rows of a table, as JSON has them."""
     sizes = parquet.survey(file, FIELDS).sizes
     groups = [parquet.read(file, group, 0, size, FIELDS) for group, size in enumerate(sizes)]
-    return [json.loads(row) for rows in groups for row in rows]
+    return [row for rows in groups for row in rows]
 
 
 def rows_of(name, *, together=4, form="auto"):
@@ -77,9 +76,13 @@ def test_whole_floats_are_integers(write):
     # As pandas has a column of integers with a gap.
     columns = {"id": [1.0, math.nan, 3.5], "prompt": ["a"] * 3, "max_tokens": [2.0, None, 5.0]}
     rows = rows_of(write(columns))
-    assert [(row.id, row.get("max_tokens")) for row in rows] == [(1, 2), (None, None), (3.5, 5)]
+    assert [(row.id, row.fields.get("max_tokens")) for row in rows] == [
+        (1, 2),
+        (None, None),
+        (3.5, 5),
+    ]
     assert [type(row.id) for row in rows] == [int, type(None), float]
-    assert type(rows[0].get("max_tokens")) is int
+    assert type(rows[0].fields.get("max_tokens")) is int
 
 
 def test_floats_that_are_not_exact_stay_floats():
@@ -120,7 +123,7 @@ def test_lists_and_what_json_does_not_know_are_read(write):
 def test_a_value_that_is_no_number_is_an_error_of_its_row(write):
     columns = {"id": [[1.0], [math.inf], [2.0]], "prompt": ["a", "b", "c"]}
     good, bad, last = rows_of(write(columns))
-    assert isinstance(bad.request, InputError)
+    assert isinstance(bad.error, InputError)
     assert (good.id, last.id) == ([1.0], [2.0])
 
 
@@ -150,7 +153,7 @@ def test_rows_are_the_same_however_they_are_cut(write, tmp_path, together, group
         expected += [(file, number, {"prompt": text}) for number, text in enumerate(prompts, 1)]
     source = Source(str(tmp_path / "in"), "auto", FIELDS, together)
     rows = rows_of(str(tmp_path / "in"), together=together)
-    assert [(row.file, row.line, row.request) for row in rows if row.request] == expected
+    assert [(row.file, row.line, row.fields) for row in rows if row.fields] == expected
     assert [row.index for row in rows] == list(range(20))
     assert source.total == 20
     for piece in source.pieces:
@@ -162,7 +165,7 @@ def test_pieces_can_be_read_in_any_order(write):
     source = Source(file, "auto", FIELDS, 7)
     found = {}
     for piece in random.Random(1).sample(source.pieces, len(source.pieces)):
-        found |= {line.index: json.loads(line.data) for line in source.reader.read(piece)}
+        found |= {row.index: row.fields for row in source.reader.read(piece)}
     assert found == {number: {"prompt": str(number)} for number in range(50)}
 
 
@@ -180,22 +183,22 @@ def test_a_group_is_read_once_for_all_of_its_pieces(write, monkeypatch):
 def test_another_table_of_the_same_name_is_read_anew(write):
     for text in ("first", "second"):
         (row,) = rows_of(write({"prompt": [text]}))
-        assert row.request == {"prompt": text}
+        assert row.fields == {"prompt": text}
 
 
 def test_tables_at_an_address_are_read(write, tmp_path):
     file = write({"prompt": ["a", "b"]})
-    assert [row.request for row in rows_of(f"file://{file}")] == [{"prompt": "a"}, {"prompt": "b"}]
+    assert [row.fields for row in rows_of(f"file://{file}")] == [{"prompt": "a"}, {"prompt": "b"}]
     memory = fsspec.filesystem("memory")
     memory.put(file, "/test_parquet/in.parquet")
     rows = rows_of("memory://test_parquet/*.parquet")
-    assert [row.request for row in rows] == [{"prompt": "a"}, {"prompt": "b"}]
+    assert [row.fields for row in rows] == [{"prompt": "a"}, {"prompt": "b"}]
     memory.rm("/test_parquet", recursive=True)
 
 
 def test_another_ending_needs_the_format(write):
     file = write({"prompt": ["a"]}, "in.table")
-    assert [row.request for row in rows_of(file, form="parquet")] == [{"prompt": "a"}]
+    assert [row.fields for row in rows_of(file, form="parquet")] == [{"prompt": "a"}]
 
 
 # --- ids -----------------------------------------------------------------------------------------
@@ -229,19 +232,19 @@ def test_ids_of_other_files_are_not_known_to_be_whole(tmp_path):
 # --- writing -------------------------------------------------------------------------------------
 
 
-def written(lines, columns):
+def written(records, schema):
     from pyarrow.parquet import read_table
 
     stream = BytesIO()
-    parquet.write(lines, columns, stream)
+    parquet.write(records, schema, stream)
     return read_table(BytesIO(stream.getvalue()))
 
 
 @pytest.mark.parametrize("task", [Generation(None, None, True), Generation(None), Scoring()])
 def test_all_parts_have_the_same_columns_whatever_is_in_them(pa, task):
-    columns = PLACE | task.columns | ERROR
+    columns = PLACE | task.schema | ERROR_PLACE | ERROR
     empty = written([], columns)
-    failed = written(['{"index": 0, "line": 1, "error": {"code": "c", "message": "m"}}'], columns)
+    failed = written([{"index": 0, "line": 1, "error": {"code": "c", "message": "m"}}], columns)
     assert empty.schema == failed.schema
     assert empty.column_names == list(columns)
     assert failed.to_pylist()[0]["error"] == {"code": "c", "message": "m"}
@@ -251,31 +254,30 @@ def test_all_parts_have_the_same_columns_whatever_is_in_them(pa, task):
     ("id", "text"), [(7, "7"), ("7", "7"), ("é", "é"), ([1, "é"], '[1, "é"]'), (True, "true")]
 )
 def test_ids_of_any_type_are_texts(pa, id, text):
-    line = json.dumps({"index": 0, "id": id})
-    assert written([line], PLACE).to_pylist() == [{"index": 0, "id": text}]
+    assert written([{"index": 0, "id": id}], PLACE).to_pylist() == [{"index": 0, "id": text}]
 
 
 def test_whole_ids_stay_whole(pa):
-    lines = ['{"index": 0, "id": -9223372036854775808}', '{"index": 1}']
-    ids = written(lines, PLACE | {"id": "int64"})["id"]
+    rows = [{"index": 0, "id": -(2**63)}, {"index": 1}]
+    ids = written(rows, PLACE | {"id": "int64"})["id"]
     assert ids.to_pylist() == [-(2**63), None]
 
 
 def test_the_largest_seed_has_room(pa):
-    columns = PLACE | Generation(None).columns
-    assert written([json.dumps({"seed": 2**64 - 1})], columns)["seed"].to_pylist() == [2**64 - 1]
+    columns = PLACE | Generation(None).schema
+    assert written([{"seed": 2**64 - 1}], columns)["seed"].to_pylist() == [2**64 - 1]
 
 
 def test_bytes_that_are_no_unicode_are_replaced(pa):
     # As the path of a model may have them.
-    columns = PLACE | Scoring().columns
-    assert written(['{"model": "m\udcff"}'], columns)["model"].to_pylist() == ["m\ufffd"]
+    columns = PLACE | Scoring().schema
+    assert written([{"model": "m\udcff"}], columns)["model"].to_pylist() == ["m\ufffd"]
 
 
 def test_records_and_failures_are_counted(pa):
-    error = '{"index": %d, "error": {"code": "c", "message": "m"}}'
+    error = {"error": {"code": "c", "message": "m"}}
     stream = BytesIO()
-    parquet.write(['{"index": 0}', error % 1, error % 2], PLACE | ERROR, stream)
+    parquet.write([{"index": 0}, error, error], PLACE | ERROR, stream)
     assert parquet.count(stream) == (3, 2)
 
 
@@ -283,8 +285,8 @@ def test_joined_tables_are_those_one_after_the_other(pa):
     from pyarrow.parquet import read_table
 
     streams = [BytesIO() for _ in range(3)]
-    for stream, lines in zip(streams, [['{"index": 0}'], [], ['{"index": 1}']], strict=True):
-        parquet.write(lines, PLACE, stream)
+    for stream, rows in zip(streams, [[{"index": 0}], [], [{"index": 1}]], strict=True):
+        parquet.write(rows, PLACE, stream)
     target = BytesIO()
     parquet.join(streams, PLACE, target)
     assert read_table(target).to_pylist() == [{"index": 0, "id": None}, {"index": 1, "id": None}]
@@ -319,13 +321,13 @@ def test_a_table_without_the_column_names_those_that_it_has(write):
 
 @pytest.mark.parametrize("texts", [[1], [1.5], [b"bytes"], [["a"]], [{"a": "b"}], [True]])
 def test_a_column_that_holds_no_texts_is_said(write, texts):
-    with pytest.raises(InputError, match=r"the column 'prompt' holds .*, not texts"):
+    with pytest.raises(InputError, match=r"the column 'prompt' has the type .*, not string"):
         parquet.survey(write({"prompt": texts}), FIELDS)
 
 
 def test_a_dictionary_of_other_values_holds_no_texts(write, pa):
     numbers = pa.array([1, 1, 2]).dictionary_encode()
-    with pytest.raises(InputError, match="the column 'prompt' holds int64, not texts"):
+    with pytest.raises(InputError, match="the column 'prompt' has the type int64, not string"):
         parquet.survey(write({"prompt": numbers}), FIELDS)
 
 
@@ -352,6 +354,6 @@ def test_without_pyarrow_it_is_said_what_to_install(missing, tmp_path, monkeypat
     file.write_bytes(b"PAR1")
     with pytest.raises(ResourceError) as caught:
         Source(str(file), "auto", FIELDS, 4)
-    assert str(caught.value) == "Parquet needs pyarrow: pip install 'gpt-cli[parquet]'"
+    assert str(caught.value) == "Parquet needs pyarrow: pip install pyarrow"
     with pytest.raises(ResourceError):
         parquet.write([], PLACE, BytesIO())

@@ -343,10 +343,10 @@ from pathlib import Path
 
 import ray
 
-from gpt_cli.generate import Options
-from gpt_cli.ray.job import Cluster, compute
-from gpt_cli.records import Generation, Record
-from gpt_cli.rows import Source
+from gpt_cli import Options
+from gpt_cli.jobs import Cluster, Generation
+from gpt_cli.jobs.cluster import compute
+from gpt_cli.jobs.rows import Source
 
 address, workers, input, folder = sys.argv[1:]
 folder = Path(folder)
@@ -358,14 +358,14 @@ class Waiting(Generation):
         node.mkdir(exist_ok=True)
         while rows[0].index and not (folder / "go").exists():
             time.sleep(0.1)
-        yield from (Record(f"{row.index}\\n", 0, False) for row in rows)
+        yield from ({"index": row.index} for row in rows)
 
 task = Waiting(Options(seed=1))
 source = Source(input, "auto", task.fields, task.together)
 cluster = Cluster(address, int(workers), threads=1)
 with (folder / "out").open("w", buffering=1) as out:
     for record in compute(cluster, source, 0, task, "tiny", {"device": "cpu"}):
-        out.write(record.line)
+        out.write(f"{record['index']}\\n")
 """
 
 
@@ -499,4 +499,4 @@ def test_ray_is_not_needed_to_be_told_that_it_is_missing(rows):
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert finished.returncode == 5
-    assert b"pip install 'gpt-cli[ray]'" in finished.stderr
+    assert b"pip install 'ray[data]'" in finished.stderr

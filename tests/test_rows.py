@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli import places, rows
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.rows import Source, blocks
+from gpt_cli.jobs import storage
+from gpt_cli.jobs.rows import Source, blocks
 
 BOM = b"\xef\xbb\xbf"
 FIELDS = ("prompt", "max_tokens")
@@ -27,7 +27,7 @@ def rows_of(source):
 
 
 def prompts(source):
-    return [row.request["prompt"] for row in rows_of(source)]
+    return [row.fields["prompt"] for row in rows_of(source)]
 
 
 def write(folder, **files):
@@ -76,7 +76,7 @@ def test_rows_are_the_same_however_they_are_cut(tmp_path_factory, files, togethe
         for line, text in read_in_one_go(bytes_of(file))
     ]
     found = rows_of(cut)
-    assert [(row.file, row.line, row.request) for row in found] == expected
+    assert [(row.file, row.line, row.fields) for row in found] == expected
     assert [row.index for row in found] == list(range(len(expected)))
     assert cut.total == len(expected)
 
@@ -106,9 +106,9 @@ def test_a_piece_can_be_read_by_itself_in_any_order(tmp_path):
     cut = source(file, together=7)
     found = {}
     for piece in random.Random(1).sample(cut.pieces, len(cut.pieces)):
-        found |= {line.index: line.data.strip() for line in cut.reader.read(piece)}
+        found |= {row.index: row.fields["prompt"] for row in cut.reader.read(piece)}
     assert len(cut.pieces) == 15
-    assert found == {number: b"%d" % number for number in range(100)}
+    assert found == {number: str(number) for number in range(100)}
 
 
 def test_rows_of_small_files_are_computed_together(tmp_path):
@@ -141,7 +141,7 @@ def test_rows_of_a_stream_come_as_they_are_written(monkeypatch):
             os.write(theirs, data)
             if data == b"four":
                 os.close(theirs)
-            found.append([(row.index, row.line, row.request["prompt"]) for row in next(blocks)])
+            found.append([(row.index, row.line, row.fields["prompt"]) for row in next(blocks)])
         assert next(blocks, None) is None
     assert found == [[(0, 3, "one")], [(1, 5, "two"), (2, 6, "three")], [(3, 8, "four")]]
 
@@ -155,7 +155,7 @@ def test_a_file_has_no_name_where_it_is_the_only_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("rest", "says"),
-    [(b"", "in has become shorter"), (b"ab\ncd\n", "in has changed while it was read")],
+    [(b"", "in became shorter"), (b"ab\ncd\n", "in has changed while it was read")],
 )
 def test_a_file_that_changes_is_said(rest, says, tmp_path):
     file = tmp_path / "in"
@@ -164,7 +164,7 @@ def test_a_file_that_changes_is_said(rest, says, tmp_path):
     assert cut.total == 3
     file.write_bytes(b"one\ntwo\n" + rest)
     blocks = cut.rows()
-    assert [row.request["prompt"] for row in next(blocks)] == ["one", "two"]
+    assert [row.fields["prompt"] for row in next(blocks)] == ["one", "two"]
     with pytest.raises(InputError, match=says):
         next(blocks)
 
@@ -186,7 +186,7 @@ def test_a_server_that_gives_whole_files_is_said(memory, monkeypatch):
     monkeypatch.setattr(
         type(memory), "cat_file", lambda self, path, start, end: self.open(path).read()
     )
-    with pytest.raises(InputError, match="bucket/in is where no part of a file can be had"):
+    with pytest.raises(InputError, match="bucket/in: the server does not support range"):
         list(source("memory://bucket/in", together=2).rows())
 
 
@@ -208,9 +208,9 @@ def test_a_folder_that_a_bucket_lists_among_its_files_is_none_of_them(memory, mo
 def test_the_form_is_that_of_the_first_row_also_where_files_before_it_have_none(tmp_path):
     folder = write(tmp_path / "in", a=b"", b=BOM + b"\n \n", c=b'{"prompt": "x"}\n', d=b"no JSON")
     *good, bad = rows_of(source(folder))
-    assert [row.request for row in good] == [{"prompt": "x"}]
+    assert [row.fields for row in good] == [{"prompt": "x"}]
     assert (bad.file, bad.line) == (str(folder / "d"), 1)
-    assert isinstance(bad.request, InputError)
+    assert isinstance(bad.error, InputError)
 
 
 def test_a_folder_of_tables_and_others_is_refused(tmp_path):
@@ -240,8 +240,8 @@ def test_what_a_row_says_is_its_request_without_its_id(tmp_path):
     told = [{"id": [1], "prompt": "x", "seed": 3}, {"id": None, "prompt": "y", "seed": None}]
     file.write_text("".join(json.dumps(row) + "\n" for row in told), encoding="utf-8")
     first, second = rows_of(source(file))
-    assert (first.id, first.request, first.has_seed) == ([1], {"prompt": "x", "seed": 3}, True)
-    assert (second.id, second.has_seed, second.get("prompt")) == (None, False, "y")
+    assert (first.id, first.fields) == ([1], {"prompt": "x", "seed": 3})
+    assert (second.id, second.fields["prompt"]) == (None, "y")
 
 
 # --- places --------------------------------------------------------------------------------------
@@ -334,14 +334,14 @@ def test_a_folder_or_a_pattern_without_files_is_said(name, tmp_path, monkeypatch
     name = name.format(tmp_path)
     with pytest.raises(InputError) as caught:
         source(name)
-    assert f"cannot read {name}: it holds, or matches, no file" in str(caught.value)
+    assert f"cannot read {name}: it contains or matches no file" in str(caught.value)
 
 
 def test_an_address_of_no_known_kind_is_said():
-    with pytest.raises(InputError, match="cannot read nope://x: Protocol not known: nope"):
+    with pytest.raises(InputError, match="cannot access nope://x: Protocol not known: nope"):
         source("nope://x")
     with pytest.raises(InputError, match="nope"):
-        places.is_folder("nope://x")
+        storage.is_folder("nope://x")
 
 
 def test_an_address_whose_package_is_missing_names_it(monkeypatch):
@@ -350,7 +350,7 @@ def test_an_address_whose_package_is_missing_names_it(monkeypatch):
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-    with pytest.raises(ResourceError, match="cannot read s3://b/x: Install s3fs to access S3"):
+    with pytest.raises(ResourceError, match="cannot access s3://b/x: Install s3fs to access S3"):
         source("s3://b/x")
 
 
@@ -362,17 +362,16 @@ def test_errors_of_a_package_for_addresses_are_told(memory, monkeypatch):
         raise ThrottledError("slow down")
 
     memory.pipe("/in", b"row\n")
-    found = source("memory://in")
     monkeypatch.setattr(memory, "open", fail)
     with pytest.raises(InputError, match="cannot read memory://in: slow down"):
-        rows_of(found)
+        source("memory://in")
 
 
 def test_a_bug_is_no_error_of_a_file_here(tmp_path, monkeypatch):
     def fail(file):
         raise ValueError("a bug")
 
-    monkeypatch.setattr(rows.places, "_find_here", fail)
+    monkeypatch.setattr(storage, "_find_here", fail)
     with pytest.raises(ValueError, match="a bug"):
         source(tmp_path)
 
@@ -381,14 +380,14 @@ def test_sizes_and_folders_are_known_anywhere(tmp_path, memory):
     write(tmp_path / "in", a=b"four")
     memory.pipe("/in/a", b"four")
     for folder in (str(tmp_path / "in"), f"file://{tmp_path}/in", "memory://in"):
-        assert places.is_folder(folder)
-        assert not places.is_folder(f"{folder}/a")
-        assert not places.is_folder(f"{folder}/missing")
-        assert places.size(f"{folder}/a") == 4
+        assert storage.is_folder(folder)
+        assert not storage.is_folder(f"{folder}/a")
+        assert not storage.is_folder(f"{folder}/missing")
+        assert storage.size(f"{folder}/a") == 4
         with pytest.raises(InputError, match="cannot read"):
-            places.size(f"{folder}/missing")
+            storage.size(f"{folder}/missing")
 
 
 def test_a_name_that_is_no_address_is_a_path():
-    assert places.is_address("s3://bucket/x")
-    assert not any(map(places.is_address, ["x", "/x", "C:\\x", "s3:/x", str(Path("a:/b"))]))
+    assert storage.is_address("s3://bucket/x")
+    assert not any(map(storage.is_address, ["x", "/x", "C:\\x", "s3:/x", str(Path("a:/b"))]))

@@ -1,7 +1,9 @@
-"""The application: joins the commands, and turns every way to fail into a line and an exit code."""
+"""The application: joins the commands, and turns every error into one line and an exit code."""
 
 import atexit
+import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -24,18 +26,19 @@ from gpt_cli.cli.info import info
 from gpt_cli.cli.models import models
 from gpt_cli.cli.next import next_tokens
 from gpt_cli.cli.options import VERBOSE
+from gpt_cli.cli.options import command as with_groups
 from gpt_cli.cli.quantize import quantize
 from gpt_cli.cli.rank import rank
 from gpt_cli.cli.score import score
 from gpt_cli.cli.show.commands import show
-from gpt_cli.cli.text import note, silence
+from gpt_cli.cli.streams import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.cli.verify import verify
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 _LONGEST = 1000  # characters of a message
 _LESS = "have fewer or shorter texts at a time, or use a smaller model"
-# What is said of a library that is there and finds no room, and of a thread.
+# Errors of the loader and of threads that mean that memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
 app = typer.Typer(
@@ -61,12 +64,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
 }
 for name, command in COMMANDS.items():
-    app.command(name, epilog=epilog(name))(command)
+    app.command(name, epilog=epilog(name))(with_groups(command))
 app.add_typer(show, name="show")
 
 
 def _print_version(context: typer.Context, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:  # which a shell's TAB asks for
+    if wanted and not context.resilient_parsing:  # a shell completes with TAB
         typer.echo(f"gpt-cli {__version__}")
         raise typer.Exit
 
@@ -83,28 +86,28 @@ def _options(
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    if "_GPT_CLI_COMPLETE" in os.environ:  # the shell asks what can come next
+    if "_GPT_CLI_COMPLETE" in os.environ:  # a shell asks for completions
         app(prog_name="gpt-cli")
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     code = run(sys.argv[1:] or ["--help"])
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # there is nothing left to interrupt
+        signal.signal(number, signal.SIG_IGN)  # nothing is left to interrupt
     if code == 130 and _terminated:
         code = 128 + signal.SIGTERM
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            with suppress(OSError, ValueError):  # `run` has told of what can be told
+            with suppress(OSError, ValueError):  # `run` has reported errors
                 stream.flush()
     atexit._run_exitfuncs()
-    os._exit(code)  # Python would take its modules apart first
+    os._exit(code)  # without the slow teardown of modules
 
 
 _terminated: list[int] = []
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Let `kill` be an interrupt, which writes what there is, with an exit code of its own."""
+    """Treat SIGTERM as an interrupt, which writes what is ready, with an exit code of its own."""
     _terminated.append(number)
     raise KeyboardInterrupt
 
@@ -119,22 +122,23 @@ def run(arguments: list[str]) -> int:
                 command.invoke(context)
             finally:
                 verbose = VERBOSE in context.meta
+                logging.getLogger("gpt_cli").setLevel(logging.NOTSET)
         if sys.stdout is not None:
             sys.stdout.flush()
     except typer.Exit as finished:
         return finished.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:  # the reader of the output has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         silence(sys.stdout)
         return 141
     except typer.TyperException as error:
         path = getattr(getattr(error, "ctx", None), "command_path", "gpt-cli")
         message = error.format_message()
         if "unexpected extra argument" in message:
-            message += ". Put what has spaces in quotes"
-        elif "No such option" in message:
-            message += ". A text that begins with - stands after --"
+            message += ". Quote a text that has spaces"
+        elif re.search("No such option: -{1,2}[^a-z]", message):
+            message += ". Put -- before a text that begins with -"
         return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)
     except GPTCLIError as error:
         return _fail(error, verbose)
@@ -143,7 +147,7 @@ def run(arguments: list[str]) -> int:
             raise
         return _fail(ResourceError(f"out of memory or threads ({error!r:.120}): {_LESS}"), verbose)
     except OSError as error:
-        if error.filename is None:  # the help, which does not fit on a full disk
+        if error.filename is None:  # the help, on a full disk
             silence(sys.stdout)
         place = "cannot write to standard output" if error.filename is None else error.filename
         return _fail(ResourceError(f"{place}: {error.strerror or error}"), verbose)
@@ -153,6 +157,6 @@ def run(arguments: list[str]) -> int:
 def _fail(error: GPTCLIError, verbose: bool) -> int:
     if verbose:
         note(traceback.format_exc().rstrip())
-    # One line, of bounded length, whatever a path, a server or a damaged file put into it.
+    # One line of bounded length, whatever a path, a server or a damaged file contributes.
     note(f"gpt-cli: error: {' '.join(str(error).split())[:_LONGEST]}")
     return error.exit_code

@@ -1,12 +1,14 @@
-"""`gpt-cli batch`: continue many prompts, a line each."""
+"""`gpt-cli batch`: continue many prompts."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import input_file
+from gpt_cli.cli.inputs import input_file, unescape
 from gpt_cli.errors import InputError
+from gpt_cli.options import Options
 
 
 def batch(
@@ -15,77 +17,39 @@ def batch(
         typer.Argument(
             metavar="[IN]",
             path_type=str,
-            help="Prompts, one a line, JSON Lines or Parquet: a file, a folder, a pattern in "
-            "quotes, or an address of such; without it, what comes through a pipe.",
+            help="Prompts, one per line, in JSON Lines or Parquet: a file, a folder, a pattern in "
+            "quotes, or an address of these; if not given, standard input.",
         ),
     ] = None,
-    output: flags.Output = None,
-    resume: flags.Resume = False,
-    form: flags.RowsFormat = "auto",
+    *,
+    from_file: flags.RowsFile = None,
+    rows: flags.Rows,
     batch_size: Annotated[
-        str, typer.Option(metavar="N|auto", help="How many rows are computed side by side.")
+        str, typer.Option(metavar="N|auto", help="Number of rows to compute side by side.")
     ] = "auto",
-    model: flags.Model = "gpt2",
-    max_tokens: flags.MaxTokens = 128,
-    temperature: flags.Temperature = 0.8,
-    top_k: flags.TopK = 40,
-    top_p: flags.TopP = 0.95,
-    min_p: flags.MinP = 0.0,
-    repeat_penalty: flags.RepeatPenalty = 1.0,
-    stop: flags.Stop = None,
-    seed: flags.Seed = None,
-    cache: flags.Cache = True,
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
-    overflow: flags.Overflow = "error",
-    ignore_eos: flags.IgnoreEos = False,
-    special: flags.Special = False,
+    options: Options,
+    escape: flags.Escape = False,
     logprobs: flags.LogProbs = None,
-    engine: flags.EngineName = "local",
-    address: flags.Address = None,
-    workers: flags.Workers = None,
-    gpus_per_worker: flags.GPUsPerWorker = None,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
+    loading: flags.Loading,
+    where: flags.Where,
 ) -> None:
     """Continue each line of IN.
 
-    A line of JSON is written for each, in the same order.
+    A record, a line of JSON, is written for each, in order.
 
-    A line of JSON Lines is an object with a "prompt", an "id" if wanted, and options of its own,
+    A line of JSON Lines is an object with a "prompt", an optional "id", and options of its own,
     such as "max_tokens", "temperature", "seed" and "stop".
     """
-    file = input_file(file, "no prompts: give a file IN, or a pipe on standard input")
+    file = input_file(file, from_file, "prompts")
     size = _batch_size(batch_size)
-    if engine == "local":  # elsewhere, it is Ray that tells workers how many threads they have
-        flags.prepare(threads)
+    where.prepare(loading.threads)
     from gpt_cli.cli import jobs
-    from gpt_cli.records import Generation
+    from gpt_cli.jobs import Generation
 
-    options = flags.generation_options(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        stop=stop,
-        seed=seed,
-        use_cache=cache,
-        ignore_eos=ignore_eos,
-        special=special,
-        overflow=overflow,
-        top_logprobs=logprobs,
-    )
-    cluster = flags.cluster(
-        engine, address=address, workers=workers, gpus=gpus_per_worker, threads=threads
-    )
-    load_options = {"device": device, "dtype": dtype, "revision": revision, "offline": offline}
-    job = jobs.Job(file, output, form, resume, seed, model, load_options, cluster, quiet)
-    jobs.run(job, Generation(options, size, logprobs is not None))
+    if escape:
+        options = replace(options, stop=[unescape(stop) for stop in options.stop])
+    options = replace(options, top_logprobs=logprobs or 0)
+    jobs.run(Generation(options, size, logprobs is not None), file, rows, loading, where)
 
 
 def _batch_size(given: str) -> int | None:
@@ -93,7 +57,7 @@ def _batch_size(given: str) -> int | None:
         return None
     try:
         size = int(given) if given.isdecimal() else 0
-    except ValueError:  # of thousands of digits
+    except ValueError:  # thousands of digits
         size = 0
     if size == 0:
         raise InputError(f"--batch-size must be auto, or 1 or more, not {given:.40}")

@@ -1,4 +1,4 @@
-"""`gpt-cli bench`: what the KV cache is for."""
+"""`gpt-cli bench`: measure generation with and without the KV cache."""
 
 import sys
 from pathlib import Path
@@ -9,63 +9,53 @@ import typer
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.files import check_file
 from gpt_cli.cli.progress import renew
-from gpt_cli.cli.text import on_terminal, write
+from gpt_cli.cli.streams import on_terminal, write
 
 
 def bench(
+    *,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", "-p", help="How many tokens each prompt has.")
+        int, typer.Option("--prompt-tokens", "-p", help="Tokens of each prompt.")
     ] = 32,
     max_tokens: flags.MaxTokens = 128,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="How many texts side by side.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", "-b", help="Number of texts side by side.")] = 1,
     repetitions: Annotated[
-        int, typer.Option("--repetitions", "-r", help="How often each is measured.")
+        int, typer.Option("--repetitions", "-r", help="Number of measurements of each.")
     ] = 3,
     cache: Annotated[
         bool | None,
-        typer.Option("--cache/--no-cache", help="Measure only with, or only without; else both."),
+        typer.Option("--cache/--no-cache", help="Measure only with, or only without the cache."),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf (matplotlib)."),
     ] = None,
-    model: flags.Model = "gpt2",
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
+    loading: flags.Loading,
     as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
 ) -> None:
     """Measure generation with and without KV cache.
 
-    It shows times, rates, memory and two curves.
-
-    The prompt is a text of this program's own; the tokens are the likeliest, the same in both.
+    The output is times, rates, memory and two curves. The prompt is a built-in text; the likeliest
+    tokens are generated, the same in both.
     """
     from gpt_cli.cli import plot as plots
 
     if plot is not None:
         check_file("--plot", plot, plots.FORMATS)
         plots.check_library("--plot")
-    flags.prepare(threads)
-    import gpt_cli
+    flags.prepare(loading.threads)
     from gpt_cli.bench import Plan, measure
-    from gpt_cli.cli import benched
+    from gpt_cli.cli import bench_format
 
     caches = (True, False) if cache is None else (cache,)
     plan = Plan(prompt_tokens, max_tokens, batch, repetitions, caches)
-    engine = gpt_cli.load(
-        model, device=device, dtype=dtype, revision=revision, offline=offline, quiet=quiet
-    )
-    shown = on_terminal(sys.stderr) and not quiet
+    engine = loading.load()
+    shown = on_terminal(sys.stderr) and not loading.quiet
     try:
         found = measure(engine, plan, lambda what: renew(f"gpt-cli: {what}") if shown else None)
     finally:
         if shown:
             renew("")
-    write(benched.as_json(found) if as_json else benched.as_text(found))
+    write(bench_format.as_json(found) if as_json else bench_format.as_text(found))
     if plot is not None:
         plots.save(found, plot)

@@ -1,32 +1,32 @@
-"""What a shell's TAB offers for the values of options; typer does the rest."""
+"""Shell completion of the values of options; typer completes the rest."""
 
 import shlex
 from glob import escape, glob
 
 
 def models(incomplete: str) -> list[str]:
-    """What `--model` takes: names, what is in the Hub's cache, and folders that begin so."""
+    """Return values of `--model`: known names, cached models, and folders with the prefix."""
     from gpt_cli.hub.local import BUNDLED, CONFIG, SHORT_NAMES, list_models
 
     names = dict.fromkeys([*BUNDLED, *SHORT_NAMES, *(model.name for model in list_models())])
     found = glob(f"{escape(incomplete)}*/{CONFIG}")  # noqa: PTH207 (leaves ./ as it is)
     folders = [file.removesuffix(f"/{CONFIG}") for file in sorted(found)]
-    # bash puts names in as they are; where there is nothing to offer, each shell offers its files.
+    # bash inserts names unquoted. Without completions, each shell offers files.
     return [name for name in [*names, *folders] if shlex.quote(name) == name]
 
 
 def downloads() -> list[str]:
-    """What `download` takes, as far as it is known without asking the Hub."""
+    """Return the models that `download` knows without asking the Hub."""
     from gpt_cli.hub.local import SHORT_NAMES
 
     return list(SHORT_NAMES)
 
 
 def devices() -> list[str]:
-    """What `--device` takes."""
+    """Return the values of `--device`."""
     return ["auto", "cpu", "cuda"]
 
 
 def dtypes() -> list[str]:
-    """What `--dtype` takes."""
+    """Return the values of `--dtype`."""
     return ["auto", "float32", "bfloat16", "float16", "int8"]

@@ -1,16 +1,15 @@
-"""`gpt-cli doctor`: what this machine has, and what would make things better."""
+"""`gpt-cli doctor`: examine this machine."""
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import hanging, write
+from gpt_cli.cli.layout import hanging
+from gpt_cli.cli.streams import write
 from gpt_cli.errors import ResourceError
 
 
 def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
     """Examine this machine.
 
-    Each line is ok, a note or a problem, with its cure.
-
-    The exit code is 5 where there is a problem.
+    Each line is ok, a note or a problem, with its cure. The exit code is 5 if there is a problem.
     """
     flags.prepare(None)
     from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`gpt-cli download`: fetch a model before it is needed, or to carry it elsewhere."""
+"""`gpt-cli download`: download a model before it is needed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from gpt_cli.cli import completion
-from gpt_cli.cli.options import Quiet, Revision, Verbose
-from gpt_cli.cli.text import write
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.streams import write
 
 
 def download(
@@ -18,15 +18,16 @@ def download(
             autocompletion=completion.downloads,
         ),
     ],
-    revision: Revision = None,
+    *,
+    revision: flags.Revision = None,
     to: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write a plain folder here, not the Hub's cache."),
+        typer.Option(metavar="FOLDER", help="Write a plain folder instead of the Hub's cache."),
     ] = None,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
 ) -> None:
-    """Fetch a model from the Hub; print its folder."""
+    """Download a model from the Hub; print its folder."""
     from gpt_cli import hub
 
     write(f"{hub.download(name, revision=revision, to=to, quiet=quiet)}\n")

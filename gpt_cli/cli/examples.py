@@ -1,4 +1,4 @@
-"""What the help of each command ends with: lines to copy."""
+"""Examples at the end of the help of each command."""
 
 _EXAMPLES = {
     "generate": [
@@ -65,6 +65,6 @@ _EXAMPLES = {
 
 
 def epilog(command: str) -> str:
-    """The examples of a command, for its help."""
-    # Behind a backspace, lines are not filled as those of a paragraph are.
+    """Return the examples of a command for its help."""
+    # After a backspace, click does not rewrap the lines of a paragraph.
     return "\n  ".join(["\b\nExamples:", *_EXAMPLES[command]])

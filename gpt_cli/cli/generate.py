@@ -1,133 +1,145 @@
 """`gpt-cli generate`: continue a prompt."""
 
+import os
+import stat
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import note, on_terminal, read_prompt, write
+from gpt_cli.cli.inputs import read_prompt, unescape
+from gpt_cli.cli.layout import counted
+from gpt_cli.cli.progress import renew
+from gpt_cli.cli.streams import note, on_terminal, remark, write
 from gpt_cli.errors import InputError
+from gpt_cli.options import Options
 
 if TYPE_CHECKING:
-    from gpt_cli.engine import Run
+    from gpt_cli.engine import Engine, Run
+    from gpt_cli.generate import Completion
 
 SEPARATOR = "\n---\n"  # between samples
+_LONG = 2.0  # seconds, after which progress is shown
 
 
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[PROMPT]", help="The text to continue; without it, what comes through a pipe."
-        ),
+        typer.Argument(metavar="[PROMPT]", help="Text to continue; if not given, from a pipe."),
     ] = None,
-    model: flags.Model = "gpt2",
+    *,
     file: flags.PromptFile = None,
-    max_tokens: flags.MaxTokens = 128,
-    temperature: flags.Temperature = 0.8,
-    top_k: flags.TopK = 40,
-    top_p: flags.TopP = 0.95,
-    min_p: flags.MinP = 0.0,
-    repeat_penalty: flags.RepeatPenalty = 1.0,
-    stop: flags.Stop = None,
-    seed: flags.Seed = None,
+    escape: flags.Escape = False,
+    options: Options,
     samples: Annotated[
         int,
         typer.Option(
             min=1,
             max=10_000,  # all are computed side by side
-            help="How many texts, printed when all are done, a line --- between.",
+            help="Number of texts, which are printed when all are done, separated by ---.",
         ),
     ] = 1,
-    cache: flags.Cache = True,
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
-    overflow: flags.Overflow = "error",
-    ignore_eos: flags.IgnoreEos = False,
-    special: flags.Special = False,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
     stream: Annotated[
         bool,
-        typer.Option("--stream/--no-stream", help="Print text while it is made, or at the end."),
+        typer.Option(
+            "--stream/--no-stream", help="Print text as it is generated, or all at the end."
+        ),
     ] = True,
     as_json: flags.Json = False,
     logprobs: flags.LogProbs = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Show times and rates on standard error.")
     ] = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
+    loading: flags.Loading,
 ) -> None:
-    """Continue PROMPT, streaming the text.
-
-    It goes to standard output, and nothing else does.
-    """
+    """Continue PROMPT, streaming the text to standard output."""
     if logprobs is not None and not as_json:
-        raise InputError("--logprobs is a part of the JSON: give --json with it")
+        raise InputError("--logprobs is part of the JSON: add --json")
     text = read_prompt(prompt, file)
-    flags.prepare(threads)
-    import gpt_cli
-    from gpt_cli.cli import report
-
-    options = flags.generation_options(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        stop=stop,
-        seed=seed,
-        use_cache=cache,
-        ignore_eos=ignore_eos,
-        special=special,
-        overflow=overflow,
-        top_logprobs=logprobs,
-    )
-    engine = gpt_cli.load(
-        model,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        offline=offline,
-        quiet=quiet,
-    )
-    run = engine.run([text] * samples, options)
+    if escape:
+        text = unescape(text)
+        options = replace(options, stop=[unescape(stop) for stop in options.stop])
+    engine = loading.load()
+    run = engine.run([text] * samples, replace(options, top_logprobs=logprobs or 0))
     streaming = stream and samples == 1 and not as_json
     prefix = text if echo else ""
-    interrupted = not _finish(run, prefix if streaming else None)
+    shown = samples > 1 and not loading.quiet and on_terminal(sys.stderr)
+    interrupted = not _finish(run, prefix if streaming else None, shown=shown)
     if as_json:
-        from gpt_cli import records
-
-        for index, completion in enumerate(run.completions):
-            record = records.of_completion(engine, text, completion, logprobs=logprobs is not None)
-            write(records.json_line({"index": index} | record))
+        _write_json(engine, text, run, logprobs=logprobs is not None)
     elif not streaming:
         write(SEPARATOR.join(prefix + completion.text for completion in run.completions))
     if not as_json and on_terminal(sys.stdout):
         write("\n")
-    if not quiet:
-        people = on_terminal(sys.stdout) and on_terminal(sys.stderr)
-        tell_seed = people and seed is None and temperature > 0
-        note(*report.remarks(text, run.completions, tell_seed=tell_seed))
+    if not loading.quiet:
+        remark(*_remarks(text, run, options, told=as_json or stats))
     if stats:
-        note(*report.statistics(engine, run.completions))
+        note(*(_statistics(engine, completion) for completion in run.completions))
     if interrupted:
         raise typer.Exit(130)
 
 
-def _finish(run: "Run", prefix: str | None) -> bool:
-    """Let a run come to its end, showing its text behind `prefix` if any; False if interrupted."""
+def _finish(run: "Run", prefix: str | None, *, shown: bool) -> bool:
+    """Run to the end, writing the text after `prefix` if there is one; False if interrupted."""
     try:
         if prefix:
             write(prefix)
-        for step in run:
+        for count, step in enumerate(run, 1):
             if prefix is not None:
                 write(step.text)
+            if shown and step.seconds > _LONG:
+                renew(f"gpt-cli: {count:,} tokens of {len(run.completions):,} texts")
     except KeyboardInterrupt:
         return False
+    finally:
+        if shown:
+            renew("")
     return True
+
+
+def _write_json(engine: "Engine", prompt: str, run: "Run", *, logprobs: bool) -> None:
+    from gpt_cli import records
+
+    for index, completion in enumerate(run.completions):
+        record = records.of_completion(engine, prompt, completion, logprobs=logprobs)
+        write(records.json_line({"index": index} | record))
+
+
+def _remarks(prompt: str, run: "Run", options: Options, *, told: bool) -> list[str]:
+    """Return notes about a result that a user may not expect, and its seed if it was drawn.
+
+    `told` says that the output has the finish reason and the seed.
+    """
+    reasons = {completion.finish_reason for completion in run.completions}
+    notes = []
+    if prompt.endswith(" "):
+        notes.append("the prompt ends with a space; GPT-2's words begin with it, so leave it out")
+    if "context" in reasons:
+        notes.append("the context is full; --overflow shift continues past it")
+    to_file = stat.S_ISREG(os.fstat(1).st_mode)  # which nobody watches
+    if "length" in reasons and to_file and not told:
+        notes.append(f"the text was cut at --max-tokens {options.max_tokens}")
+    drawn = options.seed is None and options.temperature > 0
+    if drawn and (on_terminal(sys.stdout) or to_file) and not told:
+        notes.append(f"--seed {run.completions[0].seed} gives this text again")
+    return notes
+
+
+def _statistics(engine: "Engine", completion: "Completion") -> str:
+    from gpt_cli import records
+
+    times, ops = records.timing(engine, completion), engine.model.ops
+    first, rate = times["ttft_s"], times["decode_tok_s"]
+    return ", ".join(
+        [
+            f"{engine.name} in {ops.dtype}: loaded in {times['load_s']:.2f} s",
+            counted(completion.prompt_tokens, "prompt token"),
+            "no token yet" if first is None else f"first token after {first:.3f} s",
+            counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
+            f"finish reason {completion.finish_reason}",
+            f"seed {completion.seed}",
+        ]
+    )

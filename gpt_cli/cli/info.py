@@ -1,32 +1,27 @@
-"""`gpt-cli info`: what a model is, without loading it."""
+"""`gpt-cli info`: describe a model without loading it."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.cli.options import Json, ModelName, Offline, Revision, Verbose
-from gpt_cli.cli.text import write
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.streams import write
 from gpt_cli.errors import GPTCLIError
 
 if TYPE_CHECKING:
     from gpt_cli.config import GPT2Config
 
 
-def info(
-    name: ModelName,
-    revision: Revision = None,
-    offline: Offline = False,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Show what a model is and the memory it takes."""
+def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Json = False) -> None:
+    """Show a model and the memory that it needs."""
     from dataclasses import asdict
 
     from gpt_cli import checkpoint, hub
 
-    config = hub.read_config(name, revision=revision, offline=offline)
-    folder = hub.find(name, revision)
-    facts = {"name": name, "folder": str(folder) if folder else None} | asdict(config)
+    model = model.named(name)
+    config = hub.read_config(model.model, **model.where)
+    folder = hub.find(model.model, model.revision)
+    facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
     facts["dtype"] = held = _held(config, folder)
     sizes = checkpoint.memory(config, config.dtype)  # its cache, as beside float32 or int8
     sizes["weights_bytes"] = checkpoint.memory(config, held)["weights_bytes"]

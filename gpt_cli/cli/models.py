@@ -1,10 +1,10 @@
-"""`gpt-cli models`: what `--model` can take without a network."""
+"""`gpt-cli models`: list the models that `--model` finds without a network."""
 
 import json
 import sys
 
 from gpt_cli.cli.options import Json, Verbose
-from gpt_cli.cli.text import on_terminal, write
+from gpt_cli.cli.streams import on_terminal, write
 
 
 def models(as_json: Json = False, verbose: Verbose = False) -> None:
@@ -29,7 +29,7 @@ def models(as_json: Json = False, verbose: Verbose = False) -> None:
     from rich import box, console, table
 
     listing = table.Table("name", "origin", "size", box=box.SIMPLE_HEAD)
-    listing.add_column("folder", overflow="fold")  # never cut: it is there to be copied
+    listing.add_column("folder", overflow="fold")  # not cut, since it is copied
     for model in found:
         size = hub.format_size(model.size)
         listing.add_row(model.name, model.origin, size, str(model.folder))

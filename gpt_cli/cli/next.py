@@ -1,54 +1,43 @@
-"""`gpt-cli next`: what the model expects after a prompt."""
+"""`gpt-cli next`: the likeliest next tokens."""
 
 import math
 import shutil
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import bar, on_terminal, read_prompt, write
+from gpt_cli.cli.inputs import read_prompt
+from gpt_cli.cli.layout import bar, token_label
+from gpt_cli.cli.streams import on_terminal, write
+
+if TYPE_CHECKING:
+    from gpt_cli.records import Record
 
 
 def next_tokens(
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="The text so far; else what a pipe brings."),
+        typer.Argument(metavar="[PROMPT]", help="The text so far; if not given, from a pipe."),
     ] = None,
+    *,
     top: Annotated[
-        int, typer.Option("--top", "-k", metavar="N", min=1, help="How many tokens.")
+        int, typer.Option("--top", "-k", metavar="N", min=1, help="Number of tokens.")
     ] = 10,
     file: flags.PromptFile = None,
     special: flags.Special = False,
-    model: flags.Model = "gpt2",
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
+    loading: flags.Loading,
     as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
 ) -> None:
     """Show the likeliest next tokens after PROMPT.
 
-    They are shown with bars, or as JSON in a pipe.
+    The output is a table with bars, or JSON in a pipe.
     """
     text = read_prompt(prompt, file)
-    flags.prepare(threads)
-    import gpt_cli
+    engine = loading.load()
     from gpt_cli import records
-    from gpt_cli.cli import report
 
-    engine = gpt_cli.load(
-        model,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        offline=offline,
-        quiet=quiet,
-    )
     found = [
         records.of_token(engine, id, logprob) | {"probability": math.exp(logprob)}
         for id, logprob in engine.next_tokens(text, top, special=special)
@@ -56,8 +45,12 @@ def next_tokens(
     if as_json or not on_terminal(sys.stdout):
         for place, token in enumerate(found, 1):
             write(records.json_line({"rank": place} | token))
-        return
-    pieces = [report.shown(token) for token in found]
+    else:
+        _write_bars(found)
+
+
+def _write_bars(found: "list[Record]") -> None:
+    pieces = [token_label(token) for token in found]
     width = max(map(len, pieces))
     room = max(1, shutil.get_terminal_size().columns - width - 13)
     for token, piece in zip(found, pieces, strict=True):

@@ -1,23 +1,46 @@
-"""Options that several commands share, and what must be set before NumPy is imported."""
+"""The flags of commands: groups that several commands take, and flags that are used alone.
 
+A command takes a group as one parameter, whose annotation is a frozen dataclass. `command` puts the
+flags of the group in its place. The flags of `gpt_cli.Options` come from its declarations.
+"""
+
+import functools
+import inspect
 import logging
+import math
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 
 from gpt_cli.cli import completion
+from gpt_cli.declare import (
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Declared,
+    Option,
+    OptionError,
+    Range,
+    choice,
+    declarations,
+    option,
+)
 from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.jobs.rows import Format
 from gpt_cli.machine import MOST_THREADS, addresses, blas_threads, cores, native_computes
+from gpt_cli.options import Options
 
 if TYPE_CHECKING:
-    from gpt_cli.generate import Options
-    from gpt_cli.ray.job import Cluster
+    from gpt_cli.engine import Engine
+    from gpt_cli.jobs import Cluster
 
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
-# What we read, and the BLAS libraries that NumPy may be built with when they are loaded.
+# Our variable, and those of the BLAS libraries that NumPy may be built with.
 THREAD_VARIABLES = (
     "GPT_CLI_THREADS",
     "OMP_NUM_THREADS",
@@ -26,9 +49,62 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 
-# Bytes of address space that NumPy and loading a small model take, as measured, with a margin.
+# Bytes of address space to import NumPy and load a small model: measured, with a margin.
 _TO_START, _PER_THREAD = 480 << 20, 40 << 20
 _MOST_THREADS = 64  # of the OpenBLAS in NumPy's wheels
+
+_POSITIVE = Range(lambda number: number > 0, "above 0")
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a command that is a group by the flags of the group."""
+    groups: dict[str, tuple[list[inspect.Parameter], type[Declared]]] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        group = parameter.annotation
+        if isinstance(group, type) and issubclass(group, Declared):
+            groups[name] = list(_flags(group)), group
+            parameters += groups[name][0]
+        else:
+            parameters.append(parameter)
+
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        for name, (flags, group) in groups.items():
+            values = {flag.name: given.pop(flag.name) for flag in flags}
+            try:
+                # A flag that was not given has the default of its declaration.
+                given[name] = group(**{k: v for k, v in values.items() if v is not None})
+            except OptionError as error:
+                flag = error.name.replace("_", "-")
+                raise InputError(f"--{flag} {error.complaint}") from None
+        function(**given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _flags(group: type[Declared]) -> Iterator[inspect.Parameter]:
+    """Yield the flags of a group, as the parameters of a function that typer reads."""
+    for field, declared in declarations(group):
+        if declared.help:
+            default = None if field.default == () else field.default  # a repeatable flag
+            flag = _flag(field.name, declared)
+            yield inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=flag
+            )
+
+
+def _flag(name: str, declared: Option) -> Any:
+    """Return the annotation that makes typer parse an option."""
+    flag = declared.flag or f"--{name.replace('_', '-')}"
+    made = typer.Option(flag, *declared.aliases, help=declared.help, **declared.typer)
+    return Annotated[declared.kind.flag_type, made]
+
+
+def _flag_of(group: type[Declared], name: str) -> Any:
+    """Return the annotation of one flag of a group, for a command that takes no others."""
+    return next(_flag(name, each) for field, each in declarations(group) if field.name == name)
 
 
 def _set_verbose(context: typer.Context, verbose: bool) -> bool:
@@ -39,160 +115,213 @@ def _set_verbose(context: typer.Context, verbose: bool) -> bool:
     return verbose
 
 
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
+@dataclass(frozen=True, kw_only=True)
+class Model(Declared):
+    """The model of a command that needs only its files."""
+
+    model: str = option(
+        "gpt2",
+        "tiny (bundled), gpt2 and its relatives, OWNER/NAME on the Hub, or a folder.",
+        aliases=("-m",),
         envvar="GPT_CLI_MODEL",
-        help="tiny (bundled), gpt2 and its relatives, owner/name on the Hub, or a folder.",
         autocompletion=completion.models,
-    ),
-]
-ModelName = Annotated[
-    str, typer.Argument(help="As for generate --model.", autocompletion=completion.models)
-]
-Revision = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of the model on the Hub.")
-]
-Offline = Annotated[bool, typer.Option("--offline", help="Use only what is on this machine.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress.")]
-Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose",
-        "-v",
+    )
+    revision: str | None = option(None, "Branch, tag or commit on the Hub.", kind=TEXT)
+    offline: bool = option(False, "Do not ask the Hub.")
+    quiet: bool = option(False, "Show no notes and no progress.", aliases=("-q",))
+    verbose: bool = option(
+        False,
+        "Explain choices such as CPU instead of GPU; show tracebacks.",
+        aliases=("-v",),
         callback=_set_verbose,
-        help="Say why something else is used, and show the traceback of an error.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
+    )
+
+    def named(self, name: str | None) -> Self:
+        """Return the model with the name that was given as an argument, if any."""
+        return self if name is None else replace(self, model=name)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Return the keywords of the functions of `gpt_cli.hub` that find a model."""
+        return {"revision": self.revision, "offline": self.offline}
 
 
-# A job of many rows: the fields of gpt_cli.cli.jobs.Job.
-Output = Annotated[
-    str | None,
-    typer.Option(
-        "--output",
-        "-o",
+@dataclass(frozen=True, kw_only=True)
+class Loading(Model):
+    """The model of a command that computes with it."""
+
+    device: str = option(
+        "auto",
+        "cpu, cuda for an NVIDIA GPU, or auto: a GPU if one can be used.",
+        autocompletion=completion.devices,
+    )
+    dtype: str = option(
+        "auto",
+        "Weights in float32, float16 (GPU) or int8 (CPU); auto: as stored, on a GPU float32.",
+        autocompletion=completion.dtypes,
+    )
+    threads: int | None = option(
+        None,
+        "Threads to compute with; all cores if not set.",
+        kind=WHOLE,
+        min=1,
+        max=MOST_THREADS,
+        envvar="GPT_CLI_THREADS",
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return keywords of `gpt_cli.load`."""
+        return self.where | {"device": self.device, "dtype": self.dtype}
+
+    def load(self) -> "Engine":
+        """Load the model; NumPy must not have been imported before."""
+        prepare(self.threads)
+        import gpt_cli
+
+        return gpt_cli.load(self.model, **self.options, quiet=self.quiet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(Declared):
+    """The output of a command with a record for each row."""
+
+    output: str | None = option(
+        None,
+        "Write to a new file (JSON Lines, or Parquet if it ends with .parquet), or to files in a "
+        "folder: FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet; here or at an address.",
+        kind=TEXT,
+        aliases=("-o",),
         metavar="OUT",
         path_type=str,
         callback=lambda name: None if name == "-" else name,
-        help="Write to a new file: JSON Lines, or .parquet; or to files in a folder, as FOLDER/, "
-        "FOLDER/*.jsonl or FOLDER/*.parquet; here or at an address.",
-    ),
-]
-_FORMAT = typer.Option(
-    "--format",
-    help="What the rows are in; auto: parquet by the ending of the name, jsonl if it begins with "
-    "{, else lines.",
-)
-RowsFormat = Annotated[Literal["auto", "lines", "jsonl", "parquet"], _FORMAT]
-OtherFormat = Annotated[Literal["auto", "lines", "jsonl", "parquet"] | None, _FORMAT]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="If OUT is there, keep its rows and add those that are missing. Give the same flags "
-        "again; the seed is known from OUT.",
-    ),
-]
-EngineName = Annotated[
-    Literal["local", "ray"],
-    typer.Option("--engine", help="Compute on this machine, or on those of a Ray cluster."),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Of the cluster, or auto for the one that this machine is in; else Ray is started "
-        "here for this job.",
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="How many hold the model; if not set, all that have room, with up to 4 threads.",
-    ),
-]
-GPUsPerWorker = Annotated[
-    float | None,
-    typer.Option(
-        min=0, metavar="G", help="GPUs of each worker, as 1 or 0.5; else it computes on CPUs."
-    ),
-]
+    )
+    resume: bool = option(
+        False,
+        "Keep the rows that OUT has and add the missing ones. Give the same flags again; the seed "
+        "is taken from OUT.",
+    )
+    format: Format | None = option(
+        None,
+        "Format of the rows; auto: parquet by the ending of the name, jsonl if the first row "
+        "begins with {, else lines.",
+        kind=choice(Format),
+        show_default="auto",
+    )
 
+
+@dataclass(frozen=True, kw_only=True)
+class Where(Declared):
+    """Where rows are computed."""
+
+    engine: str = option(
+        "local",
+        "Compute on this machine, or on a Ray cluster.",
+        kind=choice(Literal["local", "ray"]),
+    )
+    address: str | None = option(
+        None,
+        "The cluster, or auto for the one of this machine; if not set, Ray is started for the job.",
+        kind=TEXT,
+        metavar="HOST:PORT",
+    )
+    workers: int | None = option(
+        None,
+        "Processes that hold the model; as many as fit, of up to 4 threads each.",
+        kind=WHOLE,
+        min=1,
+    )
+    gpus_per_worker: float | None = option(
+        None,
+        "GPUs of each worker, such as 1 or 0.5; 0 computes on CPUs.",
+        kind=NUMBER,
+        min=0,
+        metavar="G",
+    )
+
+    def prepare(self, threads: int | None) -> None:
+        """Prepare this process to compute, unless Ray's workers do.
+
+        Raises:
+            InputError: a flag for Ray was given without --engine ray.
+        """
+        if self.engine == "ray":
+            return
+        flags = ("--address", "--workers", "--gpus-per-worker")
+        given = (self.address, self.workers, self.gpus_per_worker)
+        for flag, value in zip(flags, given, strict=True):
+            if value is not None:
+                raise InputError(f"{flag} applies only to --engine ray")
+        prepare(threads)
+
+    def cluster(self, threads: int | None) -> "Cluster | None":
+        """Return the cluster to compute on; None is this process."""
+        from gpt_cli.jobs import Cluster
+
+        if self.engine == "local":
+            return None
+        return Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds(Declared):
+    """A filter of lines by perplexity."""
+
+    max_perplexity: float | None = option(
+        None,
+        "Write lines of at most X unchanged; never those of 0 or 1 tokens.",
+        _POSITIVE,
+        kind=NUMBER,
+        metavar="X",
+    )
+    min_perplexity: float | None = option(
+        None,
+        "Write lines of at least X unchanged; never those of 0 or 1 tokens.",
+        _POSITIVE,
+        kind=NUMBER,
+        metavar="X",
+    )
+
+    @property
+    def given(self) -> bool:
+        """Return whether there is a bound."""
+        return self.max_perplexity is not None or self.min_perplexity is not None
+
+    def check(self) -> None:
+        """Raise InputError if a bound is not positive, or no line could pass."""
+        for bound in (self.min_perplexity, self.max_perplexity):
+            if bound is not None and not bound > 0:
+                raise InputError(
+                    f"--min-perplexity and --max-perplexity must be above 0, not {bound}"
+                )
+        if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
+            raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
+
+    def contain(self, perplexity: float | None) -> bool:
+        """Return whether there is a perplexity, and it is within the bounds."""
+        least, most = self.min_perplexity or 0, self.max_perplexity or math.inf
+        return perplexity is not None and least <= perplexity <= most
+
+
+ModelName = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help="As --model.", autocompletion=completion.models),
+]
 PromptFile = Annotated[
     Path | None,
     typer.Option(
         "--file",
         "-f",
         metavar="FILE",
-        help="Read the prompt from FILE (-: a pipe); PROMPT comes after it.",
+        help="Read the prompt from FILE (-: standard input); PROMPT is appended.",
     ),
 ]
-Device = Annotated[
-    str,
-    typer.Option(
-        help="cpu, cuda for an NVIDIA GPU, or auto: a GPU where one can be used.",
-        autocompletion=completion.devices,
-    ),
+RowsFile = Annotated[
+    str | None,
+    typer.Option("--file", "-f", metavar="FILE", path_type=str, help="In place of the argument."),
 ]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        help="Weights in float32, float16 on a GPU, or int8 on a CPU; auto: as stored, or float32 "
-        "on a GPU.",
-        autocompletion=completion.dtypes,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=MOST_THREADS,
-        envvar="GPT_CLI_THREADS",
-        help="Threads to compute with; all cores if not set.",
-    ),
-]
-
-# How to continue a prompt: the fields of gpt_cli.Options.
-MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="How many new tokens at most.")]
-Temperature = Annotated[
-    float, typer.Option(help="Higher is more surprising; 0: always the likeliest token.")
-]
-TopK = Annotated[int, typer.Option(help="Choose among the k likeliest tokens; 0: among all.")]
-TopP = Annotated[
-    float, typer.Option(help="Choose among the fewest that have this probability together; 1: all.")
-]
-MinP = Annotated[
-    float,
-    typer.Option(help="Drop what is less likely than this fraction of the likeliest; 0: none."),
-]
-RepeatPenalty = Annotated[
-    float, typer.Option(help="Above 1, tokens that the text already has get less likely.")
-]
-Stop = Annotated[
-    list[str] | None, typer.Option(help="End before this string; may be given repeatedly.")
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", "-s", help="The same seed gives the same text; else one is drawn."),
-]
-Cache = Annotated[
-    bool, typer.Option("--cache/--no-cache", help="Keep keys and values of earlier tokens.")
-]
-Overflow = Annotated[
-    Literal["error", "truncate", "shift"],
-    typer.Option(
-        help="Where the text does not fit the context: refuse it, drop the prompt's "
-        "beginning, or go on with the newest half."
-    ),
-]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Never end with the end token.")]
-Special = Annotated[
-    bool, typer.Option("--special", help="Let <|endoftext|> in the text be the token.")
+Escape = Annotated[
+    bool, typer.Option("--escape", help=r"Read \n, \t and \\ in PROMPT and --stop as escapes.")
 ]
 LogProbs = Annotated[
     int | None,
@@ -200,54 +329,27 @@ LogProbs = Annotated[
         "--logprobs",
         metavar="N",
         min=0,
-        help="Add to the JSON each token's log-probability, and those of the N likeliest.",
+        help="Add the log-probability of each token to the JSON, and those of the N likeliest.",
     ),
 ]
-
-
-def generation_options(**given: Any) -> "Options":
-    """Return the options that flags say; None is for what was not given."""
-    from gpt_cli.generate import Options
-
-    return Options(**{name: value for name, value in given.items() if value is not None})
-
-
-def cluster(
-    engine: str,
-    *,
-    address: str | None,
-    workers: int | None,
-    gpus: float | None,
-    threads: int | None,
-) -> "Cluster | None":
-    """Return what flags say of a cluster; None if all is computed here.
-
-    Raises:
-        InputError: a flag for Ray was given without it.
-        ResourceError: Ray is not installed.
-    """
-    if engine == "local":
-        given = {"--address": address, "--workers": workers, "--gpus-per-worker": gpus}
-        for name, value in given.items():
-            if value is not None:
-                raise InputError(f"{name} is of a Ray cluster: add --engine ray")
-        return None
-    try:
-        from gpt_cli.ray.job import Cluster
-    except ImportError as error:
-        raise ResourceError(f"--engine ray: {error}: pip install 'gpt-cli[ray]'") from None
-    return Cluster(address, workers, gpus or 0, threads)
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+Special = _flag_of(Options, "special")
+MaxTokens = _flag_of(Options, "max_tokens")
+Quiet = _flag_of(Model, "quiet")
+Verbose = _flag_of(Model, "verbose")
+Revision = _flag_of(Model, "revision")
+Threads = _flag_of(Loading, "threads")
 
 
 def prepare(threads: int | None) -> None:
-    """Do what must be done before NumPy is imported: set threads, and see that it can be.
+    """Set the number of threads and check the address space, before NumPy is imported.
 
-    By default as many compute as the process may use cores, which the libraries do not know in a
-    container, unless one of their variables is set. Where the compiled library computes, NumPy's
-    own products get one: starting more takes a fifth of NumPy's import.
+    The default is the number of cores that the process may use, which the BLAS libraries do not
+    know in a container, unless one of their variables is set. If the compiled library computes,
+    NumPy's own products get one thread: to start more takes a fifth of NumPy's import.
 
     Raises:
-        ResourceError: there are too few addresses, for lack of which OpenBLAS ends the process.
+        ResourceError: the address space is too small, where OpenBLAS would end the process.
     """
     if threads is None and not any(name in os.environ for name in THREAD_VARIABLES):
         threads = cores()

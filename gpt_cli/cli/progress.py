@@ -1,76 +1,92 @@
-"""How far a long job is: a line that renews itself on a terminal, else a line now and then."""
+"""Progress on standard error: a line that is renewed on a terminal, else a line now and then."""
 
 import shutil
 import sys
 import time
-from types import TracebackType
+from typing import Self
 
-from gpt_cli.cli.text import note, on_terminal, tell
+from gpt_cli.cli.streams import note, on_terminal, remark, tell
+from gpt_cli.jobs import Observer
 
-_SETTLED = 5.0  # seconds, before which a rate tells little about the time that is left
+_LONG = 2.0  # seconds
+_SETTLED = 5.0  # seconds before the time left is estimated
 
 
 def renew(line: str) -> None:
-    """Write over the line that a terminal shows on standard error."""
+    """Replace the line that a terminal shows on standard error."""
     width = shutil.get_terminal_size().columns - 1
     tell(f"\r{line[:width].ljust(width)}\r")
 
 
-class Progress:
-    """Counts rows and tokens, and tells on standard error how far they are."""
+class Progress(Observer):
+    """Count rows and tokens, and show them while it is entered.
 
-    def __init__(self, total: int | None, done: int, failed: int, *, shown: bool):
-        self.rows = done  # also those of an earlier run
-        self.failed = failed  # of them
-        self.tokens = 0
-        self._before = done
-        self._total = total
+    Args:
+        shown: whether to show progress.
+        notes: whether to show notes.
+        totals: whether to show the totals at the end; else progress is shown only if it takes long.
+    """
+
+    def __init__(self, *, shown: bool, notes: bool = True, totals: bool = True):
         self._shown = shown
+        self._notes = notes
+        self._totals = totals
         self._renews = on_terminal(sys.stderr)
         self._pause = 0.2 if self._renews else 30.0  # seconds between two lines
+        self._total: int | None = None
+        self._rows = self._before = self._failed = self._tokens = 0
         self._start = self._last = time.perf_counter()
 
-    def add(self, tokens: int, *, failed: bool) -> None:
-        """Count a row that is done."""
-        self.rows += 1
-        self.failed += failed
-        self.tokens += tokens
+    def note(self, message: str) -> None:
+        """Show a note."""
+        if self._notes:
+            remark(message)
+
+    def start(self, total: int | None, done: int, failed: int) -> None:
+        """Begin with the rows of an earlier run."""
+        self._total = total
+        self._rows = self._before = done
+        self._failed = failed
+        self._start = time.perf_counter()
+        self._last = self._start if self._totals else self._start + _LONG
+        if self._shown and self._renews and self._totals:
+            renew(f"gpt-cli: {self._line(self._start)}")
+
+    def advance(self, tokens: int, failed: bool) -> None:
+        """Count a row."""
+        self._rows += 1
+        self._failed += failed
+        self._tokens += tokens
         now = time.perf_counter()
         if not self._shown or now - self._last < self._pause:
             return
         self._last = now
         if self._renews:
-            renew(self._line(now))
+            renew(f"gpt-cli: {self._line(now)}")
         else:
             note(f"gpt-cli: {self._line(now)}")
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Tell the whole, unless an error does."""
-        if not self._shown or self.rows == self._before:
-            return
-        if self._renews:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Show the totals, unless an error message follows."""
+        if self._shown and self._renews:
             renew("")
-        if kind is None or kind is KeyboardInterrupt:
+        done = self._rows > self._before
+        if self._shown and self._totals and done and kind in (None, KeyboardInterrupt):
             note(f"gpt-cli: {self._line(time.perf_counter())}")
 
     def _line(self, now: float) -> str:
         seconds = max(now - self._start, 1e-9)
         of = "" if self._total is None else f" of {self._total:,}"
-        rows = "row" if (self._total or self.rows) == 1 else "rows"
-        rate = self.tokens / seconds
-        failed = f" ({self.failed:,} failed)" if self.failed else ""
-        line = f"{self.rows:,}{of} {rows}{failed}, {self.tokens:,} tokens, {rate:,.0f} a second"
-        new = self.rows - self._before
-        if self._total is not None and self.rows < self._total and seconds > _SETTLED:
-            left = seconds / new * (self._total - self.rows)
+        rows = "row" if (self._total or self._rows) == 1 else "rows"
+        rate = self._tokens / seconds
+        failed = f" ({self._failed:,} failed)" if self._failed else ""
+        line = f"{self._rows:,}{of} {rows}{failed}, {self._tokens:,} tokens, {rate:,.0f} a second"
+        new = self._rows - self._before
+        if self._total is not None and 0 < new < self._total - self._before and seconds > _SETTLED:
+            left = seconds / new * (self._total - self._rows)
             line += f", {_duration(left)} left"
         return line
 

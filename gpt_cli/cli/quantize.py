@@ -1,28 +1,27 @@
-"""`gpt-cli quantize`: write a model's int8 form, of which a start reads a quarter of the bytes."""
+"""`gpt-cli quantize`: write a model with int8 weights, a quarter of the bytes."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpt_cli.cli.options import ModelName, Offline, Quiet, Revision, Verbose
-from gpt_cli.cli.text import write
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.streams import write
 
 
 def quantize(
-    name: ModelName,
+    name: flags.ModelName = None,
+    *,
     to: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="The new folder.")],
-    revision: Revision = None,
-    offline: Offline = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    model: flags.Model,
 ) -> None:
     """Write a model with int8 weights.
 
-    It goes into a new folder, which is printed, and which --model takes.
+    It is written into a new folder, for --model; the name of the folder is printed.
     """
     from gpt_cli import hub
     from gpt_cli.quantize import write as write_int8
 
-    write_int8(hub.resolve(name, revision=revision, offline=offline, quiet=quiet), to)
+    model = model.named(name)
+    write_int8(hub.resolve(model.model, **model.where, quiet=model.quiet), to)
     write(f"{to}\n")

@@ -2,104 +2,103 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import on_terminal, quoted, read_prompt, write
+from gpt_cli.cli.inputs import read_prompt
+from gpt_cli.cli.layout import quoted
+from gpt_cli.cli.streams import on_terminal, write
 from gpt_cli.errors import InputError
-from gpt_cli.reading import read_text
+from gpt_cli.jobs.storage import read_text
+
+if TYPE_CHECKING:
+    from gpt_cli.engine import Engine
+    from gpt_cli.score import Choice
 
 
 def rank(
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="What stands before; else what a pipe brings."),
+        typer.Argument(metavar="[PROMPT]", help="Text before the choices; if not given, a pipe."),
     ] = None,
+    *,
     choices: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="The continuations, with commas between.")
+        list[str] | None,
+        typer.Option(metavar="A,B,C", help="Continuations, separated by commas; repeatable."),
     ] = None,
     choices_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The continuations, one a line.")
+        Path | None, typer.Option(metavar="FILE", help="Continuations, one per line.")
     ] = None,
     by: Annotated[
         Literal["total", "token", "byte"],
         typer.Option(
-            help="Compare the likelihood of the whole, which favours the short, or its mean for "
-            "a token or a byte."
+            help="Compare the likelihood of the whole choice, which favours short ones, or its "
+            "mean per token or byte."
         ),
     ] = "total",
     exact: Annotated[
-        bool,
-        typer.Option("--exact", help="Take the choices as they are, and put no space before them."),
+        bool, typer.Option("--exact", help="Use the choices unchanged, without a space before.")
     ] = False,
     file: flags.PromptFile = None,
-    model: flags.Model = "gpt2",
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
+    loading: flags.Loading,
     as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
 ) -> None:
     """Rank continuations of PROMPT by probability.
 
-    They are shown as a table, or as JSON in a pipe.
+    The output is a table, or JSON in a pipe.
 
-    Spaces around a choice do not count, and one is put before it if the prompt does not end so.
+    Spaces around a choice are dropped, and one is put before it unless the prompt ends with one.
     """
     if choices_file == Path("-") and prompt is None:
-        raise InputError("only one of them can come through the pipe: PROMPT or --choices-file")
+        raise InputError("PROMPT and --choices-file cannot both be read from the pipe")
     listed = _choices(choices, choices_file)
     text = read_prompt(prompt, file)
-    if not exact:
-        listed = [choice.strip() for choice in listed]
-    if "" in listed:
-        raise InputError("give each choice a text: none may be empty")
     space = "" if exact or not text or text[-1].isspace() else " "
-    given = {space + choice: choice for choice in listed}
-    if len(given) < len(listed):
-        raise InputError("give each choice once: none may be there twice")
-    flags.prepare(threads)
-    import gpt_cli
-    from gpt_cli import records
-
-    engine = gpt_cli.load(
-        model,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        offline=offline,
-        quiet=quiet,
-    )
+    given: dict[str, str] = {}  # what the model sees -> what was given
+    for choice in listed if exact else [choice.strip() for choice in listed]:
+        if not choice:
+            raise InputError("--choices: a choice is empty")
+        if space + choice in given:
+            raise InputError(f"--choices: duplicate choice {choice!r:.40}")
+        given[space + choice] = choice
+    engine = loading.load()
     ranked = engine.rank(text, list(given), by=by)
     if as_json or not on_terminal(sys.stdout):
-        for place, choice in enumerate(ranked, 1):
-            told = {
-                "rank": place,
-                "choice": given[choice.text],
-                "text": choice.text,
-                "probability": choice.probability,
-                "logprob": choice.logprob,
-                "tokens": len(choice.ids),
-                "bytes": choice.bytes,
-                "model": engine.name,
-            }
-            write(records.json_line(told))
-        return
+        _write_json(engine, ranked, given)
+    else:
+        _write_table(ranked)
+
+
+def _write_json(engine: "Engine", ranked: "list[Choice]", given: dict[str, str]) -> None:
+    from gpt_cli import records
+
+    for place, choice in enumerate(ranked, 1):
+        record = {
+            "rank": place,
+            "choice": given[choice.text],
+            "text": choice.text,
+            "probability": choice.probability,
+            "logprob": choice.logprob,
+            "tokens": len(choice.ids),
+            "bytes": choice.bytes,
+            "model": engine.name,
+        }
+        write(records.json_line(record))
+
+
+def _write_table(ranked: "list[Choice]") -> None:
     write(f"{'probability':>11}  {'log-lik.':>9}  tokens  choice\n")
     for choice in ranked:
         numbers = f"{choice.probability:11.2%}  {choice.logprob:9.3f}  {len(choice.ids):6}"
         write(f"{numbers}  {quoted(choice.text.encode())}\n")
 
 
-def _choices(given: str | None, file: Path | None) -> list[str]:
+def _choices(given: list[str] | None, file: Path | None) -> list[str]:
     if (given is None) == (file is None):
         raise InputError("give the continuations by one of --choices A,B,C and --choices-file FILE")
     if file is not None:
         lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
         return [line for line in lines if line]
-    return (given or "").split(",")
+    return [choice for each in given or [] for choice in each.split(",")]

@@ -12,44 +12,42 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import note, on_terminal, piped, quoted, write
+from gpt_cli.cli.inputs import piped
+from gpt_cli.cli.layout import quoted
+from gpt_cli.cli.streams import on_terminal, remark, write
 from gpt_cli.errors import InputError
-from gpt_cli.reading import read_bytes
+from gpt_cli.jobs.storage import read_bytes
 
 if TYPE_CHECKING:
     from gpt_cli.tokenizer import Tokenizer
 
-_LONGEST_ID = 18  # in digits, of which int() refuses thousands
+_LONGEST_ID = 18  # digits; int() refuses thousands
 
 
 def tokenize(
     text: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[TEXT]", help="The text to split; without it, what comes through a pipe."
-        ),
+        typer.Argument(metavar="[TEXT]", help="Text to tokenize; if not given, from a pipe."),
     ] = None,
-    model: flags.Model = "gpt2",
+    *,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Read the text from FILE (-: a pipe)."),
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Read the text from FILE (-: standard input)."
+        ),
     ] = None,
-    count: Annotated[bool, typer.Option("--count", help="Print only how many there are.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Print only their number.")] = False,
     special: flags.Special = False,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
+    model: flags.Model,
     as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
 ) -> None:
     """Print the ids of the tokens of TEXT.
 
-    On a terminal, they are a table with the tokens.
-
-    Every byte counts, also a line end at the end, and bytes that are no UTF-8.
+    The output on a terminal is a table with the tokens. Every byte counts, also a line end at the
+    end, and bytes that are not UTF-8.
     """
     data = _read(None if text is None else os.fsencode(text), file)
-    tokenizer = _read_tokenizer(model, revision, offline, quiet)
+    tokenizer = _read_tokenizer(model)
     ids = tokenizer.encode_bytes(data, special=special)
     if count:
         write((json.dumps({"tokens": len(ids)}) if as_json else str(len(ids))) + "\n")
@@ -69,22 +67,21 @@ def detokenize(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[IDS]...", help="Ids, white space between them; else what comes in a pipe."
+            metavar="[IDS]...", help="Ids, separated by white space; if not given, from a pipe."
         ),
     ] = None,
-    model: flags.Model = "gpt2",
+    *,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Read the ids from FILE (-: a pipe)."),
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Read the ids from FILE (-: standard input)."
+        ),
     ] = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
+    model: flags.Model,
 ) -> None:
     """Write the bytes of the tokens IDS."""
     words = _read(os.fsencode(" ".join(ids)) if ids else None, file)
-    tokenizer = _read_tokenizer(model, revision, offline, quiet)
+    tokenizer = _read_tokenizer(model)
     data = bytearray()  # bytes.join takes 80 bytes of memory for each token
     for id in _parse_ids(words):
         data += tokenizer.token_bytes(id)
@@ -94,7 +91,7 @@ def detokenize(
 
 
 def _read(argument: bytes | None, file: Path | None) -> bytes:
-    """Return the argument, or else all of `file` ("-" is standard input), or else of a pipe.
+    """Return the argument, the content of `file` ("-" is standard input), or that of a pipe.
 
     Raises:
         InputError: there are two of them or none, or the file cannot be read.
@@ -108,31 +105,31 @@ def _read(argument: bytes | None, file: Path | None) -> bytes:
     return read_bytes(file or Path("-"))
 
 
-def _read_tokenizer(model: str, revision: str | None, offline: bool, quiet: bool) -> "Tokenizer":
+def _read_tokenizer(model: flags.Model) -> "Tokenizer":
     from gpt_cli import hub
 
-    tokenizer = hub.read_tokenizer(model, revision=revision, offline=offline)
-    if not quiet and hub.find(model, revision) is None:
-        note(
-            f"gpt-cli: note: {model} is not on this machine, and its tokenizer is fetched each "
-            f"time; `gpt-cli download {model}` keeps the whole model"
+    tokenizer = hub.read_tokenizer(model.model, **model.where)
+    if not model.quiet and hub.find(model.model, model.revision) is None:
+        remark(
+            f"{model.model} is not on this machine: its tokenizer is downloaded each time; "
+            f"`gpt-cli download {model.model}` keeps the model"
         )
     return tokenizer
 
 
 def _parse_ids(words: bytes) -> Iterator[int]:
-    for match in re.finditer(rb"\S+", words):  # words.split() would hold them all at once
+    for match in re.finditer(rb"\S+", words):  # words.split() would make a list
         word = match[0]
         if not word.isdigit() or len(word) > _LONGEST_ID:
             raise InputError(
-                f"{word.decode(errors='replace')!r:.40} is not the id of a token: "
-                "ids are whole numbers, with white space between them"
+                f"{word.decode(errors='replace')!r:.40} is not a token id: "
+                "ids are whole numbers, separated by white space"
             )
         yield int(word)
 
 
 class _Token(NamedTuple):
-    """A token in its place, which is given in bytes of the input."""
+    """A token with its place in the input, in bytes."""
 
     id: int
     data: bytes
@@ -164,6 +161,6 @@ def _row(token: _Token, width: int) -> str:
 
 
 def _write_many(pieces: Iterator[str]) -> None:
-    """Write pieces as they come, some thousands at once."""
+    """Write pieces as they come, in batches."""
     while batch := "".join(islice(pieces, 10_000)):
         write(batch)

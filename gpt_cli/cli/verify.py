@@ -1,45 +1,44 @@
-"""`gpt-cli verify`: does this model compute here what it should?"""
+"""`gpt-cli verify`: check the results of a model on this machine."""
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.text import hanging, write
+from gpt_cli.cli.layout import hanging
+from gpt_cli.cli.streams import write
 from gpt_cli.errors import CheckpointError
 
 _WORDS = {True: "ok", False: "FAILED", None: "not checked"}
 
 
 def verify(
-    name: flags.ModelName,
+    name: flags.ModelName = None,
+    *,
+    model: flags.Model,
     threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
     as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
 ) -> None:
     """Check that a model computes what it should.
 
-    Checked are its files, what it writes, and that all ways to compute it agree.
-
-    The exit code is 4 where something fails. What cannot be checked on this machine says why.
+    The checks are of its files, its texts, and that all ways to compute it agree. The exit code is
+    4 if a check fails. A check that cannot be made on this machine says why.
     """
+    model = model.named(name)
     flags.prepare(threads)
     from dataclasses import asdict
 
     from gpt_cli import hub, records
     from gpt_cli.verify import verify
 
-    folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
+    folder = hub.resolve(model.model, **model.where, quiet=model.quiet)
     checks = []
-    for check in verify(name, folder):
+    for check in verify(model.model, folder):
         checks.append(check)
         if not as_json:
             write(hanging(f"{_WORDS[check.passed]:11}  {check.name:25}  ", check.detail))
     failed = [check.name for check in checks if check.passed is False]
     if as_json:
-        told = {"model": name, "folder": str(folder), "passed": not failed}
+        told = {"model": model.model, "folder": str(folder), "passed": not failed}
         write(records.json_line(told | {"checks": [asdict(check) for check in checks]}))
     if failed:
         raise CheckpointError(
-            f"{name} has failed {len(failed)} of {len(checks)} checks ({', '.join(failed)}): "
+            f"{model.model} failed {len(failed)} of {len(checks)} checks ({', '.join(failed)}): "
             "download it again, and report it if that does not help"
         )

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 import numpy as np
 
 from gpt_cli import checkpoint, tensors
-from gpt_cli.batch import row_options
 from gpt_cli.config import ACTIVATIONS, GPT2Config
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.generate import Options, StopStrings
+from gpt_cli.jobs import Generation
+from gpt_cli.jobs.rows import Source
 from gpt_cli.ops.int8 import Int8Rows
-from gpt_cli.records import Generation, json_line, of_error
-from gpt_cli.rows import Source
+from gpt_cli.records import json_line, of_error
 from gpt_cli.tensors import Tensor
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
@@ -215,10 +215,10 @@ def rows(data: bytes) -> None:
     assert [row.line for row in rows] == filled
     assert [row.index for row in rows] == list(range(len(rows)))
     for row in rows:
-        request = row.request
+        request = row.fields
         told = {"index": row.index, "id": row.id}
-        if isinstance(request, InputError):
-            json_line(told | of_error(request)).encode()
+        if row.error:
+            json_line(told | of_error(row.error)).encode()
             continue
         if form == "lines":
             line = lines[row.line - 1]
@@ -226,7 +226,7 @@ def rows(data: bytes) -> None:
             assert request == {"prompt": (line.removesuffix(b"\r") if ended else line).decode()}
         own = {name: value for name, value in request.items() if name != "prompt"}
         try:
-            options = row_options(DEFAULTS, own)
+            options = DEFAULTS.with_row(own)
         except InputError as error:
             json_line(told | of_error(error)).encode()
             continue

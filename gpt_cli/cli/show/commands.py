@@ -1,5 +1,6 @@
 """The commands of `gpt-cli show`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,23 +9,64 @@ import typer
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.examples import epilog
 from gpt_cli.cli.files import check_file, write_file
-from gpt_cli.cli.text import note, read_prompt, write
+from gpt_cli.cli.inputs import read_prompt
+from gpt_cli.cli.streams import note, write
+from gpt_cli.declare import PATH, Declared, option
 from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
     from gpt_cli.cli.show.views import View
 
-Html = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", help="Write a page to be explored in a browser."),
-]
-Png = Annotated[
-    Path | None, typer.Option("--png", metavar="FILE", help="Draw a picture (matplotlib).")
-]
 Prompt = Annotated[
     str | None,
-    typer.Argument(metavar="[PROMPT]", help="The text; without it, what comes through a pipe."),
+    typer.Argument(metavar="[PROMPT]", help="The text; if not given, from a pipe."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Declared):
+    """The forms of output of a view."""
+
+    html: Path | None = option(
+        None, "Write an interactive page for a browser.", kind=PATH, metavar="FILE"
+    )
+    png: Path | None = option(None, "Draw a picture (matplotlib).", kind=PATH, metavar="FILE")
+    as_json: bool = option(False, "Print JSON.", flag="--json")
+
+    def check(self) -> None:
+        """Raise InputError if a file cannot be written, before a model is loaded."""
+        from gpt_cli.cli import plot
+
+        if self.html is not None:
+            check_file("--html", self.html, (".html", ".htm"))
+        if self.png is not None:
+            check_file("--png", self.png, (".png",))
+            plot.check_library("--png")
+
+    def deliver(self, view: "View", *, quiet: bool) -> None:
+        """Write the files of a view, or else print it."""
+        files = {}
+        if self.html is not None:
+            from gpt_cli.cli.show.page import page
+
+            files[self.html] = page(view).encode()
+        if self.png is not None:
+            from gpt_cli.cli.show.picture import picture
+
+            files[self.png] = picture(view)
+        for file, data in files.items():
+            write_file(file, data)
+        if self.as_json:
+            from gpt_cli import records
+
+            write(records.json_line(view.record()))
+        elif not files:
+            from gpt_cli.cli.show.terminal import print_view
+
+            print_view(view)
+        elif not quiet:
+            note(*(f"gpt-cli: wrote {file}" for file in files))
+
 
 show = typer.Typer(
     help="Show what happens inside the model.",
@@ -40,8 +82,10 @@ def _list(context: typer.Context) -> None:
 
 
 @show.command(epilog=epilog("show attention"))
+@flags.command
 def attention(
     prompt: Prompt = None,
+    *,
     layer: Annotated[
         int | None, typer.Option("--layer", "-l", metavar="L", help="Only this layer, from 0.")
     ] = None,
@@ -50,45 +94,31 @@ def attention(
     ] = None,
     file: flags.PromptFile = None,
     special: flags.Special = False,
-    html: Html = None,
-    png: Png = None,
-    model: flags.Model = "gpt2",
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
-    as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
+    output: Output,
+    loading: flags.Loading,
 ) -> None:
-    """Show what each token takes from those before it.
+    """Show how much each token attends to those before it.
 
-    A row is a token, and its blocks are the tokens that it looks at. Without --layer it is the
-    mean of all heads, with a list of those that are worth a look; with it that of a layer, and
-    with --head as well the attention of one head.
+    A row is a token, and its blocks are the tokens that it attends to. Without --layer it is the
+    mean of all heads, with a list of notable heads; with --layer the mean of that layer; with
+    --head, too, the attention of one head.
     """
     if head is not None and layer is None:
-        raise InputError("--head is a head of a layer: give --layer, too")
-    text = _prepare(prompt, file, threads, html, png)
-    import gpt_cli
+        raise InputError("--head needs --layer")
+    output.check()
+    text = read_prompt(prompt, file)
+    engine = loading.load()
     from gpt_cli.cli.show import views
 
-    engine = gpt_cli.load(
-        model,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        offline=offline,
-        quiet=quiet,
-    )
     view = views.attention(engine, text, layer, head, special=special)
-    _deliver(view, html, png, as_json=as_json, quiet=quiet)
+    output.deliver(view, quiet=loading.quiet)
 
 
 @show.command(epilog=epilog("show lens"))
+@flags.command
 def lens(
     prompt: Prompt = None,
+    *,
     top: Annotated[
         int,
         typer.Option(
@@ -97,165 +127,76 @@ def lens(
             metavar="N",
             min=1,
             max=100,  # of each token of the prompt, in each layer
-            help="How many tokens of each layer; text and pictures have as many as fit.",
+            help="Number of tokens per layer; text and pictures show as many as fit.",
         ),
     ] = 5,
     file: flags.PromptFile = None,
     special: flags.Special = False,
-    html: Html = None,
-    png: Png = None,
-    model: flags.Model = "gpt2",
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
-    as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
+    output: Output,
+    loading: flags.Loading,
 ) -> None:
     """Show the next token as each layer would predict it.
 
-    Each layer's state goes through the last layer norm and the head, as if the model ended there
-    (the "logit lens"). The page and the JSON have it after each token of PROMPT.
+    The state of each layer goes through the last layer norm and the head, as if the model ended
+    there (the "logit lens"). The page and the JSON have it after each token of PROMPT.
     """
-    text = _prepare(prompt, file, threads, html, png)
-    import gpt_cli
+    output.check()
+    text = read_prompt(prompt, file)
+    engine = loading.load()
     from gpt_cli.cli.show import views
 
-    engine = gpt_cli.load(
-        model,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        offline=offline,
-        quiet=quiet,
-    )
-    view = views.lens(engine, text, top, special=special)
-    _deliver(view, html, png, as_json=as_json, quiet=quiet)
+    output.deliver(views.lens(engine, text, top, special=special), quiet=loading.quiet)
 
 
 @show.command(epilog=epilog("show surprise"))
+@flags.command
 def surprise(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="[TEXT]", help="The text; without it, what comes through a pipe."),
+        typer.Argument(metavar="[TEXT]", help="The text; if not given, from a pipe."),
     ] = None,
+    *,
     file: flags.PromptFile = None,
-    html: Html = None,
-    png: Png = None,
-    model: flags.Model = "gpt2",
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
-    as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
+    output: Output,
+    loading: flags.Loading,
 ) -> None:
     """Show how surprising each token of TEXT is.
 
-    Bits are minus the logarithm of the probability, to base 2: 1 bit is a chance of one half, 10
-    bits one in a thousand.
+    Surprise is minus the logarithm of the probability to base 2, in bits: 1 bit is a probability of
+    one half, 10 bits one in a thousand.
     """
-    given = _prepare(text, file, threads, html, png)
-    import gpt_cli
+    output.check()
+    given = read_prompt(text, file)
+    engine = loading.load()
     from gpt_cli.cli.show import views
 
-    engine = gpt_cli.load(
-        model,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        offline=offline,
-        quiet=quiet,
-    )
-    _deliver(views.surprise(engine, given), html, png, as_json=as_json, quiet=quiet)
+    output.deliver(views.surprise(engine, given), quiet=loading.quiet)
 
 
 @show.command(epilog=epilog("show tree"))
+@flags.command
 def tree(
     prompt: Prompt = None,
+    *,
     top: Annotated[
         int,
-        # More are no help to the eye, and a tree may be as deep as it has continuations.
-        typer.Option("--top", "-k", metavar="N", min=1, max=200, help="How many continuations."),
+        # More do not help the eye, and a tree may be as deep as it has continuations.
+        typer.Option("--top", "-k", metavar="N", min=1, max=200, help="Number of continuations."),
     ] = 20,
     file: flags.PromptFile = None,
     special: flags.Special = False,
-    html: Html = None,
-    png: Png = None,
-    model: flags.Model = "gpt2",
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    threads: flags.Threads = None,
-    revision: flags.Revision = None,
-    offline: flags.Offline = False,
-    as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
-    verbose: flags.Verbose = False,
+    output: Output,
+    loading: flags.Loading,
 ) -> None:
     """Show the likeliest continuations of PROMPT, as a tree.
 
-    They are of all lengths: a long continuation is there if it is, as a whole, likelier than every
-    shorter one that was left out. The percentages are the chance of a token after those before it,
-    and the chance of all since PROMPT.
+    They have all lengths: a long continuation is shown if, as a whole, it is likelier than every
+    shorter one that was left out. The percentages are the probability of a token given those before
+    it, and the probability of all tokens since PROMPT.
     """
-    text = _prepare(prompt, file, threads, html, png)
-    import gpt_cli
+    output.check()
+    text = read_prompt(prompt, file)
+    engine = loading.load()
     from gpt_cli.cli.show import views
 
-    engine = gpt_cli.load(
-        model,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        offline=offline,
-        quiet=quiet,
-    )
-    view = views.tree(engine, text, top, special=special)
-    _deliver(view, html, png, as_json=as_json, quiet=quiet)
-
-
-def _prepare(
-    prompt: str | None, file: Path | None, threads: int | None, html: Path | None, png: Path | None
-) -> str:
-    """Return the text, after checking the options; after this NumPy may be imported."""
-    from gpt_cli.cli import plot
-
-    if html is not None:
-        check_file("--html", html, (".html", ".htm"))
-    if png is not None:
-        check_file("--png", png, (".png",))
-        plot.check_library("--png")
-    text = read_prompt(prompt, file)
-    flags.prepare(threads)
-    return text
-
-
-def _deliver(
-    view: "View", html: Path | None, png: Path | None, *, as_json: bool, quiet: bool
-) -> None:
-    """Print a view, or else write the files that are wanted of it."""
-    from gpt_cli import records
-
-    files = {}
-    if html is not None:
-        from gpt_cli.cli.show.page import page
-
-        files[html] = page(view).encode()
-    if png is not None:
-        from gpt_cli.cli.show.picture import picture
-
-        files[png] = picture(view)
-    for file, data in files.items():
-        write_file(file, data)
-    if as_json:
-        write(records.json_line(view.record()))
-    elif not files:
-        from gpt_cli.cli.show.terminal import print_view
-
-        print_view(view)
-    elif not quiet:
-        note(*(f"gpt-cli: wrote {file}" for file in files))
+    output.deliver(views.tree(engine, text, top, special=special), quiet=loading.quiet)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.segment import Segment
 
-from gpt_cli.cli.report import shown
+from gpt_cli.cli.layout import token_label
 from gpt_cli.cli.show.terminal import cut, parts
 from gpt_cli.cli.show.views import Attention, View, pooled
 from gpt_cli.errors import InputError
@@ -58,7 +58,7 @@ def _maps(view: Attention) -> "Figure":
     if one:
         title = f"{view.model}: layer {view.layers[0]}, head {view.heads[0]}"
         if T <= _MOST_LABELS:
-            names = [cut(shown(token), _LONGEST_NAME) for token in view.tokens]
+            names = [cut(token_label(token), _LONGEST_NAME) for token in view.tokens]
             axes.set_xticks(range(T), names, rotation=90, parse_math=False)
             axes.set_yticks(range(T), names, parse_math=False)
         axes.set_xlabel("takes from")

@@ -12,9 +12,9 @@ from rich.console import Console, RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from gpt_cli.cli.report import shown
+from gpt_cli.cli.layout import bar, quoted, token_label
 from gpt_cli.cli.show.views import Attention, Branch, Lens, Surprise, Token, Tree, View, pooled
-from gpt_cli.cli.text import bar, on_terminal, quoted, visible, write
+from gpt_cli.cli.streams import on_terminal, visible, write
 
 # Shares from 0 to 1 have the colours of viridis, by their square root; without colours, characters.
 _VIRIDIS = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
@@ -62,7 +62,9 @@ def parts(view: View, width: int, *, coloured: bool) -> Iterator[RenderableType]
 def _attention(view: Attention, width: int, coloured: bool) -> Iterator[RenderableType]:
     yield Text(f"{view.model}: what each token takes from those before it, {_whose(view)}\n")
     T = len(view.tokens)
-    names = [f"{place:{len(str(T - 1))}} {shown(token)}" for place, token in enumerate(view.tokens)]
+    names = [
+        f"{place:{len(str(T - 1))}} {token_label(token)}" for place, token in enumerate(view.tokens)
+    ]
     most = max(len(str(T - 1)) + 7, width // 4)
     names = _padded([cut(name, most) for name in names])
     room = width - cell_len(names[0]) - 1
@@ -119,13 +121,13 @@ def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
     last = [predictions[-1] for predictions in view.predictions]  # (layers, the likeliest first)
     names = _padded(view.layers)
     room = width - cell_len(names[0]) - 1
-    longest = max(cell_len(shown(token)) for token in chain.from_iterable(last))
+    longest = max(cell_len(token_label(token)) for token in chain.from_iterable(last))
     cell = min(longest, 16, room - _NUMBER - 1)  # columns of a token
     for name, tokens in zip(names, last, strict=True):
         line = Text(name, no_wrap=True)
         for token in tokens[: room // (cell + _NUMBER + 1)]:
             probability = math.exp(token["logprob"])
-            piece = set_cell_size(cut(shown(token), cell), cell)
+            piece = set_cell_size(cut(token_label(token), cell), cell)
             style = _share_style(probability) if coloured else Style.null()
             line.append(" ").append(f"{piece}{_percent(probability, 0):>{_NUMBER}}", style)
         yield line if coloured else _bare(line)
@@ -200,7 +202,7 @@ def _branches(branches: Sequence[Branch], indent: str, coloured: bool) -> Iterat
             fork = below = "" if indent else "  "
         own = math.exp(branch.token["logprob"])
         line = _line(f"{_percent(own):>7}{_percent(branch.probability):>7}  ", indent + fork)
-        yield line.append(shown(branch.token), _share_style(own) if coloured else None)
+        yield line.append(token_label(branch.token), _share_style(own) if coloured else None)
         yield from _branches(branch.branches, indent + below, coloured)
 
 

@@ -1,13 +1,14 @@
-"""What `gpt-cli bench` has measured, in the forms that it shows it in."""
+"""The output forms of `gpt-cli bench`: a table with curves, and JSON."""
 
 from dataclasses import asdict
 
 from gpt_cli import records
 from gpt_cli.bench import Benchmark, Spread
+from gpt_cli.cli.layout import counted
 from gpt_cli.cli.plot import curves, number
 from gpt_cli.hub import format_size
 
-# The figures of a mode: what people call them, and how many of that unit a second is.
+# The figures of a mode: their labels, and a factor to the unit of the label.
 _ROWS = {
     "tokenize_s": ("tokenization, ms", 1000),
     "first_token_s": ("first token, ms", 1000),
@@ -20,18 +21,18 @@ _ROWS = {
 
 
 def as_json(found: Benchmark) -> str:
-    """A JSON object with everything, the time of each token included."""
+    """Return a JSON object with all figures and the time of each token."""
     return records.json_line(asdict(found))
 
 
 def as_text(found: Benchmark) -> str:
-    """A table, the curves, and in a sentence what they say."""
+    """Return a table, the curves and a conclusion."""
     parts = [_head(found), _table(found), _notes(found), curves(found), conclusion(found)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def conclusion(found: Benchmark) -> str:
-    """Return what was seen, as far as it was; nothing where there was nothing to compare."""
+    """Return sentences about the growth of times and the equality of ids, if known."""
     said = []
     growths = [mode.growth for mode in found.modes.values() if mode.growth is not None]
     if found.early and found.late:
@@ -48,12 +49,12 @@ def conclusion(found: Benchmark) -> str:
 def _head(found: Benchmark) -> str:
     what = f"{found.model}: {found.parameters:,} parameters in {found.dtype}"
     plan = [
-        _counted(found.prompt_tokens, "prompt token"),
-        _counted(found.max_tokens, "new token"),
-        _counted(found.batch, "row"),
-        _counted(found.repetitions, "repetition"),
+        counted(found.prompt_tokens, "prompt token"),
+        counted(found.max_tokens, "new token"),
+        counted(found.batch, "row"),
+        counted(found.repetitions, "repetition"),
     ]
-    by = f"computed by {found.ops} with {_counted(found.threads, 'thread')}"
+    by = f"computed by {found.ops} with {counted(found.threads, 'thread')}"
     return f"{what}, {by}\n{', '.join(plan)}"
 
 
@@ -97,10 +98,6 @@ def _cell(spread: Spread | None, scale: float) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 99.95 else f"{ratio:.1f}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _tokens(positions: tuple[int, int]) -> str:

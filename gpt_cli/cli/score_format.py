@@ -1,49 +1,53 @@
-"""Lines with their scores, in the forms that `gpt-cli score` shows them in."""
+"""The output forms of `gpt-cli score`: facts, columns, tokens, JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Any
 
 from gpt_cli import records
-from gpt_cli.cli.text import quoted
+from gpt_cli.cli.layout import quoted
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.reading import read_lines, without_line_end
+from gpt_cli.jobs.storage import read_lines, without_line_end
 from gpt_cli.score import Score
+
+_TOGETHER = 256  # lines
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A line, with its end, or a whole text; and its score, or why it has none."""
+class Line:
+    """A line, or a whole text, with its score or an error."""
 
     number: int  # from 1
-    data: bytes
-    text: str | InputError  # what was scored of it
+    data: bytes  # with its line end
+    text: str | InputError
     score: Score | InputError
 
-    def within(self, least: float | None, most: float | None) -> bool:
-        """Return whether the line has a perplexity, and one that lies between the bounds."""
-        if isinstance(self.score, InputError) or self.score.perplexity is None:
-            return False
-        perplexity = self.score.perplexity
-        return (least is None or perplexity >= least) and (most is None or perplexity <= most)
+    @property
+    def perplexity(self) -> float | None:
+        """Return the perplexity; None if there is none."""
+        return None if isinstance(self.score, InputError) else self.score.perplexity
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of scored tokens."""
+        return 0 if isinstance(self.score, InputError) else self.score.tokens_scored
 
 
-def score_lines(engine: Engine, file: str, stride: int | None) -> Iterator[Scored]:
-    """Score the lines of a file as they come, those of like length side by side.
+def score_lines(engine: Engine, file: str, stride: int | None) -> Iterator[Line]:
+    """Score the lines of a file as they come, those of similar length side by side.
 
     Raises:
         GPTCLIError: one of its subclasses: the file cannot be read, or no line can be scored.
     """
     number = 1
     for block in read_lines(file):
-        for begin in range(0, len(block), records.Scoring.together):
-            some = block[begin : begin + records.Scoring.together]
-            texts = [_decoded(data, place) for place, data in enumerate(some, number)]
+        for begin in range(0, len(block), _TOGETHER):
+            some = block[begin : begin + _TOGETHER]
+            texts = [_decoded(data, number + place) for place, data in enumerate(some)]
             scores = engine.score_many(texts, stride=stride)
-            yield from map(Scored, count(number), some, texts, scores)
-            number += len(some)
+            for data, text, score in zip(some, texts, scores, strict=True):
+                yield Line(number, data, text, score)
+                number += 1
 
 
 def _decoded(data: bytes, number: int) -> str | InputError:
@@ -53,17 +57,17 @@ def _decoded(data: bytes, number: int) -> str | InputError:
         return InputError(f"the line is not UTF-8 at byte {error.start}")
 
 
-def as_json(engine: Engine, line: Scored, *, tokens: bool) -> str:
-    """A JSON object, with the tokens if wanted."""
-    told: dict[str, Any] = {"index": line.number - 1}
+def as_json(engine: Engine, line: Line, tokens: bool) -> str:
+    """Return a JSON object, with the tokens if wanted."""
+    place = {"index": line.number - 1}
     if isinstance(line.score, InputError):
-        return records.json_line(told | {"line": line.number} | records.of_error(line.score))
-    told |= {"text": line.text} | records.of_score(engine, line.score, logprobs=tokens)
-    return records.json_line(told)
+        return records.json_line(place | {"line": line.number} | records.of_error(line.score))
+    score = records.of_score(engine, line.score, logprobs=tokens)
+    return records.json_line(place | {"text": line.text} | score)
 
 
-def as_tokens(engine: Engine, line: Scored) -> str:
-    """A line for each token: the number of the line, its id, its log-likelihood, its text."""
+def as_tokens(engine: Engine, line: Line, tokens: bool = True) -> str:
+    """Return a line for each token: number of its line, id, log-likelihood, text."""
     if isinstance(line.score, InputError):
         return ""
     return "".join(
@@ -72,8 +76,8 @@ def as_tokens(engine: Engine, line: Scored) -> str:
     )
 
 
-def as_columns(line: Scored, *, aligned: bool) -> bytes:
-    """Tokens, log-likelihood, perplexity, bits per byte, and the line as it is."""
+def as_columns(line: Line, *, aligned: bool) -> bytes:
+    """Return tokens, log-likelihood, perplexity, bits per byte, and the line unchanged."""
     score = line.score
     if isinstance(score, InputError):
         numbers = ["nan"] * 4
@@ -85,19 +89,19 @@ def as_columns(line: Scored, *, aligned: bool) -> bytes:
 
 
 def header() -> str:
-    """What the columns are, for people."""
+    """Return the names of the columns."""
     return _columns(("tokens", "log-lik.", "perplexity", "bits/byte"), aligned=True) + "text\n"
 
 
 def _columns(cells: Sequence[str], *, aligned: bool) -> str:
-    """Cells with a tab after each; or, for people, in columns."""
+    """Return cells in columns of one width, or with a tab after each."""
     if aligned:
         return "".join(f"{cell:>12}  " for cell in cells)
     return "".join(f"{cell}\t" for cell in cells)
 
 
 def as_facts(score: Score) -> str:
-    """A line for each number, with its name."""
+    """Return a line for each number, with its name."""
     facts = {
         "tokens": f"{len(score.ids)} ({score.tokens_scored} scored)",
         "log-likelihood": _number(score.total_logprob),

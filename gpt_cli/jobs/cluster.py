@@ -1,4 +1,4 @@
-"""The rows of a job on a cluster: read, computed and given back in their order, by Ray Data."""
+"""Compute the rows of a job on a cluster, by Ray Data."""
 
 import logging
 import math
@@ -8,33 +8,34 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
-
-import pyarrow
-import ray
-import ray.data
-from ray.exceptions import RayError
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from gpt_cli import hub
 from gpt_cli.engine import Engine, load
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.jobs import parquet
+from gpt_cli.jobs.rows import Piece, Reader, Row, Source, blocks
+from gpt_cli.jobs.storage import is_address
+from gpt_cli.jobs.tasks import Task
 from gpt_cli.machine import cores
-from gpt_cli.places import is_address
-from gpt_cli.records import Record, Task
-from gpt_cli.rows import Line, Piece, Reader, Source, blocks
+from gpt_cli.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _MOST_BLOCKS = 50_000  # of one job; Ray keeps track of each
-_WORKERS_A_READER = 8  # which reads far faster than they compute
-_THREADS = 4  # of a worker, where nobody says: more bring GPT-2 little
-_TINY = 1e-9  # what rounding may take from a whole number
-_PATIENCE = 10.0  # seconds
-# Of a Ray for one job. It is not to start processes for tasks: there are only actors, which come
-# 2 s sooner without.
+_WORKERS_PER_READER = 8  # reading is far faster than computing
+_THREADS = 4  # of a worker by default; more help GPT-2 little
+_TINY = 1e-9  # a rounding error
+_TIMEOUT = 10.0  # seconds to connect
+# Settings of a Ray for one job. It uses no processes for tasks, only actors, which start 2 s sooner
+# without them.
 _ALONE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_worker_prestart": "0",
@@ -44,24 +45,24 @@ _ALONE = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a job is computed, and by how many."""
+    """Where Ray computes a job, and with how many workers."""
 
-    address: str | None = None  # host:port or "auto"; None is RAY_ADDRESS, or Ray is started here
-    workers: int | None = None  # processes that hold the model; None is as many as have room
-    gpus: float = 0  # of each
-    threads: int | None = None  # of each, and as many CPUs; None is up to 4
+    address: str | None = None  # host:port or "auto"; None: RAY_ADDRESS, or start Ray here
+    workers: int | None = None  # processes that hold the model; None: as many as fit
+    gpus: float = 0  # of each worker
+    threads: int | None = None  # and CPUs, of each worker; None: up to 4
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """What reads the lines of pieces, from the index `start` on."""
+class _PieceReader:
+    """Read the rows of pieces, from the index `start` on."""
 
     reader: Reader
     start: int
-    folder: Path  # the driver's, for paths that are not whole
+    folder: Path  # the driver's, for relative paths
 
-    def lines(self, pieces: Iterable[Piece]) -> Iterator[Line]:
-        """Yield the lines of pieces.
+    def rows(self, pieces: list[Piece]) -> Iterator[Row]:
+        """Yield the rows of pieces.
 
         Raises:
             InputError: a file cannot be read.
@@ -69,51 +70,50 @@ class _Reading:
         for piece in pieces:
             path = piece.file if is_address(piece.file) else str(self.folder / piece.file)
             name = piece.file if self.reader.many else None
-            for line in self.reader.read(replace(piece, file=path)):
-                if line.index >= self.start:
-                    yield replace(line, file=name)
+            for row in self.reader.read(replace(piece, file=path)):
+                if row.index >= self.start:
+                    yield replace(row, file=name)
 
 
 class _ReaderHere:
-    """An actor beside the driver; where a node has no CPUs, each task would be a new process."""
+    """An actor beside the driver; on a node without CPUs each task would be a new process."""
 
-    def __init__(self, reading: _Reading):
-        self._reading = reading
+    def __init__(self, reader: _PieceReader):
+        self._reader = reader
 
-    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Return the lines of pieces."""
+    def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
+        """Return the rows of pieces."""
         try:
-            return _packed(list(self._reading.lines(_unpacked(table))))
+            return _packed(list(self._reader.rows(_unpacked(table))))
         except GPTCLIError as error:
             return _packed(error)
 
 
 class _Worker:
-    """An actor: it holds the model, or the error that there was instead."""
+    """An actor that holds the model, or the error of loading it."""
 
     def __init__(
-        self, task: Task, reading: _Reading, name: str, model: str, load_options: Mapping[str, Any]
+        self, task: Task, reader: _PieceReader, name: str, model: str, loading: Mapping[str, Any]
     ):
         self._task = task
-        self._reading = reading
+        self._reader = reader
         try:
-            self._engine: Engine | GPTCLIError = load(model, **load_options)
+            self._engine: Engine | GPTCLIError = load(model, **loading)
             self._engine.name = name
         except GPTCLIError as error:
             self._engine = error
 
-    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Return the records of lines, or of the lines of pieces."""
+    def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
+        """Return the records of rows, or of the rows of pieces."""
         try:
             return _packed(list(self._records(_unpacked(table))))
         except GPTCLIError as error:
             return _packed(error)
 
-    def _records(self, block: list[Line] | list[Piece]) -> Iterator[Record]:
+    def _records(self, block: list[Any]) -> Iterator[Record]:
         if isinstance(self._engine, GPTCLIError):
             raise self._engine
-        lines = self._reading.lines(block) if isinstance(block[0], Piece) else block
-        rows = map(self._reading.reader.parse, lines)
+        rows = self._reader.rows(block) if isinstance(block[0], Piece) else block
         for _, some in groupby(rows, lambda row: row.index // self._task.together):
             yield from self._task.records(self._engine, list(some))
 
@@ -124,20 +124,21 @@ def compute(
     start: int,
     task: Task,
     model: str,
-    load_options: Mapping[str, Any],
+    loading: Mapping[str, Any],
 ) -> Iterator[Record]:
-    """Yield what becomes of each row from index `start` on, in their order.
+    """Yield the record of each row from index `start` on, in order.
 
-    Where there are other machines, files of this one are read on it, and those at an address
-    (file:// is one that all machines have) by the workers. The rows that are computed together
-    are those that are on one machine, too.
+    If there are other machines, files of this one are read on it, and those at an address by the
+    workers (file:// is an address that all machines share). The same rows are computed together as
+    on one machine.
 
     Raises:
-        InputError: a file cannot be read, or there is no room for so many workers.
+        InputError: a file cannot be read, or the cluster has no room for so many workers.
         ResourceError: there is no cluster, or a worker has not enough memory.
         ModelNotFoundError: a worker cannot get the model.
         CheckpointError: the weights are damaged.
     """
+    ray = library()
     left = [piece for piece in source.pieces if piece.index + piece.rows > start]
     if not left:
         return
@@ -145,9 +146,9 @@ def compute(
     size = task.together * max(1, windows)
     items = [_packed(block) for block in blocks(left, size)]
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
-    if load_options["device"] == "auto" and not cluster.gpus:  # whose GPUs are not theirs to take
-        load_options = {**load_options, "device": "cpu"}
-    reading = _Reading(source.reader, start, Path.cwd())
+    if loading.get("device", "auto") == "auto" and not cluster.gpus:  # Ray has assigned no GPU
+        loading = {**loading, "device": "cpu"}
+    reader = _PieceReader(source.reader, start, Path.cwd())
     with _errors(), _connected(cluster) as alone:
         workers, threads = _room(cluster)
         data = ray.data.from_arrow(items)
@@ -155,56 +156,58 @@ def compute(
             here = f"node:{ray.util.get_node_ip_address()}"
             data = data.map_batches(
                 _ReaderHere,
-                fn_constructor_args=(reading,),
+                fn_constructor_args=(reader,),
                 batch_size=None,
                 batch_format="pyarrow",
-                num_cpus=0,  # a reader that needed one would wait for ever where workers have all
-                resources={here: 0.001},  # every node has 1 of its own
+                num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
+                resources={here: 0.001},  # each node has 1 of its own
                 compute=ray.data.ActorPoolStrategy(
-                    size=min(len(items), math.ceil(workers / _WORKERS_A_READER))
+                    size=min(len(items), math.ceil(workers / _WORKERS_PER_READER))
                 ),
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, reading, model, there, load_options),
-            batch_size=1,  # a block; Ray wants a number where there are GPUs
+            fn_constructor_args=(task, reader, model, there, loading),
+            batch_size=1,  # block; Ray requires a number if there are GPUs
             batch_format="pyarrow",
             num_cpus=threads,
             num_gpus=cluster.gpus or None,
             compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
         )
-        # With one to look ahead for, a block would wait for the next, which may take an hour.
+        # With prefetching, a block would wait for the next one, which may take an hour.
         tables = data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow")
         for table in tables:
             yield from _unpacked(table)
 
 
-def _packed(block: list[Piece] | list[Line] | list[Record] | GPTCLIError) -> pyarrow.Table:
-    """Return a block as Ray Data passes it on.
+def _packed(block: list[Any] | GPTCLIError) -> "pyarrow.Table":
+    """Return a block in the form that Ray Data passes on.
 
-    An error is such, too: of one that is raised, Ray would give back only the text.
+    An error is a block, too: of an error that is raised, Ray would return only the text.
     """
+    pyarrow = parquet.library()
     return pyarrow.table({"block": pyarrow.array([pickle.dumps(block)], pyarrow.large_binary())})
 
 
-def _unpacked(table: pyarrow.Table) -> list[Any]:
-    """Return what the blocks of a table hold; raise the error that one of them is."""
-    held = []
+def _unpacked(table: "pyarrow.Table") -> list[Any]:
+    """Return the content of the blocks of a table; raise a block that is an error."""
+    content = []
     for data in table["block"].to_pylist():
         block = pickle.loads(data)  # noqa: S301 (from one of our own processes)
         if isinstance(block, GPTCLIError):
             raise block
-        held += block
-    return held
+        content += block
+    return content
 
 
 def _room(cluster: Cluster) -> tuple[int, int]:
-    """Return how many workers there are to be, and the threads of each.
+    """Return the number of workers, and the threads of each.
 
     Raises:
-        InputError: the nodes have no room for so many.
-        ResourceError: they have none for a single one.
+        InputError: the nodes have no room for so many workers.
+        ResourceError: they have no room for one.
     """
+    ray = library()
     if cluster.gpus > 1 and cluster.gpus % 1:
         raise InputError(f"--gpus-per-worker must be whole or below 1, not {cluster.gpus}")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -214,7 +217,7 @@ def _room(cluster: Cluster) -> tuple[int, int]:
     for node in nodes:
         fitting = int(node.get("CPU", 0)) // threads
         if cluster.gpus:
-            on_one = int(1 / cluster.gpus + _TINY)  # a worker's share is of one GPU, or whole ones
+            on_one = int(1 / cluster.gpus + _TINY)  # a worker has a share of one GPU, or whole ones
             here = int(node.get("GPU", 0))
             fitting = min(fitting, here * on_one if on_one else here // int(cluster.gpus))
         room += fitting
@@ -222,17 +225,18 @@ def _room(cluster: Cluster) -> tuple[int, int]:
         f", --gpus-per-worker {cluster.gpus:g}" if cluster.gpus else ""
     )
     if not room:
-        raise ResourceError(f"no machine of the cluster has room for a worker of {each}: give less")
+        raise ResourceError(f"no machine of the cluster has room for a worker with {each}")
     if room < (cluster.workers or 1):
         raise InputError(
-            f"the cluster has room for --workers {room}, not {cluster.workers}, of {each} each"
+            f"the cluster has room for --workers {room}, not {cluster.workers}, with {each} each"
         )
     return cluster.workers or room, threads
 
 
 @contextmanager
 def _connected(cluster: Cluster) -> Iterator[bool]:
-    """Connect to a cluster, or start one for this job alone; yield whether it is such."""
+    """Connect to a cluster, or start one for this job; yield whether it was started."""
+    ray = library()
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     alone = address == "local"
@@ -246,26 +250,27 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what matters is raised, too
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised, too
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         with _silent():
             _join(address, how)
-        signal.signal(signal.SIGTERM, terminate)  # Ray has put its own in the place
+        signal.signal(signal.SIGTERM, terminate)  # Ray has installed its own handler
         yield alone
     finally:
         ray.shutdown()
 
 
 def _join(address: str, how: dict[str, Any]) -> None:
+    ray = library()
     try:
         ray.init(address, **how)
     except ConnectionError as error:
         raise ResourceError(
-            f"no Ray cluster answers at {address}: `ray start --head` begins one on this machine, "
-            "and without --address there is one for this job alone"
+            f"no Ray cluster answers at {address}: `ray start --head` starts one on this machine; "
+            "without --address, one is started for this job"
         ) from error
-    except (RayError, OSError, ValueError, RuntimeError) as error:
+    except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:
         raise ResourceError(
             f"cannot join the Ray cluster at {address}: {_summary(error)}; run gpt-cli on a "
             "machine of the cluster, with its versions of Ray and Python"
@@ -273,31 +278,31 @@ def _join(address: str, how: dict[str, Any]) -> None:
 
 
 def _summary(error: Exception) -> str:
-    """Return what has happened, and what lies at the bottom of it, without its colours."""
+    """Return the first line of an error and the last, its cause, without colours."""
     lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
     told = [line.strip() for line in lines if line.strip()]
     return ": ".join(dict.fromkeys([*told[:1], *told[-1:]])) or repr(error)
 
 
 def _check_address(address: str) -> None:
-    """Raise an error where nobody answers: Ray would try for minutes."""
+    """Raise an error if nobody answers, which Ray would retry for minutes."""
     if address.startswith("ray://"):
         raise InputError(
-            "ray:// is for programs outside of the cluster: run gpt-cli on one of its machines, as "
-            "`ray job submit` does, with --address auto"
+            "--address ray:// is not supported: run gpt-cli on a machine of the cluster, for "
+            "example by `ray job submit`, with --address auto"
         )
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return  # "auto" and "local"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
     except (OSError, OverflowError, UnicodeError) as error:
         raise ResourceError(f"no Ray cluster answers at {address}: {error}") from None
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Hide what Ray's libraries write to standard error while they begin."""
+    """Hide the output of Ray's libraries to standard error while they start."""
     if sys.stderr is None:
         yield
         return
@@ -314,8 +319,23 @@ def _silent() -> Iterator[None]:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Raise ResourceError for what goes wrong with Ray."""
+    """Raise ResourceError for errors of Ray."""
     try:
         yield
-    except RayError as error:
+    except library().exceptions.RayError as error:
         raise ResourceError(f"Ray has failed: {_summary(error)}") from error
+
+
+def library() -> ModuleType:
+    """Return Ray.
+
+    Raises:
+        ResourceError: it is not installed.
+    """
+    try:
+        import ray
+        import ray.data
+        import ray.exceptions
+    except ImportError as error:
+        raise ResourceError(f"--engine ray: {error}: pip install 'ray[data]'") from None
+    return ray

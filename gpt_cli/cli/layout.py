@@ -1,0 +1,60 @@
+"""Text for terminals: wrapped rows, quoted tokens, bars."""
+
+import json
+import shutil
+import sys
+import textwrap
+from typing import Any
+
+from gpt_cli.cli.streams import on_terminal
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def hanging(head: str, text: str) -> str:
+    """Return a row whose last cell is wrapped below itself to the width of a terminal.
+
+    If `head` takes half of the width, or a word does not fit beside it, the cell starts on a line
+    of its own.
+    """
+    if not on_terminal(sys.stdout):
+        return f"{head}{text}\n"
+    columns = shutil.get_terminal_size().columns
+    longest = max(map(len, text.split()))
+    if 2 * len(head) > columns or longest > columns - len(head):
+        head = f"{head.rstrip()}\n    "
+    indent = len(head.rpartition("\n")[2])
+    lines = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
+    return head + f"\n{' ' * indent}".join(lines) + "\n"
+
+
+def quoted(data: bytes) -> str:
+    r"""Return bytes as a quoted text on one line, like JSON but safe for any terminal.
+
+    Characters that are not printable are escaped; a byte that is not UTF-8 becomes `\xf0`.
+    """
+    return f'"{"".join(map(_escaped, data.decode(errors="surrogateescape")))}"'
+
+
+def token_label(token: dict[str, Any]) -> str:
+    """Return the text of a token's record on one line; see `records.of_token`."""
+    return quoted(bytes(token["bytes"])) if token["bytes"] else str(token["token"])
+
+
+def bar(length: float) -> str:
+    """Return a bar of a length in columns, to an eighth."""
+    whole, eighths = divmod(round(length * 8), 8)
+    return "█" * whole + _EIGHTHS[eighths].rstrip()
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    if character.isprintable() and character not in '"\\':
+        return character
+    return json.dumps(character)[1:-1]
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 token` and `2 tokens`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

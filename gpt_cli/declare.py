@@ -1,0 +1,199 @@
+"""Declare an option once: name, default, range and help.
+
+A group of options is a frozen dataclass that derives from `Declared`, with fields made by `option`.
+The keywords of the Python API, the fields of a JSON row (`Declared.with_row`) and the flags of
+commands (`gpt_cli.cli.options`) all come from its fields.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Self, TypeVar, get_args
+
+from gpt_cli.errors import InputError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class OptionError(InputError):
+    """The value of one option has the wrong type or is out of range."""
+
+    def __init__(self, name: str, complaint: str):
+        super().__init__(f"{name} {complaint}")
+        self.name = name
+        self.complaint = complaint
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The type of an option."""
+
+    name: str  # in messages
+    flag_type: Any  # the type that typer parses
+    convert: Callable[[Any], Any]  # from a flag, a JSON value or a keyword; raises TypeError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The valid values of an option."""
+
+    contains: Callable[[Any], bool]
+    name: str  # completes "must be ..."
+
+
+@dataclass(frozen=True)
+class Option:
+    """The declaration of one option; its name and default are those of the field."""
+
+    kind: Kind
+    help: str  # of its flag; an option without help has no flag
+    range: Range | None
+    row: bool  # whether a JSON row may have it
+    flag: str | None  # in place of --name
+    aliases: tuple[str, ...]  # of the flag
+    typer: Mapping[str, Any]  # more keywords of typer.Option
+
+
+def option(
+    default: Any,
+    help: str = "",
+    range: Range | None = None,
+    *,
+    kind: Kind | None = None,
+    row: bool = True,
+    flag: str | None = None,
+    aliases: tuple[str, ...] = (),
+    **typer: Any,
+) -> Any:
+    """Return a dataclass field with a declaration; its kind by default is that of its default."""
+    kind = kind or _KINDS[type(default)]
+    declaration = Option(kind, help, range, row, flag, aliases, typer)
+    return field(default=default, metadata={"option": declaration})
+
+
+def declarations(group: "type[Declared]") -> Iterator[tuple[Field[Any], Option]]:
+    """Yield the fields of a group with their declarations."""
+    for each in fields(group):
+        yield each, each.metadata["option"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """A group of options.
+
+    Raises:
+        InputError: a value has the wrong type or is out of range.
+    """
+
+    def __post_init__(self) -> None:
+        for each, declaration in declarations(type(self)):
+            value = getattr(self, each.name)
+            if value is None and each.default is None:
+                continue
+            try:
+                value = declaration.kind.convert(value)
+            except (TypeError, ValueError):
+                said = json.dumps(value, default=str)
+                complaint = f"must be {declaration.kind.name}, not {said:.40}"
+                raise OptionError(each.name, complaint) from None
+            if declaration.range and not declaration.range.contains(value):
+                raise OptionError(each.name, f"must be {declaration.range.name}")
+            object.__setattr__(self, each.name, value)  # the dataclass is frozen
+
+    @classmethod
+    def row_fields(cls) -> tuple[str, ...]:
+        """Return the names of the options that a JSON row may have."""
+        return tuple(each.name for each, declaration in declarations(cls) if declaration.row)
+
+    def with_row(self, row: Mapping[str, Any]) -> Self:
+        """Return these options, replaced by those of a JSON row where it has any that is not null.
+
+        Raises:
+            InputError: a field is unknown, or a value has the wrong type or is out of range.
+        """
+        own = {name: value for name, value in row.items() if value is not None}
+        if unknown := [name for name in own if name not in self.row_fields()]:
+            known = ", ".join(self.row_fields())
+            raise InputError(f"unknown field {unknown[0]!r:.40}; the options of a row are {known}")
+        return replace(self, **own)
+
+
+def takes(group: type[Declared]) -> Callable[[F], F]:
+    """Show the options of a group in the signature of a function that has `**options`."""
+
+    def show(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        shown = [
+            inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type)
+            for each in fields(group)
+        ]
+        function.__signature__ = signature.replace(parameters=own + shown)  # type: ignore[attr-defined]
+        return function
+
+    return show
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError
+    return int(value)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError
+    return value
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return texts
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """Convert a mapping, pairs or texts ID=BIAS to sorted pairs, which are hashable."""
+    if isinstance(value, Mapping):
+        value = value.items()
+    pairs = [each.split("=", 1) if isinstance(each, str) else each for each in value]
+    return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
+
+
+WHOLE = Kind("a whole number", int, _whole)
+NUMBER = Kind("a number", float, _number)
+SWITCH = Kind("true or false", bool, _switch)
+TEXT = Kind("a string", str, _text)
+PATH = Kind("a path", Path, Path)
+TEXTS = Kind("a string or a list of strings", list[str], _texts)
+BIASES = Kind("a number for each token id", list[str], _biases)
+_KINDS = {int: WHOLE, float: NUMBER, bool: SWITCH, str: TEXT, tuple: TEXTS}
+
+
+def choice(literal: Any) -> Kind:
+    """Return the kind of an option with the values of a `Literal`."""
+    names = get_args(literal)
+
+    def convert(value: Any) -> Any:
+        if value not in names:
+            raise TypeError
+        return value
+
+    return Kind(f"one of {', '.join(names)}", literal, convert)

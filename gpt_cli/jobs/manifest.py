@@ -1,0 +1,69 @@
+"""The manifest of an output: everything that its records depend on, as a JSON file beside them.
+
+It lets a later run with --resume refuse other options, another model or another input.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gpt_cli.errors import InputError
+from gpt_cli.jobs import storage
+from gpt_cli.options import draw_seed
+
+NAME = "_job.json"  # in a folder of records
+ANOTHER = "name another --output"
+
+
+class Manifest:
+    """The manifest of one output.
+
+    Args:
+        output: its name, for messages.
+        file: the path or address of the manifest.
+        job: everything that the records depend on, as JSON values. A seed of None is drawn, or is
+            that of an earlier run.
+    """
+
+    def __init__(self, output: str, file: str, job: Mapping[str, Any]):
+        self._output = output
+        self._file = file
+        self._job = json.loads(json.dumps(job))  # tuples become lists, as in the file
+
+    @property
+    def seed(self) -> int | None:
+        """Return the seed of the job; None if it draws nothing."""
+        return self._job.get("seed")
+
+    def exists(self) -> bool:
+        """Return whether an earlier run has written it."""
+        return storage.exists(self._file) and storage.size(self._file) > 0
+
+    def compare(self) -> None:
+        """Compare the job with that of the earlier run, and take its seed if none was given.
+
+        Raises:
+            InputError: names the first difference.
+        """
+        try:
+            earlier = json.loads(storage.read_bytes(self._file))
+            if not isinstance(earlier, dict):
+                raise ValueError
+        except ValueError:
+            raise InputError(f"{self._file} is not a manifest: {ANOTHER}") from None
+        if "seed" in self._job and self._job["seed"] is None:
+            self._job["seed"] = earlier.get("seed")
+        if earlier.get("input") != self._job.get("input"):
+            raise InputError(f"{self._output} was made from another input: {ANOTHER}")
+        for name, value in self._job.items():
+            if name not in earlier or earlier[name] != value:
+                raise InputError(
+                    f"{self._output} was made with {name} {json.dumps(earlier.get(name)):.200}, "
+                    f"not {json.dumps(value):.200}: {ANOTHER}"
+                )
+
+    def begin(self) -> bytes:
+        """Return the content of the file for a first run, with a seed drawn if none was given."""
+        if self._job.get("seed", 0) is None:
+            self._job["seed"] = draw_seed()
+        return json.dumps(self._job, indent=1).encode()

@@ -1,0 +1,123 @@
+"""Choose the sink for the name of an output, and refuse names that would do harm."""
+
+import os
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from gpt_cli.errors import InputError
+from gpt_cli.jobs import manifest, parts, storage
+from gpt_cli.jobs.manifest import ANOTHER
+from gpt_cli.jobs.rows import Source
+from gpt_cli.jobs.sinks import JSONLines, Sink
+from gpt_cli.jobs.tasks import Task
+from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
+
+# Formats that nobody who names such a file expects JSON Lines in.
+_OTHER_FORMATS = (".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst")
+
+
+def open_sink(
+    name: str, source: Source, task: Task, job: Mapping[str, Any], *, resume: bool
+) -> Sink | None:
+    """Return the sink of an output; None if an earlier run has completed it.
+
+    Args:
+        name: a file, a folder (FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet) or an address of these.
+        source: the input, of which the output must not become a part.
+        task: for the schema of its records.
+        job: everything that the records depend on; see `Manifest`.
+        resume: whether there may be an output of an earlier run.
+
+    Raises:
+        InputError: the output exists, cannot be resumed, or has an unsuitable name.
+        ResourceError: a package for such files is missing.
+    """
+    folder, ending = _folder(name, source)
+    _check_place(folder or name)
+    if not folder:
+        _check_apart(source.name, name)
+    if not (folder or storage.is_address(name) or name.endswith(".parquet")):
+        return _json_lines(Path(name), source, task, job, resume=resume)
+    if resume and source.streams:
+        raise InputError(f"--resume: {name} cannot be resumed with a pipe as its input")
+    ids = {"id": "int64"} if source.whole_ids else {}
+    schema = PLACE | task.schema | ERROR_PLACE | ERROR | ids
+    if folder:
+        return parts.Folder(folder, ending, schema, job, resume=resume)
+    if resume and storage.exists(name):
+        return None
+    return parts.File(name, schema, job, resume=resume)
+
+
+def _json_lines(
+    path: Path, source: Source, task: Task, job: Mapping[str, Any], *, resume: bool
+) -> JSONLines:
+    if path.suffix.lower() in _OTHER_FORMATS:
+        raise InputError(f"--output {path}: the name must end with .jsonl or .parquet")
+    files = [file for file in source.files if Path(file).exists()]
+    if path.exists() and any(map(path.samefile, files)):
+        raise InputError(f"{path} is the input: {ANOTHER}")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a file: {ANOTHER}")
+    if path.exists() and not resume:
+        raise InputError(f"{path} exists: continue it with --resume, or {ANOTHER}")
+    return JSONLines(path, task.fields[0], job)
+
+
+def _folder(name: str, source: Source) -> tuple[str | None, str]:
+    """Return the folder of an output and the ending of its parts; None if it is not a folder."""
+    folder: str | None
+    start, slash, own = name.rpartition("/")
+    ending = ".parquet" if source.reader.format == "parquet" else ".jsonl"
+    if "*" in own:
+        if own not in ("*.jsonl", "*.parquet"):
+            raise InputError(
+                f"--output {name}: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"
+            )
+        folder, ending = start + slash or ".", own.removeprefix("*")
+    elif name.endswith("/") or storage.is_folder(name):
+        folder = name
+    else:
+        folder = None
+    place = (name if folder is None else folder).rstrip("/")
+    if storage.is_address(place) and any(mark in place for mark in "*?["):
+        # Moving and removing there would affect everything that such a name matches.
+        raise InputError(f"--output {name}: an address must not contain *, ? or [")
+    if not place or place.endswith(":"):  # such as s3://$BUCKET/ without that variable
+        raise InputError(f"--output {name} is not a folder that can hold records: {ANOTHER}")
+    return (None, "") if folder is None else (place, ending)
+
+
+def _check_place(output: str) -> None:
+    """Raise InputError if the folder of an output does not exist, or holds parts of another one."""
+    folder, _, own = _normalized(output).rpartition("/")
+    if not storage.is_address(output) and not Path(folder or "/").is_dir():
+        raise InputError(f"cannot write {output}: there is no folder {Path(output).parent}")
+    if own.startswith("part-") and storage.exists(f"{folder}/{manifest.NAME}"):
+        # A shell makes such a name of a pattern without quotes.
+        pattern = f"{output.removesuffix(own)}*{Path(own).suffix}"
+        raise InputError(f"{output} is a part of the output {pattern}: put --output in quotes")
+
+
+def _check_apart(name: str, output: str) -> None:
+    """Raise InputError if an output would be part of the input of the next run."""
+    whole, rows = _normalized(output), _normalized(name)
+    folder, _, own = whole.rpartition("/")
+    if storage.is_folder(name):
+        inside = folder == rows and not storage.is_hidden(own)
+    elif "**" in name:
+        inside = fnmatch(whole, rows)
+    else:  # the `*` of fnmatch matches slashes, that of a pattern does not
+        of, _, pattern = rows.rpartition("/")
+        inside = "*" in name and folder == of and fnmatch(own, pattern)
+    if inside:
+        raise InputError(f"{output} would be among the files of {name}: {ANOTHER}")
+
+
+def _normalized(name: str) -> str:
+    """Return the one spelling of a name."""
+    if storage.is_address(name):
+        return name.rstrip("/")
+    return Path(os.path.abspath(name)).as_posix()  # noqa: PTH100 (Path keeps ..)

@@ -1,0 +1,243 @@
+"""Sinks of parts, each of which is complete or absent.
+
+Parquet files and addresses need them, since nothing can be appended there.
+"""
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from gpt_cli.errors import MALFORMED, InputError
+from gpt_cli.jobs import manifest, parquet, storage
+from gpt_cli.jobs.manifest import ANOTHER, Manifest
+from gpt_cli.jobs.sinks import LATER, Resumed, Sink, encode, lock
+from gpt_cli.records import Record, Schema
+
+SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
+
+
+class Folder(Sink):
+    """Parts in a folder, which is new or is resumed.
+
+    The name of a part has the index of its first row. `_job.json` is the manifest, which has
+    checksums of the input.
+
+    Args:
+        place: the folder or its address.
+        ending: of the parts, ".jsonl" or ".parquet".
+        schema: of the records.
+        job: see `Manifest`.
+        resume: whether there may be an earlier run.
+
+    Raises:
+        InputError: the folder has other content, or was made by another job.
+        ResourceError: a package for such files is missing.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        ending: str,
+        schema: Schema,
+        job: Mapping[str, Any],
+        *,
+        resume: bool,
+    ):
+        if ending == ".parquet":
+            parquet.library()
+        self.place = place
+        self._ending = ending
+        self._schema = schema
+        self._resume = resume
+        self._fs, self._folder = storage.filesystem(place)
+        self._manifest = Manifest(place, f"{place}/{manifest.NAME}", job)
+        self._written: list[str] = []
+        self._first = 0  # index of the first row of the next part
+        self._begin_part()
+        self._check_folder()
+
+    def _check_folder(self) -> bool:
+        """Return whether there was an earlier run.
+
+        Raises:
+            InputError: it was another job.
+        """
+        begun = self._manifest.exists()
+        with storage.reading(self.place):
+            if not begun and self._names():
+                raise InputError(f"{self.place} has other files: {ANOTHER}")
+        if begun and not self._resume:
+            raise InputError(f"{self.place} exists: continue it with --resume, or {ANOTHER}")
+        if begun:
+            self._manifest.compare()
+        return begun
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            with storage.writing(self.place, ANOTHER):
+                self._new = not self._fs.exists(self._folder)
+                here = isinstance(self._fs, LocalFileSystem)
+                if self._new:
+                    if not here and "/" not in self._folder.strip("/"):
+                        raise FileNotFoundError  # a bucket, which may be misspelt
+                    with suppress(FileExistsError):
+                        self._fs.mkdir(self._folder, create_parents=False)
+                if here:
+                    file = stack.enter_context(Path(self._path(manifest.NAME)).open("a+b"))
+                    lock(file, self.place)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        with self._stack:
+            self._write_part()
+        # After the manifest was closed, as Windows wants it.
+        if self._new and error is not None and not self._names():
+            self._fs.rm(self._folder, recursive=True)
+
+    def resume(self) -> Resumed:
+        if not self._check_folder():  # again, as another run may just have ended
+            with storage.writing(self.place, LATER):
+                # In place: the file is locked, and an atomic replacement would not be.
+                self._fs.pipe_file(self._path(manifest.NAME), self._manifest.begin())
+        failed = 0
+        for name in self._names():
+            if name != self._name(self._first):
+                raise InputError(
+                    f"{self.place}/{name} is not the part that begins with row {self._first}: "
+                    f"{ANOTHER}"
+                )
+            try:
+                with storage.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
+                    rows, errors = _count(stream, self._ending)
+            except MALFORMED:
+                raise InputError(
+                    f"{self.place}/{name} has no records of this command: {ANOTHER}"
+                ) from None
+            self._written.append(name)
+            self._first += rows
+            failed += errors
+        return Resumed(self._first, failed, self._manifest.seed)
+
+    def write(self, record: Record) -> None:
+        self._part.append(record)
+        self._bytes += len(encode(record))
+        if self._bytes >= BYTES or time.perf_counter() - self._since >= SECONDS:
+            self._write_part()
+
+    def finish(self, rows: int) -> None:
+        self._write_part()
+        if self._names() != self._written:
+            raise InputError(f"{self.place} has files of another run: {ANOTHER}")
+
+    def _begin_part(self) -> None:
+        self._part: list[Record] = []
+        self._bytes = 0
+        self._since = time.perf_counter()
+
+    def _write_part(self) -> None:
+        records = self._part
+        self._begin_part()
+        if not records:
+            return
+        name, data = self._name(self._first), BytesIO()
+        if self._ending == ".parquet":
+            parquet.write(records, self._schema, data)
+        else:
+            data.writelines(map(encode, records))
+        self._put(name, data.getvalue())
+        self._written.append(name)
+        self._first += len(records)
+
+    def _put(self, name: str, data: bytes) -> None:
+        with _atomic(self._fs, self._path(name), self.place) as stream:
+            stream.write(data)
+
+    def _names(self) -> list[str]:
+        """Return the names of the parts, and of all other files that are not hidden."""
+        if not self._fs.isdir(self._folder):
+            return []
+        # A bucket may list a folder among its files.
+        paths = [path for path in self._fs.ls(self._folder, detail=False) if path != self._folder]
+        names = [path.rpartition("/")[2] for path in paths]
+        return sorted(name for name in names if name and not storage.is_hidden(name))
+
+    def _name(self, index: int) -> str:
+        return f"part-{index:012}{self._ending}"
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+
+class File(Folder):
+    """One file, joined at the end from the parts in the folder FILE.parts, which then is removed.
+
+    Args:
+        file: its path or address; Parquet if it ends with ".parquet", else JSON Lines.
+        schema, job, resume: see `Folder`.
+    """
+
+    def __init__(self, file: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
+        self._file = file
+        if storage.exists(file):
+            raise InputError(f"{file} exists: {ANOTHER}")
+        ending = ".parquet" if file.endswith(".parquet") else ".jsonl"
+        super().__init__(f"{file}.parts", ending, schema, job, resume=resume)
+
+    def finish(self, rows: int) -> None:
+        super().finish(rows)
+        fs, path = storage.filesystem(self._file)
+        with _atomic(fs, path, self._file) as target:
+            if self._ending == ".parquet":
+                parquet.join(self._streams(), self._schema, target)
+            else:
+                for stream in self._streams():
+                    shutil.copyfileobj(stream, target)
+        self._stack.close()  # Windows removes no file that is open
+        with storage.writing(self.place, "remove it by hand"):
+            self._fs.rm(self._folder, recursive=True)
+
+    def _streams(self) -> Iterator[BinaryIO]:
+        for name in self._names():
+            with storage.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
+                yield stream
+
+
+def _count(stream: BinaryIO, ending: str) -> tuple[int, int]:
+    """Return the number of records, and the number of errors among them."""
+    if ending == ".parquet":
+        return parquet.count(stream)
+    failures = ["error" in json.loads(line.decode(errors="surrogateescape")) for line in stream]
+    return len(failures), sum(failures)
+
+
+@contextmanager
+def _atomic(fs: AbstractFileSystem, path: str, name: str) -> Iterator[BinaryIO]:
+    """Open a file that appears only when it is complete.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    folder, _, own = path.rpartition("/")
+    new = f"{folder}/.{own}.{uuid.uuid4().hex}"
+    try:
+        with storage.writing(name, LATER):
+            with fs.open(new, "wb") as stream:
+                yield stream
+            if isinstance(fs, LocalFileSystem):
+                Path(new).replace(path)  # atomic; `mv` of older fsspec copies
+            else:
+                fs.mv(new, path)
+    except BaseException:
+        with suppress(Exception):
+            fs.rm(new)
+        raise

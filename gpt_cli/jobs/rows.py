@@ -1,0 +1,252 @@
+"""Rows of an input: lines, JSON Lines or Parquet, from one file or many, here or at an address.
+
+Files are cut into pieces: ranges of a file that can be read on their own, on any machine.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from gpt_cli.errors import InputError
+from gpt_cli.jobs import parquet, storage
+
+Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet"]
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the input, parsed."""
+
+    index: int  # among all rows, from 0
+    line: int  # the number of its line, or row, in its file, from 1
+    file: str | None  # None if there is only one
+    id: Any = None  # the row's own, any JSON value
+    fields: dict[str, Any] = field(default_factory=dict)  # the text and the row's own options
+    error: InputError | None = None  # why it has no fields
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of a file."""
+
+    file: str
+    group: int  # row group, in Parquet
+    start: int  # in bytes; in Parquet, in rows of the group
+    end: int
+    index: int  # of its first row
+    line: int  # number of its first line or row
+    rows: int
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How to read rows; it can be sent to another machine."""
+
+    format: Format
+    fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
+    many: bool = False  # whether there is more than one file
+
+    def read(self, piece: Piece) -> Iterator[Row]:
+        """Yield the rows of a piece.
+
+        Raises:
+            InputError: the file cannot be read, or has changed.
+        """
+        file = piece.file if self.many else None
+        rows: Iterable[Row]
+        if self.format == "parquet":
+            found = parquet.read(piece.file, piece.group, piece.start, piece.end, self.fields)
+            rows = (
+                self._parse(Row(piece.index + place, piece.line + place, file), fields)
+                for place, fields in enumerate(found)
+            )
+        else:
+            data = BytesIO(storage.read_range(piece.file, piece.start, piece.end))
+            rows = self.parse(data, piece.index, piece.line, file)
+        index = piece.index - 1
+        for row in rows:
+            index = row.index
+            yield row
+        if index != piece.index + piece.rows - 1:
+            raise InputError(f"{piece.file} has changed while it was read")
+
+    def parse(
+        self, lines: Iterable[bytes], index: int, line: int, file: str | None
+    ) -> Iterator[Row]:
+        """Yield the rows of lines, which begin with a row's `index` and the number `line`."""
+        for place, (number, data) in enumerate(_filled(lines, line)):
+            yield self._parse(Row(index + place, number, file), data)
+
+    def _parse(self, row: Row, data: bytes | dict[str, Any]) -> Row:
+        """Return the row with the content of its line or table row, or with an error."""
+        try:
+            fields = data if isinstance(data, dict) else self._fields(data.decode())
+            id = fields.pop("id", None)
+            json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
+            return replace(row, id=id, fields=fields)
+        except UnicodeDecodeError as error:
+            reason = InputError(f"the row is not UTF-8 at byte {error.start}")
+        except json.JSONDecodeError as error:
+            reason = InputError(f"the row is not valid JSON: {error.msg} at character {error.pos}")
+        except (TypeError, ValueError, RecursionError):
+            reason = InputError("the row cannot be written as JSON again, or is nested too deeply")
+        except InputError as error:
+            reason = error
+        return replace(row, error=reason)
+
+    def _fields(self, line: str) -> dict[str, Any]:
+        text = storage.without_line_end(line)
+        if self.format == "lines":
+            return {self.fields[0]: text}
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            example = json.dumps({self.fields[0]: "Once"})
+            raise InputError(f"a row must be a JSON object, such as {example}")
+        return fields
+
+
+class Source:
+    """The input of a job.
+
+    Args:
+        name: a file, a folder, a pattern with `*`, or an address of these; "-" is standard input.
+        format: of the files. "auto" is "parquet" by the ending of their names, or "jsonl" if the
+            first row begins with a brace, else "lines".
+        fields: that a row may have besides an id; the first is its text.
+        together: the number of rows that are computed together; no piece spans more.
+
+    Raises:
+        InputError: nothing can be read, not all files are tables, or a table has no text column.
+        ResourceError: a package for such files is missing.
+
+    Attributes:
+        name: see above.
+        streams: whether it is a pipe, which can be read once and has no pieces.
+        files: sorted names.
+        reader: for the files.
+        pieces: of all files.
+        contents: the name, size and checksum of each file.
+        total: number of rows; None for a stream that has not ended.
+        ignored: columns of tables that are not read.
+        whole_ids: whether all ids are integers, as those of tables may be.
+    """
+
+    def __init__(self, name: str, format: Format, fields: tuple[str, ...], together: int):
+        path = Path(name)
+        self.name = name
+        self.streams = name == "-" or path.is_fifo() or path.is_char_device()
+        if self.streams and format == "parquet":
+            raise InputError("Parquet cannot be read from a pipe: name a file")
+        self.files = [name] if self.streams else storage.find(name)
+        if format == "auto" and not self.streams:
+            tables = sum(file.endswith(".parquet") for file in self.files)
+            if 0 < tables < len(self.files):
+                raise InputError(
+                    f"{name} has Parquet and other files: name files of one format, for example "
+                    "FOLDER/*.parquet"
+                )
+            format = "parquet" if tables else format
+        self._together = together
+        self.pieces: list[Piece] = []
+        self.contents: list[list[Any]] = []
+        self.ignored: list[str] = []
+        self.whole_ids = format == "parquet"
+        self.reader = Reader(format, fields, len(self.files) > 1)
+        for file in [] if self.streams else self.files:
+            checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
+            self.contents.append([storage.base(file), storage.size(file), checksum])
+        self.total: int | None = None if self.streams else self._rows
+
+    def rows(self, start: int = 0) -> Iterator[list[Row]]:
+        """Yield the rows in lists: those to compute together, or those available in a stream.
+
+        Rows before `start` may be left out, except in a stream.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        if self.streams:
+            yield from self._stream()
+            return
+        left = [piece for piece in self.pieces if piece.index + piece.rows > start]
+        for block in blocks(left, self._together):
+            yield list(chain.from_iterable(map(self.reader.read, block)))
+
+    def _stream(self) -> Iterator[list[Row]]:
+        index, line = 0, 1  # of the next row
+        for block in storage.read_lines(self.files[0]):
+            self._guess_format(block, line)
+            rows = list(self.reader.parse(block, index, line, None))
+            index += len(rows)
+            line += len(block)
+            yield rows
+        self.total = index
+
+    @property
+    def _rows(self) -> int:
+        return self.pieces[-1].index + self.pieces[-1].rows if self.pieces else 0
+
+    def _cut_table(self, file: str) -> int:
+        """Append the pieces of a table; return a checksum of its metadata, which has statistics."""
+        survey = parquet.survey(file, self.reader.fields)
+        self.ignored += [name for name in survey.ignored if name not in self.ignored]
+        self.whole_ids &= survey.whole_ids
+        index, line = self._rows, 1
+        for group, size in enumerate(survey.sizes):
+            start = 0
+            while start < size:
+                end = min(start + self._together - index % self._together, size)
+                self.pieces.append(Piece(file, group, start, end, index, line + start, end - start))
+                index += end - start
+                start = end
+            line += size
+        return survey.checksum
+
+    def _cut_lines(self, file: str) -> int:
+        """Append the pieces of a file of lines; return a checksum of its bytes."""
+        start = end = rows = checksum = 0
+        index, line = self._rows, 1
+        for number, data in enumerate(chain.from_iterable(storage.read_lines(file)), 1):
+            checksum = zlib.crc32(data, checksum)
+            end += len(data)
+            if not _is_blank(number, data):
+                rows += 1
+                self._guess_format([data], number)
+            if rows and (index + rows) % self._together == 0:
+                self.pieces.append(Piece(file, 0, start, end, index, line, rows))
+                start, line, index, rows = end, number + 1, index + rows, 0
+        if rows:
+            self.pieces.append(Piece(file, 0, start, end, index, line, rows))
+        return checksum
+
+    def _guess_format(self, lines: Iterable[bytes], line: int) -> None:
+        """Decide the format by the first row."""
+        if self.reader.format == "auto":
+            for _, data in _filled(lines, line):
+                begins_object = data.lstrip().startswith(b"{")
+                self.reader = replace(self.reader, format="jsonl" if begins_object else "lines")
+                return
+
+
+def blocks(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
+    """Yield the pieces of each `rows` rows."""
+    for _, block in groupby(pieces, lambda piece: piece.index // rows):
+        yield list(block)
+
+
+def _filled(lines: Iterable[bytes], first: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank with their numbers, without a byte order mark."""
+    for number, data in enumerate(lines, first):
+        if not _is_blank(number, data):
+            yield number, data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+
+
+def _is_blank(number: int, data: bytes) -> bool:
+    return not (data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data).strip()

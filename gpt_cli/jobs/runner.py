@@ -1,0 +1,123 @@
+"""Run a job: a task for each row of an input, on this machine or on a cluster."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+from gpt_cli.engine import Engine, load
+from gpt_cli.errors import InputError
+from gpt_cli.jobs.cluster import Cluster
+from gpt_cli.jobs.cluster import compute as on_cluster
+from gpt_cli.jobs.cluster import library as ray_library
+from gpt_cli.jobs.observer import Observer
+from gpt_cli.jobs.outputs import open_sink
+from gpt_cli.jobs.rows import Format, Source
+from gpt_cli.jobs.sinks import Sink
+from gpt_cli.jobs.tasks import Task
+from gpt_cli.records import Record
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a job: number of rows, and of failed ones, earlier runs included."""
+
+    rows: int
+    failed: int
+
+
+def run(
+    task: Task,
+    input: str,
+    output: str | Sink,
+    *,
+    model: str = "gpt2",
+    format: Format = "auto",
+    resume: bool = False,
+    cluster: Cluster | None = None,
+    observer: Observer | None = None,
+    **loading: Any,
+) -> Summary:
+    """Do a task for each row of an input, and write a record for each.
+
+    Args:
+        task: such as `Generation(Options(max_tokens=20))` or `Scoring()`.
+        input: a file, a folder, a pattern, or an address of these; "-" is standard input.
+        output: a file, a folder or an address; see `open_sink`. Or a sink.
+        model: a name or a folder, as for `gpt_cli.load`.
+        format: of the input.
+        resume: whether to keep the records of an earlier run and add the missing ones.
+        cluster: where to compute; None is this process.
+        observer: receives the progress.
+        loading: keywords of `gpt_cli.load`.
+
+    Raises:
+        GPTCLIError: one of its subclasses. A row that fails gets an error record instead.
+    """
+    observer = observer or Observer()
+    if cluster:
+        ray_library()  # before the input is read
+    source = Source(input, format, task.fields, task.together)
+    if source.streams and cluster:
+        raise InputError("--engine ray reads files, not a pipe: name a file")
+    job = {
+        "task": type(task).__name__.lower(),
+        "format": source.reader.format,
+        "input": None if source.streams else source.contents,
+        "model": model,
+        "revision": loading.get("revision"),
+        "dtype": loading.get("dtype", "auto"),
+        **task.settings,
+    }
+    sink: Sink | None
+    if isinstance(output, str):
+        sink = open_sink(output, source, task, job, resume=resume)
+    else:
+        sink = output
+    if sink is None:
+        observer.note(f"{output} is complete; its content was not checked")
+        return Summary(source.total or 0, 0)
+    if source.ignored:
+        observer.note(f"columns that are not read: {', '.join(source.ignored)}")
+    if cluster:
+        compute = partial(_compute_on, cluster, model, loading)
+    else:
+        compute = partial(_compute, load(model, **loading))
+    with sink:
+        resumed = sink.resume()
+        failed = resumed.failed
+        observer.start(source.total, resumed.rows, failed)
+        task = task.with_seed(resumed.seed)
+        for record in compute(source, sink, resumed.rows, task):
+            sink.write(record)
+            bad = "error" in record
+            failed += bad
+            observer.advance(0 if bad else task.tokens(record), bad)
+        sink.finish(source.total or 0)
+    return Summary(source.total or 0, failed)
+
+
+def _compute(engine: Engine, source: Source, sink: Sink, done: int, task: Task) -> Iterator[Record]:
+    """Yield the records of the rows from index `done` on; the sink checks the rows before."""
+    for rows in source.rows(0 if sink.compares else done):
+        for row in rows:
+            if row.index < done:
+                sink.check(row)
+        yield from task.records(engine, [row for row in rows if row.index >= done])
+
+
+def _compute_on(
+    cluster: Cluster,
+    model: str,
+    loading: Mapping[str, Any],
+    source: Source,
+    sink: Sink,
+    done: int,
+    task: Task,
+) -> Iterator[Record]:
+    """Yield the same records, computed on a cluster."""
+    if sink.compares:
+        for row in islice(chain.from_iterable(source.rows()), done):
+            sink.check(row)
+    yield from on_cluster(cluster, source, done, task, model, loading)

@@ -1,0 +1,198 @@
+"""Sinks: where the records of a job go, and how an interrupted job is resumed.
+
+`JSONLines` appends to one file. `parts.Folder` and `parts.File` write parts.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, Self
+
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.jobs import storage
+from gpt_cli.jobs.manifest import ANOTHER, Manifest
+from gpt_cli.jobs.rows import Row
+from gpt_cli.records import Record, json_line
+
+LATER = "--resume continues when that is fixed"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What an earlier run has written."""
+
+    rows: int = 0
+    failed: int = 0  # of them, those whose record is an error
+    seed: int | None = None  # the seed to continue with
+
+
+class Sink(Protocol):
+    """The output of a job, which is entered while it is written.
+
+    A run calls `resume` once, `check` for the rows that an earlier run has written if the sink
+    `compares`, `write` for each other record in order, and `finish`.
+    """
+
+    compares: bool = False  # whether `check` compares rows; else a run may skip reading them
+
+    def __enter__(self) -> Self:
+        """Lock the output, so that no other run writes it."""
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Write the rest; remove an output of which nothing was written."""
+        return
+
+    def resume(self) -> Resumed:
+        """Return what an earlier run has written.
+
+        Raises:
+            InputError: the output was made by another job, or is not one.
+        """
+        return Resumed()
+
+    def check(self, row: Row) -> None:
+        """Compare a row that an earlier run has written.
+
+        Raises:
+            InputError: its record was made from another row.
+        """
+        return
+
+    def write(self, record: Record) -> None:
+        """Write the next record, now or later.
+
+        Raises:
+            ResourceError: it cannot be written.
+        """
+
+    def finish(self, rows: int) -> None:
+        """Complete the output of an input of so many rows.
+
+        Raises:
+            InputError: the output has more rows, or another run has written it, too.
+        """
+        return
+
+
+class JSONLines(Sink):
+    """A JSON Lines file on this machine, to which each record is appended at once.
+
+    Its manifest is the hidden file .NAME.job.json beside it.
+    """
+
+    compares = True  # so the input may have grown, and may be a pipe
+
+    def __init__(self, path: Path, text: str, job: Mapping[str, Any]):
+        self._path = path
+        self._text = text  # the field of a row's text
+        self._side = path.with_name(f".{path.name}.job.json")
+        job = {name: value for name, value in job.items() if name not in ("input", "format")}
+        self._manifest = Manifest(str(path), str(self._side), job)
+        self._rows: list[int | None] = []  # the hash of each row that was written; None if failed
+
+    def __enter__(self) -> Self:
+        self._new = not self._path.exists()
+        with storage.writing(str(self._path), ANOTHER):
+            self._path.touch()
+            self._file = self._path.open("r+b")
+        try:
+            lock(self._file, self._path)
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self._file.close()
+        except OSError:  # the flush of `write`, which has raised already, was tried again
+            if error is None:
+                raise
+        if self._new and error is not None and self._path.stat().st_size == 0:
+            self._path.unlink()  # after it was closed, as Windows wants it
+            self._side.unlink(missing_ok=True)
+
+    def resume(self) -> Resumed:
+        known = bool(self._path.stat().st_size) and self._manifest.exists()
+        if known:
+            self._manifest.compare()
+        failed, end = self._read()
+        if self._rows and not known:
+            raise InputError(
+                f"{self._path} cannot be resumed without its manifest {self._side.name}: {ANOTHER}"
+            )
+        if not known:
+            with storage.writing(str(self._side), ANOTHER):
+                self._side.write_bytes(self._manifest.begin())
+        self._file.seek(end)
+        return Resumed(len(self._rows), failed, self._manifest.seed)
+
+    def _read(self) -> tuple[int, int]:
+        """Read the records; return the number of errors, and of bytes without a torn record."""
+        failed = end = 0
+        for data in (line for block in storage.read_lines(self._path) for line in block):
+            beginning = f'{{"index": {len(self._rows)}, '.encode()
+            if not data.endswith(b"\n") and data.startswith(beginning[: len(data)]):
+                break  # the run was killed while it wrote this
+            try:
+                if not (data.startswith(beginning) and data.endswith(b"\n")):
+                    raise ValueError
+                record = json.loads(data.decode(errors="surrogateescape"))
+                error = "error" in record
+                made_from = None if error else _hash(record.get("id"), record[self._text])
+            except (ValueError, TypeError, LookupError, RecursionError):
+                raise InputError(
+                    f"{self._path}, line {len(self._rows) + 1}, is not a record of this command: "
+                    f"{ANOTHER}"
+                ) from None
+            self._rows.append(made_from)
+            failed += error
+            end += len(data)
+        return failed, end
+
+    def check(self, row: Row) -> None:
+        written = self._rows[row.index]
+        if written not in (None, _hash(row.id, row.fields.get(self._text))):
+            raise InputError(
+                f"{self._path} was made from another input: its row {row.index} is not line "
+                f"{row.line}; {ANOTHER}"
+            )
+
+    def write(self, record: Record) -> None:
+        try:
+            self._file.truncate()  # drops the incomplete record of an earlier run
+            self._file.write(encode(record))
+            self._file.flush()
+        except OSError as error:
+            raise ResourceError(f"cannot write {self._path}: {error.strerror}; {LATER}") from None
+
+    def finish(self, rows: int) -> None:
+        if rows < len(self._rows):
+            raise InputError(
+                f"{self._path} was made from another input, of at least {len(self._rows)} rows, "
+                f"not {rows}: {ANOTHER}"
+            )
+
+
+def lock(file: BinaryIO, path: Path | str) -> None:
+    """Lock a file until it is closed; raise ResourceError if another run has locked it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ResourceError(f"{path} is being written by another run: wait until it ends") from None
+
+
+def _hash(id: Any, text: Any) -> int:
+    return hash(json.dumps([id, text]))
+
+
+def encode(record: Record) -> bytes:
+    """Return a record as a line of JSON."""
+    # A path may hold bytes that are not UTF-8, which Python represents by surrogates.
+    return json_line(record).encode(errors="surrogateescape")

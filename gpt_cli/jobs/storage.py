@@ -1,0 +1,298 @@
+"""Files on this machine, at an address such as s3://bucket/name, or standard input ("-").
+
+Functions that read raise InputError if they cannot, and ResourceError if a package for the address
+is missing.
+"""
+
+import errno
+import os
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import glob
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.machine import free_memory
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+_BLOCK = 1 << 20  # bytes to read at once, if available
+_GROWTH = 32  # memory that a text takes as tokens, in multiples of its bytes; measured: 14
+
+
+def is_address(name: str) -> bool:
+    """Return whether a name is an address and not a path on this machine."""
+    return "://" in name
+
+
+def filesystem(name: str) -> "tuple[AbstractFileSystem, str]":
+    """Return the file system of a path or an address, and the path within it.
+
+    Raises:
+        InputError: the protocol of the address is unknown.
+        ResourceError: the package for it is missing.
+    """
+    import fsspec
+
+    if not is_address(name):
+        return fsspec.filesystem("file"), Path(name).absolute().as_posix()
+    with _errors(name, "access", InputError, "check the address"):
+        return fsspec.core.url_to_fs(name)
+
+
+def base(name: str) -> str:
+    """Return the last part of a name."""
+    return name.rpartition("/")[2] if is_address(name) else Path(name).name
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file in a folder is not input: its name begins with `.` or `_`."""
+    return base(name).startswith((".", "_"))
+
+
+def find(name: str) -> list[str]:
+    """Return the sorted files of a name: a file, the files of a folder, or those of a pattern.
+
+    Hidden files of a folder are left out.
+    """
+    with reading(name):
+        found = _find_at_address(name) if is_address(name) else _find_here(name)
+    if not found:
+        raise InputError(f"cannot read {name}: it contains or matches no file")
+    return sorted(found)
+
+
+def _find_here(name: str) -> list[str]:
+    path = Path(name)
+    if path.is_dir():
+        return [str(file) for file in path.iterdir() if file.is_file() and not is_hidden(str(file))]
+    if "*" in name and not path.exists():
+        found = glob(name, recursive=True)  # noqa: PTH207 (leaves ./ as it is)
+        return [file for file in found if Path(file).is_file()]
+    path.stat()
+    return [name]
+
+
+def _find_at_address(name: str) -> list[str]:
+    fs, path = filesystem(name)
+    kind = "" if "*" in path else fs.info(path)["type"]
+    if kind == "file":
+        return [name]
+    if not kind:
+        found = [file for file in fs.glob(path) if not fs.isdir(file)]
+    else:
+        files = [about["name"] for about in fs.ls(path, detail=True) if about["type"] == "file"]
+        # A bucket may hold an empty file with the name of the folder.
+        inside = [file for file in files if file.rstrip("/") != path.rstrip("/")]
+        found = [file for file in inside if not is_hidden(f"://{file}")]
+    files = [fs.unstrip_protocol(file) for file in found]
+    if any(filesystem(file) != (fs, path) for file, path in zip(files, found, strict=True)):
+        raise InputError(f"{name}: folders and patterns are not supported at such an address")
+    return files
+
+
+def is_folder(name: str) -> bool:
+    """Return whether a name is that of a folder."""
+    if not is_address(name):
+        return Path(name).is_dir()
+    fs, path = filesystem(name)
+    with _errors(name, "access", InputError, "check the address"):
+        return bool(fs.isdir(path))
+
+
+def exists(name: str) -> bool:
+    """Return whether there is a file or a folder with a name."""
+    fs, path = filesystem(name)
+    with _errors(name, "access", InputError, "check the address"):
+        return bool(fs.exists(path))
+
+
+def size(name: str) -> int:
+    """Return the size of a file in bytes."""
+    with reading(name):
+        if not is_address(name):
+            return Path(name).stat().st_size
+        fs, path = filesystem(name)
+        return int(fs.size(path))
+
+
+@contextmanager
+def open_file(file: Path | str) -> Iterator[BufferedReader]:
+    """Open a file to read bytes; errors within the block are converted, too."""
+    name = str(file)
+    with reading(_label(file)):
+        if name == "-":
+            if sys.stdin is None:
+                raise InputError("standard input is closed")
+            yield cast(BufferedReader, sys.stdin.buffer)
+        elif is_address(name):
+            fs, path = filesystem(name)
+            with BufferedReader(fs.open(path, "rb")) as stream:
+                yield stream
+        else:
+            with Path(name).open("rb") as stream:
+                yield stream
+
+
+def read_text(file: Path | str) -> str:
+    """Return the text of a file, without a byte order mark.
+
+    Raises:
+        InputError: it cannot be read, is empty or is not UTF-8.
+    """
+    try:
+        text = read_bytes(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{_label(file)} is not UTF-8: byte {error.start} cannot be decoded; convert it, for "
+            "example with iconv"
+        ) from None
+    if not text:
+        raise InputError(f"{_label(file)} is empty: a text is needed")
+    return text
+
+
+def read_bytes(file: Path | str) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        InputError: it cannot be read.
+        ResourceError: it does not fit the free memory, or does not end.
+    """
+    limit = _memory_limit()
+    data = bytearray()
+    with open_file(file) as stream:
+        while block := stream.read(_BLOCK):
+            data += block
+            if len(data) > limit:
+                raise _too_long(file, limit)
+    return bytes(data)
+
+
+def read_range(file: str, start: int, end: int) -> bytes:
+    """Return the bytes of a file from `start` to `end`."""
+    if is_address(file):
+        fs, path = filesystem(file)
+        with reading(file):
+            # A stream would read ahead. The name of the second parameter differs between packages.
+            data = fs.cat_file(path, start=start, end=end)
+    else:
+        with open_file(file) as stream:
+            stream.seek(start)
+            data = stream.read(end - start)
+    if len(data) < end - start:
+        raise InputError(f"{file} became shorter while it was read")
+    if len(data) > end - start:
+        raise InputError(f"{file}: the server does not support range requests; copy the file here")
+    return data
+
+
+def read_lines(file: Path | str) -> Iterator[list[bytes]]:
+    """Yield the lines of a file with their ends, in lists of those that are available at once.
+
+    Lines of a slow pipe come one by one.
+
+    Raises:
+        InputError: the file cannot be read.
+        ResourceError: a line does not fit the free memory, or does not end.
+    """
+    with open_file(file) as stream:
+        limit = _memory_limit()
+        pieces: list[bytes] = []  # of a line without its end
+        held = 0  # bytes in them
+        at_end = False
+        while not at_end:
+            data, at_end = _read_available(stream)
+            *ended, rest = data.split(b"\n")
+            lines = [line + b"\n" for line in ended]
+            if lines:
+                lines[0] = b"".join([*pieces, lines[0]])
+                pieces = []
+                held = 0
+            pieces.append(rest)
+            held += len(rest)
+            if held > limit:
+                raise _too_long(file, limit)
+            if at_end and any(pieces):
+                lines.append(b"".join(pieces))
+            if lines:
+                yield lines
+
+
+def without_line_end(text: str) -> str:
+    r"""Return the text without one "\n" or "\r\n" at its end."""
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+
+
+def _memory_limit() -> int:
+    """Return how many bytes of text, with their tokens, fit the free memory."""
+    free = free_memory()
+    return sys.maxsize if free is None else free // _GROWTH
+
+
+def _too_long(file: Path | str, limit: int) -> ResourceError:
+    return ResourceError(
+        f"{_label(file)} has a text of more than {limit / 1e6:,.0f} MB, which does not fit the "
+        "free memory: split it"
+    )
+
+
+def _label(file: Path | str) -> str:
+    return "standard input" if str(file) == "-" else str(file)
+
+
+def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
+    """Wait for bytes; return all that are available, and whether the end was reached."""
+    data = stream.read1(_BLOCK)
+    if not data:
+        return b"", True
+    while len(data) < _BLOCK and _ready(stream):
+        more = stream.read1(_BLOCK)
+        if not more:
+            return data, True
+        data += more
+    return data, False
+
+
+def _ready(stream: BufferedReader) -> bool:
+    try:
+        return bool(select.select([stream], [], [], 0)[0])
+    except OSError:  # Windows supports only sockets
+        return False
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Raise InputError for the errors of a file system that cannot read."""
+    with _errors(name, "read", InputError, "name a file that can be read"):
+        yield
+
+
+@contextmanager
+def writing(name: str, cure: str) -> Iterator[None]:
+    """Raise ResourceError for the errors of a file system that cannot write."""
+    with _errors(name, "write", ResourceError, cure):
+        yield
+
+
+@contextmanager
+def _errors(name: str, doing: str, kind: type[GPTCLIError], cure: str) -> Iterator[None]:
+    try:
+        yield
+    except GPTCLIError:
+        raise
+    except FileNotFoundError:  # fsspec's has only the path as its text
+        raise kind(f"cannot {doing} {name}: {os.strerror(errno.ENOENT)}; {cure}") from None
+    except OSError as error:
+        raise kind(f"cannot {doing} {name}: {error.strerror or error}; {cure}") from None
+    except Exception as error:
+        if not is_address(name):
+            raise
+        # The packages for addresses have errors of their own, without a common base.
+        kind = ResourceError if isinstance(error, ImportError) else kind
+        raise kind(f"cannot {doing} {name}: {error!s:.300}") from None
