@@ -1,23 +1,23 @@
-/* Functions of single numbers, for whole vectors: the same bits on every processor. */
+/* Elementwise functions of vectors, with the same bits on every processor. */
 #ifndef GPT_CLI_ELEMENTWISE_H
 #define GPT_CLI_ELEMENTWISE_H
 
 #include "kernels.h"
 #include "simd.h"
 
-/* e to the power of x, to within a unit in the last place; 0 below -87, e^88 above 88.
+/* Return e^x to within one unit in the last place; 0 below -87, e^88 above 88.
  *
- * e^x = 2^n e^f with a whole n and |f| <= ln(2)/2, where a short Taylor series is exact enough. */
+ * e^x = 2^n e^f with an integer n and |f| <= ln(2)/2, where a short Taylor series suffices. */
 INLINE vf exp_vector(vf x)
 {
-    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it leaves no fraction */
+    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     vi tiny = x < broadcast(-87.0f);
     x = select(tiny, broadcast(0.0f), x);
     x = select(x > broadcast(88.0f), broadcast(88.0f), x);
     vf shifted = multiply_add(x, broadcast(1.44269504f), round);
     vf n = shifted - round;
     vi exponent = (vi)shifted - (vi)round;
-    /* ln(2) in two parts, of which the first has so few digits that its product with n is exact. */
+    /* ln(2) in two parts: the first has few enough digits for an exact product with n. */
     vf f = multiply_add(n, broadcast(-0.693359375f), x);
     f = multiply_add(n, broadcast(2.12194440e-4f), f);
     vf series = broadcast(1.0f / 5040);
@@ -34,7 +34,7 @@ INLINE vf exp_vector(vf x)
 
 INLINE vf absolute(vf x) { return (vf)((vi)x & 0x7fffffff); }
 
-/* (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; near 0, where that cancels, x plus a series. */
+/* (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; a series near 0, where the difference cancels. */
 INLINE vf tanh_vector(vf x)
 {
     vf size = absolute(x), square = x * x;
@@ -57,7 +57,7 @@ INLINE vf gelu_new(vf x)
     return x / (broadcast(1.0f) + exp_vector(broadcast(-2.0f) * u));
 }
 
-/* x times the normal distribution function of x, by erfc: see numpy_ops.erfc for the source. */
+/* x times the standard normal CDF of x, by the erfc series of numpy_ops.erfc. */
 INLINE vf gelu(vf x)
 {
     static const float coefficients[] = {

@@ -1,4 +1,4 @@
-/* The kernels of one processor level; LEVEL is its name. See kernels.h for shapes and layouts. */
+/* The kernels of the processor level LEVEL. See kernels.h for shapes and layouts. */
 #include "kernels.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 #include "products.h"
 #include "simd.h"
 
-/* The sum of PARTIAL_SUMS numbers, as a tree: 0 + 8, 1 + 9, ...; then 0 + 4, ... */
+/* Return the sum of PARTIAL_SUMS floats, added as a tree: 0 + 8, 1 + 9, ...; then 0 + 4, ... */
 INLINE float sum_of(const vf *partial)
 {
     float sums[PARTIAL_SUMS];
@@ -18,20 +18,20 @@ INLINE float sum_of(const vf *partial)
     return sums[0];
 }
 
-/* Write LANES whole numbers, each from -128 to 127, as bytes. */
+/* Store LANES integers from -128 to 127 as bytes. */
 INLINE void store_digits(int8_t *to, vi digits)
 {
     vq bytes = __builtin_convertvector(digits, vq);
     memcpy(to, &bytes, sizeof bytes);
 }
 
-/* A row of x (n) becomes whole numbers from -32639 to 32639 times a step, which is returned. If a
- * number of the row is infinite or NaN, the step is, too. */
+/* Round a row of x (n) to integers from -32639 to 32639, times a step, and return the step. It is
+ * infinite or NaN if an element of the row is. */
 static float round_row(const float *x, int64_t n, struct digits *digits)
 {
     const float most = 256 * 127 + 127, least = 1e-30f;
-    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it leaves no fraction */
-    vi largest = {0};                    /* of the bits of |x|, which are ordered as numbers are */
+    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    vi largest = {0}; /* bits of |x|, which compare as the floats do, and keep NaN */
     for (int64_t i = 0; i < n; i += LANES) {
         vi size = (vi)absolute(load_some(x + i, n - i));
         vi larger = size > largest;
@@ -42,12 +42,12 @@ static float round_row(const float *x, int64_t n, struct digits *digits)
         bits = largest[lane] > bits ? largest[lane] : bits;
     float size;
     memcpy(&size, &bits, sizeof size);
-    if (!(size < INFINITY)) { /* the step alone makes the results NaN */
-        memset(digits, 0, parts_of(n, BLOCK) * sizeof *digits);
+    if (!(size < INFINITY)) { /* 0 times this step is NaN, and so are the results */
+        memset(digits, 0, ceil_div(n, BLOCK) * sizeof *digits);
         return size;
     }
     vf per_step = broadcast(most / (size < least ? least : size));
-    for (int64_t block = 0; block < parts_of(n, BLOCK); block++) {
+    for (int64_t block = 0; block < ceil_div(n, BLOCK); block++) {
         struct digits *to = digits + block;
         vi sums = {0};
         for (int i = 0; i < BLOCK; i += LANES) {
@@ -70,13 +70,13 @@ static float round_row(const float *x, int64_t n, struct digits *digits)
 static void round_rows(const void *given, int64_t row, int slot)
 {
     const struct linear *job = given;
-    int64_t blocks = parts_of(job->w->n_in, BLOCK);
+    int64_t blocks = ceil_div(job->w->n_in, BLOCK);
     (void)slot;
     job->steps[row] =
         round_row(job->x + row * job->x_stride, job->w->n_in, job->digits + row * blocks);
 }
 
-/* A part is some panels, of some rows. */
+/* A part is a range of panels and a range of rows. */
 static void linear(const void *given, int64_t part, int slot)
 {
     const struct linear *job = given;
@@ -85,7 +85,7 @@ static void linear(const void *given, int64_t part, int slot)
     const int64_t *starts = job->starts + part / job->row_parts;
     int64_t first = job->rows * row_part / job->row_parts;
     int64_t rows = job->rows * (row_part + 1) / job->row_parts - first;
-    int64_t blocks = parts_of(w->n_in, BLOCK);
+    int64_t blocks = ceil_div(w->n_in, BLOCK);
     (void)slot;
     for (int64_t panel = starts[0]; panel < starts[1]; panel++) {
         float bias[COLUMNS] = {0};
@@ -106,12 +106,12 @@ static void linear(const void *given, int64_t part, int slot)
     }
 }
 
-/* Column `id` of wte (C, V) plus a row of wpe, for some tokens. */
+/* x (tokens, C) = columns `ids` of wte (C, V) + rows `positions` of wpe, for a range of tokens. */
 static void embed(const void *given, int64_t part, int slot)
 {
     const struct embed *job = given;
     const struct matrix *wte = job->wte;
-    int64_t C = wte->n_in, blocks = parts_of(C, BLOCK);
+    int64_t C = wte->n_in, blocks = ceil_div(C, BLOCK);
     int64_t end = smaller(job->tokens, (part + 1) * job->tokens_per_part);
     (void)slot;
     for (int64_t token = part * job->tokens_per_part; token < end; token++) {
@@ -138,7 +138,7 @@ static void embed(const void *given, int64_t part, int slot)
     }
 }
 
-/* y (C) = (x - mean) / sqrt(variance + epsilon) * weight + bias, for some rows. */
+/* y (C) = (x - mean) / sqrt(variance + epsilon) * weight + bias, for a range of rows. */
 static void layer_norm(const void *given, int64_t part, int slot)
 {
     const struct layer_norm *job = given;
@@ -160,7 +160,8 @@ static void layer_norm(const void *given, int64_t part, int slot)
         vf per_deviation = broadcast(1.0f / sqrtf(sum_of(squares) / (float)C + job->epsilon));
         for (int64_t i = 0; i < C; i += LANES) {
             vf weight = load_some(job->weight + i, C - i), bias = load_some(job->bias + i, C - i);
-            store_some(y + i, multiply_add(load_some(y + i, C - i) * per_deviation, weight, bias), C - i);
+            vf normed = load_some(y + i, C - i) * per_deviation;
+            store_some(y + i, multiply_add(normed, weight, bias), C - i);
         }
     }
 }
@@ -178,8 +179,8 @@ static void add(const void *given, int64_t part, int slot)
     }
 }
 
-/* Write one number of a cache, a float or half of one. */
-INLINE void keep(void *cache, int64_t place, float x, int half)
+/* Store one element of a cache, as float16 if `half`, else as float. */
+INLINE void write_number(void *cache, int64_t place, float x, int half)
 {
     if (half)
         ((uint16_t *)cache)[place] = narrow_float16(broadcast(x))[0];
@@ -187,11 +188,11 @@ INLINE void keep(void *cache, int64_t place, float x, int half)
         ((float *)cache)[place] = x;
 }
 
-/* Put the new keys and values of one head of one row in their places. */
+/* Store the new keys and values of one head of one row. */
 static void store_head(const void *given, int64_t part, int slot)
 {
     const struct store *job = given;
-    int64_t b = part / job->H, D = job->D, width = parts_of(D, COLUMNS) * COLUMNS;
+    int64_t b = part / job->H, D = job->D, width = ceil_div(D, COLUMNS) * COLUMNS;
     int64_t from = b * job->b_stride + part % job->H * job->h_stride;
     int64_t keys = part * job->blocks * D * COLUMNS, values = part * job->blocks * COLUMNS * width;
     (void)slot;
@@ -200,16 +201,16 @@ static void store_head(const void *given, int64_t part, int slot)
         int64_t key = keys + place / COLUMNS * D * COLUMNS + place % COLUMNS;
         int64_t value = values + place * width;
         for (int64_t d = 0; d < D; d++) {
-            keep(job->keys, key + d * COLUMNS, job->k[row + d], job->half);
-            keep(job->values, value + d, job->v[row + d], job->half);
+            write_number(job->keys, key + d * COLUMNS, job->k[row + d], job->half);
+            write_number(job->values, value + d, job->v[row + d], job->half);
         }
         for (int64_t d = D; d < width; d++)
-            keep(job->values, value + d, 0, job->half);
+            write_number(job->values, value + d, 0, job->half);
     }
 }
 
-/* Replace n scores by exp(scale * score - the largest), and return the sum of these. What follows,
- * up to the next multiple of PARTIAL_SUMS, becomes 0. */
+/* Replace n scores by exp(scale * score - max(scale * score)), and return their sum. Set the elements
+ * after them, up to a multiple of PARTIAL_SUMS, to 0. */
 INLINE float exponentials_of(float *scores, int64_t n, float scale)
 {
     vf largest = broadcast(-INFINITY), sums[CHUNKS] = {{0}};
@@ -223,7 +224,7 @@ INLINE float exponentials_of(float *scores, int64_t n, float scale)
     float most = largest[0];
     for (int lane = 1; lane < LANES; lane++)
         most = largest[lane] > most ? largest[lane] : most;
-    for (int64_t i = 0; i < parts_of(n, PARTIAL_SUMS) * PARTIAL_SUMS; i += LANES) {
+    for (int64_t i = 0; i < ceil_div(n, PARTIAL_SUMS) * PARTIAL_SUMS; i += LANES) {
         vf weight = exp_vector(load(scores + i) - broadcast(most));
         store(scores + i, weight);
         sums[i / LANES % CHUNKS] += weight;
@@ -231,20 +232,20 @@ INLINE float exponentials_of(float *scores, int64_t n, float scale)
     return sum_of(sums);
 }
 
-/* Up to MOST_ROWS queries of one head: softmax(scale * q keysT, over what is visible) values. */
+/* softmax(scale * q keysT, over the visible keys) values, for up to MAX_TILE_ROWS queries of a head. */
 static void attend(const void *given, int64_t part, int slot)
 {
     const struct attend *job = given;
     enum format format = job->half ? FLOAT16 : FLOAT32;
-    int64_t D = job->D, width = parts_of(D, COLUMNS) * COLUMNS, heads = job->B * job->H;
+    int64_t D = job->D, width = ceil_div(D, COLUMNS) * COLUMNS, heads = job->B * job->H;
     int64_t b = part % heads / job->H, h = part % job->H;
-    /* Later queries see more: those first, so that threads end at the same time. */
-    int64_t first = (job->tiles - 1 - part / heads) * MOST_ROWS;
-    int64_t rows = smaller(job->T - first, MOST_ROWS), longest = 0;
+    /* Later queries see more keys. They come first, so that all threads finish together. */
+    int64_t first = (job->tiles - 1 - part / heads) * MAX_TILE_ROWS;
+    int64_t rows = smaller(job->T - first, MAX_TILE_ROWS), longest = 0;
     const float *q = job->q + b * job->b_stride + h * job->h_stride + first * job->t_stride;
     const int64_t *visible = job->visible + b * job->T + first;
-    float *scores = job->scratch + slot * smaller(job->T, MOST_ROWS) * job->scratch_stride;
-    float sums[MOST_ROWS];
+    float *scores = job->scratch + slot * smaller(job->T, MAX_TILE_ROWS) * job->scratch_stride;
+    float sums[MAX_TILE_ROWS];
     int64_t keys = part % heads * job->blocks * D * COLUMNS;
     int64_t values = part % heads * job->blocks * COLUMNS * width;
     for (int64_t r = 0; r < rows; r++)
@@ -263,10 +264,10 @@ static void attend(const void *given, int64_t part, int slot)
         float *row = scores + r * job->scratch_stride;
         sums[r] = exponentials_of(row, visible[r], job->scale);
         for (int64_t s = visible[r]; s < longest; s++)
-            row[s] = 0; /* invisible, though another query of the tile sees it */
+            row[s] = 0; /* only other queries of the tile see this key */
     }
     for (int64_t d = 0, some; d < D; d += some) {
-        float mixed[MOST_ROWS][2 * COLUMNS];
+        float mixed[MAX_TILE_ROWS][2 * COLUMNS];
         some = rows == 1 && d + COLUMNS < D ? 2 * COLUMNS : COLUMNS;
         if (some > COLUMNS)
             multiply_pair(
@@ -283,14 +284,14 @@ static void attend(const void *given, int64_t part, int slot)
     }
 }
 
-/* Natural logarithm of a finite x >= 1: of its exponent, and of the rest by the series of atanh. */
+/* Return the natural logarithm of a finite x >= 1: its exponent, plus the atanh series of the rest. */
 static double logarithm(double x)
 {
     int64_t bits;
     memcpy(&bits, &x, sizeof bits);
     int64_t exponent = (bits >> 52) - 1023;
     bits -= exponent << 52;
-    memcpy(&x, &bits, sizeof x); /* from 1 to 2 */
+    memcpy(&x, &bits, sizeof x); /* now 1 <= x < 2 */
     if (x > 1.4142135623730951) {
         x *= 0.5;
         exponent++;
@@ -301,8 +302,8 @@ static double logarithm(double x)
     return (double)exponent * 0.6931471805599453 + 2 * ratio * series;
 }
 
-/* The logarithm of the sum of exp(x) over a row: PARTIAL_SUMS sums in float64, STEP numbers at a
- * time are added in float32, then to the sums in float64. */
+/* y = log(sum(exp(x))) over a row. STEP elements at a time are added in float32 to PARTIAL_SUMS
+ * sums, and those to PARTIAL_SUMS sums in float64. */
 static void log_sum_exp(const void *given, int64_t row, int slot)
 {
     enum { STEP = 16 * PARTIAL_SUMS };
@@ -326,7 +327,7 @@ static void log_sum_exp(const void *given, int64_t row, int slot)
         int64_t end = smaller(start + STEP, job->n);
         for (int64_t i = start; i < end; i += LANES) {
             vf weight = exp_vector(load_some(x + i, end - i) - broadcast(most));
-            if (end - i < LANES) { /* lanes without a number count nothing */
+            if (end - i < LANES) { /* clear the lanes beyond the end */
                 vf some = weight;
                 weight = (vf){0};
                 memcpy(&weight, &some, sizeof(float) * (end - i));

@@ -1,9 +1,8 @@
-/* What the kernels of all processor levels share: layouts, jobs, and the table of a level.
+/* Layouts, jobs and the function table that the kernels of all processor levels share.
  *
- * Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C width. Strides are counted in
- * numbers, not in bytes. A matrix (n_in, n_out) is stored as panels of COLUMNS columns. In a
- * panel, rows are contiguous and in order, so computing some outputs reads one contiguous stretch of
- * memory.
+ * Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C width. Strides count elements,
+ * not bytes. A matrix (n_in, n_out) is stored as panels of COLUMNS columns. A panel is row-major, so
+ * a range of outputs reads one contiguous range of memory.
  */
 #ifndef GPT_CLI_KERNELS_H
 #define GPT_CLI_KERNELS_H
@@ -12,17 +11,29 @@
 
 enum {
     COLUMNS = 32,       /* of a panel */
-    BLOCK = 64,         /* int8 weights of a column that share a scale */
-    PARTIAL_SUMS = 16,  /* of a sum over a row: number i is added to partial sum i mod 16 */
-    MOST_ROWS = 12,     /* of a tile */
-    MOST_PARTS = 2048,  /* of the panels of a matrix */
+    BLOCK = 64,         /* consecutive int8 weights of a column that share a scale */
+    PARTIAL_SUMS = 16,  /* of a sum over a row: element i is added to partial sum i mod 16 */
+    MAX_TILE_ROWS = 12, /* at any level; see TILE_ROWS in products.h */
+    MAX_PARTS = 2048,   /* that a job cuts the panels of a matrix into */
 };
 
 enum format { FLOAT32, BFLOAT16, FLOAT16, INT8 };
 
 enum activation { NONE, GELU_NEW, GELU, RELU, SILU, TANH };
 
-/* BLOCK rows of a panel in int8. Four weights of one column lie side by side, for `dot4`. */
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+INLINE int64_t larger(int64_t x, int64_t y) { return x > y ? x : y; }
+INLINE int64_t ceil_div(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+/* Return the bytes of one weight, without its scale. */
+INLINE int64_t bytes_of(int format)
+{
+    return format == FLOAT32 ? 4 : format == INT8 ? 1 : 2;
+}
+
+/* BLOCK rows of an int8 panel. Four weights of one column are adjacent, as `dot4` reads them. */
 struct int8_block {
     int8_t weights[BLOCK / 4][COLUMNS][4];
     uint16_t scales[COLUMNS]; /* bfloat16 */
@@ -35,28 +46,28 @@ struct matrix {
     int32_t format;
 };
 
-/* A job is what one call computes. Threads take its parts, in any order. `slot` numbers the threads
- * that work on it, so that each has scratch memory of its own. */
+/* A job describes one operation. Threads run its parts in any order. `slot` is the index of the
+ * thread that runs a part: each slot has its own scratch memory. */
 
 struct linear {
     const struct matrix *w;
     const float *bias; /* (n_out,), or NULL */
     const float *x;    /* (rows, n_in) */
-    float *y;       /* (rows, n_out in whole panels) */
+    float *y;          /* (rows, n_out padded to whole panels) */
     int64_t rows, x_stride, y_stride;
-    int64_t starts[MOST_PARTS + 1]; /* the first panel of each part; then, how many there are */
-    int64_t row_parts;
+    int64_t starts[MAX_PARTS + 1]; /* the first panel of each part, then the number of panels */
+    int64_t row_parts;             /* row ranges, each of which is a part of its own */
     int32_t activation;
-    /* INT8: x rounded to 16 bits, (rows, blocks) and (rows,), as `round_rows` leaves it. */
+    /* INT8: x rounded to 16 bits by `round_rows`: digits (rows, blocks) and steps (rows,). */
     struct digits *digits;
     float *steps;
 };
 
-/* BLOCK numbers of x, rounded: 256 * high + low. */
+/* BLOCK elements of x, rounded to integers 256 * high + low. */
 struct digits {
     int8_t high[BLOCK], low[BLOCK];
-    int32_t sum; /* of the rounded numbers */
-    int32_t unused[15]; /* 64 bytes in all: high and low begin on a cache line */
+    int32_t sum;        /* of the integers */
+    int32_t unused[15]; /* padding, so that high and low start on a cache line */
 };
 
 struct layer_norm {
@@ -80,27 +91,27 @@ struct embed {
     int64_t tokens, tokens_per_part;
 };
 
-/* Keys lie in panels, as the columns of a matrix (D, S): scores are a product. Values lie as the
- * rows of a matrix (S, width), with D filled up to `width`, whole panels: so are the results. */
+/* Keys are stored in panels, as the columns of a matrix (D, S), so that scores are a product. Values
+ * are stored as the rows of a matrix (S, width), where `width` is D padded to whole panels. */
 struct store {
-    const float *k, *v; /* (B, H, T, D) of these strides; numbers of a head lie side by side */
+    const float *k, *v; /* (B, H, T, D) with these strides; the last axis is contiguous */
     int64_t b_stride, h_stride, t_stride;
     void *keys;   /* (B, H, blocks, D, COLUMNS) float or float16 */
     void *values; /* (B, H, blocks, COLUMNS, width) */
-    const int64_t *past, *lengths; /* (B,) tokens before, and new ones of this row: at most T */
+    const int64_t *past, *lengths; /* (B,) cached tokens, and new tokens of this row: at most T */
     int64_t B, H, D, blocks;
-    int32_t half;
+    int32_t half; /* the cache is float16 */
 };
 
 struct attend {
-    const float *q; /* (B, H, T, D) of these strides */
+    const float *q; /* (B, H, T, D) with these strides */
     int64_t b_stride, h_stride, t_stride;
-    const void *keys, *values; /* as `store` has them */
-    const int64_t *visible;    /* (B, T) how many keys each query sees, from the first on */
+    const void *keys, *values; /* as in `struct store` */
+    const int64_t *visible;    /* (B, T) number of keys that each query sees, from key 0 */
     float *y;                  /* (B, T, H * D), rows y_stride apart */
-    float *scratch;            /* for each slot, min(T, MOST_ROWS) rows of scratch_stride */
+    float *scratch;            /* (slots, min(T, MAX_TILE_ROWS), scratch_stride) scores */
     int64_t y_stride, scratch_stride;
-    int64_t B, H, T, D, blocks, tiles; /* tiles of MOST_ROWS queries of one head */
+    int64_t B, H, T, D, blocks, tiles; /* tiles of MAX_TILE_ROWS queries per head */
     float scale;
     int32_t half;
 };
@@ -120,7 +131,7 @@ struct exponentials {
 
 typedef void part_function(const void *job, int64_t part, int slot);
 
-/* What a level computes: functions of one part of a job each. */
+/* The functions of one level. Each computes one part of a job. */
 struct kernels {
     const char *level;
     part_function *embed, *layer_norm, *linear, *round_rows, *add, *store, *attend, *log_sum_exp,

@@ -1,17 +1,14 @@
-/* The layers in one call: the steps of `block` in model.py, by the operations that Python can also
- * call one by one, with the same bits. A token's hundred calls from Python took a fifth of its time,
- * since Python's own data has left the processor's cache from one to the next. */
+/* All layers in one call: the steps of `block` in model.py, by the same operations that Python can
+ * call one by one, with the same bits. A hundred calls from Python took a fifth of a token's time,
+ * because the weights evict Python's own data from the processor's cache between calls. */
 #include <stddef.h>
 
 #include "native.h"
 
-static int64_t padded(int64_t n) { return (n + COLUMNS - 1) / COLUMNS * COLUMNS; }
-static int64_t larger(int64_t x, int64_t y) { return x > y ? x : y; }
+/* Rows a power of two apart would compete for a few sets of the processor's cache. */
+static int64_t stride_of(int64_t width) { return ceil_div(width, COLUMNS) * COLUMNS + 16; }
 
-/* Rows a power of two apart would share few places of the processor's cache. */
-static int64_t stride_of(int64_t width) { return padded(width) + 16; }
-
-/* The scratch memory of a layer, in floats from its beginning. */
+/* Offsets into the scratch memory of a layer, in floats. */
 struct offsets {
     int64_t normed, qkv, hidden, scores, scores_stride, digits, end;
 };
@@ -22,12 +19,11 @@ static struct offsets offsets_of(
     int64_t C = b->c_attn.n_in, inner = b->c_fc.n_out, is_int8 = b->c_fc.format == INT8;
     struct offsets at = {.scores_stride = cache_blocks * COLUMNS + 16};
     at.qkv = at.normed + rows * stride_of(C);
-    at.hidden = at.qkv; /* by then there is no more need of qkv */
+    at.hidden = at.qkv; /* qkv is no longer needed by then */
     at.scores = at.qkv + rows * larger(stride_of(3 * C), stride_of(inner));
-    at.digits =
-        at.scores + threads * (T < MOST_ROWS ? T : MOST_ROWS) * at.scores_stride;
-    int64_t blocks = (larger(C, inner) + BLOCK - 1) / BLOCK;
-    at.digits = (at.digits + 15) / 16 * 16;
+    at.digits = at.scores + threads * smaller(T, MAX_TILE_ROWS) * at.scores_stride;
+    at.digits = ceil_div(at.digits, 16) * 16; /* a cache line */
+    int64_t blocks = ceil_div(larger(C, inner), BLOCK);
     at.end = at.digits + is_int8 * rows * (blocks * (int64_t)sizeof(struct digits) / 4 + 1);
     return at;
 }

@@ -1,4 +1,5 @@
-/* What native_ops.py calls: each operation cut in parts, for the kernels of the level that is used. */
+/* The functions that native_ops.py calls. Each cuts an operation into parts and runs them with the
+ * kernels of the current level. */
 #include "native.h"
 
 #include <stddef.h>
@@ -13,9 +14,9 @@
 #endif
 
 enum {
-    SMALL = 20000, /* multiply-adds: below this, waking another thread takes longer than the work */
-    LEAST = 256 << 10, /* bytes of a matrix in a part */
-    SOME_ROWS = 16,
+    MIN_SHARED_WORK = 20000, /* multiply-adds: with fewer, waking a thread costs more than it saves */
+    MIN_PART_BYTES = 256 << 10, /* of a matrix */
+    ROWS_PER_PART = 16,
 };
 
 /* --- levels, the highest first ------------------------------------------------------------------ */
@@ -31,7 +32,7 @@ static int has_avx2(void)
     return has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
-#ifndef WITHOUT_AVXVNNI /* the compiler does not know it */
+#ifndef WITHOUT_AVXVNNI /* defined if the compiler does not support it */
 static int has_avxvnni(void)
 {
     unsigned a = 0, b, c, d;
@@ -73,7 +74,7 @@ static int has_neondot(void)
 #if defined(__linux__)
     return getauxval(AT_HWCAP) >> 20 & 1; /* HWCAP_ASIMDDP */
 #else
-    return 1; /* all processors of Apple that run macOS */
+    return 1; /* every Apple processor that runs macOS has it */
 #endif
 }
 
@@ -90,7 +91,7 @@ static const struct {
 static const struct kernels *_Atomic kernels;
 
 const int64_t gpt2_layout[] = {
-    1, COLUMNS, MOST_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
+    1, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
     sizeof(struct matrix), sizeof(struct block),
 };
 
@@ -111,12 +112,10 @@ void gpt2_use_level(const char *name)
 
 /* --- operations --------------------------------------------------------------------------------- */
 
-static int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
-
-/* How many threads are worth waking for so many multiply-adds. */
-static int useful(int64_t work, int threads)
+/* Return the number of threads to use for `work` multiply-adds. */
+static int useful_threads(int64_t work, int threads)
 {
-    return work < SMALL || threads < 1 ? 1 : threads;
+    return work < MIN_SHARED_WORK || threads < 1 ? 1 : threads;
 }
 
 int gpt2_embed(
@@ -128,9 +127,9 @@ int gpt2_embed(
             return 1;
     struct embed job = {
         .wte = wte, .wpe = wpe, .ids = ids, .positions = positions, .x = x, .tokens = tokens,
-        .tokens_per_part = SOME_ROWS,
+        .tokens_per_part = ROWS_PER_PART,
     };
-    run_parts(kernels->embed, &job, parts_of(tokens, SOME_ROWS), threads);
+    run_parts(kernels->embed, &job, ceil_div(tokens, ROWS_PER_PART), threads);
     return 0;
 }
 
@@ -140,27 +139,26 @@ void gpt2_layer_norm(
 {
     struct layer_norm job = {
         .x = x, .weight = weight, .bias = bias, .epsilon = epsilon, .y = y, .rows = rows,
-        .x_stride = x_stride, .y_stride = y_stride, .C = C, .rows_per_part = SOME_ROWS,
+        .x_stride = x_stride, .y_stride = y_stride, .C = C, .rows_per_part = ROWS_PER_PART,
     };
-    run_parts(kernels->layer_norm, &job, parts_of(rows, SOME_ROWS), threads);
+    run_parts(kernels->layer_norm, &job, ceil_div(rows, ROWS_PER_PART), threads);
 }
 
-/* Cut the panels of a matrix in parts (guided self-scheduling). Each is 1/threads of what is left, but
- * at least LEAST bytes: memory is read fastest in long stretches, and small parts at the end let
- * threads end at the same time. Return how many parts there are. */
+/* Cut the panels of a matrix into parts, and return their number (guided self-scheduling). Each part is
+ * 1/threads of the rest, but at least MIN_PART_BYTES: memory is read fastest in long ranges, and
+ * small parts at the end let all threads finish together. */
 static int cut_panels(struct linear *job, int64_t panels, int threads)
 {
-    static const int sizes[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
     const struct matrix *w = job->w;
-    int64_t blocks = parts_of(w->n_in, BLOCK);
+    int64_t blocks = ceil_div(w->n_in, BLOCK);
     int64_t panel = w->format == INT8 ? blocks * (int64_t)sizeof(struct int8_block)
-                                      : w->n_in * COLUMNS * sizes[w->format];
+                                      : w->n_in * COLUMNS * bytes_of(w->format);
     int parts = 0;
     for (int64_t start = 0; start < panels; parts++) {
         int64_t left = panels - start, size = left / threads;
-        if (size * panel < LEAST)
-            size = parts_of(LEAST, panel);
-        if (parts == MOST_PARTS - 1 || size > left)
+        if (size * panel < MIN_PART_BYTES)
+            size = ceil_div(MIN_PART_BYTES, panel);
+        if (parts == MAX_PARTS - 1 || size > left)
             size = left;
         job->starts[parts] = start;
         start += size;
@@ -173,18 +171,18 @@ void gpt2_linear(
     const struct matrix *w, const float *bias, const float *x, int64_t rows, int64_t x_stride,
     int activation, float *y, int64_t y_stride, void *scratch, int threads)
 {
-    int64_t panels = parts_of(w->n_out, COLUMNS), blocks = parts_of(w->n_in, BLOCK);
+    int64_t panels = ceil_div(w->n_out, COLUMNS), blocks = ceil_div(w->n_in, BLOCK);
     struct linear job = {
         .w = w, .bias = bias, .x = x, .y = y, .rows = rows, .x_stride = x_stride, .y_stride = y_stride,
         .activation = activation, .row_parts = 1,
         .digits = scratch, .steps = (float *)((struct digits *)scratch + rows * blocks),
     };
-    threads = useful(rows * w->n_in * w->n_out, threads);
+    threads = useful_threads(rows * w->n_in * w->n_out, threads);
     int64_t parts = cut_panels(&job, panels, threads);
-    if (panels < 8 * threads && rows > MOST_ROWS)
-        job.row_parts = parts_of(rows, MOST_ROWS) < threads ? parts_of(rows, MOST_ROWS) : threads;
+    if (panels < 8 * threads && rows > MAX_TILE_ROWS)
+        job.row_parts = smaller(ceil_div(rows, MAX_TILE_ROWS), threads);
     if (w->format == INT8)
-        run_parts(kernels->round_rows, &job, rows, rows < SOME_ROWS ? 1 : threads);
+        run_parts(kernels->round_rows, &job, rows, rows < ROWS_PER_PART ? 1 : threads);
     run_parts(kernels->linear, &job, parts * job.row_parts, threads);
 }
 
@@ -194,9 +192,9 @@ void gpt2_add(
 {
     struct add job = {
         .x = x, .y = y, .sum = sum, .rows = rows, .x_stride = x_stride, .y_stride = y_stride,
-        .sum_stride = sum_stride, .C = C, .rows_per_part = SOME_ROWS,
+        .sum_stride = sum_stride, .C = C, .rows_per_part = ROWS_PER_PART,
     };
-    run_parts(kernels->add, &job, parts_of(rows, SOME_ROWS), threads);
+    run_parts(kernels->add, &job, ceil_div(rows, ROWS_PER_PART), threads);
 }
 
 int gpt2_store(
@@ -216,7 +214,7 @@ int gpt2_store(
             return 1;
         tokens += lengths[b];
     }
-    run_parts(kernels->store, &job, B * H, useful(16 * tokens * H * D, threads));
+    run_parts(kernels->store, &job, B * H, useful_threads(16 * tokens * H * D, threads));
     return 0;
 }
 
@@ -230,7 +228,7 @@ int gpt2_attend(
         .q = q, .b_stride = b_stride, .h_stride = h_stride, .t_stride = t_stride, .keys = keys,
         .values = values, .visible = visible, .scale = scale, .B = B, .H = H, .T = T, .D = D,
         .blocks = blocks, .half = half, .y = y, .y_stride = y_stride, .scratch = scratch,
-        .scratch_stride = scratch_stride, .tiles = parts_of(T, MOST_ROWS),
+        .scratch_stride = scratch_stride, .tiles = ceil_div(T, MAX_TILE_ROWS),
     };
     int64_t seen = 0;
     for (int64_t i = 0; i < B * T; i++) {
@@ -238,7 +236,7 @@ int gpt2_attend(
             return 1;
         seen += visible[i];
     }
-    run_parts(kernels->attend, &job, B * H * job.tiles, useful(2 * seen * H * D, threads));
+    run_parts(kernels->attend, &job, B * H * job.tiles, useful_threads(2 * seen * H * D, threads));
     return 0;
 }
 
@@ -251,7 +249,7 @@ void gpt2_log_sum_exp(
 
 void gpt2_exp(const float *x, int64_t n, float *y, int threads)
 {
-    enum { SOME = 4096 };
-    struct exponentials job = {.x = x, .y = y, .n = n, .n_per_part = SOME};
-    run_parts(kernels->exponentials, &job, parts_of(n, SOME), threads);
+    enum { NUMBERS_PER_PART = 4096 };
+    struct exponentials job = {.x = x, .y = y, .n = n, .n_per_part = NUMBERS_PER_PART};
+    run_parts(kernels->exponentials, &job, ceil_div(n, NUMBERS_PER_PART), threads);
 }

@@ -1,4 +1,4 @@
-/* From the order of a checkpoint to panels: see kernels.h. Processors are little-endian. */
+/* Pack matrices of a checkpoint into panels: see kernels.h. Assumes a little-endian processor. */
 #define _XOPEN_SOURCE 700
 #include <errno.h>
 #include <math.h>
@@ -9,38 +9,36 @@
 #include "native.h"
 
 enum {
-    PIECE = 256 << 10, /* bytes of a file that are read before they are packed: they stay in a cache */
-    ENDED = -1,        /* a file, before what was to be read */
-    OTHER_INT8 = -2,
-    SQUARE = 16,       /* columns are turned into rows by so many rows at a time */
+    PIECE_BYTES = 256 << 10, /* read from a file, then packed while still in the cache */
+    FILE_ENDED = -1,
+    INVALID_INT8 = -2,
+    TRANSPOSED_ROWS = 16, /* that are transposed together */
 };
 
-static int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
-
-/* Rows `first` and on of a matrix (n_in, n_out), `count` of them, of numbers of `size` bytes. */
+/* Pack `count` rows, from row `first` on, of a matrix (n_in, n_out) of elements of `size` bytes. */
 static void pack_rows(
     const char *rows, int64_t first, int64_t count, int64_t n_in, int64_t n_out, int64_t size,
     char *panels)
 {
-    for (int64_t column = 0; column < n_out; column += COLUMNS) { /* a panel is written in one go */
-        int64_t some = smaller(n_out - column, COLUMNS);
+    for (int64_t column = 0; column < n_out; column += COLUMNS) { /* one panel at a time */
+        int64_t width = smaller(n_out - column, COLUMNS);
         char *to = panels + (column * n_in + first * COLUMNS) * size;
         for (int64_t row = 0; row < count; row++)
-            memcpy(to + row * COLUMNS * size, rows + (row * n_out + column) * size, some * size);
+            memcpy(to + row * COLUMNS * size, rows + (row * n_out + column) * size, width * size);
     }
 }
 
-/* Columns `first` and on of a matrix (n_in, n_out), which are rows of what is stored. */
+/* Pack `count` columns, from column `first` on, of a matrix (n_in, n_out) that is stored transposed. */
 static inline void pack_columns(
     const char *columns, int64_t first, int64_t count, int64_t n_in, int64_t size, char *panels)
 {
-    for (int64_t done = 0, some; done < count; done += some) {
+    for (int64_t done = 0, width; done < count; done += width) {
         int64_t column = first + done;
-        some = smaller(count - done, COLUMNS - column % COLUMNS);
+        width = smaller(count - done, COLUMNS - column % COLUMNS);
         char *to = panels + (column / COLUMNS * n_in * COLUMNS + column % COLUMNS) * size;
-        for (int64_t start = 0; start < n_in; start += SQUARE)
-            for (int64_t i = 0; i < some; i++)
-                for (int64_t k = start; k < smaller(start + SQUARE, n_in); k++)
+        for (int64_t start = 0; start < n_in; start += TRANSPOSED_ROWS)
+            for (int64_t i = 0; i < width; i++)
+                for (int64_t k = start; k < smaller(start + TRANSPOSED_ROWS, n_in); k++)
                     memcpy(to + (k * COLUMNS + i) * size, columns + ((done + i) * n_in + k) * size,
                            size);
     }
@@ -53,45 +51,45 @@ static uint16_t upper_half(float x)
     return bits >> 16;
 }
 
-/* One byte of each of COLUMNS columns in four rows, `some` columns and `count` rows of them given. */
+/* Interleave four rows of a panel. Beyond `count` rows and `width` columns, write zeros. */
 static void pack_four(
-    const uint8_t *rows, int64_t count, int64_t n_out, int64_t some, int8_t (*to)[4])
+    const uint8_t *rows, int64_t count, int64_t n_out, int64_t width, int8_t (*to)[4])
 {
     uint8_t padded[4][COLUMNS] = {{0}};
     uint32_t groups[COLUMNS];
     for (int64_t i = 0; i < count; i++)
-        memcpy(padded[i], rows + i * n_out, some);
+        memcpy(padded[i], rows + i * n_out, width);
     for (int c = 0; c < COLUMNS; c++)
         groups[c] = padded[0][c] | (uint32_t)padded[1][c] << 8 | (uint32_t)padded[2][c] << 16
             | (uint32_t)padded[3][c] << 24;
     memcpy(to, groups, sizeof groups);
 }
 
-/* Rows `first` and on, from the beginning of a block: weights (count, n_out), and scales
- * (blocks, n_out) of the precision of bfloat16. */
+/* Pack rows from `first` on, a multiple of BLOCK: weights (count, n_out), and scales (blocks, n_out)
+ * that bfloat16 can hold. */
 static void pack_int8_rows(
     const uint8_t *weights, const float *scales, int64_t first, int64_t count, int64_t n_in,
     int64_t n_out, struct int8_block *panels)
 {
-    int64_t blocks = (n_in + BLOCK - 1) / BLOCK;
+    int64_t blocks = ceil_div(n_in, BLOCK);
     for (int64_t column = 0; column < n_out; column += COLUMNS) {
-        int64_t some = smaller(n_out - column, COLUMNS);
+        int64_t width = smaller(n_out - column, COLUMNS);
         struct int8_block *panel = panels + column / COLUMNS * blocks + first / BLOCK;
         for (int64_t row = 0; row < count; row += 4)
-            pack_four(weights + row * n_out + column, smaller(count - row, 4), n_out, some,
+            pack_four(weights + row * n_out + column, smaller(count - row, 4), n_out, width,
                       panel[row / BLOCK].weights[row % BLOCK / 4]);
         for (int64_t block = 0; block * BLOCK < count; block++)
-            for (int64_t c = 0; c < some; c++)
+            for (int64_t c = 0; c < width; c++)
                 panel[block].scales[c] = upper_half(scales[block * n_out + column + c]);
     }
 }
 
-/* Columns `first` and on: weights (count, n_in), scales (count, blocks). */
+/* Pack columns from `first` on: weights (count, n_in), scales (count, blocks). */
 static void pack_int8_columns(
     const uint8_t *weights, const float *scales, int64_t first, int64_t count, int64_t n_in,
     struct int8_block *panels)
 {
-    int64_t blocks = (n_in + BLOCK - 1) / BLOCK;
+    int64_t blocks = ceil_div(n_in, BLOCK);
     for (int64_t i = 0; i < count; i++) {
         int64_t column = (first + i) % COLUMNS;
         struct int8_block *to = panels + (first + i) / COLUMNS * blocks;
@@ -107,13 +105,9 @@ static void pack_int8_columns(
     }
 }
 
-static int64_t bytes_of(int format)
-{
-    return format == FLOAT32 ? 4 : format == INT8 ? 1 : 2;
-}
-
-/* Return whether all weights are from -127 to 127, and all scales those of bfloat16. */
-static int is_int8(const int8_t *weights, int64_t count, const float *scales, int64_t scale_count)
+/* Return whether all weights are from -127 to 127, and bfloat16 can hold all scales. */
+static int is_valid_int8(
+    const int8_t *weights, int64_t count, const float *scales, int64_t scale_count)
 {
     int wrong = 0;
     uint32_t bits, rest = 0;
@@ -121,7 +115,8 @@ static int is_int8(const int8_t *weights, int64_t count, const float *scales, in
         wrong |= weights[i] == -128;
     for (int64_t i = 0; i < scale_count; i++) {
         memcpy(&bits, scales + i, sizeof bits);
-        rest |= isfinite(scales[i]) ? bits & 0xFFFF : 0; /* weights that are not finite are told later */
+        if (isfinite(scales[i])) /* others are reported later, as damaged weights */
+            rest |= bits & 0xFFFF;
     }
     return !wrong && !rest;
 }
@@ -131,10 +126,10 @@ int gpt2_pack(
     int64_t n_out, int format, int transposed, void *panels)
 {
     if (format == INT8) {
-        int64_t length = transposed ? n_in : n_out, blocks = (count + BLOCK - 1) / BLOCK;
-        int64_t scale_count = transposed ? count * ((n_in + BLOCK - 1) / BLOCK) : blocks * n_out;
-        if (!is_int8(rows, count * length, scales, scale_count))
-            return OTHER_INT8;
+        int64_t length = transposed ? n_in : n_out, blocks = ceil_div(count, BLOCK);
+        int64_t scale_count = transposed ? count * ceil_div(n_in, BLOCK) : blocks * n_out;
+        if (!is_valid_int8(rows, count * length, scales, scale_count))
+            return INVALID_INT8;
     }
     if (format == INT8 && transposed)
         pack_int8_columns(rows, scales, first, count, n_in, panels);
@@ -149,16 +144,16 @@ int gpt2_pack(
     return 0;
 }
 
-/* Fill `to` from a file. Return 0, ENDED, or the number of an error. */
-static int fill(char *to, int64_t size, int file, int64_t offset)
+/* Read `size` bytes of a file. Return 0, FILE_ENDED or an errno. */
+static int read_exactly(char *to, int64_t size, int file, int64_t offset)
 {
     while (size > 0) {
-        ssize_t some = pread(file, to, size, offset);
-        if (some < 0 && errno == EINTR)
+        ssize_t count = pread(file, to, size, offset);
+        if (count < 0 && errno == EINTR)
             continue;
-        if (some <= 0)
-            return some < 0 ? errno : ENDED;
-        to += some, size -= some, offset += some;
+        if (count <= 0)
+            return count < 0 ? errno : FILE_ENDED;
+        to += count, size -= count, offset += count;
     }
     return 0;
 }
@@ -169,19 +164,20 @@ int gpt2_pack_file(
 {
     int64_t rows = transposed ? n_out : n_in;
     int64_t row_bytes = (transposed ? n_in : n_out) * bytes_of(format);
-    int64_t scales_per_row = transposed ? (n_in + BLOCK - 1) / BLOCK : n_out;
-    int64_t step = PIECE / row_bytes + 1;
+    int64_t scales_per_row = transposed ? ceil_div(n_in, BLOCK) : n_out;
+    int64_t step = PIECE_BYTES / row_bytes + 1;
     if (format == INT8 && !transposed)
-        step = (step + BLOCK - 1) / BLOCK * BLOCK; /* whole blocks of rows */
+        step = ceil_div(step, BLOCK) * BLOCK; /* whole blocks of rows */
     char *piece = malloc(step * row_bytes);
     int error = piece ? 0 : ENOMEM;
     for (int64_t first = 0; !error && first < rows; first += step) {
         int64_t count = smaller(rows - first, step);
-        error = fill(piece, count * row_bytes, file, offset + first * row_bytes);
+        error = read_exactly(piece, count * row_bytes, file, offset + first * row_bytes);
         int64_t before = (transposed ? first : first / BLOCK) * scales_per_row;
-        const float *some = format == INT8 ? scales + before : NULL;
+        const float *piece_scales = format == INT8 ? scales + before : NULL;
         if (!error)
-            error = gpt2_pack(piece, some, first, count, n_in, n_out, format, transposed, panels);
+            error = gpt2_pack(
+                piece, piece_scales, first, count, n_in, n_out, format, transposed, panels);
     }
     free(piece);
     return error;

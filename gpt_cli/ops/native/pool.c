@@ -1,8 +1,8 @@
-/* A pool of threads, made when first needed and kept.
+/* A thread pool that is created on first use and kept.
  *
- * Threads take parts of a job by counting up `ticket`. The caller waits only for threads that hold a
- * part, so a thread that is preempted before it takes one delays nothing. A thread without work looks
- * for some for SPIN nanoseconds, then sleeps.
+ * Threads take parts of a job by incrementing `ticket`. The caller waits only for threads that hold a
+ * part, so a thread that is preempted before it takes one delays nothing. An idle thread spins for
+ * SPIN_NS, then sleeps.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -15,17 +15,17 @@
 #include <time.h>
 
 enum {
-    MOST_WORKERS = 255,
+    MAX_WORKERS = 255,
     PART_BITS = 20, /* a ticket: job number (24 bits), number of parts (20), next part (20) */
-    SPIN = 100000,  /* nanoseconds */
-    STACK = 512 << 10,
+    SPIN_NS = 100000,
+    STACK_BYTES = 512 << 10,
 };
 
 #define PART_MASK ((UINT64_C(1) << PART_BITS) - 1)
 
 static struct {
-    /* The current job's number, how many parts it has, and which is the next to be taken. One word:
-     * who takes a part by compare-and-swap knows that the job is the one that it has read. */
+    /* The current job's number, its number of parts, and the next part, in one word: if the
+     * compare-and-swap that takes a part succeeds, the job has not changed since it was read. */
     _Atomic uint64_t ticket;
     _Atomic(part_function *) function;
     _Atomic(const void *) job;
@@ -34,7 +34,7 @@ static struct {
     _Atomic int sleeping;
     pthread_mutex_t sleep;
     pthread_cond_t wake;
-    pthread_mutex_t in_use; /* by a thread that runs a job */
+    pthread_mutex_t in_use; /* held by the thread that called `run_parts` */
     int workers;
 } pool = {
     .sleep = PTHREAD_MUTEX_INITIALIZER,
@@ -58,23 +58,23 @@ static int64_t nanoseconds(void)
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-static int64_t parts_in(uint64_t ticket) { return ticket >> PART_BITS & PART_MASK; }
-static int64_t next_in(uint64_t ticket) { return ticket & PART_MASK; }
-static bool has_parts(uint64_t ticket) { return next_in(ticket) < parts_in(ticket); }
+static int64_t part_count(uint64_t ticket) { return ticket >> PART_BITS & PART_MASK; }
+static int64_t next_part(uint64_t ticket) { return ticket & PART_MASK; }
+static bool has_parts(uint64_t ticket) { return next_part(ticket) < part_count(ticket); }
 
-/* Take a part of the current job and do it. Return false if there is none for this slot. */
+/* Take a part of the current job and run it. Return false if no part is left for this slot. */
 static bool do_part(int slot)
 {
     uint64_t ticket = atomic_load(&pool.ticket);
-    /* While a part is left, none of this changes. If it is the last and another thread takes it,
-     * the exchange fails, and what was read does not matter. */
+    /* These do not change while a part is left. If another thread takes the last part, the exchange
+     * below fails, and these values are not used. */
     part_function *function = atomic_load_explicit(&pool.function, memory_order_relaxed);
     const void *job = atomic_load_explicit(&pool.job, memory_order_relaxed);
     int threads = atomic_load_explicit(&pool.threads, memory_order_relaxed);
     if (!has_parts(ticket) || slot >= threads)
         return false;
     if (atomic_compare_exchange_strong(&pool.ticket, &ticket, ticket + 1)) {
-        function(job, next_in(ticket), slot);
+        function(job, next_part(ticket), slot);
         atomic_fetch_add(&pool.done, 1);
     }
     return true;
@@ -87,7 +87,7 @@ static void *work(void *given)
         while (do_part(slot))
             continue;
         uint64_t seen = atomic_load(&pool.ticket);
-        int64_t until = nanoseconds() + SPIN;
+        int64_t until = nanoseconds() + SPIN_NS;
         while (!has_parts(seen) && nanoseconds() < until) {
             for (int i = 0; i < 16; i++)
                 pause_briefly();
@@ -97,7 +97,7 @@ static void *work(void *given)
             continue;
         pthread_mutex_lock(&pool.sleep);
         atomic_fetch_add(&pool.sleeping, 1);
-        /* Who publishes a job sees `sleeping`, or else this sees the job. */
+        /* Either the caller that publishes a job sees `sleeping`, or this thread sees the job. */
         while (!has_parts(atomic_load(&pool.ticket)) || slot >= atomic_load(&pool.threads))
             pthread_cond_wait(&pool.wake, &pool.sleep);
         atomic_fetch_sub(&pool.sleeping, 1);
@@ -106,7 +106,7 @@ static void *work(void *given)
     return NULL;
 }
 
-/* After a fork the child has none of the threads. */
+/* Reset the pool in the child of a fork, which has none of the threads. */
 static void forget_threads(void)
 {
     pthread_mutex_init(&pool.sleep, NULL);
@@ -117,10 +117,10 @@ static void forget_threads(void)
     pool.workers = 0;
 }
 
-/* Start workers until there are `wanted`, or until the system refuses. */
+/* Start workers until there are `wanted`, or the system refuses one. */
 static void start_workers(int wanted)
 {
-    if (pool.workers >= wanted || pool.workers == MOST_WORKERS)
+    if (pool.workers >= wanted || pool.workers == MAX_WORKERS)
         return;
     static bool prepared;
     if (!prepared)
@@ -128,13 +128,13 @@ static void start_workers(int wanted)
     prepared = true;
     sigset_t all, old;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are for the threads of Python */
-    while (pool.workers < wanted && pool.workers < MOST_WORKERS) {
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* leave signals to Python's threads */
+    while (pool.workers < wanted && pool.workers < MAX_WORKERS) {
         pthread_t thread;
         pthread_attr_t attributes;
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        pthread_attr_setstacksize(&attributes, STACK);
+        pthread_attr_setstacksize(&attributes, STACK_BYTES);
         int slot = pool.workers + 1;
         int failed = pthread_create(&thread, &attributes, work, (void *)(intptr_t)slot);
         pthread_attr_destroy(&attributes);
@@ -147,8 +147,8 @@ static void start_workers(int wanted)
 
 void run_parts(part_function *function, const void *job, int64_t parts, int threads)
 {
-    bool alone = threads <= 1 || parts <= 1 || parts > (int64_t)PART_MASK; /* of no real pass */
-    if (alone || pthread_mutex_trylock(&pool.in_use)) { /* or another thread uses the pool */
+    bool alone = threads <= 1 || parts <= 1 || parts > (int64_t)PART_MASK; /* too many for a ticket */
+    if (alone || pthread_mutex_trylock(&pool.in_use)) { /* or the pool is in use */
         for (int64_t part = 0; part < parts; part++)
             function(job, part, 0);
         return;
@@ -167,11 +167,11 @@ void run_parts(part_function *function, const void *job, int64_t parts, int thre
     }
     while (do_part(0))
         continue;
-    int64_t yield_after = nanoseconds() + SPIN;
+    int64_t yield_after = nanoseconds() + SPIN_NS;
     while (atomic_load(&pool.done) < parts) {
         pause_briefly();
         if (nanoseconds() > yield_after)
-            sched_yield(); /* a thread with a part may be waiting for a core */
+            sched_yield(); /* a preempted thread that holds a part may need this core */
     }
     pthread_mutex_unlock(&pool.in_use);
 }

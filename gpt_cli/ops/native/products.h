@@ -1,4 +1,4 @@
-/* Products of rows with a panel of a matrix: of floats, and of rounded rows with int8 weights. */
+/* Products of rows with a panel of a matrix, in float and with int8 weights. */
 #ifndef GPT_CLI_PRODUCTS_H
 #define GPT_CLI_PRODUCTS_H
 
@@ -9,16 +9,16 @@
 #include "simd.h"
 
 enum {
-    VECTORS = COLUMNS / LANES, /* of a row of a panel */
-    CHUNKS = PARTIAL_SUMS / LANES,
+    VECTORS = COLUMNS / LANES, /* in a row of a panel */
+    CHUNKS = PARTIAL_SUMS / LANES, /* vectors that hold the partial sums */
 #if LANES == 8
-    REGISTERS = 12, /* for sums, of 16 */
+    REGISTERS = 12, /* of 16, for the sums of a tile */
     TILE_ROWS = 6,
     INT8_REGISTERS = 4,
     INT8_TILE_ROWS = 2,
 #elif LANES == 16
     REGISTERS = 24, /* of 32 */
-    TILE_ROWS = MOST_ROWS,
+    TILE_ROWS = MAX_TILE_ROWS,
     INT8_REGISTERS = 8,
     INT8_TILE_ROWS = 4,
 #else
@@ -31,10 +31,7 @@ enum {
 
 #define UNROLLED _Pragma("GCC unroll 16")
 
-INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
-INLINE int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
-
-/* The first of n numbers, and zeros in the lanes for which there is none. */
+/* Load the first LANES of n floats, with zeros in the lanes from n on. */
 INLINE vf load_some(const float *from, int64_t n)
 {
     if (n >= LANES)
@@ -54,7 +51,7 @@ INLINE void store_some(float *to, vf x, int64_t n)
 
 /* --- products of floats ------------------------------------------------------------------------ */
 
-/* LANES weights from number `place` on, as floats. */
+/* Return LANES weights from index `place` on, widened to float. */
 INLINE vf weights_at(const void *w, int64_t place, enum format format)
 {
     if (format == FLOAT32)
@@ -63,8 +60,9 @@ INLINE vf weights_at(const void *w, int64_t place, enum format format)
     return format == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
 }
 
-/* y (R, V vectors) = bias + x (R, K) @ w (K, V vectors, rows w_stride apart). Each number of y is
- * one chain of fused multiply-adds along K, whatever R and V. The sums stay in registers. */
+/* y (R, V vectors) = bias + x (R, K) @ w (K, V vectors, rows w_stride apart). Each element of y is one
+ * chain of fused multiply-adds along K, so its bits do not depend on R and V. The sums stay in
+ * registers. */
 INLINE void multiply_tile(
     enum format format, int R, int V, const float *x, int64_t x_stride, const void *w, int64_t w_at,
     int64_t w_stride, int64_t K, const float *bias, float *y, int64_t y_stride)
@@ -86,7 +84,7 @@ INLINE void multiply_tile(
             store(y + r * y_stride + v * LANES, sums[r][v]);
 }
 
-/* The same for a whole panel, in halves where its sums need more registers than there are. */
+/* As above for a whole panel, in two halves if its sums do not fit in the registers. */
 INLINE void multiply_rows(
     enum format format, int R, const float *x, int64_t x_stride, const void *w, int64_t w_at,
     int64_t w_stride, int64_t K, const float *bias, float *y, int64_t y_stride)
@@ -109,7 +107,7 @@ INLINE void activate_rows(float *y, int64_t rows, int64_t y_stride, int activati
         }
 }
 
-/* y (rows, COLUMNS) = activation(bias + x (rows, K) @ one panel w), a tile after the other. */
+/* y (rows, COLUMNS) = activation(bias + x (rows, K) @ one panel w), tile by tile. */
 INLINE void multiply_panel(
     enum format format, int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_at,
     int64_t w_stride, int64_t K, const float *bias, int activation, float *y, int64_t y_stride)
@@ -137,7 +135,7 @@ static void multiply(
     enum format format, int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_at,
     int64_t w_stride, int64_t K, const float *bias, int activation, float *y, int64_t y_stride)
 {
-    switch (format) { /* a constant in each call: so the compiler makes three of it */
+    switch (format) { /* with a constant format, the compiler specializes each call */
     case FLOAT32:
         multiply_panel(
             FLOAT32, rows, x, x_stride, w, w_at, w_stride, K, bias, activation, y, y_stride);
@@ -152,8 +150,8 @@ static void multiply(
     }
 }
 
-/* y (2 panels) = x (K) @ two panels of w, `apart` numbers from one to the next: for a single row, a
- * sum waits for the one before it, and two panels have twice as many sums to go on with. */
+/* y (2 panels) = x (K) @ two panels of w, `apart` elements from one to the next. A single row is bound
+ * by the latency of the multiply-adds; two panels have twice as many independent sums. */
 INLINE void multiply_pair_of(
     enum format format, const float *x, const void *w, int64_t w_at, int64_t w_stride, int64_t apart,
     int64_t K, float *y)
@@ -185,8 +183,8 @@ static void multiply_pair(
 
 /* --- products with int8 weights ---------------------------------------------------------------- */
 
-/* y (R, V vectors) = bias + step * (x (R, 64 * blocks), in digits, @ w (blocks, V vectors)).
- * The sum over a block is a whole number, and so exact; blocks are added one after the other. */
+/* y (R, V vectors) = bias + steps * (x (R, BLOCK * blocks), in digits, @ w (blocks, V vectors)).
+ * The sum over a block is an integer, and exact. Blocks are added in order. */
 INLINE void multiply_int8_tile(
     int R, int V, const struct digits *x, int64_t blocks, const float *steps,
     const struct int8_block *w, int column, const float *bias, float *y, int64_t y_stride)
@@ -239,7 +237,7 @@ INLINE void multiply_int8_rows(
             R, V, x, blocks, steps, w, column, bias ? bias + column : NULL, y + column, y_stride);
 }
 
-/* y (rows, COLUMNS) = activation(bias + x @ one panel w), a tile after the other. */
+/* y (rows, COLUMNS) = activation(bias + x @ one panel w), tile by tile. */
 static void multiply_int8(
     int64_t rows, const struct digits *x, int64_t blocks, const float *steps,
     const struct int8_block *w, const float *bias, int activation, float *y, int64_t y_stride)

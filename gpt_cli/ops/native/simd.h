@@ -1,14 +1,15 @@
-/* Vectors of one processor level, and what C has no operator for.
+/* Vector types of one processor level, and the operations that C has no operator for.
  *
- * kernels.c is compiled once per level, with flags that define the macros tested below.
- * All arithmetic is that of IEEE 754 with `-ffp-contract=off`: a product and a sum are fused where
- * `multiply_add` says so, and nowhere else. So each lane computes the same on every processor.
+ * kernels.c is compiled once per level, with flags that define the macros tested below. Arithmetic is
+ * IEEE 754 with `-ffp-contract=off`: only `multiply_add` fuses a product and a sum. Each lane
+ * therefore computes the same bits on every processor.
  */
 #ifndef GPT_CLI_SIMD_H
 #define GPT_CLI_SIMD_H
 
-#include <stdint.h>
 #include <string.h>
+
+#include "kernels.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -20,26 +21,24 @@
 #include <arm_neon.h>
 #define LANES 4
 #else
-#error "no vectors are known for this processor"
+#error "no vector types for this processor"
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
-
 typedef float vf __attribute__((vector_size(4 * LANES)));     /* LANES floats */
-typedef int32_t vi __attribute__((vector_size(4 * LANES)));   /* LANES whole numbers */
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));   /* LANES integers */
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef int8_t vb __attribute__((vector_size(4 * LANES)));    /* LANES groups of four bytes */
 typedef int8_t vq __attribute__((vector_size(LANES)));        /* LANES bytes */
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));  /* the bits of LANES short floats */
 
-/* Read and write vectors at any address. */
+/* Load and store vectors at any address, aligned or not. */
 INLINE vf load(const float *from) { vf x; memcpy(&x, from, sizeof x); return x; }
 INLINE vb load_bytes(const int8_t *from) { vb x; memcpy(&x, from, sizeof x); return x; }
 INLINE vh load_short(const uint16_t *from) { vh x; memcpy(&x, from, sizeof x); return x; }
 INLINE void store(float *to, vf x) { memcpy(to, &x, sizeof x); }
 INLINE void store_short(uint16_t *to, vh x) { memcpy(to, &x, sizeof x); }
 
-/* A vector of LANES equal numbers, or of LANES equal groups of four bytes. */
+/* Return a vector of LANES equal floats, or of LANES equal groups of four bytes. */
 INLINE vf broadcast(float x) { return x - (vf){0}; }
 INLINE vb broadcast_group(const int8_t *four)
 {
@@ -48,7 +47,7 @@ INLINE vb broadcast_group(const int8_t *four)
     return (vb)(group - (vi){0});
 }
 
-/* Where the lanes of mask are all ones, x, and y elsewhere. */
+/* Return x in the lanes where `mask` is all ones, and y where it is 0. */
 INLINE vf select(vi mask, vf x, vf y) { return (vf)((mask & (vi)x) | (~mask & (vi)y)); }
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
@@ -58,9 +57,9 @@ INLINE vf widen_bfloat16(vh x) { return (vf)(__builtin_convertvector(x, vu) << 1
 
 /* The functions below differ between processors:
  *   multiply_add(x, y, z): x * y + z, rounded once.
- *   widen_float16(x), narrow_float16(x): exact, and rounded to the nearest, ties to even.
- *   dot4(sums, weights, x): to each of LANES sums, add the products of four int8 weights, from -127 to
- *     127, by four int8 of x, from -128 to 127, and BIAS times the sum of the four x.
+ *   widen_float16(x): exact. narrow_float16(x): rounded to nearest, ties to even.
+ *   dot4(sums, weights, x): add to each of LANES sums the dot product of four int8 weights (-127 to
+ *     127) with four int8 of x (-128 to 127), plus BIAS times the sum of the four x.
  */
 #if LANES == 16
 
@@ -90,7 +89,7 @@ INLINE vh narrow_float16(vf x) { return (vh)vcvt_f16_f32((float32x4_t)x); }
 
 #if defined(__AVX512VNNI__)
 
-/* vpdpbusd takes one factor without sign: the weights, raised by 128. */
+/* vpdpbusd needs one unsigned factor: the weights plus 128. */
 #define BIAS 128
 INLINE vi dot4(vi sums, vb weights, vb x)
 {
@@ -107,8 +106,8 @@ INLINE vi dot4(vi sums, vb weights, vb x)
 
 #elif defined(__AVX512BW__)
 
-/* vpmaddubsw takes one factor without sign, too: |x|, with the sign given to the weight. Two
- * products, each up to 128 * 127, fit in 16 bits. */
+/* vpmaddubsw needs one unsigned factor: |x|, whose sign moves to the weight. The sum of two products,
+ * each at most 128 * 127, fits in 16 bits. */
 #define BIAS 0
 INLINE vi dot4(vi sums, vb weights, vb x)
 {
@@ -122,7 +121,7 @@ INLINE vi dot4(vi sums, vb weights, vb x)
 
 #elif LANES == 8
 
-/* The same with half as many bytes. */
+/* As above, with half as many bytes. */
 #define BIAS 0
 INLINE vi dot4(vi sums, vb weights, vb x)
 {
