@@ -134,7 +134,7 @@ def _compile(source: str, options: tuple[str, ...], folder: Path) -> ctypes.CDLL
             f" {name}({given}); }}); }}\n"
         )
     source = source.replace(
-        "extern __shared__ float shares[];", "float* shares = (float*)dynamic_shared;"
+        "extern __shared__ float weights[];", "float* weights = (float*)dynamic_shared;"
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cuda_fp16.h").write_text(_HALF)

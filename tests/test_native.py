@@ -28,7 +28,7 @@ from gpt_cli.ops.numpy_ops import ACTIVATIONS, Int8NumPyOps, NumPyOps, softmax
 
 pytestmark = pytest.mark.usefixtures("library")
 
-COLUMNS, MOST_ROWS, PARTIAL_SUMS = bindings.COLUMNS, bindings.MOST_ROWS, 16
+COLUMNS, MAX_TILE_ROWS, PARTIAL_SUMS = bindings.COLUMNS, bindings.MAX_TILE_ROWS, 16
 FLOATS = ["float32", "bfloat16", "float16"]
 NUMPY = NumPyOps()
 

@@ -1,7 +1,9 @@
-"""The seam: the few operations that the model is written in, once per way of computing them.
+"""The operations that the model is written in: a protocol, and the choice of an implementation.
 
-Everything that is fast lives behind this protocol; `numpy_ops` is the reference that the others
-are tested against. Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
+All optimized code lives behind this protocol. `numpy_ops` is the reference that the other
+implementations are tested against.
+
+Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
 """
 
 import importlib
@@ -21,33 +23,33 @@ from gpt_cli import gpu
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.machine import MOST_THREADS, native_library
 
-Array: TypeAlias = NDArray[Any]  # an array on the device that the ops compute on
-Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that have placed it
+Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
+Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that placed it
 
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Gain and offset of one layer norm, both (C,), and what keeps its division from zero."""
+    """Gain and offset of one layer norm, both (C,), and the epsilon added to the variance."""
 
     weight: Array
     bias: Array
     epsilon: float
 
 
-@dataclass(frozen=True, eq=False)  # a key by what it is, not by its numbers
+@dataclass(frozen=True, eq=False)  # hashable by identity
 class Linear:
-    """A matrix (n_in, n_out), as GPT-2's checkpoints have it, and a bias (n_out,) or none."""
+    """A matrix (n_in, n_out), as in GPT-2's checkpoints, and a bias (n_out,) or None."""
 
     weight: Matrix
     bias: Array | None = None
 
 
 class Rows(Protocol):
-    """An array of the host, or a file that gives some rows of one at a time, in float32."""
+    """Rows in float32: an array on the host, or a file that is read a slice at a time."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many there are along each axis."""
+        """Return the length of each axis."""
         ...
 
     def __getitem__(self, rows: slice, /) -> Array:
@@ -57,16 +59,16 @@ class Rows(Protocol):
 
 @runtime_checkable
 class StoredRows(Rows, Protocol):
-    """Rows that lie in a file."""
+    """Rows that are stored in a file."""
 
     dtype: str
-    """The stored type, by its name in safetensors: F32, F16, BF16 or I8."""
+    """The stored type, as safetensors names it: F32, F16, BF16 or I8."""
 
     def opened(self) -> AbstractContextManager[tuple[FileIO, int]]:
-        """Open the file; give it, and the byte at which the rows begin.
+        """Open the file. Yield it with the byte offset of the rows.
 
         Raises:
-            CheckpointError: at the end; the file has changed, or the block raised EOFError.
+            CheckpointError: on exit, if the file has changed or the block raised EOFError.
         """
         ...
 
@@ -74,114 +76,114 @@ class StoredRows(Rows, Protocol):
 class Ops(Protocol):
     """The operations of a device that the model is written in.
 
-    An implementation fuses inside one operation. `layers`, where there is one, runs the same
+    An implementation may fuse steps inside an operation. `layers`, if it is not None, runs the same
     operations in one call.
     """
 
     name: str
-    """What computes, for people."""
+    """The name of the implementation, as shown to users."""
 
     dtype: str
-    """What the weights are held in."""
+    """The type of the weights in memory."""
 
     cache_block: int
-    """How many tokens the fourth axis of a cache counts together."""
+    """Number of tokens per index of a cache's fourth axis."""
 
     threads: int
-    """How many threads of this machine compute."""
+    """Number of CPU threads that compute."""
 
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None
-    """`model.layers` in one call: (x, h, visible, cache) -> x, the same bits. None if the
-    implementation has no such thing."""
+    """`model.layers` in one call, with the same bits: (x, h, visible, cache) -> x. None if the
+    implementation has no such function."""
 
     xp: ModuleType
-    """The array namespace, NumPy's or CuPy's, for everything that needs no fusing."""
+    """The array namespace, NumPy or CuPy, for everything that is not an operation below."""
 
     def free_memory(self) -> int | None:
-        """Bytes of the device that can be taken; None where nobody tells."""
+        """Return the free memory of the device in bytes; None if unknown."""
         ...
 
     def place(self, array: Array) -> Array:
-        """Move a float32 array of the host to the device, once."""
+        """Copy a float32 array from the host to the device, or return it if that is the host."""
         ...
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Matrix:
-        """Put a float32 matrix of the host where `linear` and `embed` want it.
+        """Convert a float32 matrix on the host to the layout that `linear` and `embed` take.
 
-        Its rows are those of (n_in, n_out), or of (n_out, n_in) where it is `transposed`.
+        `rows` is (n_in, n_out), or (n_out, n_in) if `transposed`.
         """
         ...
 
     def to_host(self, array: Array) -> Array:
-        """Copy an array of the device to the host."""
+        """Copy an array from the device to the host."""
         ...
 
     def embed(self, wte: Matrix, wpe: Array, ids: Array, positions: Array) -> Array:
-        """Columns of wte (C, V) and rows of wpe (n_positions, C), added.
+        """Return columns of wte (C, V) plus rows of wpe (n_positions, C).
 
         ids (B, T), positions (B or 1, T) -> (B, T, C).
         """
         ...
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
-        """x (..., C) -> (..., C) with mean 0 and variance 1, then gain and offset."""
+        """Normalize x (..., C) to mean 0 and variance 1, then apply gain and offset: (..., C)."""
         ...
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        """x (..., n_in) -> activation(x @ weight + bias), (..., n_out)."""
+        """Return activation(x @ weight + bias): x (..., n_in) -> (..., n_out)."""
         ...
 
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
     ) -> tuple[Array, Array]:
-        """Return room for keys and for values, (layers, B, H, blocks of `cache_block` tokens, ...).
+        """Return arrays for keys and values: (layers, B, H, blocks of `cache_block` tokens, ...).
 
-        What follows is the implementation's business; `size` is D.
+        The implementation chooses the remaining axes. `size` is D.
         """
         ...
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
-        """Copy new keys and values behind those that one layer of a cache has.
+        """Append new keys and values to one layer of a cache.
 
-        k, v (B, H, T, D); past (B,) tokens that each row has; lengths (B,), from 0 to T, how many
-        of the new ones are the row's own.
+        k, v (B, H, T, D); past (B,) number of cached tokens of each row; lengths (B,) number of its
+        new tokens, from 0 to T.
         """
         ...
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
-        """softmax(scale * q keysT, over what is visible) values.
+        """Return softmax(scale * q keysT, over the visible keys) values.
 
-        q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) says how many of
-        the row's keys, from the first on, each query sees: 1 or more -> (B, H, T, D).
+        q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) is the number of
+        keys that each query sees, from key 0, at least 1 -> (B, H, T, D).
         """
         ...
 
     def add(self, x: Array, y: Array) -> Array:
-        """x + y."""
+        """Return x + y."""
         ...
 
     def exp(self, x: Array) -> Array:
-        """E to the power of each number."""
+        """Return e to the power of each element."""
         ...
 
     def log_normalizer(self, logits: Array) -> Array:
-        """What to subtract from logits (B, V) for logarithms of probabilities: (B,) float64."""
+        """Return log(sum(exp(logits))) of each row: logits (B, V) -> (B,) float64."""
         ...
 
 
 class _Implementation(NamedTuple):
     module: str
     name: str
-    on_demand: bool = False  # only where it is asked for by name
+    on_demand: bool = False  # used only if GPT_CLI_OPS names it
 
 
 def _native(name: str) -> _Implementation:
     return _Implementation("gpt_cli.ops.native_ops", name)
 
 
-# What computes for a device and a type of weights: by name, the fastest first.
+# The implementations by device and type of weights, the fastest first.
 _IMPLEMENTATIONS = {
     ("cuda", "float32"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "CuPyOps")},
     ("cuda", "float16"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "Float16CuPyOps")},
@@ -193,53 +195,52 @@ _IMPLEMENTATIONS = {
     ("cpu", "float16"): {"native": _native("Float16NativeOps")},
     ("cpu", "int8"): {
         "native": _native("Int8NativeOps"),
-        # The reference. It would be slower than float32.
+        # The reference, which is slower than float32.
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
     },
 }
-SHORT = ("float16", "bfloat16")  # types of 16 bits
-_CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
+SHORT = ("float16", "bfloat16")  # the 16-bit types
+_VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
 
 _log = logging.getLogger(__name__)
 
 
 def check_available(device: str, dtype: str) -> None:
-    """Check, without loading anything, that something computes this: see `get_ops`.
+    """Check that `get_ops` has an implementation for this, without loading it.
 
     Raises:
-        InputError: nothing does, or what it needs is not installed, or GPT_CLI_OPS names
-            what is not there.
-        ResourceError: it needs a GPU, and there is none that can be used.
+        InputError: there is no implementation, a requirement is not installed, or GPT_CLI_OPS is
+            invalid.
+        ResourceError: it needs a GPU, and none can be used.
     """
-    several = _several(device, dtype)
-    problems = [_missing(name) for name in _candidates(several, dtype)]
+    offered = _implementations(device, dtype)
+    problems = [_missing_requirement(name) for name in _candidates(offered, dtype)]
     if all(problems):
-        choice = os.environ.get(_CHOICE)
-        what = f"{_CHOICE}={choice}" if choice else f"computing in {dtype}"
+        choice = os.environ.get(_VARIABLE)
+        what = f"{_VARIABLE}={choice}" if choice else f"computing in {dtype}"
         raise InputError(f"{what} needs {problems[0]}")
 
 
 def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
-    """Return the operations for a device ("auto" takes a GPU if it can) and a type of weights.
+    """Return the operations for a device ("auto" prefers a GPU) and a type of weights.
 
-    Where there are several, it is the fastest of those that can be used, or the one that the
-    variable GPT_CLI_OPS names. `threads` is how many compute; by default see `machine.threads`.
-    NumPy's own number cannot be changed here.
+    GPT_CLI_OPS names the implementation; by default it is the fastest that can be used. `threads`
+    is the number of CPU threads; by default see `machine.threads`. It does not apply to NumPy.
 
     Raises:
-        InputError: nothing computes that.
-        ResourceError: it needs a GPU, or a library, and there is none that can be used.
+        InputError: there is no such implementation.
+        ResourceError: it needs a GPU or a library, and none can be used.
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise InputError(f"threads must be from 1 to {MOST_THREADS}")
     check_available(device, dtype)
-    several = _several(device, dtype)
+    offered = _implementations(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
-    for name in _candidates(several, dtype):
+    for name in _candidates(offered, dtype):
         try:
-            module = importlib.import_module(several[name].module)
-            ops: Ops = getattr(module, several[name].name)()
+            module = importlib.import_module(offered[name].module)
+            ops: Ops = getattr(module, offered[name].name)()
         except ImportError as error:
             reason = error
             _log.info("%s cannot be used: %s", name, error)
@@ -256,10 +257,10 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
 
 
 def held_dtype(stored: str, device: str) -> str:
-    """Return what weights are held in that are stored in this type, unless another is chosen.
+    """Return the default type in memory of weights that are stored in this type.
 
-    16 bits stay so on a CPU with the compiled library, which widens them exactly; else they become
-    float32.
+    16-bit weights stay 16-bit on a CPU with the compiled library, which widens them exactly.
+    Otherwise it is float32.
     """
     if stored not in SHORT:
         return stored
@@ -269,22 +270,22 @@ def held_dtype(stored: str, device: str) -> str:
     return "float32"
 
 
-def _candidates(several: Mapping[str, _Implementation], dtype: str) -> list[str]:
-    """Return the names of what may compute: the one that GPT_CLI_OPS names, or the fastest first.
+def _candidates(offered: Mapping[str, _Implementation], dtype: str) -> list[str]:
+    """Return the names of the implementations to try: that of GPT_CLI_OPS, or the fastest first.
 
     Raises:
-        InputError: GPT_CLI_OPS names what does not compute this.
+        InputError: GPT_CLI_OPS is none of `offered`.
     """
-    choice = os.environ.get(_CHOICE)
+    choice = os.environ.get(_VARIABLE)
     if not choice:
-        return [name for name in several if not several[name].on_demand]
-    if choice not in several:
-        raise InputError(f"{_CHOICE} must be {' or '.join(several)} for {dtype}, not {choice!r}")
+        return [name for name in offered if not offered[name].on_demand]
+    if choice not in offered:
+        raise InputError(f"{_VARIABLE} must be {' or '.join(offered)} for {dtype}, not {choice!r}")
     return [choice]
 
 
-def _missing(name: str) -> str | None:
-    """Return what an implementation needs and is not installed, with the cure; None if nothing."""
+def _missing_requirement(name: str) -> str | None:
+    """Return the missing requirement of an implementation and how to install it, or None."""
     if name == "cupy" and not find_spec("cupy"):
         return f"CuPy: pip install 'gpt-cli[{gpu.cuda_extra()}]'"
     if name == "native" and native_library() is None:
@@ -295,8 +296,13 @@ def _missing(name: str) -> str | None:
     return None
 
 
-def _several(device: str, dtype: str) -> dict[str, _Implementation]:
-    """Return what computes this on a device; for "auto" on a GPU that can be used, then the CPU."""
+def _implementations(device: str, dtype: str) -> dict[str, _Implementation]:
+    """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's.
+
+    Raises:
+        InputError: there are none.
+        ResourceError: it needs a GPU, and none can be used.
+    """
     devices = ["cuda", "cpu"] if device == "auto" else [device]
     offered = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
     if not any(offered.values()):

@@ -1,4 +1,4 @@
-"""Bindings of the compiled library: its functions, structs, and the levels of the processor."""
+"""ctypes bindings of the compiled library: its functions, structs and processor levels."""
 
 import ctypes
 import os
@@ -16,13 +16,13 @@ from gpt_cli.ops.int8 import BLOCK
 from gpt_cli.ops.memory import address
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
-_LEVEL = "GPT_CLI_LEVEL"  # the variable that takes a lower level than the processor has
+_VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
 
-# As in native/kernels.h.
+# These must match native/kernels.h.
 COLUMNS = 32
-MOST_ROWS = 12
-INT8_BLOCK_BYTES = BLOCK * COLUMNS + 2 * COLUMNS  # of struct int8_block
-DIGITS_BYTES = 3 * 64  # of struct digits
+MAX_TILE_ROWS = 12
+INT8_BLOCK_BYTES = BLOCK * COLUMNS + 2 * COLUMNS  # size of struct int8_block
+DIGITS_BYTES = 3 * 64  # size of struct digits
 FORMATS = ("float32", "bfloat16", "float16", "int8")
 ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")
 
@@ -72,11 +72,11 @@ class _Block(ctypes.Structure):
     )
 
 
-# Of this version of the functions, and what both sides say of layouts: `gpt2_layout` in C.
+# The version of the functions and the sizes that both sides must agree on: `gpt2_layout` in C.
 _LAYOUT = (
     1,
     COLUMNS,
-    MOST_ROWS,
+    MAX_TILE_ROWS,
     BLOCK,
     INT8_BLOCK_BYTES,
     DIGITS_BYTES,
@@ -86,7 +86,7 @@ _LAYOUT = (
 
 
 class Layers:
-    """The layers of a model (`model.Block`s) for C, with what keeps their addresses valid.
+    """The layers of a model (`model.Block`s) as C structs, with the arrays that they point to.
 
     Attributes:
         width: C.
@@ -102,12 +102,12 @@ class Layers:
         self._structs = (_Block * len(h))(*map(self._describe, h))
         self.struct = ctypes.addressof(self._structs)
 
-    def are(self, h: tuple[Any, ...]) -> bool:
-        """Return whether these are the layers."""
+    def matches(self, h: tuple[Any, ...]) -> bool:
+        """Return whether this was made from these layers."""
         return len(h) == len(self._blocks) and all(map(_refers, self._blocks, h))
 
     def _shape(self, b: Any) -> object:
-        """Return what all layers must have in common, after checking it."""
+        """Check the shapes of a layer; return the properties that all layers must share."""
         matrices = [each.weight for each in _linears(b)]
         C, inner = self.width, matrices[2].n_out
         shapes = [(each.n_in, each.n_out) for each in matrices]
@@ -144,15 +144,15 @@ def _refers(ref: weakref.ref[Any], b: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A matrix (n_in, n_out) in panels of columns that lie side by side: see native/kernels.h."""
+    """A matrix (n_in, n_out) in panels of COLUMNS columns: see native/kernels.h."""
 
     panels: Array
     n_in: int
     n_out: int
     format: str
-    width: int = field(init=False)  # n_out in whole panels
-    matrix: _Matrix = field(init=False, repr=False)  # the same for C
-    struct: int = field(init=False)  # and its address
+    width: int = field(init=False)  # n_out padded to whole panels
+    matrix: _Matrix = field(init=False, repr=False)  # this matrix as a C struct
+    struct: int = field(init=False)  # the address of that struct
 
     def __post_init__(self) -> None:
         kind = FORMATS.index(self.format)
@@ -162,7 +162,7 @@ class Packed:
         object.__setattr__(self, "width", -(-self.n_out // COLUMNS) * COLUMNS)
 
     def is_finite(self) -> bool:
-        """Return whether all weights are finite: by the exponents of their numbers or scales."""
+        """Return whether all weights are finite, by the exponents of weights or scales."""
         if self.format == "float32":
             return bool(np.isfinite(self.panels).all())
         scales = self.panels[..., -2 * COLUMNS :] if self.format == "int8" else self.panels
@@ -176,7 +176,7 @@ def library() -> ctypes.CDLL:
     """Load the library.
 
     Raises:
-        ImportError: it is not there, or cannot be loaded.
+        ImportError: it is missing, cannot be loaded, or is another version.
     """
     path = native_library()
     if path is None:
@@ -190,7 +190,7 @@ def library() -> ctypes.CDLL:
     except ValueError:
         layout = ()
     if layout != _LAYOUT:
-        raise ImportError(f"{path} is of another version: install gpt-cli again")
+        raise ImportError(f"{path} belongs to another version: install gpt-cli again")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, f"gpt2_{name}")
         function.restype, function.argtypes = result, arguments
@@ -198,42 +198,42 @@ def library() -> ctypes.CDLL:
 
 
 def levels() -> list[str]:
-    """Return the levels that this processor has, the highest first."""
+    """Return the levels that this processor supports, the highest first."""
     return [level for level in LEVELS if library().gpt2_has_level(level.encode())]
 
 
 def use_level(level: str) -> None:
-    """Compute with one of `levels` from now on. The bits stay the same."""
+    """Select one of `levels` for all later calls. Results keep their bits."""
     library().gpt2_use_level(level.encode())
 
 
 def choose_level() -> str:
-    """Use the level that GPT_CLI_LEVEL names, or the highest that there is; return its name.
+    """Select the level that GPT_CLI_LEVEL names, or the highest supported one; return its name.
 
     Raises:
-        ImportError: the library cannot be used.
-        InputError: the variable names no level, or one that this processor does not have.
+        ImportError: the library cannot be used on this processor.
+        InputError: the variable names an unknown or unsupported level.
     """
     available = levels()
     if not available:
         raise ImportError("this processor has no fused multiply-add (AVX2 and FMA)")
-    wanted = os.environ.get(_LEVEL) or available[0]
+    wanted = os.environ.get(_VARIABLE) or available[0]
     if wanted in available:
         use_level(wanted)
         return wanted
     if wanted in LEVELS:
-        raise InputError(f"{_LEVEL}={wanted}: this processor has {', '.join(available)}")
-    raise InputError(f"{_LEVEL} must be one of {', '.join(LEVELS)}, not {wanted!r:.40}")
+        raise InputError(f"{_VARIABLE}={wanted}: this processor has {', '.join(available)}")
+    raise InputError(f"{_VARIABLE} must be one of {', '.join(LEVELS)}, not {wanted!r:.40}")
 
 
 def check(right: bool, name: str, array: Array) -> None:
-    """Raise ValueError if an array is not what the C code takes."""
+    """Raise ValueError if an array does not have the type and shape that the C code takes."""
     if not right:
         raise ValueError(f"{name} cannot be {array.dtype} {array.shape} here")
 
 
 def readable(x: Array) -> Array:
-    """Return x as C reads it: aligned float32, with the numbers of the last axis side by side."""
+    """Return x, or a copy, as aligned float32 with a contiguous last axis."""
     return (
         x
         if x.dtype == FLOAT32 and x.strides[-1] == 4 and x.flags.aligned
@@ -242,24 +242,24 @@ def readable(x: Array) -> Array:
 
 
 def rows_of(x: Array, width: int) -> Array:
-    """Return x (..., width) as float32 rows of which the numbers lie side by side."""
+    """Return x (..., width) as float32 rows (n, width), each contiguous."""
     check(x.shape[-1] == width, "x", x)
     return readable(x.reshape(-1, width))
 
 
 def vector_of(x: Array, n: int) -> Array:
-    """Return a vector of n float32 numbers that lie side by side."""
+    """Return a vector (n,) as contiguous float32."""
     check(x.shape == (n,), "a vector", x)
     return readable(x)
 
 
 def counts_of(x: Array, shape: tuple[int, ...]) -> Array:
-    """Return whole numbers of this shape as C takes them."""
+    """Return integers of this shape as contiguous int64."""
     check(x.shape == shape, "counts", x)
-    return plain(x, INT64)
+    return contiguous(x, INT64)
 
 
-def plain(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return x in this type and aligned, with all its numbers side by side."""
+def contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return x, or a copy, in this type, aligned and C-contiguous."""
     right = x.dtype == dtype and x.flags.c_contiguous and x.flags.aligned
     return x if right else x.astype(dtype, "C")

@@ -1,8 +1,7 @@
-"""The operations on an NVIDIA GPU, with CuPy: products by cuBLAS, all between them by `kernels.cu`.
+"""The operations on an NVIDIA GPU, with CuPy: products by cuBLAS, the rest by `kernels.cu`.
 
-Weights, activations, keys and values are in float32 or in float16. Sums, layer norms, softmax,
-logits, and the x that the layers add to, are in float32 in both cases; so are products of float32,
-without TF32's rounding.
+Weights, activations, keys and values are float32 or float16. Sums, layer norms, softmax, logits and
+the residual stream are always float32. Products of float32 do not use TF32.
 """
 
 from collections.abc import Callable
@@ -21,19 +20,19 @@ from cupy_backends.cuda.libs import cublas
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 
 _PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
-_THREADS = 256  # of a block
-_SHARED = 48 * 1024 - 256  # bytes that the threads of a block may share, without those for sums
-_ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")  # the order is that of kernels.cu
+_THREADS = 256  # per block
+_SHARED = 48 * 1024 - 256  # bytes of dynamic shared memory per block; the sums take the rest
+_ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")  # in the order of kernels.cu
 _TYPES = {"float32": runtime.CUDA_R_32F, "float16": runtime.CUDA_R_16F}  # for cuBLAS
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A matrix (n_in, n_out) as it lies on the device: as it was stored, rows side by side.
+    """A matrix (n_in, n_out) on the device, row-major as it was stored.
 
-    A `transposed` one is (n_out or more, n_in), with rows of zeros at its end. It is one of the
-    vocabulary: what is multiplied with it are logits, and for these float16 would be too coarse.
+    A `transposed` matrix is (n_out, n_in), padded with rows of zeros. Its rows are the vocabulary,
+    and its products are logits, for which float16 would be too coarse.
     """
 
     array: Array
@@ -58,43 +57,40 @@ class CuPyOps:
             module = cupy.RawModule(code=source, options=("--std=c++17", *options))
             self._kernels = {name: module.get_function(name) for name in _KERNELS}
             cupy.cuda.device.get_cublas_handle()
-        except Exception as error:  # CuPy has many, for libraries that are not there
+        except Exception as error:  # CuPy raises many types for missing libraries
             raise ImportError(f"{type(error).__name__}: {error}") from error
 
     def free_memory(self) -> int:
-        """Bytes of the device that can be taken."""
+        """Return the free memory of the device in bytes."""
         free, _ = runtime.memGetInfo()
         pool = cupy.get_default_memory_pool()
         return int(free + pool.free_bytes())
 
     def place(self, array: Array) -> Array:
-        """Copy a float32 array of the host to the device."""
+        """Copy a float32 array from the host to the device."""
         return cupy.asarray(array)
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
-        """Copy a matrix to the device, some rows at a time, by memory that the system may not move.
-
-        Only from there does the device copy by itself.
-        """
+        """Copy a matrix to the device, some rows at a time, through pinned memory."""
         n_rows, length = rows.shape
-        # cuBLAS is fastest where rows of its result begin at multiples of 16 bytes.
+        # cuBLAS is fastest if the rows of its result start at multiples of 16 bytes.
         array = cupy.zeros((-(-n_rows // 8) * 8 if transposed else n_rows, length), self.dtype)
         step = max(1, _PIECE // length)
         pinned = cupyx.empty_pinned((min(step, n_rows), length), self.dtype)
         for start in range(0, n_rows, step):
             part = rows[start : start + step]
-            with np.errstate(over="ignore"):  # infinite in float16: told when it is computed with
+            with np.errstate(over="ignore"):  # infinities in float16 are detected in the results
                 pinned[: len(part)] = part
             array[start : start + len(part)].set(pinned[: len(part)])
-            cupy.cuda.get_current_stream().synchronize()  # before it is overwritten, or given back
+            cupy.cuda.get_current_stream().synchronize()  # before `pinned` is overwritten or freed
         return Placed(array, transposed, n_rows if transposed else length)
 
     def to_host(self, array: Array) -> Array:
-        """Copy an array of the device to the host."""
+        """Copy an array from the device to the host."""
         return cupy.asnumpy(array)
 
     def embed(self, wte: Placed, wpe: Array, ids: Array, positions: Array) -> Array:
-        """Rows of wte and rows of wpe, added: (B, T, C), in float32."""
+        """Return rows of wte plus rows of wpe: (B, T, C), in float32."""
         ids = cupy.ascontiguousarray(ids, np.int64)
         positions = _on_device(np.broadcast_to(positions, ids.shape))
         C = wpe.shape[1]
@@ -103,7 +99,7 @@ class CuPyOps:
         return x
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
-        """(x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
+        """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
         x = cupy.ascontiguousarray(x, np.float32)
         y = cupy.empty(x.shape, self.dtype)
         C = x.shape[-1]
@@ -111,7 +107,7 @@ class CuPyOps:
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        """activation(x @ weight + bias): a product, and a kernel for the rest."""
+        """Return activation(x @ weight + bias): a product, and a kernel for the rest."""
         placed: Placed = w.weight
         n_in = x.shape[-1]
         rows = cupy.ascontiguousarray(x.reshape(-1, n_in), self.dtype)
@@ -133,20 +129,20 @@ class CuPyOps:
     ) -> tuple[Array, Array]:
         """Return keys and values, each (layers, B, H, capacity, D)."""
         shape = layers, batch, heads, capacity, size
-        # Zeros: `attend` multiplies what is not yet written by 0, so it must be finite.
+        # Zeros, because `attend` multiplies unwritten values by 0, so they must be finite.
         return cupy.zeros(shape, self.dtype), cupy.zeros(shape, self.dtype)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
-        """Copy new keys and values behind those of each row, in one launch."""
+        """Append new keys and values to those of each row, in one launch."""
         B, H, T, D = k.shape
         k, v = self._readable(k, v)
         new = k, v, *_strides(k)[:3], _on_device(past), _on_device(lengths)
         self._run("store", B * T, *new, H, T, D, _capacity(keys, values), keys, values)
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
-        """softmax(scale * q keysT) values, with nothing taken from keys that are not visible."""
+        """Return softmax(scale * q keysT, over the visible keys) values."""
         B, H, T, D = q.shape
         capacity, seen = _capacity(keys, values), _on_device(visible)
         S = int(visible.max())
@@ -159,30 +155,30 @@ class CuPyOps:
             return y
         q = cupy.ascontiguousarray(q, self.dtype)
         scores = cupy.empty((B, H, T, S), np.float32)
-        shares = cupy.empty((B, H, T, S), self.dtype)
+        weights = cupy.empty((B, H, T, S), self.dtype)
         self._multiply(q, keys[:, :, :S], True, scores)
-        self._run("softmax", B * H * T, scores, seen, scale, H, T, S, shares)
-        self._multiply(shares, values[:, :, :S], False, y)
+        self._run("softmax", B * H * T, scores, seen, scale, H, T, S, weights)
+        self._multiply(weights, values[:, :, :S], False, y)
         return y
 
     def add(self, x: Array, y: Array) -> Array:
-        """x + y, in float32."""
+        """Return x + y, in float32."""
         return x + y
 
     def exp(self, x: Array) -> Array:
-        """E to the power of each number."""
+        """Return e to the power of each element."""
         return cupy.exp(x)
 
     def log_normalizer(self, logits: Array) -> Array:
-        """The logarithm of the sum of exp(logits), over the last axis, in float64."""
+        """Return log(sum(exp(logits))) over the last axis, in float64."""
         peaks = logits.max(axis=-1, keepdims=True)
         sums = cupy.exp(logits - peaks).sum(axis=-1, dtype=np.float64)
         return peaks[:, 0] + cupy.log(sums)
 
     def _readable(self, *arrays: Array) -> tuple[Array, ...]:
-        """Return arrays (B, H, T, D) as kernels read them: of equal strides, numbers side by side.
+        """Return arrays (B, H, T, D) with equal strides and a contiguous last axis.
 
-        In the model they are: views of one array.
+        In the model they have these already, as views of one array, and are not copied.
         """
         if all(
             x.dtype == self.dtype and x.strides == arrays[0].strides and _strides(x)[-1] == 1
@@ -192,9 +188,9 @@ class CuPyOps:
         return tuple(cupy.ascontiguousarray(x, self.dtype) for x in arrays)
 
     def _multiply(self, x: Array, w: Array, transposed: bool, y: Array) -> None:
-        """y = x @ w, or x @ wT: of matrices (rows, columns), or of one for each of (B, H).
+        """Compute y = x @ w, or x @ wT, of matrices, or of a batch (B, H) of matrices.
 
-        cuBLAS has columns side by side, so to it all three are transposed, and yT = wT xT.
+        cuBLAS is column-major and sees all three transposed, so it computes yT = wT xT.
         """
         n_in, n_out = x.shape[-1], y.shape[-1]
         count, (x_step, w_step, y_step) = 1, (0, 0, 0)
@@ -219,7 +215,7 @@ class CuPyOps:
 
 
 class Float16CuPyOps(CuPyOps):
-    """The same in float16, of which half of the bytes is read."""
+    """The operations in float16: half the bytes to read."""
 
     dtype = "float16"
 
@@ -228,7 +224,7 @@ def _as_is(x: Array) -> Array:
     return x
 
 
-# What the kernels take, in order: an array, or a number of a type that CuPy does not guess.
+# The parameters of each kernel: an array, or a number with the type that the kernel expects.
 _P, _I, _L, _F = _as_is, np.int32, np.int64, np.float32
 _KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "embed": (_P, _P, _P, _P, _L, _L, _I, _P),
@@ -241,28 +237,28 @@ _KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
 
 
 def _address(x: Any) -> int:
-    """Return where an array lies on the device."""
+    """Return the device address of an array."""
     return x.data.ptr
 
 
 def _strides(x: Array) -> tuple[int, ...]:
-    """Return the strides of an array in numbers."""
+    """Return the strides of an array in elements."""
     return tuple(stride // x.itemsize for stride in x.strides)
 
 
 def _capacity(keys: Array, values: Array) -> int:
-    """Return how many tokens one layer of a cache, (B, H, capacity, D), has room for.
+    """Return the capacity in tokens of one layer of a cache (B, H, capacity, D).
 
     Raises:
-        ValueError: it is not in one piece, as the kernels take it.
+        ValueError: it is not contiguous.
     """
     if not (keys.flags.c_contiguous and values.flags.c_contiguous):
-        raise ValueError("a layer of the cache must be in one piece")
+        raise ValueError("a layer of the cache must be contiguous")
     return keys.shape[2]
 
 
 def _on_device(counts: Array) -> Array:
-    """Copy whole numbers of the host to the device: once for all layers of a pass."""
+    """Copy integers from the host to the device, once for all layers of a pass."""
     return _copied(counts.shape, np.asarray(counts, np.int64).tobytes())
 
 

@@ -1,8 +1,8 @@
-// The kernels behind `cupy_ops`: what a GPU computes between the matrix products.
+// The kernels of `cupy_ops`: all computation between the matrix products.
 //
-// `number` is the type of weights and activations, float or half. Sums are float, and so is the x
-// that the layers add to. Shapes are those of model.py: B batch, T new tokens, S = past + T, H
-// heads, D head size, C = H * D. The numbers of a row lie side by side.
+// `number` is the type of weights and activations, float or half. Sums and the residual stream x
+// are float. Shapes are those of model.py: B batch, T new tokens, S = past + T, H heads, D head
+// size, C = H * D. Arrays are row-major.
 
 #ifdef HALF
 #include <cuda_fp16.h>
@@ -32,13 +32,13 @@ __device__ float largest_of_warp(float x)
     return x;
 }
 
-// The sum, or the largest, of what the threads of a block have: each of them gets it.
+// The sum or the maximum over the threads of a block, returned to every thread.
 
 __device__ float sum_of_block(float x)
 {
     __shared__ float sums[WARP];
     x = sum_of_warp(x);
-    __syncthreads();  // all have read what the last call has left here
+    __syncthreads();  // all threads have read the sums of the previous call
     if (threadIdx.x % WARP == 0)
         sums[threadIdx.x / WARP] = x;
     __syncthreads();
@@ -62,8 +62,8 @@ __device__ float largest_of_block(float x)
     return largest;
 }
 
-// x (tokens, C) = rows of wte (V, C) + rows of wpe (context, C). A block is a token. An id or a
-// position that is out of range gives NaN, which is told as damage.
+// x (tokens, C) = rows of wte (V, C) + rows of wpe (context, C). A block computes a token. An id or
+// position out of range gives NaN, which is reported as damaged weights.
 extern "C" __global__ void embed(
     const number* wte, const float* wpe, const long long* ids, const long long* positions,
     long long vocabulary, long long context, int C, float* x)
@@ -74,7 +74,8 @@ extern "C" __global__ void embed(
         x[token * C + c] = there ? wide(wte[id * C + c]) + wpe[position * C + c] : nanf("");
 }
 
-// y (rows, C) = (x - mean) / sqrt(variance + epsilon) * weight + bias. A block is a row.
+// y (rows, C) = (x - mean) / sqrt(variance + epsilon) * weight + bias. A block computes
+// a row.
 extern "C" __global__ void layer_norm(
     const float* x, const float* weight, const float* bias, float epsilon, int C, number* y)
 {
@@ -91,7 +92,7 @@ extern "C" __global__ void layer_norm(
         y[c] = narrow((x[c] - mean) * scale * weight[c] + bias[c]);
 }
 
-__device__ float activate(float x, int activation)  // the order is that of `cupy_ops`
+__device__ float activate(float x, int activation)  // in the order of `cupy_ops`
 {
     switch (activation) {
     case 1: return 0.5f * x * (1 + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
@@ -103,7 +104,7 @@ __device__ float activate(float x, int activation)  // the order is that of `cup
     }
 }
 
-// y (rows, width), `count` numbers, becomes activation(y + bias).
+// y = activation(y + bias), for y (rows, width) of `count` elements.
 extern "C" __global__ void finish(
     number* y, const float* bias, int activation, int width, long long count)
 {
@@ -112,9 +113,9 @@ extern "C" __global__ void finish(
         y[i] = narrow(activate(wide(y[i]) + bias[i % width], activation));
 }
 
-// Copies new keys and values, k and v (B, H, T, D), behind the `past` (B) tokens that each row of
-// keys and values (B, H, capacity, D) has: of a row's T tokens, the first `lengths` (B). Strides
-// count numbers; k and v have the same. A block is a token.
+// Appends k and v (B, H, T, D) to the `past` (B) tokens in each row of keys and values
+// (B, H, capacity, D): of the T new tokens of a row, only the first `lengths` (B). k and v have the
+// same strides, in elements. A block copies a token.
 extern "C" __global__ void store(
     const number* k, const number* v, long long row, long long head, long long token,
     const long long* past, const long long* lengths, int H, int T, int D, long long capacity,
@@ -132,15 +133,15 @@ extern "C" __global__ void store(
     }
 }
 
-// shares (B, H, T, S) = softmax of scale * scores, over the first `visible` (B, T) keys of each
-// query, and 0 behind them. A block is a query of a head.
+// weights (B, H, T, S) = softmax of scale * scores over the first `visible` (B, T) keys of each
+// query, and 0 for the other keys. A block computes a query of a head.
 extern "C" __global__ void softmax(
     const float* scores, const long long* visible, float scale, int H, int T, int S,
-    number* shares)
+    number* weights)
 {
     long long row = blockIdx.x, b = row / ((long long)H * T), t = row % T;
     scores += row * S;
-    shares += row * S;
+    weights += row * S;
     int seen = visible[b * T + t];
     float largest = LOWEST, sum = 0;
     for (int s = threadIdx.x; s < seen; s += blockDim.x)
@@ -148,52 +149,51 @@ extern "C" __global__ void softmax(
     largest = largest_of_block(largest);
     for (int s = threadIdx.x; s < seen; s += blockDim.x)
         sum += expf(scale * scores[s] - largest);
-    float share = 1 / sum_of_block(sum);
+    float inverse_sum = 1 / sum_of_block(sum);
     for (int s = threadIdx.x; s < S; s += blockDim.x)
-        shares[s] = narrow(s < seen ? share * expf(scale * scores[s] - largest) : 0);
+        weights[s] = narrow(s < seen ? inverse_sum * expf(scale * scores[s] - largest) : 0);
 }
 
-// y (B, H, D): the attention of a single query a row, q (B, H, D), over the first `visible` (B) of
-// keys and values (B, H, capacity, D). A block is a head. The strides of q count numbers. Its
-// memory: as many floats as the row has visible keys, for the shares, and as many as it has
-// threads, or D, for parts of the sums.
+// y (B, H, D): the attention of one query per row, q (B, H, D), over the first `visible` (B) of
+// keys and values (B, H, capacity, D). A block computes a head. The strides of q count elements.
+// Shared memory: `visible` floats for the weights, and max(threads, D) floats for the partial sums.
 extern "C" __global__ void attend_one(
     const number* q, long long q_row, long long q_head,
     const number* keys, const number* values, long long capacity,
     const long long* visible, float scale, int H, int D, number* y)
 {
-    extern __shared__ float shares[];
+    extern __shared__ float weights[];
     int b = blockIdx.x / H, h = blockIdx.x % H, thread = threadIdx.x, threads = blockDim.x;
     int seen = visible[b];
-    float* parts = shares + seen;
+    float* parts = weights + seen;
     q += b * q_row + h * q_head;
     keys += blockIdx.x * capacity * D;
     values += blockIdx.x * capacity * D;
 
-    for (int s = thread / WARP; s < seen; s += threads / WARP) {  // a warp takes a key
+    for (int s = thread / WARP; s < seen; s += threads / WARP) {  // a warp per key
         float score = 0;
         for (int d = thread % WARP; d < D; d += WARP)
             score += wide(q[d]) * wide(keys[(long long)s * D + d]);
         score = sum_of_warp(score);
         if (thread % WARP == 0)
-            shares[s] = scale * score;
+            weights[s] = scale * score;
     }
     __syncthreads();
     float largest = LOWEST, sum = 0;
     for (int s = thread; s < seen; s += threads)
-        largest = fmaxf(largest, shares[s]);
+        largest = fmaxf(largest, weights[s]);
     largest = largest_of_block(largest);
     for (int s = thread; s < seen; s += threads) {
-        shares[s] = expf(shares[s] - largest);
-        sum += shares[s];
+        weights[s] = expf(weights[s] - largest);
+        sum += weights[s];
     }
-    float share = 1 / sum_of_block(sum);  // after it, all see all shares
+    float inverse_sum = 1 / sum_of_block(sum);  // a barrier, too: all threads see all weights
 
-    int groups = D < threads ? threads / D : 1;  // of threads that share the keys
+    int groups = D < threads ? threads / D : 1;  // of threads; each takes a subset of the keys
     for (int place = thread; place < groups * D; place += threads) {
         float part = 0;
         for (int s = place / D; s < seen; s += groups)
-            part += shares[s] * wide(values[(long long)s * D + place % D]);
+            part += weights[s] * wide(values[(long long)s * D + place % D]);
         parts[place] = part;
     }
     __syncthreads();
@@ -201,6 +201,6 @@ extern "C" __global__ void attend_one(
         float mixed = 0;
         for (int group = 0; group < groups; group++)
             mixed += parts[group * D + d];
-        y[(long long)blockIdx.x * D + d] = narrow(share * mixed);
+        y[(long long)blockIdx.x * D + d] = narrow(inverse_sum * mixed);
     }
 }

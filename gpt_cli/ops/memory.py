@@ -1,4 +1,4 @@
-"""Where arrays lie: aligned, reused from pass to pass, and at which address."""
+"""Memory for arrays: aligned allocation, an arena, a workspace, and addresses."""
 
 import ctypes
 import math
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CACHE_LINE = 64  # bytes
-_PIECE, _LARGEST_PIECE = 4 << 20, 256 << 20  # bytes; what is not written takes no memory
-_KEPT = 128 * 1024  # bytes; memory for less comes from C's allocator without page faults
+_PIECE, _LARGEST_PIECE = 4 << 20, 256 << 20  # bytes; pages that are not written take no memory
+_MIN_KEPT = 128 * 1024  # bytes; smaller arrays come from C's allocator without page faults
 
-# Where an array object has the address of its data (`PyArrayObject_fields` in NumPy's headers).
-_HEAD = object.__basicsize__
+# Offset of the data pointer in an array object (`PyArrayObject_fields` in NumPy's headers).
+_DATA_OFFSET = object.__basicsize__
 _read_pointer = ctypes.c_void_p.from_address
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an uninitialized array that starts on a cache line, as vector instructions like it."""
+    """Return an uninitialized array that starts on a cache line, for fast vector loads."""
     size = math.prod(shape) * dtype.itemsize
     buffer = np.empty(size + _CACHE_LINE, np.uint8)
     start = -buffer.ctypes.data % _CACHE_LINE
@@ -30,8 +30,8 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _address(array: NDArray[Any]) -> int:
-    """Return the address of the first number: 0.14 us, and 1.0 us by `array.ctypes.data`."""
-    return _read_pointer(id(array) + _HEAD).value or 0
+    """Return the address of the first element in 0.14 us; `array.ctypes.data` takes 1.0 us."""
+    return _read_pointer(id(array) + _DATA_OFFSET).value or 0
 
 
 def _address_by_ctypes(array: NDArray[Any]) -> int:
@@ -39,19 +39,19 @@ def _address_by_ctypes(array: NDArray[Any]) -> int:
 
 
 _probe = np.zeros(1)
-# Other builds of Python may have another head.
+# Other builds of Python may have another object layout.
 address = _address if _address(_probe) == _probe.ctypes.data else _address_by_ctypes
 
 
 def _anonymous(size: int) -> mmap.mmap:
-    """Take memory from the system, of this process alone: a fork has a copy."""
+    """Map private memory of the system: a fork gets a copy."""
     try:
-        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no forks
+        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no fork
             return mmap.mmap(-1, size)
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
-    with suppress(AttributeError, OSError):  # only Linux has it, and not every kernel
+    with suppress(AttributeError, OSError):  # only on Linux, and not with every kernel
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
@@ -60,7 +60,7 @@ _with_locks: "weakref.WeakSet[Arena | Workspace]" = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """Open in the child of a fork what another thread of the parent may have held."""
+    """Replace the locks in the child of a fork: a thread of the parent may have held them."""
     for each in _with_locks:
         each._lock = threading.RLock()
 
@@ -70,26 +70,26 @@ if hasattr(os, "register_at_fork"):
 
 
 class Arena:
-    """Memory for arrays that stay, side by side in few large pieces.
+    """Memory for long-lived arrays, in few large pieces.
 
-    The system can use pages of 2 MB for them. In pages of 4 kB, taking the memory would be most of
-    the time of loading a model.
+    The system can back these with huge pages (2 MB). With pages of 4 kB, page faults would take
+    most of the time of loading a model.
     """
 
     def __init__(self) -> None:
-        self._pieces: list[tuple[mmap.mmap, int]] = []  # with how many bytes are used
+        self._pieces: list[tuple[mmap.mmap, int]] = []  # with the bytes used
         self._lock = threading.RLock()
         _with_locks.add(self)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array of zeros that starts on a cache line, in the first piece with room."""
+        """Return an array of zeros that starts on a cache line, in the first piece that fits it."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
             for place, (piece, used) in enumerate(self._pieces):  # noqa: B007
                 if used + size <= len(piece):
                     break
             else:
-                # As large as all before, up to a limit: so the pieces are few, and fit the model.
+                # Doubling up to a limit: few pieces, and little waste for a small model.
                 taken = sum(len(piece) for piece, _ in self._pieces)
                 piece = _anonymous(max(size, min(taken, _LARGEST_PIECE), _PIECE))
                 place, used = len(self._pieces), 0
@@ -99,33 +99,34 @@ class Arena:
 
 
 class Workspace:
-    """Memory for the results of operations, taken from the system once and used again.
+    """Memory for the results of operations, which is reused.
 
-    Fresh memory costs a page fault for each 4 kB; in a pass over many tokens that is a fifth of
-    the time. An array that is no longer used gives its memory back by itself.
+    Fresh memory costs a page fault for each 4 kB: a fifth of the time of a pass over many tokens.
+    An array returns its memory to the workspace when it is garbage collected.
     """
 
     def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []  # by size
-        self._lock = threading.RLock()  # a garbage collection may give back while this is held
+        self._free: list[mmap.mmap] = []  # sorted by size
+        # Reentrant: a garbage collection may call `_give_back` while this is held.
+        self._lock = threading.RLock()
         _with_locks.add(self)
 
     def free_bytes(self) -> int:
-        """Bytes that are kept and not in use."""
+        """Return the bytes that are kept and not in use."""
         return sum(map(len, self._free))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an uninitialized array; a large one begins a page."""
+        """Return an uninitialized array; a large one starts on a page."""
         size = math.prod(shape) * dtype.itemsize
-        if size < _KEPT:
+        if size < _MIN_KEPT:
             return np.empty(shape, dtype)
         with self._lock:
             fits = next((place for place, free in enumerate(self._free) if len(free) >= size), -1)
-            # Of memory that does not fit, the largest gives way to the new one.
+            # If none fits, release the largest, so that the workspace does not grow without bound.
             memory = self._free.pop(fits) if self._free else None
         if memory is None or len(memory) < size:
             memory = _anonymous(size)
-        # All views of this array keep it alive, as its memory is that of no other array.
+        # A view refers to this array and keeps it alive, because no other array owns the memory.
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)
         weakref.finalize(array, self._give_back, memory).atexit = False
         return array

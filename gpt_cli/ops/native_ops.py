@@ -1,8 +1,8 @@
-"""The operations on the CPU by the library in `native/`: layouts and calls, nothing clever.
+"""The operations on the CPU, by the C library in `native/`: layouts, checks and calls.
 
-Everything that the C code relies on is checked here: shapes, types, strides. Its results depend on
-a row's own numbers and on nothing else, so they are the same to the last bit in any batch, on any
-number of threads, at any level of the processor.
+This module checks everything that the C code relies on: shapes, types, strides. The result for a
+row depends only on that row, so its bits are the same in any batch, with any number of threads, and
+at any level of the processor.
 """
 
 import os
@@ -23,14 +23,14 @@ from gpt_cli.ops.bindings import (
     FORMATS,
     INT8_BLOCK_BYTES,
     INT64,
-    MOST_ROWS,
+    MAX_TILE_ROWS,
     Layers,
     Packed,
     check,
     choose_level,
+    contiguous,
     counts_of,
     library,
-    plain,
     readable,
     rows_of,
     vector_of,
@@ -38,23 +38,21 @@ from gpt_cli.ops.bindings import (
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
 
-# Rows lie this many floats further apart than they are long. Where they were a power of two apart,
-# the processor's cache would have to keep all rows of a tile in the same few places.
-_GAP = 16
-_PIECE = 256 * 1024  # numbers that are read and packed at a time: 1 MB, which stays in a cache
+# Floats between rows. Rows a power of two apart would compete for few sets of the cache.
+_ROW_PADDING = 16
+_PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 
 _FLOAT16, _BYTE = np.dtype("f2"), np.dtype("u1")
-_NOTHING = np.empty(0, _BYTE)
+_EMPTY = np.empty(0, _BYTE)
 
-
-# What packing returns, but for the number of an error.
-_ENDED, _OTHER_INT8 = -1, -2
+# Results of packing other than 0 and an errno.
+_FILE_ENDED, _INVALID_INT8 = -1, -2
 
 
 def _check_int8(error: int, name: str) -> None:
-    if error == _OTHER_INT8:
+    if error == _INVALID_INT8:
         raise CheckpointError(
-            f"{name}: int8 weights must be from -127 to 127, and their scales as in bfloat16: "
+            f"{name}: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
             "make the folder again with `gpt-cli quantize`"
         )
 
@@ -74,15 +72,15 @@ class NativeOps:
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
         self._workspace = Workspace()
-        self._described: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()  # by first layer
+        self._layers_of: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()  # by the first layer
 
     def free_memory(self) -> int | None:
-        """Bytes of this machine's memory that can be taken; None if unknown."""
+        """Return the free memory of this machine in bytes; None if unknown."""
         free = free_memory()
         return None if free is None else free + self._workspace.free_bytes()
 
     def place(self, array: Array) -> Array:
-        """Return the array itself: it is where it belongs."""
+        """Return the array itself."""
         return array
 
     def to_host(self, array: Array) -> Array:
@@ -92,10 +90,10 @@ class NativeOps:
     # --- weights ---------------------------------------------------------------------------------
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Packed:
-        """Cut a matrix (n_in, n_out) into panels.
+        """Pack a matrix (n_in, n_out) into panels.
 
-        If it is stored in the type that is held, C reads the file, and other threads of Python can
-        work meanwhile. Else it is done some rows at a time, while they are in cache.
+        If the stored type is the type in memory, C reads the file, without Python's lock.
+        Otherwise, convert and pack some rows at a time, while they are in the cache.
         """
         n_rows, length = rows.shape
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
@@ -110,7 +108,7 @@ class NativeOps:
                 error = self._lib.gpt2_pack_file(*place, *result)
                 if error > 0:
                     raise OSError(error, os.strerror(error), file.name)
-                if error == _ENDED:
+                if error == _FILE_ENDED:
                     raise EOFError
                 _check_int8(error, file.name)
         else:
@@ -128,26 +126,26 @@ class NativeOps:
         return self._weights.zeros((count, n_in, COLUMNS), FLOAT32)
 
     def _stored(self, rows: Rows) -> tuple[Rows, Array]:
-        """Return what may lie in a file, and the scales of its blocks."""
-        return rows, _NOTHING
+        """Return the rows that may be stored in a file, and the scales of their blocks."""
+        return rows, _EMPTY
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
-        """Return some rows as they are held, and the scales of their blocks."""
-        return np.ascontiguousarray(rows[part], FLOAT32), _NOTHING
+        """Return a range of rows in the type in memory, and the scales of their blocks."""
+        return np.ascontiguousarray(rows[part], FLOAT32), _EMPTY
 
     # --- operations ------------------------------------------------------------------------------
 
     def embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array) -> Array:
-        """Columns of wte and rows of wpe, added: (B, T, C).
+        """Return columns of wte plus rows of wpe: (B, T, C).
 
         Raises:
             IndexError: an id or a position is out of range.
         """
-        ids = plain(ids, INT64)
+        ids = contiguous(ids, INT64)
         if positions.shape != ids.shape:
             positions = np.broadcast_to(positions, ids.shape)
-        positions = plain(positions, INT64)
-        wpe = plain(wpe, FLOAT32)
+        positions = contiguous(positions, INT64)
+        wpe = contiguous(wpe, FLOAT32)
         check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
         x = self._workspace.empty((*ids.shape, wte.n_in), FLOAT32)
         tables = wte.struct, address(wpe), address(ids), address(positions), len(wpe)
@@ -156,7 +154,7 @@ class NativeOps:
         return x
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
-        """(x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
+        """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
         C = x.shape[-1]
         rows = rows_of(x, C)
         weight, bias = vector_of(ln.weight, C), vector_of(ln.bias, C)
@@ -167,7 +165,7 @@ class NativeOps:
         return y.reshape(x.shape)
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        """activation(x @ weight + bias), each panel of the weight read once for all rows."""
+        """Return activation(x @ weight + bias); read each panel once for all rows of x."""
         packed: Packed = w.weight
         check(packed.format == self.dtype, "the weight", packed.panels)
         rows = rows_of(x, packed.n_in)
@@ -181,10 +179,10 @@ class NativeOps:
         return y[:, : packed.n_out].reshape(*x.shape[:-1], packed.n_out)
 
     def _scratch(self, rows: int, n_in: int) -> Array:
-        return _NOTHING
+        return _EMPTY
 
     def add(self, x: Array, y: Array) -> Array:
-        """x + y."""
+        """Return x + y."""
         check(x.shape == y.shape, "y", y)
         C = x.shape[-1]
         one, other = rows_of(x, C), rows_of(y, C)
@@ -197,10 +195,10 @@ class NativeOps:
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
     ) -> tuple[Array, Array]:
-        """Return room for keys and for values, as panels: see `struct store` in native/kernels.h.
+        """Return arrays for keys and values, in panels: see `struct store` in native/kernels.h.
 
-        Shapes: (layers, B, H, blocks, D, COLUMNS), and (layers, B, H, blocks, COLUMNS, width) with
-        D filled up to whole panels.
+        Shapes: (layers, B, H, blocks, D, COLUMNS) and (layers, B, H, blocks, COLUMNS, width), where
+        `width` is D padded to whole panels.
         """
         shape = layers, batch, heads, -(-capacity // COLUMNS)
         width = -(-size // COLUMNS) * COLUMNS
@@ -211,10 +209,10 @@ class NativeOps:
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
-        """Copy new keys and values (B, H, T, D) behind those that a cache has.
+        """Append new keys and values (B, H, T, D) to one layer of a cache.
 
         Raises:
-            IndexError: there is no room for them.
+            IndexError: the cache is full.
         """
         B, H, T, D = k.shape
         k, v = readable(k), readable(v)
@@ -229,18 +227,18 @@ class NativeOps:
             raise IndexError(f"the cache has room for {blocks * COLUMNS} tokens")
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
-        """softmax(scale * q keysT) values, over the first `visible` keys (B, T) of each query.
+        """Return softmax(scale * q keysT) values, over the first `visible` (B, T) keys.
 
         Raises:
-            IndexError: a query sees no key, or more than there are.
+            IndexError: `visible` is not from 1 to the capacity.
         """
         B, H, T, D = q.shape
         q, threads = readable(q), self.threads
         blocks = self._check_cache(keys, values, B, H, D)
         visible = counts_of(visible, (B, T))
         y = self._empty_rows(B * T, H * D)
-        stride = blocks * COLUMNS + _GAP
-        scratch = self._workspace.empty((threads, min(T, MOST_ROWS), stride), FLOAT32)
+        stride = blocks * COLUMNS + _ROW_PADDING
+        scratch = self._workspace.empty((threads, min(T, MAX_TILE_ROWS), stride), FLOAT32)
         given = address(q), *(step // 4 for step in q.strides[:3])
         cache = address(keys), address(values), address(visible), scale
         result = address(y), y.strides[0] // 4, address(scratch), stride, threads
@@ -251,7 +249,7 @@ class NativeOps:
     _half = 0
 
     def _check_cache(self, keys: Array, values: Array, B: int, H: int, D: int) -> int:
-        """Check the keys and values of one layer of a cache; return how many blocks it has."""
+        """Check the keys and values of one layer of a cache; return its number of blocks."""
         blocks = keys.shape[2]
         width = -(-D // COLUMNS) * COLUMNS
         check(keys.shape == (B, H, blocks, D, COLUMNS), "keys", keys)
@@ -262,10 +260,10 @@ class NativeOps:
         return blocks
 
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
-        """`model.layers` in one call: the same steps, and the same bits."""
-        described = self._described.get(h[0])
-        if described is None or not described.are(h):
-            described = self._described[h[0]] = Layers(h)
+        """Run `model.layers` in one call: the same steps, the same bits."""
+        described = self._layers_of.get(h[0])
+        if described is None or not described.matches(h):
+            described = self._layers_of[h[0]] = Layers(h)
         B, T, C = x.shape
         rows = rows_of(x, described.width)
         H = h[0].attn.n_head
@@ -285,18 +283,20 @@ class NativeOps:
         rooms = address(keys), address(values), *steps, B, T, blocks, self._half
         result = address(y), y.strides[0] // 4, -(-address(scratch) // 64) * 64, threads
         if self._lib.gpt2_layers(*given, *counts, *rooms, *result):
-            raise IndexError(f"no room for so many tokens among {blocks * COLUMNS}, or fewer came")
+            raise IndexError(
+                f"too many tokens for the cache ({blocks * COLUMNS}) or the pass ({T})"
+            )
         return y.reshape(x.shape)
 
     def exp(self, x: Array) -> Array:
-        """E to the power of each number, to within a unit in the last place; 0 below -87."""
+        """Return e to the power of each element, to within one ulp; 0 below -87."""
         x = np.ascontiguousarray(x, FLOAT32)
         y = np.empty(x.shape, FLOAT32)
         self._lib.gpt2_exp(address(x), x.size, address(y), self.threads)
         return y
 
     def log_normalizer(self, logits: Array) -> Array:
-        """The logarithm of the sum of exp(logits), over the last axis, in float64."""
+        """Return log(sum(exp(logits))) over the last axis, in float64."""
         rows = rows_of(logits, logits.shape[-1])
         normalizer = np.empty(len(rows))
         given = address(rows), len(rows), rows.strides[0] // 4, rows.shape[1]
@@ -304,14 +304,14 @@ class NativeOps:
         return normalizer
 
     def _empty_rows(self, count: int, width: int) -> Array:
-        """Return an uninitialized array (count, width), with a gap between rows."""
+        """Return an uninitialized array (count, width), with padding between rows."""
         if count == 1:
             return np.empty((1, width), FLOAT32)
-        return self._workspace.empty((count, width + _GAP), FLOAT32)[:, :width]
+        return self._workspace.empty((count, width + _ROW_PADDING), FLOAT32)[:, :width]
 
 
 class Int8NativeOps(NativeOps):
-    """The same with weights in int8, of which a quarter of the bytes is read; see `ops.int8`."""
+    """The operations with int8 weights, a quarter of the bytes to read: see `ops.int8`."""
 
     dtype = "int8"
     _cache_type = _FLOAT16
@@ -324,26 +324,26 @@ class Int8NativeOps(NativeOps):
 
     def _stored(self, rows: Rows) -> tuple[Rows, Array]:
         if not isinstance(rows, Int8Rows):
-            return rows, _NOTHING
+            return rows, _EMPTY
         scale = rows.scale[:]
         blocks = list(rows.shape)
         blocks[rows.transposed] = -(-blocks[rows.transposed] // BLOCK)
         check(list(scale.shape) == blocks, "the scales", scale)
-        return rows.weight, plain(scale, FLOAT32)
+        return rows.weight, contiguous(scale, FLOAT32)
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
         if isinstance(rows, Int8Rows):
             weight, scale = rows.parts(part)
         else:
             weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
-        return np.ascontiguousarray(weight, np.int8), plain(scale, FLOAT32)
+        return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
     def _scratch(self, rows: int, n_in: int) -> Array:
         return self._workspace.empty((rows * (-(-n_in // BLOCK) * DIGITS_BYTES + 4),), _BYTE)
 
 
 class BFloat16NativeOps(NativeOps):
-    """The same with matrices that are stored in bfloat16 and stay so: widening them is exact."""
+    """The operations with matrices that are stored and kept in bfloat16: widening is exact."""
 
     dtype = "bfloat16"
     _stored_dtype = "BF16"
@@ -352,11 +352,11 @@ class BFloat16NativeOps(NativeOps):
         return self._weights.zeros((count, n_in, COLUMNS), np.dtype("u2"))
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
-        raise ValueError(f"only what is stored in {self.dtype} can be held so")
+        raise ValueError(f"the matrix is not stored in {self.dtype}")
 
 
 class Float16NativeOps(BFloat16NativeOps):
-    """The same with matrices that are stored in float16."""
+    """The operations with matrices that are stored and kept in float16."""
 
     dtype = "float16"
     _stored_dtype = "F16"

@@ -1,6 +1,6 @@
-"""The reference implementation: each operation as the algebra has it, in float32.
+"""The reference implementation: each operation as its formula says, in float32.
 
-Only arrays that an operation has made itself are changed in place.
+Operations modify only arrays that they have created.
 """
 
 import math
@@ -14,12 +14,12 @@ from gpt_cli.machine import blas_threads, free_memory
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
 
-QUERIES = 64  # that `attend` takes at a time
+QUERIES = 64  # that `attend` computes at a time
 MASKED = np.finfo(np.float32).min
 
 
 def softmax(x: Array) -> Array:
-    """Softmax over the last axis, in place."""
+    """Compute the softmax over the last axis, in place."""
     x -= x.max(axis=-1, keepdims=True)
     np.exp(x, out=x)
     x /= x.sum(axis=-1, keepdims=True)
@@ -27,7 +27,7 @@ def softmax(x: Array) -> Array:
 
 
 def gelu_new(x: Array) -> Array:
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation GPT-2 was trained with."""
+    """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as GPT-2 was trained."""
     y = x * x
     y *= 0.044715
     y += 1
@@ -49,7 +49,7 @@ _ERFC = (
 
 
 def erfc(x: Array) -> Array:
-    """1 - erf(x)."""
+    """Return 1 - erf(x)."""
     z = np.abs(x)
     t = 1 / (1 + 0.5 * z)
     series = np.zeros_like(x)
@@ -60,17 +60,17 @@ def erfc(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """x times the normal distribution function of x."""
+    """Return x times the standard normal CDF of x."""
     return 0.5 * x * erfc(x * -math.sqrt(0.5))
 
 
 def silu(x: Array) -> Array:
-    """x times the logistic function of x, by the tanh that cannot overflow."""
+    """Return x times the logistic function of x, by tanh, which cannot overflow."""
     return 0.5 * x * (1 + np.tanh(0.5 * x))
 
 
 def relu(x: Array) -> Array:
-    """max(x, 0)."""
+    """Return max(x, 0)."""
     return np.maximum(x, 0)
 
 
@@ -97,11 +97,11 @@ class NumPyOps:
         self.threads = blas_threads()
 
     def free_memory(self) -> int | None:
-        """Bytes of this machine's memory that can be taken."""
+        """Return the free memory of this machine in bytes; None if unknown."""
         return free_memory()
 
     def place(self, array: Array) -> Array:
-        """Return the array itself: it is where it belongs."""
+        """Return the array itself."""
         return array
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
@@ -113,13 +113,13 @@ class NumPyOps:
         return array
 
     def embed(self, wte: Array, wpe: Array, ids: Array, positions: Array) -> Array:
-        """Columns of wte and rows of wpe, added: (B, T, C)."""
+        """Return columns of wte plus rows of wpe: (B, T, C)."""
         x: Array = wte.T[ids]
         x += wpe[positions]
         return x
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
-        """(x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
+        """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
         y: Array = x - x.mean(axis=-1, keepdims=True)
         y /= np.sqrt(np.square(y).mean(axis=-1, keepdims=True) + ln.epsilon)
         y *= ln.weight
@@ -127,7 +127,7 @@ class NumPyOps:
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        """activation(x @ weight + bias), as one product with all the rows of x."""
+        """Return activation(x @ weight + bias), as one product of all rows of x."""
         rows = x.reshape(-1, x.shape[-1])
         y = rows @ w.weight
         if w.bias is not None:
@@ -141,23 +141,23 @@ class NumPyOps:
     ) -> tuple[Array, Array]:
         """Return keys and values, each (layers, B, H, capacity, D)."""
         shape = layers, batch, heads, capacity, size
-        # Zeros: what is not yet written is multiplied by 0, and must be finite.
+        # Zeros, because elements that are not yet written are multiplied by 0 and must be finite.
         return np.zeros(shape, self._cache_type), np.zeros(shape, self._cache_type)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
-        """Copy new keys and values behind those of each row."""
+        """Append new keys and values to those of each row."""
         for row, (start, new) in enumerate(zip(past.tolist(), lengths.tolist(), strict=True)):
             keys[row, :, start : start + new] = k[row, :, :new]
             values[row, :, start : start + new] = v[row, :, :new]
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
-        """softmax(scale * q keysT) values, with nothing taken from keys that are not visible."""
+        """Return softmax(scale * q keysT, over the visible keys) values."""
         T = q.shape[2]
         attended: Array = np.empty(q.shape, np.float32)
-        # Some queries at a time: their scores stay in the processor's cache, and the keys that
-        # come after all of them need none.
+        # In groups of queries: the scores stay in the processor's cache, and keys that come after
+        # all queries of a group are skipped.
         for start in range(0, T, QUERIES):
             some = slice(start, start + QUERIES)
             seen = visible[:, some]  # (B, <T)
@@ -174,18 +174,18 @@ class NumPyOps:
         return cached
 
     def add(self, x: Array, y: Array) -> Array:
-        """x + y."""
+        """Return x + y."""
         return x + y
 
     def exp(self, x: Array) -> Array:
-        """E to the power of each number."""
+        """Return e to the power of each element."""
         y: Array = np.exp(x)
         return y
 
     def log_normalizer(self, logits: Array) -> Array:
-        """The logarithm of the sum of exp(logits), over the last axis, in float64."""
+        """Return log(sum(exp(logits))) over the last axis, in float64."""
         peaks = logits.max(axis=-1)
-        # Row by row: a row of GPT-2's vocabulary stays in the processor's cache.
+        # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
         rows = zip(logits, peaks, strict=True)
         sums = [np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows]
         normalizer: Array = peaks + np.log(sums)
@@ -193,23 +193,23 @@ class NumPyOps:
 
 
 class Int8NumPyOps(NumPyOps):
-    """What the operations with int8 weights compute, though not in int8, and so not faster.
+    """The reference for int8 weights: rounds activations and weights, then multiplies in float32.
 
-    Activations and weights are rounded, and then multiplied in float32.
+    It is not faster than float32.
     """
 
     dtype = "int8"
     _cache_type = np.float16
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
-        """Return the matrix (n_in, n_out) that is left when it has been rounded to int8."""
+        """Return the matrix (n_in, n_out), rounded to int8 and dequantized."""
         if isinstance(rows, Int8Rows):
             return super().place_matrix(rows, transposed=transposed)
         rounded = quantize(rows[:], transposed=transposed)
         return super().place_matrix(rounded, transposed=transposed)
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        """activation(x @ weight + bias), of rounded numbers."""
+        """Return activation(x @ weight + bias), with x and weight rounded."""
         return super().linear(round_activations(x), w, activation)
 
     def _floats(self, cached: Array) -> Array:

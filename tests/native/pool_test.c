@@ -36,7 +36,7 @@ enum {
     MOST_THREADS = 16,
     LARGEST_JOB = 500,
     CALLERS = 4,
-    PATIENCE = 10, /* seconds until a thread that was woken must have come */
+    TIMEOUT = 10, /* seconds until a thread that was woken must have come */
 };
 
 static _Atomic bool stop;
@@ -145,13 +145,13 @@ static void test_callers(int callers, double time)
 static void meet(const void *given, int64_t part, int slot)
 {
     _Atomic int *present = *(_Atomic int *const *)given;
-    double until = seconds() + PATIENCE;
+    double until = seconds() + TIMEOUT;
     (void)part;
     (void)slot;
     atomic_fetch_add(present, 1);
     while (atomic_load(present) < 2)
         if (seconds() > until)
-            fail("no other thread came for seconds", PATIENCE);
+            fail("no other thread came for seconds", TIMEOUT);
         else
             sched_yield();
 }
@@ -160,7 +160,7 @@ static void meet(const void *given, int64_t part, int slot)
 static void meet_once(uint64_t *state, int most_threads)
 {
     _Atomic int count = 0, *present = &count;
-    for (int64_t until = nanoseconds() + draw(state, 3 * SPIN); nanoseconds() < until;)
+    for (int64_t until = nanoseconds() + draw(state, 3 * SPIN_NS); nanoseconds() < until;)
         continue;
     run_parts(meet, &present, 2, 2 + (int)draw(state, most_threads - 1));
 }
@@ -193,7 +193,7 @@ static void fork_and_run(uint64_t *state, int depth)
 {
     pid_t child = fork();
     if (!child) {
-        alarm(6 * PATIENCE);
+        alarm(6 * TIMEOUT);
         for (int i = 0; i < 20; i++)
             run_one(state);
         meet_once(state, MOST_THREADS);
@@ -235,7 +235,7 @@ static void test_all(double time, bool with_delays)
 {
     pid_t child = fork();
     if (!child) {
-        alarm((unsigned)time + 12 * PATIENCE);
+        alarm((unsigned)time + 12 * TIMEOUT);
         atomic_store(&delays, with_delays);
         test_wakes(time / 4);
         test_callers(1, time / 4);
