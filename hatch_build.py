@@ -1,6 +1,6 @@
 """Compile gpt_cli/ops/native for a wheel or an editable install.
 
-Where that cannot be done, the wheel has no library, and NumPy computes.
+If that fails, the wheel has no library, and NumPy is the fallback.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 FOLDER = Path("gpt_cli", "ops", "native")
 LIBRARY = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
 
-# Results must be the same bits from every compiler: only `multiply_add` fuses, nothing is
-# reordered, and $CFLAGS is not asked, which may have -ffast-math or -march=native.
+# Every compiler must give the same bits: only `multiply_add` fuses, and nothing is reordered.
+# $CFLAGS is ignored, because it may contain -ffast-math or -march=native.
 FLAGS = "-std=c11 -O3 -ffp-contract=off -fno-math-errno -fPIC -fvisibility=hidden -Wall -Wextra"
 
 # kernels.c is compiled once for each level of the processor.
@@ -37,14 +37,14 @@ LEVELS = {"x86_64": _X86, "aarch64": _ARM, "arm64": _ARM}
 
 
 class NotCompiledError(Exception):
-    """There is no library, and this is why."""
+    """The reason why there is no library."""
 
 
 class BuildHook(BuildHookInterface[Any]):
-    """What hatchling calls before it makes a wheel."""
+    """The hook that hatchling calls before it builds a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Put the library into the wheel, or into the tree for an editable install."""
+        """Add the library to the wheel, or to the source tree for an editable install."""
         sources = Path(self.root, FOLDER)
         editable = version == "editable"
         if editable:
@@ -65,23 +65,23 @@ class BuildHook(BuildHookInterface[Any]):
             build_data["tag"] = f"py3-none-{platform}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what the wheel has a copy of."""
+        """Remove the temporary library."""
         self._folder.cleanup()
 
 
 def compile_library(sources: Path, platform: str, folder: Path) -> Path:
-    """Compile `sources` for a wheel's platform into the folder; return the library.
+    """Compile `sources` for the platform of a wheel into `folder`; return the library.
 
     Raises:
-        NotCompiledError: nothing is known of the platform, or no compiler does it.
+        NotCompiledError: the platform has no kernels, or the compiler failed.
     """
     levels = next((LEVELS[name] for name in LEVELS if platform.endswith(name)), None)
     if levels is None or not platform.startswith(("linux", "macosx")):
-        raise NotCompiledError(f"it has no kernels for {platform}")
+        raise NotCompiledError(f"there are no kernels for {platform}")
     compiler = shlex.split(os.environ.get("CC") or "cc")
     flags = FLAGS.split()
     probe = [*compiler, "-mavxvnni", "-fsyntax-only", "-x", "c", os.devnull]
-    if "avxvnni" in levels and _problem(probe):  # GCC 10 and Clang 11 do not know it
+    if "avxvnni" in levels and _problem(probe):  # unknown to GCC 10 and Clang 11
         levels = {name: levels[name] for name in levels if name != "avxvnni"}
         flags.append("-DWITHOUT_AVXVNNI")
     parts = {
@@ -100,12 +100,12 @@ def compile_library(sources: Path, platform: str, folder: Path) -> Path:
     try:
         ctypes.CDLL(str(library))
     except OSError as error:
-        raise NotCompiledError(f"{compiler[0]} made what cannot be loaded: {error}") from None
+        raise NotCompiledError(f"the library of {compiler[0]} cannot be loaded: {error}") from None
     return library
 
 
 def _problem(command: list[str]) -> str | None:
-    """Run the compiler; return the first line that says what is wrong, or None if nothing is."""
+    """Run the compiler; return its first error line, or None on success."""
     name, english = Path(command[0]).name, os.environ | {"LC_ALL": "C"}
     try:
         done = subprocess.run(command, env=english, capture_output=True, errors="replace")

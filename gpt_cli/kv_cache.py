@@ -1,4 +1,4 @@
-"""KVCache: the keys and values of the texts so far, so that a new token computes only its own."""
+"""KVCache: the keys and values of previous tokens, so that a pass computes only new tokens."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,16 +8,16 @@ from gpt_cli.ops import Array, Ops
 
 
 class KVCache:
-    """Room for `capacity` tokens of `batch` texts, preallocated and written in place.
+    """A cache for `batch` texts of up to `capacity` tokens, preallocated and written in place.
 
     Each text has its own length, which grows once per forward pass. Memory:
-    2 * n_layer * batch * capacity * n_embd numbers, taken from the system only as it is written.
+    2 * n_layer * batch * capacity * n_embd numbers; pages that are not written take none.
 
     Attributes:
         keys, values: (n_layer, B, H, blocks of `ops.cache_block` tokens, ...) in the layout of the
-            operations. Of a text, the first `lengths` tokens are valid.
-        lengths: (B,) tokens stored of each text, on the host.
-        new: (B,) tokens of each text that the layers append in this forward pass.
+            operations. The first `lengths` tokens of a text are valid.
+        lengths: (B,) number of stored tokens of each text, on the host.
+        new: (B,) number of tokens of each text that the layers append in this forward pass.
     """
 
     def __init__(
@@ -31,10 +31,10 @@ class KVCache:
         self.new = self.lengths
 
     def reserve(self, new: NDArray[np.int64]) -> None:
-        """Announce how many tokens of each text (B,) the layers will append.
+        """Set how many tokens of each text (B,) the layers will append.
 
         Raises:
-            IndexError: there is no room for them.
+            IndexError: they exceed the capacity.
         """
         most = max((self.lengths + new).tolist(), default=0)
         if most > self.capacity:
@@ -42,7 +42,7 @@ class KVCache:
         self.new = new
 
     def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
-        """Store one layer's k, v (B, H, T, D) of the tokens that were announced.
+        """Store the k, v (B, H, T, D) of one layer for the tokens that `reserve` has set.
 
         Returns:
             All keys and all values of the layer.
@@ -52,25 +52,25 @@ class KVCache:
         return keys, values
 
     def layer(self, layer: int) -> tuple[Array, Array]:
-        """Return the room of one layer: keys and values."""
-        layer %= len(self.keys)  # without a cache there is room for one layer at a time
+        """Return the keys and values of one layer."""
+        layer %= len(self.keys)  # a pass without a cache has only one, which all layers share
         return self.keys[layer], self.values[layer]
 
     def advance(self) -> None:
-        """Count the tokens that every layer has stored in this forward pass."""
+        """Count the tokens that the layers have stored in this forward pass."""
         self.lengths = self.lengths + self.new
 
     def rewind(self, tokens: int) -> None:
-        """Forget the last tokens of each text."""
+        """Drop the last `tokens` tokens of each text."""
         self.lengths = self.lengths - tokens
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only these texts of the batch, in this order."""
+        """Keep only these rows of the batch, in this order."""
         kept = self._select(rows, self.capacity)
         self.keys, self.values, self.lengths = kept.keys, kept.values, kept.lengths
 
     def copies(self, batch: int, capacity: int) -> "KVCache":
-        """Return a cache of `batch` texts that all begin with the one that this cache holds."""
+        """Return a cache of `batch` texts that all start with the first text of this cache."""
         return self._select([0] * batch, capacity)
 
     def _select(self, rows: list[int], capacity: int) -> "KVCache":

@@ -1,8 +1,8 @@
 """GPT-2: the whole transformer, from its parts to the forward pass, written in `ops`.
 
 Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D width, V vocabulary.
-Names are the checkpoint's. The architecture: Radford et al., "Language Models are Unsupervised
-Multitask Learners", 2019; each block normalizes its input, not its output.
+Names are the checkpoint's. The architecture is that of Radford et al., "Language Models are
+Unsupervised Multitask Learners", 2019: each block normalizes its input (pre-norm).
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from gpt_cli.config import GPT2Config
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
-Counts: TypeAlias = NDArray[np.int64]  # of tokens, on the host
+Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
 
-PASS = 1024  # tokens, in all rows, that callers compute at a time: what is held grows with them
+PASS = 1024  # tokens per pass, over all rows, that callers should not exceed: it bounds memory
 
 # --- the weights: plain data ---------------------------------------------------------------------
 
@@ -30,19 +30,19 @@ class Attention:
     c_attn: Linear  # (C, 3C): queries, keys and values in one product
     c_proj: Linear  # (C, C)
     n_head: int
-    scale: float  # of the scores: 1 / sqrt(D), unless the configuration says otherwise
+    scale: float  # factor of the scores: 1 / sqrt(D), unless the configuration says otherwise
 
 
 @dataclass(frozen=True)
 class MLP:
-    """Two layers with an activation between them."""
+    """Two linear layers with an activation between them."""
 
     c_fc: Linear  # (C, 4C)
     c_proj: Linear  # (4C, C)
     activation: str
 
 
-@dataclass(frozen=True, eq=False)  # a key by what it is, not by its numbers
+@dataclass(frozen=True, eq=False)  # hashable by identity
 class Block:
     """One of the n_layer layers."""
 
@@ -54,28 +54,28 @@ class Block:
 
 @dataclass(frozen=True)
 class GPT2:
-    """A checkpoint in memory, with the operations of the device that it lies on."""
+    """A checkpoint in memory, with the operations of its device."""
 
     config: GPT2Config
     ops: Ops
-    wte: Matrix  # (C, V) token embedding: a column for each token
+    wte: Matrix  # (C, V) token embedding, one column per token
     wpe: Array  # (n_positions, C) position embedding
     h: tuple[Block, ...]
     ln_f: LayerNorm
-    lm_head: Linear  # (C, V), in most checkpoints wte again
+    lm_head: Linear  # (C, V), tied to wte in most checkpoints
 
 
-# --- the computation, leaf to whole --------------------------------------------------------------
+# --- the computation, bottom-up --------------------------------------------------------------
 
 
 def split_heads(qkv: Array, n_head: int) -> Array:
-    """(B, T, 3C) -> (3, B, H, T, D): the queries, keys and values of each head."""
+    """Split into queries, keys and values by head: (B, T, 3C) -> (3, B, H, T, D)."""
     B, T, width = qkv.shape
     return qkv.reshape(B, T, 3, n_head, width // (3 * n_head)).transpose(2, 0, 3, 1, 4)
 
 
 def merge_heads(x: Array) -> Array:
-    """(B, H, T, D) -> (B, T, C)."""
+    """Concatenate the heads: (B, H, T, D) -> (B, T, C)."""
     B, H, T, D = x.shape
     return x.swapaxes(1, 2).reshape(B, T, H * D)
 
@@ -83,7 +83,7 @@ def merge_heads(x: Array) -> Array:
 def attention(
     ops: Ops, x: Array, attn: Attention, visible: Array, cache: KVCache, layer: int
 ) -> Array:
-    """Each token gathers from those before it and from itself: x (B, T, C) -> (B, T, C)."""
+    """Mix each token with the tokens before it and itself: x (B, T, C) -> (B, T, C)."""
     qkv = ops.linear(x, attn.c_attn)  # (B, T, 3C)
     q, k, v = split_heads(qkv, attn.n_head)  # (B, H, T, D)
     keys, values = cache.append(layer, k, v)  # of all S tokens
@@ -92,19 +92,19 @@ def attention(
 
 
 def mlp(ops: Ops, x: Array, m: MLP) -> Array:
-    """Each token by itself: x (B, T, C) -> (B, T, C)."""
+    """Transform each token by itself: x (B, T, C) -> (B, T, C)."""
     hidden = ops.linear(x, m.c_fc, activation=m.activation)  # (B, T, 4C)
     return ops.linear(hidden, m.c_proj)
 
 
 def block(ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: int) -> Array:
-    """One layer: attention and MLP, each reading a normalized x and adding to x (B, T, C)."""
+    """Run one layer: attention and MLP each read the normalized x and add to x (B, T, C)."""
     x = ops.add(x, attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer))
     return ops.add(x, mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp))
 
 
 def layers(ops: Ops, x: Array, h: tuple[Block, ...], visible: Array, cache: KVCache) -> Array:
-    """All layers, one after the other: x (B, T, C) -> (B, T, C)."""
+    """Run all layers: x (B, T, C) -> (B, T, C)."""
     for layer, b in enumerate(h):
         x = block(ops, x, b, visible, cache, layer)
     return x
@@ -113,41 +113,41 @@ def layers(ops: Ops, x: Array, h: tuple[Block, ...], visible: Array, cache: KVCa
 def hidden_states(
     model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
 ) -> Array:
-    """Compute what the last layer says at each token: ids (B, T) -> (B, T, C).
+    """Compute the output of the last layer for each token: ids (B, T) -> (B, T, C).
 
     Args:
         model: the weights.
-        ids: the whole texts, or what is new since the last pass with `cache`.
-        cache: the keys and values of the tokens before; the new ones are added to it.
-        lengths: (B,) how many of a row's T ids are its own; the rest, at its end, only makes the
-            rows equally long, and what is computed there must not be read. By default all.
+        ids: the whole texts, or the tokens that follow those in `cache`.
+        cache: the keys and values of the previous tokens; those of `ids` are appended.
+        lengths: (B,) number of real ids in each row of a ragged batch, by default T. The rest of a
+            row is padding on the right; its results are undefined.
 
     Raises:
-        IndexError: the cache has no room for the tokens, or an id or a position is out of range.
+        IndexError: the cache is full, or an id or a position is out of range.
     """
     ops = model.ops
     B, T = ids.shape
-    if cache is None:  # the same, but no layer's keys and values outlive it
+    if cache is None:  # room for one layer, which the next overwrites
         cache = KVCache(model.config, ops, B, T, layers=1)
     new = np.full(B, T) if lengths is None else lengths
     cache.reserve(new)
     positions = cache.lengths[:, None] + np.minimum(np.arange(T), new[:, None] - 1)  # (B, T)
-    visible = positions + 1  # the causal mask: a token sees its own key and those before it
+    visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
 
     x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
-    all_layers = ops.layers or partial(layers, ops)  # some operations have `layers` in one piece
+    all_layers = ops.layers or partial(layers, ops)  # some ops have `layers` as one call
     x = all_layers(x, model.h, visible, cache)
     cache.advance()
     return x
 
 
 def unembed(model: GPT2, x: Array) -> Array:
-    """Compute the logits of what follows: hidden states x (..., C) -> (..., V), float32."""
+    """Compute the logits of the next token: hidden states x (..., C) -> (..., V), float32."""
     return model.ops.linear(model.ops.layer_norm(x, model.ln_f), model.lm_head)
 
 
 def forward(
     model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
 ) -> Array:
-    """The whole transformer: ids (B, T) -> logits (B, T, V) of what follows each token, float32."""
+    """Run the transformer: ids (B, T) -> logits (B, T, V) of each next token, float32."""
     return unembed(model, hidden_states(model, ids, cache, lengths))

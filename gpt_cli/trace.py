@@ -1,4 +1,4 @@
-"""What happens inside the model, laid open: each layer's state, attention and prediction."""
+"""Trace a forward pass: the state, attention and prediction of each layer."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,17 +13,17 @@ from gpt_cli.model import GPT2, Block, block, split_heads, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.sampling import likeliest
 
-_SLICE = 64  # rows of logits that `lens` has at a time: one of GPT-2's takes 200 kB
+_SLICE = 64  # rows of logits that `lens` computes at a time: a row of GPT-2 takes 200 kB
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One pass over a text, on the host. L is n_layer; index 0 of L + 1 is before the first layer.
+    """The trace of one pass, on the host. L is n_layer; index 0 of L + 1 is before the first layer.
 
     Attributes:
         ids: (T,) the tokens.
-        residual: (L + 1, T, C) the residual stream: the embedding, and what each layer made of it.
-        attention: (L, H, T, T) how much each token (row) takes from each (column): rows sum to 1.
+        residual: (L + 1, T, C) the residual stream: the embedding, then the output of each layer.
+        attention: (L, H, T, T) the weight of each token (column) for each token (row).
     """
 
     model: GPT2 = field(repr=False)
@@ -33,12 +33,12 @@ class Trace:
 
     @cached_property
     def logits(self) -> NDArray[np.float32]:
-        """(L + 1, T, V) what would follow each token if the model ended after that layer.
+        """The logits (L + 1, T, V) of each next token if the model ended after each layer.
 
         The last are the model's own. This is the "logit lens" of nostalgebraist (2020).
 
         Raises:
-            ResourceError: there is not enough memory; `lens` needs less.
+            ResourceError: there is not enough memory. `lens` needs less.
             CheckpointError: the weights are damaged.
         """
         ops, (depth, T, _) = self.model.ops, self.residual.shape
@@ -46,10 +46,10 @@ class Trace:
         return ops.to_host(checked(unembed, self.model, ops.xp.asarray(self.residual)))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the likeliest tokens by `logits`, of which only a few exist at a time.
+        """Return the likeliest tokens by `logits`, computed in slices.
 
         Returns:
-            ids (L + 1, T, count), best first, and logarithms of their probabilities.
+            ids (L + 1, T, count), best first, and their log-probabilities.
 
         Raises:
             CheckpointError: the weights are damaged.
@@ -68,7 +68,7 @@ class Trace:
 
 
 def trace(model: GPT2, ids: list[int]) -> Trace:
-    """Compute the text of `ids`, 1 to n_positions of them, and keep what is usually passed on.
+    """Run a pass over `ids`, 1 to n_positions tokens, and keep its intermediate results.
 
     Raises:
         ResourceError: there is not enough memory.
@@ -77,26 +77,26 @@ def trace(model: GPT2, ids: list[int]) -> Trace:
     ops, xp, config = model.ops, model.ops.xp, model.config
     T = len(ids)
     states = (config.n_layer + 1) * T * config.n_embd
-    _check_room(ops, 4 * (states + config.n_layer * config.n_head * T * T), "what is inside", T)
+    _check_room(ops, 4 * (states + config.n_layer * config.n_head * T * T), "the trace", T)
     positions = np.arange(T)[None]
     visible = positions + 1
     cache = KVCache(config, ops, 1, T, layers=1)
     cache.reserve(np.array([T]))
     x = ops.embed(model.wte, model.wpe, xp.asarray([ids]), positions)
     residual, attention = [x], []
-    with np.errstate(all="ignore"):  # of damaged weights `checked` tells
+    with np.errstate(all="ignore"):  # `checked` reports damaged weights
         for layer, b in enumerate(model.h):
             attention.append(_pattern(ops, x, b))
             x = block(ops, x, b, visible, cache, layer)
             residual.append(x)
-    checked(unembed, model, x[:, -1])  # the last token has seen all others
+    checked(unembed, model, x[:, -1])  # the last token depends on all others
     return Trace(
         model, ids, ops.to_host(xp.concatenate(residual)), ops.to_host(xp.concatenate(attention))
     )
 
 
 def _pattern(ops: Ops, x: Array, b: Block) -> Array:
-    """Compute what `attend` does not give: its weights (B, H, T, T), of x (B, T, C)."""
+    """Compute what `attend` does not return, its weights: x (B, T, C) -> (B, H, T, T)."""
     q, k, _ = split_heads(ops.linear(ops.layer_norm(x, b.ln_1), b.attn.c_attn), b.attn.n_head)
     scores = b.attn.scale * (q @ k.swapaxes(-1, -2))
     scores = ops.xp.where(ops.xp.tri(x.shape[1], dtype=bool), scores, -ops.xp.inf)
@@ -105,6 +105,6 @@ def _pattern(ops: Ops, x: Array, b: Block) -> Array:
 
 
 def _check_room(ops: Ops, needed: int, what: str, T: int) -> None:
-    """Raise ResourceError unless the memory has room twice: on the device, and on the host."""
-    said = f"{what} of a pass over {T} tokens takes"
-    check_room(said, 2 * needed, ops.free_memory(), "shorten the text")
+    """Raise ResourceError unless twice the memory is free: one copy for device, one for host."""
+    subject = f"{what} of a pass over {T} tokens takes"
+    check_room(subject, 2 * needed, ops.free_memory(), "shorten the text")

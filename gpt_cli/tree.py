@@ -12,13 +12,13 @@ from gpt_cli.sampling import likeliest
 
 @dataclass
 class Node:
-    """A token that may come next, and what may follow it.
+    """A possible next token, and its continuations.
 
     Attributes:
         id: the token.
-        logprob: its log-likelihood, in nats, after all before it.
-        total_logprob: that of the continuation that ends with it.
-        children: what follows, the likeliest first.
+        logprob: its log-probability in nats, given all tokens before it.
+        total_logprob: the log-probability of the continuation that ends with it.
+        children: the possible next tokens, likeliest first.
     """
 
     id: int
@@ -28,24 +28,23 @@ class Node:
 
 
 def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
-    """Find the `count` likeliest continuations of `ids`, 1 to n_positions of them.
+    """Return the `count` likeliest continuations of `ids`, 1 to n_positions tokens.
 
-    They are of all lengths. Since none is likelier than its own beginning, they form a tree, and
-    taking the best that is known, again and again, finds exactly them. After the end token, and
-    where the context is full, nothing follows.
+    They have any length. None is likelier than its own prefixes, so they form a tree, and
+    best-first search finds exactly them. Nothing follows the end token or a full context.
 
     Raises:
         CheckpointError: the weights are damaged.
     """
     ops, config = model.ops, model.config
     cache = KVCache(config, ops, 1, min(len(ids) + count, config.n_positions))
-    order = numbers()  # of equal ones, the first that was found
-    waiting: list[tuple[float, int, Node, list[int], list[Node]]] = []  # the likeliest first
+    order = numbers()  # breaks ties: first found, first taken
+    waiting: list[tuple[float, int, Node, list[int], list[Node]]] = []  # a heap, likeliest first
 
     def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
-        """Queue what may come after a path, to become one of its children."""
+        """Queue the likeliest next tokens of a path, which may become its children."""
         x = checked(hidden_states, model, ops.xp.asarray([path or ids]), cache)
-        cache.rewind(len(path))  # it holds the prompt alone
+        cache.rewind(len(path))  # back to the prompt
         found = likeliest(ops, checked(unembed, model, x[:, -1]), most)
         for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in found), strict=True):
             node = Node(id, logprob, total + logprob)

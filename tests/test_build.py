@@ -111,7 +111,7 @@ FAILURES = {
     "printf 'In file x.c:\nx.c:1: \aerror: no\n' >&2; exit 1": "NumPy computes: x.c:1: error: no",
     "exit 3": "the C compiler compiler: exit code 3",
     'case "$*" in *-shared*) echo "ld: error: no" >&2; exit 1;; esac': "ld: error: no",
-    "exit 0": "made what cannot be loaded",
+    "exit 0": "cannot be loaded",
 }
 
 

@@ -283,9 +283,7 @@ class NativeOps:
         rooms = address(keys), address(values), *steps, B, T, blocks, self._half
         result = address(y), y.strides[0] // 4, -(-address(scratch) // 64) * 64, threads
         if self._lib.gpt2_layers(*given, *counts, *rooms, *result):
-            raise IndexError(
-                f"too many tokens for the cache ({blocks * COLUMNS}) or the pass ({T})"
-            )
+            raise IndexError(f"too many tokens for a cache of {blocks * COLUMNS}, or a pass of {T}")
         return y.reshape(x.shape)
 
     def exp(self, x: Array) -> Array:
