@@ -1,9 +1,9 @@
-"""CuPy without a GPU: as much of it as `cupy_ops` uses, on NumPy; kernels by a C++ compiler.
+"""An emulation of the CuPy functions that `cupy_ops` uses: NumPy, and kernels compiled as C++.
 
-A kernel's blocks run one after the other, the threads of a block in turns: each until it waits for
-others. What an array of CuPy refuses, such as to become one of NumPy by itself, these refuse, too.
-It does not show how a GPU rounds, how fast it is, what happens where memory runs out, what copies
-that nobody waits for do, and whether each barrier is needed, as threads run in a fixed order.
+The blocks of a kernel run one after another. The threads of a block are coroutines that run in a
+fixed order and switch at barriers. Like CuPy's, these arrays refuse implicit conversion to NumPy.
+The emulation does not show a GPU's rounding, speed, lack of memory, asynchronous copies or missing
+barriers.
 """
 
 import ctypes
@@ -16,8 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
-# What CUDA has and C++ does not. Threads are coroutines, so that a block needs a single one of
-# the system's.
+# The features of CUDA that C++ lacks. Threads are coroutines, so a block runs in one system thread.
 _PRELUDE = r"""
 #include <cmath>
 #include <cstdlib>
@@ -93,7 +92,7 @@ static void run_blocks(int grid, int block, void (*kernel)())
         for (bool some = true; some;) {
             some = false;
             if (++rounds > 1000000)
-                abort();  // a barrier that some never reach
+                abort();  // some threads never reach a barrier
             for (int thread = 0; thread < block; thread++)
                 if (running[thread]) {
                     some = true;
@@ -119,7 +118,7 @@ static __half __float2half(float x) { __fp16 y = x; __half z; memcpy(&z, &y, 2);
 
 
 def _compile(source: str, options: tuple[str, ...], folder: Path) -> ctypes.CDLL:
-    """Compile CUDA's C++ as C++, with a function for each kernel that runs all its threads."""
+    """Compile CUDA code as C++, with a launch function for each kernel."""
     launchers = []
     for name, parameters in re.findall(r"__global__ void (\w+)\(([^)]*)\)", source):
         kinds = [re.sub(r"\w+$", "", part.strip()) for part in parameters.split(",")]
@@ -148,7 +147,7 @@ def _compile(source: str, options: tuple[str, ...], folder: Path) -> ctypes.CDLL
 
 
 class DeviceArray:
-    """An array that NumPy's functions refuse, as they refuse one of CuPy."""
+    """An array that NumPy's functions reject, as they reject CuPy's."""
 
     __array_ufunc__ = None
 
@@ -178,7 +177,7 @@ class DeviceArray:
     def __getitem__(self, place):
         found = self._host[_on_host(place, index=True)]
         if not np.may_share_memory(found, self._host):
-            found = np.asarray(found, order="C")  # as CuPy's copies; NumPy may transpose them
+            found = np.asarray(found, order="C")  # like a copy by CuPy; NumPy's may be transposed
         return _on_device(found)
 
     def __setitem__(self, place, value):
@@ -215,7 +214,7 @@ for _name in (
 
 
 def _on_device(found):
-    """Put arrays that a function of NumPy has returned on the device; also what are numbers."""
+    """Wrap arrays and scalars that a function of NumPy has returned."""
     if isinstance(found, np.ndarray | np.generic):
         return DeviceArray(np.asarray(found))
     if isinstance(found, tuple) and any(isinstance(part, np.ndarray) for part in found):
@@ -247,14 +246,14 @@ def _asarray(given, *args, **kwargs):
 
 
 def _empty(shape, dtype=np.float64):
-    """Memory in which nobody has written anything: no numbers, so that what reads it is seen."""
+    """Return uninitialized memory filled with NaNs, so that a read of it shows."""
     host = np.empty(shape, dtype)
     host.reshape(-1).view(np.uint8).fill(0xFF)
     return DeviceArray(host)
 
 
 class _Module(ModuleType):
-    """Functions of NumPy under CuPy's names."""
+    """A module with functions of NumPy under CuPy's names."""
 
     def __getattr__(self, name: str):
         found = getattr(np, name)
@@ -295,7 +294,7 @@ _KINDS = {0: np.float32, 2: np.float16}  # CUDA_R_32F, CUDA_R_16F
 
 
 def _matrix(address: int, kind: int, rows: int, columns: int, ld: int) -> np.ndarray:
-    """A matrix whose columns lie `ld` apart, as its transpose."""
+    """Return the transpose of a column-major matrix with leading dimension `ld`."""
     count = (columns - 1) * ld + rows
     size = np.dtype(_KINDS[kind]).itemsize * count
     numbers = np.frombuffer((ctypes.c_char * size).from_address(address), _KINDS[kind])
@@ -307,7 +306,7 @@ def _gemm_strided_batched_ex(
     handle, transa, transb, m, n, k, alpha, a, a_kind, lda, a_step, b, b_kind, ldb, b_step,
     beta, c, c_kind, ldc, c_step, count, compute, algorithm,
 ):  # fmt: skip
-    """The product of cuBLAS, for what is asked of it here."""
+    """Emulate the product of cuBLAS, for the arguments that are used here."""
     assert (transb, compute) == (0, 68)
     assert [ctypes.c_float.from_address(factor).value for factor in (alpha, beta)] == [1, 0]
     sizes = [np.dtype(_KINDS[kind]).itemsize for kind in (a_kind, b_kind, c_kind)]
@@ -324,7 +323,7 @@ def _gemm_strided_batched_ex(
 
 
 def modules(folder: Path) -> dict[str, ModuleType]:
-    """Return modules to put into sys.modules; kernels are compiled in the folder."""
+    """Return modules for sys.modules; kernels are compiled in the folder."""
     cupy, cupyx = _Module("cupy"), ModuleType("cupyx")
     cuda, device = ModuleType("cupy.cuda"), ModuleType("cupy.cuda.device")
     runtime, cublas = ModuleType("cupy.cuda.runtime"), ModuleType("cublas")
@@ -361,10 +360,10 @@ def modules(folder: Path) -> dict[str, ModuleType]:
 
 
 def install(patch, folder: Path) -> None:
-    """Make `import cupy` find this, until the monkeypatch is undone; a GPU seems to be there."""
+    """Make `import cupy` find this emulation and a GPU seem present, until the patch is undone."""
     for name, module in modules(folder).items():
         patch.setitem(sys.modules, name, module)
-    # Imported anew, and away again afterwards: it keeps the modules that it was imported with.
+    # Import it anew, and drop it afterwards, because it keeps references to these modules.
     patch.setitem(sys.modules, "gpt_cli.ops.cupy_ops", None)
     patch.delitem(sys.modules, "gpt_cli.ops.cupy_ops")
     patch.setattr("gpt_cli.gpu.problem", lambda: None)

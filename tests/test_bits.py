@@ -1,6 +1,6 @@
-"""One result, the same to the last bit, however the library computes it.
+"""The library gives the same bits however a result is computed.
 
-Each test computes something plainly: a text alone, at once, without a cache, in one thread. Then it
+Each test computes a reference: a text alone, in one pass, without a cache, in one thread. Then it
 computes the same in other ways.
 """
 
@@ -47,7 +47,7 @@ threads_and_levels = st.tuples(st.integers(1, 4), st.sampled_from(LEVELS or [""]
 
 
 def model_of(ops, weights_of=None, seed=0, head_size=8, **changes):
-    """A model in memory whose matrices are as a checkpoint has them for these operations."""
+    """Return a model whose matrices are stored as in a checkpoint for these operations."""
     config = CONFIG | changes | {"n_embd": changes["n_head"] * head_size}
     weights = make_weights(config, seed=seed)
     if weights_of in ("bfloat16", "float16"):
@@ -60,7 +60,7 @@ def model_of(ops, weights_of=None, seed=0, head_size=8, **changes):
 
 @contextmanager
 def computing(ops, threads, level):
-    """Compute with so many threads, at a level of the processor."""
+    """Compute with this number of threads, at this level of the processor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "threads", threads)
         bindings.use_level(level)
@@ -74,7 +74,7 @@ def assert_same_bits(found, expected):
 
 
 def in_chunks(model, ids, lengths, ends):
-    """The logits of each row (T, V), of a pass for each chunk."""
+    """Return the logits (B, T, V), computed in one pass per chunk."""
     cache, logits = KVCache(model.config, model.ops, *ids.shape), []
     for start, end in itertools.pairwise([0, *ends]):
         new = np.clip(lengths - start, 0, end - start)
@@ -88,7 +88,7 @@ def in_chunks(model, ids, lengths, ends):
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(config=configs, lengths=lengths_of_rows, threads=st.integers(1, 4), data=st.data())
 @settings(max_examples=25)
-def test_a_text_has_the_same_logits_in_any_batch_chunks_threads_and_level(
+def test_a_text_has_the_same_logits_for_any_batch_chunks_threads_and_level(
     native, dtype, config, lengths, threads, data
 ):
     model = model_of(native(dtype), dtype, **config)
@@ -119,7 +119,7 @@ def test_token_by_token_is_the_whole_text(native, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @given(config=configs, T=st.integers(1, 60), seed=st.integers(0, 1000))
 @settings(max_examples=12)
-def test_weights_in_16_bits_give_what_the_same_numbers_in_32_give(native, dtype, config, T, seed):
+def test_weights_in_16_bits_equal_the_same_weights_in_float32(native, dtype, config, T, seed):
     short, long = (
         model_of(native(held), dtype, seed=seed, **config) for held in (dtype, "float32")
     )
@@ -133,7 +133,7 @@ def test_weights_in_16_bits_give_what_the_same_numbers_in_32_give(native, dtype,
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(config=configs, lengths=lengths_of_rows, way=threads_and_levels)
 @settings(max_examples=12)
-def test_layers_in_one_call_are_their_operations_one_by_one(native, dtype, config, lengths, way):
+def test_layers_in_one_call_equals_the_single_operations(native, dtype, config, lengths, way):
     model = model_of(native(dtype), dtype, **config)
     ids, lengths = right_pad([np.arange(length) % config["vocab_size"] for length in lengths])
     ends = [(ids.shape[1] + 1) // 2, ids.shape[1]][ids.shape[1] == 1 :]
@@ -145,12 +145,12 @@ def test_layers_in_one_call_are_their_operations_one_by_one(native, dtype, confi
         assert_same_bits(one[:length], other[:length])
 
 
-# --- what is done with it ------------------------------------------------------------------------
+# --- generation and scoring ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
 def model(native, request):
-    """A model of which a part of the tokens end the text, with a short context."""
+    """Return a model with a short context, in which every fifth token ends the text."""
     ends = list(range(0, len(VOCAB), 5))
     return model_of(
         native(request.param), n_head=3, head_size=17, n_positions=24, n_layer=2, eos_token_id=ends
@@ -246,7 +246,7 @@ STORIES = [
 ]
 
 
-def test_the_ways_to_ask_the_bundled_model_agree(tiny):
+def test_all_ways_to_use_the_bundled_model_agree(tiny):
     options = {"max_tokens": 12, "seed": 5, "top_logprobs": 3, "ignore_eos": True}
     rows = [{"prompt": prompt, "seed": 5} for prompt in STORIES]
     alone = [tiny.generate([prompt], **options)[0] for prompt in STORIES]
@@ -258,7 +258,7 @@ def test_the_ways_to_ask_the_bundled_model_agree(tiny):
             assert done.top_logprobs == expected.top_logprobs
     for prompt, done in zip(STORIES, alone, strict=True):
         assert tiny.next_tokens(prompt, 3) == done.top_logprobs[0]
-        # What was written, scored: temperature and filters do not count.
+        # Score the generated text: temperature and filters must not matter.
         ids = tiny.encode(prompt) + done.ids
         (scored,) = score(tiny.model, tiny.tokenizer, [ids])
         assert scored.token_logprobs[-len(done.ids) :] == done.logprobs
@@ -289,7 +289,7 @@ def test_a_row_draws_the_same_token_beside_any_others(native, rows, V, seed, par
     cumulated = cumulated_weights(ops, logits)
     for row, together in zip(logits, cumulated, strict=True):
         assert np.array_equal(cumulated_weights(ops, row[None])[0], together)
-    # Numbers at which the draw passes from one token to the next.
+    # Numbers at which the draw changes from one token to the next.
     places = [data.draw(st.integers(0, V - 1)) for _ in range(rows)]
     ends = cumulated[np.arange(rows), places] / cumulated[:, -1]
     for uniforms in (ends * (1 - 2**-53), np.nextafter(ends, 0), np.minimum(ends, 1 - 2**-53)):

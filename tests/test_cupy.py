@@ -1,4 +1,4 @@
-"""The operations on a GPU, where there is one; and without one, on what `emulated_cuda` has."""
+"""The operations on a GPU, and without one on `emulated_cuda`."""
 
 import shutil
 import sys
@@ -45,7 +45,7 @@ def ops(request, tmp_path_factory):
             pytest.skip("needs a C++ compiler")
         emulated_cuda.install(patch, tmp_path_factory.mktemp("cuda"))
         ops = get_ops("cuda", dtype)
-        patch.setattr(sys.modules[type(ops).__module__], "_THREADS", 64)  # fewer to wait for
+        patch.setattr(sys.modules[type(ops).__module__], "_THREADS", 64)  # fewer to emulate
         yield ops
 
 
@@ -61,7 +61,7 @@ def assert_close(ops, found, expected):
 
 
 def matrices(ops, n_in, n_out, transposed=False):
-    """The same matrix for both."""
+    """Place the same matrix with both implementations."""
     matrix = random(n_out, n_in) if transposed else random(n_in, n_out)
     return [each.place_matrix(matrix, transposed=transposed) for each in (ops, NUMPY)]
 
@@ -104,14 +104,14 @@ def test_embed(ops, positions):
 
 
 @pytest.mark.parametrize(("id", "position"), [(-1, 0), (30, 0), (0, 7), (0, -1)])
-def test_what_is_out_of_range_is_no_number(ops, id, position):
+def test_ids_and_positions_out_of_range_give_nan(ops, id, position):
     placed, _ = matrices(ops, 20, 30, transposed=True)
     given = ops.xp.asarray([[id]]), np.array([[position]])
     assert np.isnan(ops.to_host(ops.embed(placed, ops.place(random(7, 20)), *given))).all()
 
 
 def stored(each, k, v, past, lengths, room=9):
-    """The keys and values of a layer of a new cache, after a `store`."""
+    """Return the keys and values of one layer of a new cache after a `store`."""
     B, H, _, D = k.shape
     keys, values = (array[1] for array in each.new_cache(2, B, H, room, D))
     each.store(each.place(k), each.place(v), keys, values, np.array(past), np.array(lengths))
@@ -119,11 +119,11 @@ def stored(each, k, v, past, lengths, room=9):
 
 
 @pytest.mark.parametrize("views", [True, False])
-def test_each_row_stores_its_own_tokens_behind_its_past(ops, views):
+def test_each_row_appends_its_own_tokens(ops, views):
     past, lengths = [0, 2, 3], [5, 3, 0]
-    rows = random(3, 5, 2, 4, 6)  # k and v of each of (B, T), as the model computes them
+    rows = random(3, 5, 2, 4, 6)  # (B, T, 2, H, D), as the model computes k and v
     for row, own in enumerate(lengths):
-        rows[row, own:] = np.nan  # what fills the row up
+        rows[row, own:] = np.nan  # padding
     rows = rows.astype(ops.dtype)
     k, v = rows.transpose(2, 0, 3, 1, 4)
     if not views:
@@ -134,7 +134,7 @@ def test_each_row_stores_its_own_tokens_behind_its_past(ops, views):
         assert np.array_equal(ops.to_host(there), here)
 
 
-def test_a_cache_that_is_not_in_one_piece_is_refused(ops):
+def test_a_cache_that_is_not_contiguous_is_rejected(ops):
     k = ops.place(random(2, 3, 1, 4))
     keys, values = (array[:, 0] for array in ops.new_cache(2, 2, 3, 5, 4))
     with pytest.raises(ValueError, match="must be contiguous"):
@@ -159,7 +159,7 @@ def test_a_cache_that_is_not_in_one_piece_is_refused(ops):
 def test_attend(ops, D, visible):
     visible = np.array(visible)
     B, T = visible.shape
-    S = visible.max() + 4  # behind what is visible: what another text has left
+    S = visible.max() + 4  # beyond the visible keys: leftovers of another text
     q, (k, v) = random(B, T, 3, D).swapaxes(1, 2), random(2, B, 3, S, D, seed=1)
     found, expected = (
         each.attend(each.place(q), *stored(each, k, v, [0] * B, [S] * B, room=S), 0.3, visible)
@@ -169,7 +169,7 @@ def test_attend(ops, D, visible):
 
 
 @pytest.mark.parametrize("visible", [[[5], [3]], [[1, 3, 5], [1, 2, 3]]])
-def test_what_nobody_has_written_does_not_matter(ops, visible):
+def test_unwritten_keys_and_values_do_not_matter(ops, visible):
     q, k, v = random(3, 2, 2, 5, 8)
     q, visible = q[:, :, : len(visible[0])], np.array(visible)
     found, expected = (
@@ -179,7 +179,7 @@ def test_what_nobody_has_written_does_not_matter(ops, visible):
     assert_close(ops, found, expected)
 
 
-def test_a_text_too_long_for_the_memory_of_a_block(ops, monkeypatch):
+def test_a_text_too_long_for_shared_memory(ops, monkeypatch):
     monkeypatch.setattr(sys.modules[type(ops).__module__], "_SHARED", 0)
     q, k, v = random(3, 2, 2, 50, 16)
     q, visible = q[:, :, :1], np.array([[50], [41]])
@@ -202,7 +202,7 @@ def test_log_normalizer(ops):
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "n_inner": 20}])
 @pytest.mark.parametrize("lengths", [[[9, 9], [1, 1], [2, 2]], [[9, 6], [1, 1], [2, 0]]])
-def test_the_model_computes_what_it_does_on_the_cpu(ops, changes, lengths):
+def test_logits_are_those_of_the_cpu(ops, changes, lengths):
     config = CONFIG | changes
     logits = {}
     for each in (ops, NUMPY):
@@ -230,7 +230,7 @@ def test_the_model_computes_what_it_does_on_the_cpu(ops, changes, lengths):
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_a_seed_gives_the_same_text_as_on_the_cpu(ops, tokenizer, how, use_cache):
     if ops.dtype == "float16":
-        pytest.skip("rounded otherwise")
+        pytest.skip("float16 rounds differently")
     how = {"seed": 3, "ignore_eos": True, "use_cache": use_cache} | how
     rows = [([1, 2, 3], 6), ([4, 5], 3), ([6, 7, 8, 9, 10], 5)]  # prompts, new tokens
     requests = [
@@ -250,7 +250,7 @@ def test_a_seed_gives_the_same_text_as_on_the_cpu(ops, tokenizer, how, use_cache
         np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=1e-4)
 
 
-def test_what_is_inside_is_as_on_the_cpu(ops):
+def test_a_trace_is_that_of_the_cpu(ops):
     tolerance = 1e-4 if ops.dtype == "float32" else 1e-2
     found, expected = (
         trace(
@@ -269,9 +269,9 @@ def test_what_is_inside_is_as_on_the_cpu(ops):
         assert np.array_equal(there[0], here[0])
 
 
-def test_the_tree_is_as_on_the_cpu(ops):
+def test_a_tree_is_that_of_the_cpu(ops):
     if ops.dtype == "float16":
-        pytest.skip("rounded otherwise")
+        pytest.skip("float16 rounds differently")
 
     def lines(nodes):
         for node in nodes:

@@ -1,4 +1,4 @@
-"""Int8 weights: how they are made, what is computed with them, and how near that is to float32."""
+"""Int8 weights: quantization, operations, and accuracy relative to float32."""
 
 import functools
 import itertools
@@ -21,7 +21,7 @@ from gpt_cli.ops.int8 import BLOCK, LARGEST, LARGEST_ACTIVATION, Int8Rows, quant
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, Int8NumPyOps
 
 ALMOST_NOTHING = 2e-36  # below it, weights may be rounded to 0
-DAMAGE = {  # by its bits: there are many numbers that are none
+DAMAGE = {  # by its bits: there are many NaNs
     "inf": 0x7F800000,
     "-inf": 0xFF800000,
     "nan": 0x7FC00000,
@@ -37,19 +37,19 @@ def array(name: str, *shape: int, seed: int = 0):
 
 @st.composite
 def matrices(draw):
-    """A few large weights among many small ones, of any size."""
+    """Draw a matrix with a few large weights among many small ones, of any magnitude."""
     shape = draw(st.integers(1, 200), "rows"), draw(st.integers(1, 6), "columns")
     cubed = noise("matrix", *shape, seed=draw(st.integers(0, 1000), "seed")) ** 3
     return (cubed * 2.0 ** draw(st.integers(-80, 120), "exponent")).astype(np.float32)
 
 
 def of_each_weight(scale, rows: int):
-    """The scale of each weight of a matrix that is not transposed."""
+    """Return the scale of each weight of a matrix that is not transposed."""
     return scale.repeat(BLOCK, axis=0)[:rows].astype(np.float64)
 
 
 def in_blocks(matrix):
-    """The largest weight of each block."""
+    """Return the largest weight of each block."""
     starts = np.arange(0, len(matrix), BLOCK)
     return np.maximum.reduceat(abs(matrix.astype(np.float64)), starts, axis=0)
 
@@ -60,13 +60,13 @@ def compiled(native):
 
 
 @pytest.fixture(scope="session")
-def twin():
-    """What the compiled operations must compute."""
+def reference():
+    """Return the reference of the compiled operations."""
     return Int8NumPyOps()
 
 
 def assemble(ops, **changes):
-    """A model as `make_model` of conftest makes it."""
+    """Return a model like those of `make_model` in conftest."""
     config = CONFIG | {"n_embd": 64, "n_layer": 2} | changes
     return checkpoint.assemble(GPT2Config.from_dict(config), ops, make_weights(config))
 
@@ -76,7 +76,7 @@ def make_int8_model(int8_ops):
     return functools.cache(lambda **changes: assemble(int8_ops, **changes))
 
 
-# --- how the weights are rounded -----------------------------------------------------------------
+# --- quantization --------------------------------------------------------------------------------
 
 
 @given(matrix=matrices())
@@ -89,7 +89,7 @@ def test_a_weight_is_within_half_a_scale_of_what_it_was(matrix):
 
 
 @given(matrix=matrices())
-def test_a_scale_is_as_large_as_it_must_be_and_no_more_precise_than_bfloat16(matrix):
+def test_a_scale_is_minimal_and_fits_bfloat16(matrix):
     scale = quantize(matrix).scale
     assert scale.dtype == np.float32
     assert not (scale.view(np.uint32) & 0xFFFF).any()
@@ -99,7 +99,7 @@ def test_a_scale_is_as_large_as_it_must_be_and_no_more_precise_than_bfloat16(mat
 
 
 @given(matrix=matrices())
-def test_what_is_transposed_is_rounded_as_if_it_were_not(matrix):
+def test_transposed_matrices_are_quantized_alike(matrix):
     made, other = quantize(matrix), quantize(matrix.T.copy(), transposed=True)
     assert np.array_equal(other.weight.T, made.weight)
     assert np.array_equal(other.scale.T, made.scale)
@@ -126,7 +126,7 @@ def test_the_last_block_may_be_shorter(n_in, blocks, transposed):
 
 
 @pytest.mark.parametrize("transposed", [True, False])
-def test_a_block_of_zeros_stays_one(transposed):
+def test_a_block_of_zeros_stays_zero(transposed):
     matrix = array("matrix", 150, 3)
     matrix[64:128, 1] = 0
     made = quantize(matrix.T.copy() if transposed else matrix, transposed=transposed)
@@ -136,7 +136,7 @@ def test_a_block_of_zeros_stays_one(transposed):
 
 
 @pytest.mark.parametrize("size", [1e-45, 1e-40, 2e-38, 1e-36, 1e-30, 1e30, 3e38])
-def test_the_smallest_and_largest_numbers_can_be_rounded(size):
+def test_the_smallest_and_largest_numbers_can_be_quantized(size):
     matrix = np.array([size, -size, size / 2, 0], np.float32)[:, None]
     made = quantize(matrix)
     rounded = made[:].astype(np.float64)
@@ -145,7 +145,7 @@ def test_the_smallest_and_largest_numbers_can_be_rounded(size):
 
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_not_finite_makes_the_scale_of_its_block_so_and_no_other(damage, transposed):
+def test_nan_and_inf_spoil_only_the_scale_of_their_block(damage, transposed):
     matrix = array("matrix", 150, 3)
     matrix.view(np.uint32)[70, 1] = DAMAGE[damage]
     made = quantize(matrix.T.copy() if transposed else matrix, transposed=transposed)
@@ -154,7 +154,7 @@ def test_what_is_not_finite_makes_the_scale_of_its_block_so_and_no_other(damage,
 
 
 @given(matrix=matrices())
-def test_a_block_with_a_weight_of_the_largest_int8_is_rounded_once_only(matrix):
+def test_quantizing_again_changes_no_block_that_uses_the_full_range(matrix):
     made = quantize(matrix)
     again = quantize(made[:])
     full = in_blocks(made.weight) == LARGEST
@@ -165,7 +165,7 @@ def test_a_block_with_a_weight_of_the_largest_int8_is_rounded_once_only(matrix):
 
 @given(matrix=matrices(), ends=st.lists(st.integers(0, 220), min_size=2, max_size=2).map(sorted))
 @pytest.mark.parametrize("transposed", [True, False])
-def test_any_range_of_rows_is_that_of_the_whole(matrix, ends, transposed):
+def test_a_slice_of_rows_equals_the_slice_of_the_whole(matrix, ends, transposed):
     made = quantize(matrix, transposed=transposed)
     whole, part = made[:], made[slice(*ends)]
     assert whole.dtype == part.dtype == np.float32
@@ -184,7 +184,7 @@ def test_rows_stand_for_the_weights_times_the_scales_of_their_blocks():
 
 
 def assert_near(result, expected, tolerance):
-    """Compare with a tolerance relative to the largest number, and at least to 1."""
+    """Compare with a tolerance relative to the largest element, or to 1 if that is larger."""
     assert result.dtype == np.float32
     assert result.shape == expected.shape
     assert abs(result - expected).max() <= tolerance * max(1, abs(expected).max())
@@ -193,16 +193,16 @@ def assert_near(result, expected, tolerance):
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("rows", [(1, 1), (1, 2), (1, 7), (3, 5), (2, 40)])
 @pytest.mark.parametrize("n_in", [12, 64, 100, 192])
-def test_compiled_products_are_those_of_the_twin(compiled, twin, activation, rows, n_in):
+def test_compiled_products_equal_the_reference(compiled, reference, activation, rows, n_in):
     x = array("x", *rows, n_in)
     for n_out, bias in ((20, None), (20, array("bias", 20)), (70, None), (70, array("bias", 70))):
         weight = array("weight", n_in, n_out)
-        one, other = (Linear(ops.place_matrix(weight), bias) for ops in (compiled, twin))
-        size = abs(twin.linear(x, other)).max()  # before the activation
-        step = abs(x).max() / LARGEST_ACTIVATION  # an x between two steps may become either
+        one, other = (Linear(ops.place_matrix(weight), bias) for ops in (compiled, reference))
+        size = abs(reference.linear(x, other)).max()  # before the activation
+        step = abs(x).max() / LARGEST_ACTIVATION  # an x between two steps may round either way
         y, expected = (
             compiled.linear(x, one, activation=activation),
-            twin.linear(x, other, activation=activation),
+            reference.linear(x, other, activation=activation),
         )
         assert y.dtype == np.float32
         assert abs(y - expected).max() <= 2e-6 * max(1, size) + step * abs(weight).max()
@@ -211,9 +211,7 @@ def test_compiled_products_are_those_of_the_twin(compiled, twin, activation, row
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize("n_in", [12, 64, 100, 192])
 @pytest.mark.parametrize("transposed", [True, False])
-def test_a_product_differs_by_the_rounding_of_the_activations_only(
-    int8_ops, rows, n_in, transposed
-):
+def test_products_differ_only_by_the_rounding_of_activations(int8_ops, rows, n_in, transposed):
     x, weight, bias = array("x", rows, n_in), array("weight", n_in, 70), array("bias", 70)
     stored = weight.T.copy() if transposed else weight
     w = Linear(int8_ops.place_matrix(stored, transposed=transposed), bias)
@@ -234,11 +232,11 @@ def test_the_largest_products_do_not_overflow(int8_ops, rows, n_in, x_sign, w_si
     exact = float(n_in * x_sign * w_sign * LARGEST_ACTIVATION * LARGEST)
     y = int8_ops.linear(x, w)
     np.testing.assert_allclose(y, exact, rtol=1e-6)
-    if int8_ops.name == "native" and n_in % BLOCK == 0:  # float32 has enough digits for them
+    if int8_ops.name == "native" and n_in % BLOCK == 0:  # float32 holds them exactly
         assert (y == exact).all()
 
 
-def test_every_number_of_16_bits_is_taken_exactly(int8_ops):
+def test_every_16_bit_activation_is_exact(int8_ops):
     x = np.arange(-LARGEST_ACTIVATION, LARGEST_ACTIVATION + 1, dtype=np.float32)[:, None]
     x = np.hstack([x, np.full_like(x, LARGEST_ACTIVATION)])
     w = Linear(int8_ops.place_matrix(np.array([[LARGEST], [0]], np.float32)))
@@ -246,7 +244,7 @@ def test_every_number_of_16_bits_is_taken_exactly(int8_ops):
     np.testing.assert_allclose(y[:, 0], LARGEST * x[:, 0].astype(np.float64), rtol=2e-7)
 
 
-def test_one_huge_activation_makes_the_others_coarse_and_nothing_more(int8_ops):
+def test_one_huge_activation_only_coarsens_the_others(int8_ops):
     x, weight = array("x", 3, 100), array("weight", 100, 40)
     x[:, 70] = 30_000
     y = int8_ops.linear(x, Linear(int8_ops.place_matrix(weight)))
@@ -257,7 +255,7 @@ def test_one_huge_activation_makes_the_others_coarse_and_nothing_more(int8_ops):
 
 @pytest.mark.parametrize("number", [0, 1e-35, -1e-45])
 @pytest.mark.parametrize("rows", [1, 9])
-def test_a_row_of_next_to_nothing_gives_the_bias(int8_ops, number, rows):
+def test_a_row_of_tiny_activations_gives_the_bias(int8_ops, number, rows):
     bias = array("bias", 40)
     w = Linear(int8_ops.place_matrix(array("weight", 100, 40)), bias)
     x = array("x", rows, 100)
@@ -268,7 +266,7 @@ def test_a_row_of_next_to_nothing_gives_the_bias(int8_ops, number, rows):
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("rows", [3, 20])
 @pytest.mark.parametrize("activation", [None, "gelu_new"])
-def test_what_is_no_number_stays_so_in_its_row_and_only_there(int8_ops, damage, rows, activation):
+def test_nan_and_inf_spoil_only_their_row(int8_ops, damage, rows, activation):
     x, w = array("x", rows, 100), Linear(int8_ops.place_matrix(array("weight", 100, 40)))
     whole = int8_ops.linear(x, w, activation=activation)
     x.view(np.uint32)[1, 70] = DAMAGE[damage]
@@ -280,7 +278,7 @@ def test_what_is_no_number_stays_so_in_its_row_and_only_there(int8_ops, damage, 
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
-def test_numbers_need_not_lie_side_by_side(int8_ops, rows):
+def test_arrays_need_not_be_contiguous(int8_ops, rows):
     x, w = array("x", rows, 200), Linear(int8_ops.place_matrix(array("weight", 100, 40)))
     for view in (x[:, ::2], x[:, 50:150], x[::-1, :100]):
         assert np.array_equal(int8_ops.linear(view, w), int8_ops.linear(view.copy(), w))
@@ -296,7 +294,7 @@ def test_a_row_of_a_batch_is_exactly_the_row_alone(compiled, rows, activation):
         assert np.array_equal(row, compiled.linear(alone[None], w, activation=activation)[0])
 
 
-def test_the_arguments_are_left_as_they_are(int8_ops, cached):
+def test_arguments_are_not_modified(int8_ops, cached):
     x, matrix, heads = array("x", 9, 100), array("matrix", 100, 40), array("heads", 2, 2, 4, 4)
     copies = x.copy(), matrix.copy(), heads.copy()
     w = Linear(int8_ops.place_matrix(matrix), matrix[0])
@@ -306,18 +304,18 @@ def test_the_arguments_are_left_as_they_are(int8_ops, cached):
     assert all(map(np.array_equal, (x, matrix, heads), copies))
 
 
-# --- where matrices are placed -------------------------------------------------------------------
+# --- placing matrices ----------------------------------------------------------------------------
 
 
 def rows_of(int8_ops, placed, n_in):
-    """The matrix that has been placed: a row for each product with a unit vector."""
+    """Return a placed matrix, row by row as products with unit vectors."""
     return int8_ops.linear(np.eye(n_in, dtype=np.float32), Linear(placed))
 
 
 @pytest.mark.parametrize("piece", [1, 700, 7000, 10**6])
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("rounded", [True, False])
-def test_a_matrix_is_placed_whole_however_it_is_read(
+def test_place_matrix_does_not_depend_on_the_piece_size(
     int8_ops, monkeypatch, piece, transposed, rounded
 ):
     monkeypatch.setattr("gpt_cli.ops.native_ops._PIECE", piece)
@@ -332,7 +330,7 @@ def test_a_matrix_is_placed_whole_however_it_is_read(
 
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (64, 32), (65, 33), (130, 200)])
-def test_what_is_int8_already_is_placed_as_what_it_was_made_from(int8_ops, n_in, n_out, transposed):
+def test_int8_rows_are_placed_like_their_source(int8_ops, n_in, n_out, transposed):
     matrix = array("matrix", n_out, n_in) if transposed else array("matrix", n_in, n_out)
     made = quantize(matrix, transposed=transposed)
     one, other = (int8_ops.place_matrix(rows, transposed=transposed) for rows in (matrix, made))
@@ -354,7 +352,7 @@ def test_embed_adds_the_rounded_columns_to_the_positions(int8_ops, n_in, rounded
 
 
 @pytest.mark.parametrize(("id", "position"), [(70, 0), (0, 6)])
-def test_embed_refuses_what_is_out_of_range(int8_ops, id, position):
+def test_embed_rejects_ids_and_positions_out_of_range(int8_ops, id, position):
     wte = int8_ops.place_matrix(array("wte", 70, 12), transposed=True)
     with pytest.raises(IndexError):
         int8_ops.embed(wte, array("wpe", 6, 12), np.array([[0, id]]), np.array([[0, position]]))
@@ -369,14 +367,14 @@ def as_float16(x):
 
 
 def assert_same_numbers(one, other):
-    """Compare float16 arrays: zeros have signs, and what is no number may have any bits."""
+    """Compare float16 arrays: zeros have signs, and NaNs may differ."""
     assert np.array_equal(one, other, equal_nan=True)
     real = ~np.isnan(other)
     assert np.array_equal(np.signbit(one)[real], np.signbit(other)[real])
 
 
 def stored(ops, x, past=0):
-    """What a cache holds of x (B, H, S, D): keys and values, from its panels."""
+    """Store x (B, H, S, D) as keys and -x as values; return both from the panels of the cache."""
     B, H, S, D = x.shape
     keys, values = (layers[0] for layers in ops.new_cache(1, B, H, past + S, D))
     ops.store(x, -x, keys, values, np.full(B, past), np.full(B, S))
@@ -385,7 +383,7 @@ def stored(ops, x, past=0):
     return keys[:, :, past : past + S], values[:, :, past : past + S]
 
 
-# Around what float16 can hold, where every way to round has its border.
+# Around the limits of float16, where all cases of rounding occur.
 near_float16 = st.one_of(
     st.floats(width=32),
     st.floats(-70_000, 70_000, width=32),
@@ -403,7 +401,7 @@ def test_keys_and_values_are_stored_as_float16(compiled, numbers, batch, tokens,
     assert_same_numbers(values, as_float16(-x))
 
 
-def test_the_borders_of_float16_are_those_of_numpy(compiled):
+def test_the_limits_of_float16_are_those_of_numpy(compiled):
     ends = [np.nan, np.inf, 3e38, 65_536, 65_520, 65_519.99, 65_504, 1, 0]
     small = [2.0**-14, 2.0**-14 - 2.0**-25, 2.0**-24, 2.0**-25, 2.0**-26, 1e-45]
     x = np.array([*ends, *small], np.float32)[None, None, None]
@@ -411,7 +409,7 @@ def test_the_borders_of_float16_are_those_of_numpy(compiled):
         assert_same_numbers(found, as_float16(numbers))
 
 
-def test_a_number_between_two_float16_is_rounded_to_the_even_one(compiled):
+def test_float16_rounds_ties_to_even(compiled):
     halfs = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     after = np.append(halfs[1:], np.float32(65_536))
     between = (halfs + after) / 2
@@ -425,16 +423,16 @@ def test_a_number_between_two_float16_is_rounded_to_the_even_one(compiled):
             assert_same_numbers(found, as_float16(given_))
 
 
-def test_every_float16_is_read_as_what_it_is(compiled, cached):
+def test_every_float16_is_widened_exactly(compiled, cached):
     every = np.arange(2**16, dtype=np.uint16).view(np.float16)
     values = every[np.isfinite(every)].astype(np.float32).reshape(-1, 1, 1, 64)
     q, visible = np.zeros_like(values), np.ones((len(values), 1), int)
-    attended = compiled.attend(q, *cached(compiled, q, values), 1.0, visible)  # all of one key
+    attended = compiled.attend(q, *cached(compiled, q, values), 1.0, visible)  # each sees one key
     assert np.array_equal(attended, values)
 
 
 def attention(T, D, ragged=False):
-    """What `attend` takes: queries, keys and values, and how many keys each query sees."""
+    """Return arguments of `attend`: queries, keys, values and visible counts."""
     S = T + 2
     q, keys, values = array("q", 2, 3, T, D), array("keys", 2, 3, S, D), array("values", 2, 3, S, D)
     return q, keys, values, np.arange(3, S + 1) - np.array([[0], [1]]) * ragged
@@ -446,7 +444,7 @@ ATTENTION = pytest.mark.parametrize(
 
 
 @ATTENTION
-def test_keys_and_values_count_as_what_a_cache_holds(int8_ops, cached, T, D, ragged):
+def test_attend_uses_keys_and_values_as_rounded_by_the_cache(int8_ops, cached, T, D, ragged):
     q, keys, values, visible = attention(T, D, ragged)
     rounded = [x.astype(np.float16).astype(np.float32) for x in (keys, values)]
     found, expected = (
@@ -457,10 +455,10 @@ def test_keys_and_values_count_as_what_a_cache_holds(int8_ops, cached, T, D, rag
 
 
 @ATTENTION
-def test_compiled_attention_is_that_of_the_twin(compiled, twin, cached, T, D, ragged):
+def test_compiled_attention_equals_the_reference(compiled, reference, cached, T, D, ragged):
     q, keys, values, visible = attention(T, D, ragged)
     attended, expected = (
-        ops.attend(q, *cached(ops, keys, values), 0.25, visible) for ops in (compiled, twin)
+        ops.attend(q, *cached(ops, keys, values), 0.25, visible) for ops in (compiled, reference)
     )
     assert_near(attended, expected, 4e-6)
 
@@ -472,13 +470,13 @@ texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40)
 
 
 def assert_alike(logits, expected, most=1e-2):
-    """Differences of float32 may tip a number from one 16-bit number to the next."""
+    """Compare loosely: a float32 difference may change the rounding to 16 bits."""
     assert logits.shape == expected.shape
     assert abs(logits - expected).max() <= most * expected.std()
 
 
 def assert_same(model, logits, expected):
-    """The same bits where the library computes."""
+    """Compare the bits if the library computes, else loosely."""
     if model.ops.name == "native":
         assert np.array_equal(logits.view(np.uint32), expected.view(np.uint32))
     assert_alike(logits, expected)
@@ -504,9 +502,9 @@ SIZES = [
 
 
 @pytest.mark.parametrize("changes", SIZES)
-def test_compiled_logits_are_those_of_the_twin(compiled, twin, changes):
+def test_compiled_logits_equal_the_reference(compiled, reference, changes):
     ids = np.arange(160).reshape(2, 80) * 7 % VOCAB_SIZE
-    logits, expected = (forward(assemble(ops, **changes), ids) for ops in (compiled, twin))
+    logits, expected = (forward(assemble(ops, **changes), ids) for ops in (compiled, reference))
     assert logits.dtype == np.float32
     assert_alike(logits, expected)
 
@@ -519,7 +517,7 @@ def test_a_cache_holds_float16(make_int8_model):
 
 
 @given(text=texts, size=st.integers(1, 12))
-def test_any_chunking_with_a_cache_is_the_whole_text_without(make_int8_model, text, size):
+def test_any_chunking_with_a_cache_equals_the_whole_text_without(make_int8_model, text, size):
     model, ids = make_int8_model(), np.array([text])
     size = min(size, len(text))
     assert_same(model, in_chunks(model, ids, size), forward(model, ids))
@@ -537,7 +535,7 @@ def test_a_row_of_a_ragged_batch_is_the_row_alone(make_int8_model, rows, size):
 
 @pytest.fixture(scope="module")
 def stories():
-    """What the bundled model writes, as ids, and the logits of float32."""
+    """Return texts by the bundled model, as ids with their float32 logits."""
     engine = gpt_cli.load("tiny", dtype="float32")
     beginnings = ["Once upon a time", "The cat", "Lily was", "One day"]
     written = engine.generate(beginnings, max_tokens=150, seed=3, ignore_eos=True)
@@ -551,7 +549,7 @@ def log_softmax(logits):
     return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
-def test_int8_is_near_float32_on_what_the_bundled_model_writes(int8_ops, stories, monkeypatch):
+def test_int8_is_close_to_float32_on_texts_of_the_bundled_model(int8_ops, stories, monkeypatch):
     monkeypatch.setenv("GPT_CLI_OPS", int8_ops.name)
     engine = gpt_cli.load("tiny", dtype="int8")
     assert (engine.model.ops.name, engine.model.ops.dtype) == (int8_ops.name, "int8")
@@ -566,7 +564,7 @@ def test_int8_is_near_float32_on_what_the_bundled_model_writes(int8_ops, stories
 
 @pytest.mark.parametrize("name", ["wte.weight", "h.1.mlp.c_fc.weight", "h.2.attn.c_proj.bias"])
 @pytest.mark.parametrize("damage", ["inf", "nan", "the last nan"])
-def test_damaged_weights_are_noticed(int8_ops, monkeypatch, tmp_path, name, damage):
+def test_damaged_weights_are_detected(int8_ops, monkeypatch, tmp_path, name, damage):
     monkeypatch.setenv("GPT_CLI_OPS", int8_ops.name)
     folder = write_damaged(tmp_path, name, np.uint32(DAMAGE[damage]).view(np.float32))
     engine = gpt_cli.load(str(folder), dtype="int8")

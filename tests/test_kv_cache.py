@@ -21,19 +21,19 @@ def heads(tokens: int, name: str = "keys", batch: int = 2):
 
 
 def append(cache, layer, k, v, new=None):
-    """Store what one layer has of the new tokens of each row."""
+    """Append the new tokens of each row to one layer."""
     cache.reserve(np.full(len(k), k.shape[2]) if new is None else np.array(new))
     return cache.append(layer, k, v)
 
 
 def mixed(cache, layer, ops):
-    """What queries take of a layer's values: whatever its layout, this tells what it holds."""
+    """Return the attention of fixed queries, which shows the contents of a layer in any layout."""
     q = heads(3, "queries", len(cache.lengths))
     visible = np.repeat(cache.lengths[:, None], 3, axis=1)
     return ops.to_host(ops.attend(q, cache.keys[layer], cache.values[layer], 1.0, visible))
 
 
-def test_it_has_room_for_each_layer_row_head_and_token(ops):
+def test_its_arrays_have_the_axes_layer_row_head_and_token(ops):
     cache = cache_of(ops)
     assert cache.keys.shape[:3] == cache.values.shape[:3] == (3, 2, 4)
     assert cache.keys.shape[3] == cache.values.shape[3] == -(-5 // ops.cache_block)
@@ -71,7 +71,7 @@ def test_every_layer_appends_at_the_same_place_until_advance(cache):
 
 
 @pytest.mark.parametrize("new", [[3, 2], [1, 4], [6, 0]])
-def test_more_than_there_is_room_for_is_refused_before_anything_is_stored(ops, new):
+def test_tokens_beyond_the_capacity_are_rejected_before_anything_is_stored(ops, new):
     cache = cache_of(ops)
     append(cache, 0, heads(3), heads(3), [3, 2])
     cache.advance()
@@ -99,7 +99,7 @@ def test_keep_drops_rows_and_keeps_the_lengths_of_the_others(ops, rows):
     assert np.array_equal(ops.to_host(found), before[rows])
 
 
-def test_what_is_forgotten_is_written_again(ops):
+def test_tokens_after_rewind_are_overwritten(ops):
     cache = cache_of(ops)
     append(cache, 0, heads(3), -heads(3))
     cache.advance()
@@ -112,7 +112,7 @@ def test_what_is_forgotten_is_written_again(ops):
     assert np.array_equal(mixed(cache, 0, ops), before)
 
 
-def test_copies_begin_alike_and_go_on_apart(ops):
+def test_copies_start_alike_and_continue_independently(ops):
     one = cache_of(ops, 3, batch=1)
     append(one, 2, heads(3)[:1], -heads(3)[:1])
     one.advance()

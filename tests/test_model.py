@@ -9,7 +9,7 @@ from gpt_cli.generate import right_pad
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import forward, merge_heads, split_heads
 
-TOLERANCE = 1e-4  # of the standard deviation of the reference's logits
+TOLERANCE = 1e-4  # in standard deviations of the reference's logits
 VOCAB_SIZE = 40
 N_POSITIONS = 16
 
@@ -33,12 +33,12 @@ batches = st.lists(texts, min_size=1, max_size=4)
 
 
 def chunks_of(data, T):
-    """The ends of the chunks of a text, chosen by hypothesis."""
+    """Draw the ends of the chunks of a text."""
     return [*sorted(data.draw(st.sets(st.integers(1, T), max_size=4), "cuts") - {T}), T]
 
 
 def forward_in_chunks(model, ids, ends, lengths=None):
-    """The logits of each row (T, V), of which the first `lengths` are the row's own."""
+    """Return logits (B, T, V), computed in chunks; the first `lengths` of a row are real."""
     cache = KVCache(model.config, model.ops, *ids.shape)
     lengths = np.full(len(ids), ids.shape[1]) if lengths is None else lengths
     logits = []
@@ -49,7 +49,7 @@ def forward_in_chunks(model, ids, ends, lengths=None):
 
 
 def assert_same_logits(model, one, other):
-    """The same bits where the library computes; else to within what NumPy rounds off."""
+    """Compare the bits if the library computes, else to within rounding."""
     if model.ops.name == "native":
         assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
     np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE / 4 * np.std(other))
@@ -80,7 +80,7 @@ def test_the_most_likely_tokens_are_those_of_transformers(case, load_case, golde
 @pytest.mark.parametrize(
     "case", [name for name in CASES if name not in ("hub", "saved", "upcast", "padded_vocabulary")]
 )
-def test_the_tolerance_tells_each_configuration_from_the_plain_one(case, golden):
+def test_the_tolerance_distinguishes_each_configuration(case, golden):
     plain, other = (golden("models.npz")[f"{name}/logits"] for name in ("hub", case))
     assert abs(plain - other).max() > 4 * TOLERANCE * plain.std()
 
@@ -148,7 +148,7 @@ def test_the_finished_rows_of_a_batch_may_leave_the_cache(make_model, config, ro
 
 
 @given(config=configs, text=texts.filter(lambda text: len(text) > 1), data=st.data())
-def test_what_is_taken_back_may_be_computed_again(make_model, config, text, data):
+def test_tokens_after_rewind_may_be_computed_again(make_model, config, text, data):
     model, ids = make_model(**config), np.array([text])
     cache = KVCache(model.config, model.ops, *ids.shape)
     place = data.draw(st.integers(1, len(text) - 1))
@@ -200,6 +200,6 @@ def test_the_longest_text_that_fits_is_n_positions(make_model):
     assert forward(make_model(), np.zeros((1, CONFIG["n_positions"]), int)).shape[1] == 80
 
 
-def test_a_text_beyond_the_positions_is_refused(make_model):
+def test_a_text_beyond_n_positions_is_rejected(make_model):
     with pytest.raises(IndexError):
         forward(make_model(), np.zeros((1, CONFIG["n_positions"] + 1), int))

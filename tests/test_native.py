@@ -1,4 +1,4 @@
-"""The compiled operations one by one: against NumPy at each level, and with any input."""
+"""Each compiled operation: compared with NumPy at each level, and with invalid input."""
 
 import gc
 import math
@@ -28,7 +28,7 @@ from gpt_cli.ops.numpy_ops import ACTIVATIONS, Int8NumPyOps, NumPyOps, softmax
 
 pytestmark = pytest.mark.usefixtures("library")
 
-COLUMNS, MAX_TILE_ROWS, PARTIAL_SUMS = bindings.COLUMNS, bindings.MAX_TILE_ROWS, 16
+PARTIAL_SUMS = 16
 FLOATS = ["float32", "bfloat16", "float16"]
 NUMPY = NumPyOps()
 
@@ -46,13 +46,13 @@ def array(name: str, *shape: int, seed: int = 0):
 
 
 def matrix_of(dtype, *shape, seed=0):
-    """A matrix as a checkpoint has it, for operations with weights in a type."""
+    """Return a matrix as a checkpoint stores it, for operations with this type of weights."""
     matrix = array("matrix", *shape, seed=seed)
     return matrix if dtype in ("float32", "int8") else InFile(matrix, dtype)
 
 
 def assert_same_bits(found, expected):
-    """Compare float32 arrays; what is no number may have any bits."""
+    """Compare float32 arrays by their bits; NaNs may differ."""
     assert found.dtype == expected.dtype == np.float32
     assert found.shape == expected.shape
     numbers = ~np.isnan(expected)
@@ -60,7 +60,7 @@ def assert_same_bits(found, expected):
     assert np.array_equal(found[numbers].view(np.uint32), expected[numbers].view(np.uint32))
 
 
-# --- against NumPy, which computes the same in float64 -------------------------------------------
+# --- compared with NumPy in float64 --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -78,7 +78,7 @@ def test_linear(level, native, dtype, rows, n_in, n_out, activation, has_bias, t
     found = ops.linear(x, w, activation)
     assert found.dtype == np.float32
     expected = NUMPY.linear(x.astype(np.float64), Linear(matrix, bias), activation)
-    # Each of n_in sums is rounded once.
+    # Each of the n_in additions rounds once.
     sizes_of_sums = abs(x) @ abs(matrix) + (0 if bias is None else abs(bias))
     assert (abs(found - expected) <= (n_in + 30) * 2.0**-24 * (sizes_of_sums + 1e-3)).all()
 
@@ -86,12 +86,13 @@ def test_linear(level, native, dtype, rows, n_in, n_out, activation, has_bias, t
 @given(rows=rows_of_x, n_in=sizes, n_out=sizes, activation=activations, seed=seeds)
 @at_each_level
 def test_linear_with_int8_weights(level, native, rows, n_in, n_out, activation, seed):
-    ops, twin, x = native("int8"), Int8NumPyOps(), array("x", rows, n_in, seed=seed)
+    ops, reference, x = native("int8"), Int8NumPyOps(), array("x", rows, n_in, seed=seed)
     matrix, bias = array("matrix", n_in, n_out, seed=seed), array("bias", n_out)
     found, expected = (
-        each.linear(x, Linear(each.place_matrix(matrix), bias), activation) for each in (ops, twin)
+        each.linear(x, Linear(each.place_matrix(matrix), bias), activation)
+        for each in (ops, reference)
     )
-    step = abs(x).max(axis=-1, keepdims=True) / 32639  # one number of x may be rounded either way
+    step = abs(x).max(axis=-1, keepdims=True) / 32639  # x may round either way
     sizes_of_sums = abs(x) @ abs(matrix) + abs(bias)
     most = (n_in + 30) * 2.0**-24 * (sizes_of_sums + 1e-3) + 2 * step * abs(matrix).max(axis=0)
     assert (abs(found - expected) <= most).all()
@@ -123,11 +124,11 @@ def test_layer_norm(level, native, rows, C, offset, seed):
 
 
 def cache_of(ops, keys, values, capacity):
-    """One layer of a cache with room for more than the keys and values (B, H, S, D) in it."""
+    """Return one layer of a cache that holds keys and values (B, H, S, D)."""
     B, H, S, D = keys.shape
     layer = [layers[0] for layers in ops.new_cache(1, B, H, capacity, D)]
     for each in layer:
-        each[...] = np.nan  # what is not stored must not count
+        each[...] = np.nan  # unwritten elements must not matter
     ops.store(keys, values, *layer, np.zeros(B, int), np.full(B, S))
     return layer
 
@@ -170,7 +171,7 @@ def test_store_writes_the_new_tokens_of_each_row_and_nothing_else(
         expected = np.full((B, H, 128, width), untouched, stored.dtype)
         for row in range(B):
             place = slice(past[row], past[row] + lengths[row])
-            expected[row, :, place] = 0  # values are filled up with zeros to whole panels
+            expected[row, :, place] = 0  # values are padded with zeros to whole panels
             expected[row, :, place, :D] = new[row, :, : lengths[row]]
         assert np.array_equal(stored, expected)
 
@@ -192,7 +193,7 @@ def test_log_normalizer(level, native, rows, n, scale, seed):
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
 
 
-def test_the_exponential_is_exact_to_one_unit_in_the_last_place(level, native):
+def test_exp_is_exact_to_one_ulp(level, native):
     exp = native("float32").exp
     x = np.linspace(-87, 88, 400_001, dtype=np.float32)
     exact = np.exp(x.astype(np.float64))
@@ -204,7 +205,7 @@ def test_the_exponential_is_exact_to_one_unit_in_the_last_place(level, native):
     assert np.isnan(above[4])
 
 
-def test_each_level_has_the_same_bits_for_numbers_of_every_kind(level, native):
+def test_levels_agree_on_floats_of_every_kind(level, native):
     ops, one = native("float32"), Linear(native("float32").place_matrix(np.eye(1, dtype="f4")))
     bits = np.arange(0, 2**32, 99_991, dtype=np.uint64).astype(np.uint32)
     x = bits.view(np.float32)
@@ -222,10 +223,10 @@ def test_each_level_has_the_same_bits_for_numbers_of_every_kind(level, native):
 
 
 def multiply_add(x, y, z):
-    """x * y + z of float32, rounded once.
+    """Return x * y + z in float32, rounded once.
 
-    The product is exact in float64. Where the sum is not, its last bit is made odd: then rounding
-    it again, to float32, gives what rounding once would (S. Boldo and G. Melquiond, 2008).
+    The product is exact in float64. If the sum is not, it is rounded to odd: then rounding it to
+    float32 gives the result of a single rounding (S. Boldo and G. Melquiond, 2008).
     """
     product, z = np.multiply(x, y, dtype=np.float64), np.asarray(z, np.float64)
     total = product + z
@@ -237,14 +238,14 @@ def multiply_add(x, y, z):
 
 
 def chain(x, matrix, start):
-    """Add x (rows, K) @ matrix (K, n) to start (rows, n), along K."""
+    """Return start (rows, n) + x (rows, K) @ matrix (K, n), added in order along K."""
     for k in range(len(matrix)):
         start = multiply_add(x[:, k, None], matrix[k], start)
     return start
 
 
 def sum_of(partial):
-    """Add PARTIAL_SUMS numbers as a tree."""
+    """Return the sum of PARTIAL_SUMS numbers, added as a tree."""
     half = PARTIAL_SUMS // 2
     while half:
         partial = partial[:half] + partial[half : 2 * half]
@@ -253,19 +254,19 @@ def sum_of(partial):
 
 
 def filled_up(row):
-    """Cut a row in pieces of PARTIAL_SUMS numbers, the last filled up with zeros."""
+    """Split a row into pieces of PARTIAL_SUMS numbers, padded with zeros."""
     return np.append(row, np.zeros(-len(row) % PARTIAL_SUMS, np.float32)).reshape(-1, PARTIAL_SUMS)
 
 
 def added_up(row):
-    """Add the numbers of a row."""
+    """Return the sum of a row in the order of the library."""
     return sum_of(sum(filled_up(row), np.zeros(PARTIAL_SUMS, np.float32)))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @given(rows=rows_of_x, n_in=sizes, n_out=sizes, has_bias=st.booleans(), seed=seeds)
 @at_each_level
-def test_a_product_is_a_chain_of_multiply_adds(
+def test_linear_is_a_chain_of_multiply_adds(
     level, native, dtype, rows, n_in, n_out, has_bias, seed
 ):
     ops, x = native(dtype), array("x", rows, n_in, seed=seed)
@@ -278,7 +279,7 @@ def test_a_product_is_a_chain_of_multiply_adds(
 
 @given(rows=rows_of_x, n_in=sizes, n_out=sizes, has_bias=st.booleans(), seed=seeds)
 @at_each_level
-def test_a_product_with_int8_weights_is_a_chain_over_blocks(
+def test_linear_with_int8_weights_is_a_chain_over_blocks(
     level, native, rows, n_in, n_out, has_bias, seed
 ):
     ops, x = native("int8"), array("x", rows, n_in, seed=seed)
@@ -298,7 +299,7 @@ def test_a_product_with_int8_weights_is_a_chain_over_blocks(
 
 @given(C=st.integers(1, 200), seed=seeds)
 @at_each_level
-def test_a_layer_norm_adds_in_one_order(level, native, C, seed):
+def test_layer_norm_adds_in_a_fixed_order(level, native, C, seed):
     x, weight, bias = (array(name, C, seed=seed) for name in ("x", "weight", "bias"))
     found = native("float32").layer_norm(x[None], LayerNorm(weight, bias, 1e-5))[0]
     centred = x - added_up(x) / np.float32(C)
@@ -311,7 +312,7 @@ def test_a_layer_norm_adds_in_one_order(level, native, C, seed):
 
 @given(S=st.integers(1, 100), D=head_sizes, seed=seeds)
 @at_each_level
-def test_attention_adds_in_one_order(level, native, S, D, seed):
+def test_attention_adds_in_a_fixed_order(level, native, S, D, seed):
     ops, q = native("float32"), array("q", 1, 1, 1, D, seed=seed)
     keys, values = (array(name, 1, 1, S, D, seed=seed) for name in ("keys", "values"))
     found = ops.attend(q, *cache_of(ops, keys, values, S), 0.3, np.array([[S]]))[0, 0]
@@ -323,7 +324,7 @@ def test_attention_adds_in_one_order(level, native, S, D, seed):
 
 @given(n=st.integers(1, 1000), seed=seeds)
 @at_each_level
-def test_a_normalizer_adds_in_one_order(level, native, n, seed):
+def test_log_normalizer_adds_in_a_fixed_order(level, native, n, seed):
     ops, logits = native("float32"), array("logits", n, seed=seed)
     weights, sums = ops.exp(logits - logits.max()), np.zeros(PARTIAL_SUMS)
     for start in range(0, n, 256):
@@ -332,14 +333,14 @@ def test_a_normalizer_adds_in_one_order(level, native, n, seed):
     assert abs(found - (float(logits.max()) + math.log(sum_of(sums)))) <= 1e-15 * max(1, found)
 
 
-# --- numbers that are none -----------------------------------------------------------------------
+# --- NaN and infinity ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
 @given(rows=rows_of_x, n_in=sizes, activation=activations, data=st.data())
 @settings(max_examples=15)
-def test_what_is_no_number_spoils_its_row_as_in_numpy_and_no_other(
+def test_nan_and_inf_spoil_only_their_row_as_in_numpy(
     native, dtype, damage, rows, n_in, activation, data
 ):
     ops, x = native(dtype), array("x", rows, n_in)
@@ -363,7 +364,7 @@ def test_what_is_no_number_spoils_its_row_as_in_numpy_and_no_other(
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
 @given(rows=rows_of_x, C=st.integers(2, 100), data=st.data())
 @settings(max_examples=15)
-def test_what_is_no_number_spoils_its_row_of_a_norm_or_a_normalizer(native, damage, rows, C, data):
+def test_nan_and_inf_spoil_only_their_row_of_a_norm_or_normalizer(native, damage, rows, C, data):
     ops, x = native("float32"), array("x", rows, C)
     ln = LayerNorm(array("weight", C), array("bias", C), 1e-5)
     row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, C - 1))
@@ -381,7 +382,7 @@ def test_what_is_no_number_spoils_its_row_of_a_norm_or_a_normalizer(native, dama
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
 @given(T=rows_of_x, D=head_sizes, data=st.data())
 @settings(max_examples=15)
-def test_what_is_no_number_spoils_the_queries_that_see_it(native, where, damage, T, D, data):
+def test_nan_and_inf_spoil_only_the_queries_that_see_them(native, where, damage, T, D, data):
     ops = native("float32")
     given_ = {name: array(name, 2, 2, T, D) for name in ("q", "keys", "values")}
     visible = np.tile(np.arange(1, T + 1), (2, 1))
@@ -403,11 +404,11 @@ def test_what_is_no_number_spoils_the_queries_that_see_it(native, where, damage,
     assert_same_bits(found[1, 0, :t], before[1, 0, :t])
 
 
-# --- arrays that lie otherwise -------------------------------------------------------------------
+# --- other array layouts -------------------------------------------------------------------------
 
 
 def misaligned(x):
-    """Put an array at an odd address."""
+    """Return a copy of an array at an odd address."""
     room = np.empty(x.nbytes + 1, np.uint8)
     moved = room[1:].view(x.dtype).reshape(x.shape)
     moved[...] = x
@@ -428,7 +429,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_how_an_array_lies_changes_no_bit(native, dtype, layout):
+def test_array_layout_changes_no_bit(native, dtype, layout):
     ops, laid = native(dtype), LAYOUTS[layout]
     B, H, T, D, C = 3, 2, 14, 24, 48
     x, matrix, bias = array("x", B, T, C), array("matrix", C, 70), array("bias", 70)
@@ -459,7 +460,7 @@ def test_how_an_array_lies_changes_no_bit(native, dtype, layout):
         assert_same_bits(found, expected)
 
 
-def test_numbers_may_be_one_number_that_is_repeated(native):
+def test_broadcast_arrays_are_accepted(native):
     ops, w = native("float32"), Linear(native("float32").place_matrix(array("matrix", 20, 33)))
     x = np.broadcast_to(array("x", 1, 20), (15, 20))
     assert_same_bits(ops.linear(x, w), ops.linear(x.copy(), w))
@@ -469,7 +470,7 @@ def test_numbers_may_be_one_number_that_is_repeated(native):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("piece", [1, 100, 5000, 10**6])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_matrix_is_packed_whole_in_any_pieces(native, monkeypatch, dtype, transposed, piece):
+def test_packing_in_pieces_equals_packing_at_once(native, monkeypatch, dtype, transposed, piece):
     ops, matrix = native(dtype), array("matrix", 131, 97)
     whole = ops.place_matrix(matrix, transposed=transposed)
     monkeypatch.setattr(native_ops, "_PIECE", piece)
@@ -478,13 +479,13 @@ def test_a_matrix_is_packed_whole_in_any_pieces(native, monkeypatch, dtype, tran
     assert np.array_equal(again.panels.view(np.uint8), whole.panels.view(np.uint8))
 
 
-# C reads 256 kB at a time: here they end at a row, within one, and there is more than one of them.
+# C reads 256 kB at a time. These sizes end a piece at a row and within one, and need several.
 @pytest.mark.parametrize(
     ("n_rows", "length"), [(1, 1), (131, 97), (1030, 512), (300, 1001), (70, 70_000)]
 )
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
-def test_what_c_reads_from_a_file_is_packed_whole(native, dtype, transposed, n_rows, length):
+def test_packing_from_a_file_equals_packing_from_memory(native, dtype, transposed, n_rows, length):
     matrix = array("matrix", n_rows, length)
     if dtype == "int8":
         made = quantize(matrix, transposed=transposed)
@@ -502,7 +503,7 @@ def test_what_c_reads_from_a_file_is_packed_whole(native, dtype, transposed, n_r
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
-def test_a_file_that_ends_early_is_noticed(native, dtype):
+def test_a_truncated_file_raises_eof_error(native, dtype):
     stored = InFile(np.ones((3, 4), np.int8 if dtype == "int8" else np.float32), dtype)
     stored.shape = (4, 4)
     rows = Int8Rows(stored, np.ones((1, 4), np.float32), False) if dtype == "int8" else stored
@@ -513,10 +514,10 @@ def test_a_file_that_ends_early_is_noticed(native, dtype):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("wrong", ["weight", "scale"])
 @pytest.mark.parametrize("in_file", [False, True])
-def test_int8_that_is_not_as_we_write_it_is_refused(native, transposed, wrong, in_file):
+def test_int8_in_another_format_is_rejected(native, transposed, wrong, in_file):
     made = quantize(array("matrix", 70, 40), transposed=transposed)
     if wrong == "weight":
-        made.weight[69, 39] = -128  # which some levels cannot negate
+        made.weight[69, 39] = -128  # some levels cannot negate it
     else:
         made.scale[-1, -1] = 0.0117999
     weight = InFile(made.weight, "int8") if in_file else made.weight
@@ -524,7 +525,7 @@ def test_int8_that_is_not_as_we_write_it_is_refused(native, transposed, wrong, i
         native("int8").place_matrix(Int8Rows(weight, made.scale, transposed), transposed=transposed)
 
 
-def test_matrices_of_other_operations_are_refused(native):
+def test_matrices_placed_by_other_ops_are_rejected(native):
     x, matrix = array("x", 1, 40), array("matrix", 40, 40)
     placed = native("int8").place_matrix(matrix)
     with pytest.raises(ValueError, match="the weight cannot be"):
@@ -533,7 +534,7 @@ def test_matrices_of_other_operations_are_refused(native):
         native("float32").place_matrix(np.empty((0, 4), np.float32))
 
 
-def test_a_file_that_cannot_be_read_is_named(native, tmp_path):
+def test_an_unreadable_file_is_named(native, tmp_path):
     class Unreadable(InFile):
         @contextmanager
         def opened(self):
@@ -545,7 +546,7 @@ def test_a_file_that_cannot_be_read_is_named(native, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_nothing_in_gives_nothing_out(native, dtype):
+def test_empty_inputs_give_empty_outputs(native, dtype):
     ops, matrix = native(dtype), array("matrix", 8, 20)
     w, x = Linear(ops.place_matrix(matrix)), np.empty((0, 8), np.float32)
     assert ops.linear(x, w).shape == (0, 20)
@@ -563,12 +564,12 @@ def test_nothing_in_gives_nothing_out(native, dtype):
         assert ops.attend(heads, *cache, 1.0, np.ones((B, T), int)).shape == heads.shape
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- invalid arguments ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def parts(native):
-    """What the operations take, in right shapes."""
+    """Return arguments of the operations with valid shapes."""
     ops = native("float32")
     heads = array("heads", 2, 3, 4, 8)
     cache = [layers[0] for layers in ops.new_cache(1, 2, 3, 40, 8)]
@@ -589,12 +590,12 @@ def parts(native):
         ((2, 12), (20,), "tan"),
     ],
 )
-def test_a_product_of_wrong_shapes_is_refused(parts, x, bias, activation):
+def test_linear_rejects_wrong_shapes(parts, x, bias, activation):
     with pytest.raises(ValueError, match=r"cannot be|not in tuple"):
         parts["ops"].linear(array("x", *x), Linear(parts["w"], array("b", *bias)), activation)
 
 
-def test_other_operations_refuse_wrong_shapes(parts):
+def test_other_operations_reject_wrong_shapes(parts):
     ops, x, norm = parts["ops"], parts["x"], array("norm", 12)
     for wrong in (array("norm", 11), array("norm", 1, 12), array("norm", 13)):
         for ln in (LayerNorm(wrong, norm, 1e-5), LayerNorm(norm, wrong, 1e-5)):
@@ -616,7 +617,7 @@ def test_other_operations_refuse_wrong_shapes(parts):
 
 @pytest.mark.parametrize(("id", "position"), [(20, 0), (-1, 0), (0, 6), (0, -1), (2**40, 0)])
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
-def test_an_id_or_a_position_out_of_range_is_refused(native, parts, dtype, id, position):
+def test_an_id_or_position_out_of_range_is_rejected(native, parts, dtype, id, position):
     ops, wte = native(dtype), native(dtype).place_matrix(matrix_of(dtype, 12, 20))
     with pytest.raises(IndexError, match="an id or a position is out of range"):
         ops.embed(wte, parts["wpe"], np.array([[0, id]]), np.array([[0, position]]))
@@ -633,7 +634,7 @@ def test_an_id_or_a_position_out_of_range_is_refused(native, parts, dtype, id, p
         ([2**62, 0], [4, 4]),
     ],
 )
-def test_tokens_for_which_there_is_no_room_are_refused(parts, past, lengths):
+def test_store_rejects_tokens_beyond_the_capacity(parts, past, lengths):
     before = [each.copy() for each in parts["cache"]]
     with pytest.raises(IndexError, match="the cache has room for 64 tokens"):
         parts["ops"].store(
@@ -645,14 +646,14 @@ def test_tokens_for_which_there_is_no_room_are_refused(parts, past, lengths):
 
 
 @pytest.mark.parametrize("visible", [0, -1, 65, 2**62])
-def test_a_query_that_sees_no_key_or_too_many_is_refused(parts, visible):
+def test_attend_rejects_visible_counts_out_of_range(parts, visible):
     seen = np.ones((2, 4), int)
     seen[1, 2] = visible
     with pytest.raises(IndexError, match="visible must be from 1 to 64 keys"):
         parts["ops"].attend(parts["heads"], *parts["cache"], 1.0, seen)
 
 
-def test_keys_and_values_of_wrong_shapes_are_refused(parts):
+def test_keys_and_values_of_wrong_shapes_are_rejected(parts):
     ops, heads, (keys, values) = parts["ops"], parts["heads"], parts["cache"]
     none, four, seen = np.array([0, 0]), np.array([4, 4]), np.ones((2, 4), int)
     wrong_caches = [
@@ -692,13 +693,13 @@ def test_keys_and_values_of_wrong_shapes_are_refused(parts):
 
 @pytest.fixture
 def variable(monkeypatch):
-    """Set GPT_CLI_LEVEL; afterwards the level is again what it was."""
+    """Return a function that sets GPT_CLI_LEVEL; restore the level afterwards."""
     yield lambda value: monkeypatch.setenv("GPT_CLI_LEVEL", value)
     monkeypatch.undo()
     bindings.choose_level()
 
 
-def test_the_highest_level_is_taken_unless_the_variable_names_another(variable):
+def test_the_highest_level_is_used_unless_the_variable_names_another(variable):
     variable("")
     levels = bindings.levels()
     assert levels == [name for name in bindings.LEVELS if name in levels]
@@ -708,7 +709,7 @@ def test_the_highest_level_is_taken_unless_the_variable_names_another(variable):
         assert native_ops.NativeOps().level == native_ops.Int8NativeOps().level == name
 
 
-def test_a_level_that_there_is_not_is_refused(variable):
+def test_an_unknown_or_unsupported_level_is_rejected(variable):
     variable("abacus")
     with pytest.raises(InputError, match=r"GPT_CLI_LEVEL must be one of .*, not 'abacus'"):
         native_ops.NativeOps()
@@ -721,10 +722,10 @@ def test_a_level_that_there_is_not_is_refused(variable):
 # --- memory --------------------------------------------------------------------------------------
 
 BYTE = np.dtype("u1")
-LARGE = 200_000  # bytes; a workspace keeps so many
+LARGE = 200_000  # bytes, enough for a workspace to keep
 
 
-def test_the_address_of_an_array_is_that_of_its_first_number():
+def test_address_is_that_of_the_first_element():
     x = np.arange(60.0).reshape(3, 4, 5)
     for view in (
         x,
@@ -742,13 +743,13 @@ def test_the_address_of_an_array_is_that_of_its_first_number():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (1000, 7)])
-def test_memory_for_vectors_starts_on_a_cache_line(shape):
+def test_aligned_empty_starts_on_a_cache_line(shape):
     made = aligned_empty(shape, np.dtype("f4"))
     assert (made.shape, made.dtype) == (shape, np.float32)
     assert made.size == 0 or address(made) % 64 == 0
 
 
-def test_memory_that_is_used_no_more_is_used_again():
+def test_workspace_reuses_memory():
     workspace = Workspace()
     first = workspace.empty((LARGE,), BYTE)
     place = address(first)
@@ -756,7 +757,7 @@ def test_memory_that_is_used_no_more_is_used_again():
     assert address(workspace.empty((LARGE - 1,), BYTE)) == place
 
 
-def test_memory_is_in_use_as_long_as_any_view_of_it_is():
+def test_workspace_keeps_memory_in_use_while_a_view_is_alive():
     workspace = Workspace()
     first = workspace.empty((LARGE // 4,), np.dtype("f4"))
     place, view = address(first), first[5:].reshape(-1, 5).T[1:3]
@@ -767,7 +768,7 @@ def test_memory_is_in_use_as_long_as_any_view_of_it_is():
     assert address(workspace.empty((LARGE,), BYTE)) == place
 
 
-def test_memory_comes_back_from_arrays_that_hold_one_another():
+def test_workspace_gets_memory_back_from_reference_cycles():
     workspace, held = Workspace(), []
     held += [held, workspace.empty((LARGE,), BYTE)]
     place = address(held[1])
@@ -776,7 +777,7 @@ def test_memory_comes_back_from_arrays_that_hold_one_another():
     assert address(workspace.empty((LARGE,), BYTE)) == place
 
 
-def test_a_workspace_keeps_no_more_than_was_used_at_a_time():
+def test_workspace_keeps_no_more_than_its_peak_use():
     workspace = Workspace()
     for size in range(LARGE, 2 * LARGE, LARGE // 20):
         workspace.empty((size,), BYTE)
@@ -786,7 +787,7 @@ def test_a_workspace_keeps_no_more_than_was_used_at_a_time():
 
 
 @given(steps=st.lists(st.tuples(st.integers(130_000, 140_000), st.integers(0, 5)), max_size=30))
-def test_no_memory_is_handed_out_twice(steps):
+def test_workspace_hands_out_no_memory_twice(steps):
     workspace, used = Workspace(), []
     for place, (size, freed) in enumerate(steps):
         del used[freed : freed + 1]
@@ -796,11 +797,11 @@ def test_no_memory_is_handed_out_twice(steps):
         assert (made == place % 251).all()
 
 
-def test_nor_is_it_by_several_threads_that_want_the_same():
+def test_workspace_hands_out_no_memory_twice_to_concurrent_threads():
     workspaces = [Workspace()]
 
     def prepare():
-        """Have one memory that is large enough, behind some that are not."""
+        """Make a workspace whose only large enough buffer comes after smaller ones."""
         workspaces[:] = [Workspace()]
         held = [workspaces[0].empty((size,), BYTE) for size in (LARGE - 9, LARGE - 9, LARGE)]
         del held
@@ -816,7 +817,7 @@ def test_nor_is_it_by_several_threads_that_want_the_same():
                 time.sleep(0)
                 assert made[0] == thread
         except BaseException:
-            together.abort()  # the others must not wait
+            together.abort()  # release the other threads
             raise
 
     interval = sys.getswitchinterval()
@@ -833,7 +834,7 @@ def test_nor_is_it_by_several_threads_that_want_the_same():
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
 def model(native, request):
-    """A model whose passes several threads share."""
+    """Return a model that is large enough to use several threads."""
     config = CONFIG | {"n_embd": 96, "n_layer": 2}
     weights = make_weights(config)
     return checkpoint.assemble(GPT2Config.from_dict(config), native(request.param), weights)
@@ -843,7 +844,7 @@ def texts(count):
     return [np.arange(80)[None] * (text + 3) % 290 for text in range(count)]
 
 
-def test_several_threads_may_compute_at_once(model, monkeypatch):
+def test_several_threads_may_compute_concurrently(model, monkeypatch):
     expected = [forward(model, ids) for ids in texts(6)]
     monkeypatch.setattr(model.ops, "threads", 3)
     with ThreadPoolExecutor(4) as pool:
@@ -854,7 +855,7 @@ def test_several_threads_may_compute_at_once(model, monkeypatch):
 
 
 def in_a_fork(act):
-    """Do something in a fork of this process, which must go well."""
+    """Run a function in a fork of this process, which must succeed."""
     child = os.fork()
     if child == 0:
         code = 8
@@ -871,16 +872,16 @@ def in_a_fork(act):
         time.sleep(0.05)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    pytest.fail("it waits for ever")
+    pytest.fail("the fork hangs")
 
 
-# Python warns of a fork of several threads: they do not live on in it.
+# Python warns about a fork of a process with several threads.
 forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 @posix
 @forks
-def test_a_fork_of_a_process_that_has_computed_computes_the_same(model, monkeypatch):
+def test_a_fork_after_a_pass_computes_the_same(model, monkeypatch):
     monkeypatch.setattr(model.ops, "threads", 3)
     (ids,) = texts(1)
     expected = forward(model, ids)
@@ -895,7 +896,7 @@ def test_a_fork_of_a_process_that_has_computed_computes_the_same(model, monkeypa
 
 @posix
 @forks
-def test_a_fork_has_memory_of_its_own():
+def test_a_fork_has_its_own_memory():
     workspace = Workspace()
     kept, free = (workspace.empty((LARGE,), BYTE) for _ in range(2))
     kept[...] = 1
@@ -918,7 +919,7 @@ def test_a_fork_has_memory_of_its_own():
 
 @posix
 @forks
-def test_a_fork_can_take_memory_while_another_thread_takes_some():
+def test_a_fork_can_allocate_while_another_thread_holds_the_locks():
     workspace, arena = Workspace(), Arena()
 
     def use():
@@ -926,7 +927,7 @@ def test_a_fork_can_take_memory_while_another_thread_takes_some():
         arena.zeros((LARGE,), BYTE)[...] = 1
 
     with workspace._lock, arena._lock, ThreadPoolExecutor(1) as other:
-        # The fork has no thread that would open these locks.
+        # The fork has no thread that could release these locks.
         other.submit(in_a_fork, use).result(timeout=60)
 
 
@@ -937,4 +938,5 @@ def test_more_threads_than_cores_compute_the_same(model, monkeypatch, threads):
     (ids,) = texts(1)
     expected = forward(model, ids)
     monkeypatch.setattr(model.ops, "threads", threads)
-    in_a_fork(lambda: assert_same_bits(forward(model, ids), expected))  # its threads end with it
+    # In a fork, so that its threads end with it.
+    in_a_fork(lambda: assert_same_bits(forward(model, ids), expected))

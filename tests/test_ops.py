@@ -28,7 +28,7 @@ def exact_softmax(x):
 
 
 def causal(B, T, S):
-    """How many of S keys each of the last T tokens sees."""
+    """Return how many of S keys each of the last T tokens sees."""
     return np.broadcast_to(np.arange(S - T, S) + 1, (B, T))
 
 
@@ -39,7 +39,7 @@ def assert_close(ops, result, expected, tolerance=2e-6):
     assert abs(result - expected).max() <= tolerance * max(1, abs(expected).max())
 
 
-def test_what_is_placed_comes_back(ops):
+def test_place_and_to_host_round_trip(ops):
     x = array("x", 3, 4)
     assert np.array_equal(ops.to_host(ops.place(x.copy())), x)
 
@@ -69,7 +69,7 @@ def test_embed_broadcasts_the_positions_that_rows_share(ops):
 
 
 @pytest.mark.parametrize(("id", "position"), [(10, 0), (0, 6)])
-def test_embed_refuses_what_is_out_of_range(ops, id, position):
+def test_embed_rejects_ids_and_positions_out_of_range(ops, id, position):
     wte, wpe = ops.place_matrix(array("wte", 10, 4), transposed=True), array("wpe", 6, 4)
     with pytest.raises(IndexError):
         ops.embed(wte, ops.place(wpe), ops.xp.asarray([[0, id]]), ops.xp.asarray([[0, position]]))
@@ -77,7 +77,7 @@ def test_embed_refuses_what_is_out_of_range(ops, id, position):
 
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("piece", [1, 50, 700, 10_000])
-def test_a_matrix_is_placed_whole_however_it_is_read(ops, monkeypatch, transposed, piece):
+def test_place_matrix_does_not_depend_on_the_piece_size(ops, monkeypatch, transposed, piece):
     monkeypatch.setattr("gpt_cli.ops.native_ops._PIECE", piece)
     matrix = array("matrix", 37, 90)
     w = Linear(ops.place_matrix(matrix.T.copy() if transposed else matrix, transposed=transposed))
@@ -137,11 +137,11 @@ def test_attend(ops, cached, T, D, scale, ragged):
     scores = scale * q.astype(np.float64) @ keys.swapaxes(-1, -2)
     hidden = np.arange(S) >= visible[:, None, :, None]
     exact = exact_softmax(np.where(hidden, -np.inf, scores)) @ values
-    # Scores grow with the head size, and what rounds off of them with them.
+    # Scores, and their rounding errors, grow with the head size.
     assert_close(ops, attended, exact, tolerance=2e-6 if D == 8 else 4e-6)
 
 
-def test_a_cache_is_filled_in_any_pieces(ops, cached):
+def test_a_cache_may_be_filled_in_pieces(ops, cached):
     q, keys, values = (array(name, 2, 3, 40, 8) for name in ("q", "keys", "values"))
     whole, *pieces = (
         ops.attend(q, *cached(ops, keys, values, past), 1.0, causal(2, 40, 40))
@@ -151,7 +151,7 @@ def test_a_cache_is_filled_in_any_pieces(ops, cached):
         assert np.array_equal(ops.to_host(piece), ops.to_host(whole))
 
 
-def test_each_row_of_a_cache_has_a_length_and_gets_its_own_tokens_only(ops):
+def test_each_row_of_a_cache_has_its_own_length_and_tokens(ops):
     q, keys, values = (array(name, 3, 2, 7, 8) for name in ("q", "keys", "values"))
     cache = [layers[0] for layers in ops.new_cache(1, 3, 2, 50, 8)]
     past, new = np.array([0, 31, 5]), np.array([7, 4, 0])
@@ -168,7 +168,7 @@ def test_each_row_of_a_cache_has_a_length_and_gets_its_own_tokens_only(ops):
         assert_close(ops, attended[row], exact_softmax(scores) @ own[1][0])
 
 
-def test_numbers_need_not_lie_side_by_side(ops, cached):
+def test_arrays_need_not_be_contiguous(ops, cached):
     x, matrix = array("x", 3, 24), array("matrix", 12, 20)
     w = Linear(ops.place_matrix(matrix))
     assert_close(ops, ops.linear(x[:, ::2], w), x[:, ::2].astype(np.float64) @ matrix)
@@ -192,7 +192,7 @@ def test_queries_keys_and_values_may_be_views_of_one_array(ops, cached, T):
     assert np.array_equal(ops.to_host(found), ops.to_host(expected))
 
 
-def test_attend_takes_nothing_from_what_is_invisible(ops, cached):
+def test_attend_ignores_invisible_keys(ops, cached):
     q, keys = array("q", 1, 1, 2, 4), array("keys", 1, 1, 3, 4)
     values = np.repeat(np.array([1, 2, 1e38], np.float32), 4).reshape(1, 1, 3, 4)
     attended = ops.to_host(ops.attend(q, *cached(ops, keys, values), 1.0, np.array([[1, 2]])))
@@ -201,7 +201,7 @@ def test_attend_takes_nothing_from_what_is_invisible(ops, cached):
     assert (attended[0, 0, 1] < 2).all()
 
 
-def test_attend_survives_scores_beyond_what_exp_can_take(ops, cached):
+def test_attend_does_not_overflow_exp(ops, cached):
     q, keys, values = (100 * array(name, 1, 2, 3, 4) for name in ("q", "keys", "values"))
     attended = ops.to_host(ops.attend(q, *cached(ops, keys, values), 1.0, causal(1, 3, 3)))
     assert np.isfinite(attended).all()
@@ -210,19 +210,19 @@ def test_attend_survives_scores_beyond_what_exp_can_take(ops, cached):
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (5, 50_257)])
 def test_log_normalizer(ops, shape):
-    logits = 5 * array("logits", shape[0], shape[1] + 3)[:, :-3]  # rows may lie apart
+    logits = 5 * array("logits", shape[0], shape[1] + 3)[:, :-3]  # with gaps between rows
     found = ops.to_host(ops.log_normalizer(logits))
     exact = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, exact, rtol=1e-6)
 
 
-def test_the_normalizer_of_what_is_no_number_is_none(ops):
+def test_log_normalizer_of_nan_is_nan(ops):
     logits = np.array([[1, np.nan, 2], [1, 2, 3]], np.float32)
     assert np.isnan(ops.to_host(ops.log_normalizer(logits))).tolist() == [True, False]
 
 
-def test_the_arguments_are_left_as_they_are(ops, cached):
+def test_arguments_are_not_modified(ops, cached):
     x, matrix = array("x", 2, 4, 8), array("matrix", 8, 8)
     heads = array("heads", 2, 2, 4, 4)
     copies = x.copy(), matrix.copy(), heads.copy()
@@ -239,7 +239,7 @@ def test_the_arguments_are_left_as_they_are(ops, cached):
 
 
 def activated(ops, x, activation):
-    """The activation of each number, as `linear` applies it."""
+    """Return the activation of each element, as `linear` applies it."""
     one = Linear(ops.place_matrix(np.ones((1, 1), np.float32)))
     return ops.to_host(ops.linear(ops.place(x[:, None]), one, activation=activation))[:, 0]
 
@@ -261,7 +261,7 @@ def test_activations_have_their_limits_far_out(ops, activation):
     assert abs(activated(ops, x, activation) - limits).max() < 1e-30
 
 
-def test_what_is_no_number_stays_so(ops, cached):
+def test_nan_propagates(ops, cached):
     x = np.array([np.nan, 1, np.inf, 2], np.float32)[None, None, :, None]
     assert np.isnan(activated(ops, x[0, 0, :, 0], "gelu_new")).tolist() == [True, *[False] * 3]
     for q, keys, values in ((x, x, abs(x)), (np.ones_like(x), x, np.ones_like(x))):
@@ -276,11 +276,11 @@ def test_add_and_exp(ops):
     assert not ops.to_host(ops.exp(np.full((1, 3), -np.inf, np.float32))).any()
 
 
-def test_it_is_known_how_many_threads_compute(ops):
+def test_threads_is_at_most_the_number_of_cores(ops):
     assert 1 <= ops.threads <= os.cpu_count()
 
 
-# --- what computes -------------------------------------------------------------------------------
+# --- the choice of an implementation -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def unset(monkeypatch):
 
 @pytest.fixture
 def installed(unset):
-    """Let a file be the library that was installed, or None."""
+    """Return a function that sets the path of the installed library, or None."""
 
     def install(path):
         for module in ("", ".bindings"):
@@ -308,7 +308,7 @@ def without_library(installed):
 
 
 @pytest.mark.usefixtures("library")
-def test_the_compiled_operations_are_taken_where_they_are_there(unset):
+def test_the_library_is_used_if_it_is_installed(unset):
     assert get_ops("cpu", "float32").name == "native"
     assert get_ops("cpu", "int8").name == "native"
     unset.setattr("gpt_cli.gpu.problem", lambda: "none is there")
@@ -322,7 +322,7 @@ def test_the_number_of_threads_may_be_chosen(unset, dtype):
     assert (ops.dtype, ops.threads) == (dtype, 3)
 
 
-def test_numpy_does_where_the_library_is_missing(without_library):
+def test_numpy_is_the_fallback_without_the_library(without_library):
     assert get_ops("cpu", "float32").name == "numpy"
 
 
@@ -332,7 +332,7 @@ def test_other_types_need_the_library(without_library, dtype):
         get_ops("cpu", dtype)
 
 
-def test_numpy_does_where_the_library_cannot_be_loaded(installed, tmp_path, caplog):
+def test_numpy_is_the_fallback_if_the_library_cannot_be_loaded(installed, tmp_path, caplog):
     (tmp_path / "libkernels.so").write_bytes(b"no library")
     installed(tmp_path / "libkernels.so")
     with caplog.at_level("INFO", "gpt_cli"):
@@ -352,14 +352,14 @@ def test_a_library_of_another_version_is_not_used(unset, caplog):
     assert "belongs to another version: install gpt-cli again" in caplog.text
 
 
-def test_the_operations_may_be_chosen(unset, ops, int8_ops):
+def test_the_implementation_may_be_chosen(unset, ops, int8_ops):
     for chosen in (ops, int8_ops):
         unset.setenv("GPT_CLI_OPS", chosen.name)
         found = get_ops("cpu", chosen.dtype)
         assert (found.name, found.dtype) == (chosen.name, chosen.dtype)
 
 
-def test_a_choice_that_cannot_be_had_is_an_error(without_library, unset):
+def test_an_invalid_choice_is_an_error(without_library, unset):
     unset.setenv("GPT_CLI_OPS", "abacus")
     with pytest.raises(
         InputError, match="GPT_CLI_OPS must be native or numpy for float32, not 'abacus'"
@@ -371,6 +371,6 @@ def test_a_choice_that_cannot_be_had_is_an_error(without_library, unset):
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("abacus", "float32"), ("cpu", "float7")])
-def test_what_nothing_computes_is_refused(device, dtype):
+def test_an_unknown_device_or_dtype_is_rejected(device, dtype):
     with pytest.raises(InputError, match=f"cannot compute in {dtype} on {device}"):
         get_ops(device, dtype)

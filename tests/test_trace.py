@@ -1,4 +1,4 @@
-"""What is inside a pass: as transformers has it, and in agreement with the model itself."""
+"""Traces of a pass: compared with transformers and with the model itself."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ IDS = [72, 5, 258, 286, 199]
 
 
 @pytest.mark.parametrize("name", ["residual", "attention", "logits"])
-def test_everything_inside_is_that_of_transformers(load_case, golden, name):
+def test_a_trace_is_that_of_transformers(load_case, golden, name):
     found, expected = getattr(trace(load_case("saved"), IDS), name), golden("inner.npz")[name]
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
@@ -27,7 +27,7 @@ def test_the_last_lens_is_the_model_itself(engine):
 
 
 @pytest.mark.parametrize("text", ["t", "the sand and the ring"])
-def test_attention_is_of_what_is_before_and_sums_to_one(engine, text):
+def test_attention_is_causal_and_sums_to_one(engine, text):
     inner = engine.trace(text)
     T = len(inner.ids)
     assert inner.attention.shape == (3, 4, T, T)
@@ -35,7 +35,7 @@ def test_attention_is_of_what_is_before_and_sums_to_one(engine, text):
     assert not np.triu(inner.attention, 1).any()
 
 
-def test_text_that_cannot_be_traced_is_refused(engine):
+def test_a_text_that_is_too_long_is_rejected(engine):
     with pytest.raises(InputError, match="shorten it"):
         engine.trace("!" * 81)
 
@@ -52,7 +52,7 @@ def test_the_lens_has_the_likeliest_tokens_by_the_logits(engine, count):
     assert np.allclose(logprobs.reshape(-1, count), np.take_along_axis(exact, best, 1), atol=1e-5)
 
 
-def test_memory_must_be_free_for_what_is_inside_and_for_the_logits(engine, monkeypatch):
+def test_a_trace_and_its_logits_need_free_memory(engine, monkeypatch):
     inner = engine.trace("the sand and the ring")
     kept = inner.residual.nbytes + inner.attention.nbytes
     logits = inner.logits.nbytes
@@ -72,7 +72,7 @@ def test_memory_must_be_free_for_what_is_inside_and_for_the_logits(engine, monke
         engine.trace("the sand and the ring")
 
 
-def test_damaged_weights_are_noticed(make_model, tokenizer):
+def test_damaged_weights_are_detected(make_model, tokenizer):
     model = make_model()
     model.ln_f.bias[3] = np.nan
     model.h[0].ln_1.bias[3] = np.nan

@@ -1,4 +1,4 @@
-"""The tree of likely continuations: against all continuations, computed one by one."""
+"""The tree of likely continuations: compared with all continuations, computed one by one."""
 
 import itertools
 
@@ -14,7 +14,7 @@ IDS = [1, 0, 2, 1]
 
 
 def paths(nodes, before=()):
-    """Every continuation of a tree, with its log-likelihood."""
+    """Yield every continuation of a tree, with its log-likelihood."""
     for node in nodes:
         path = (*before, node.id)
         yield path, node.total_logprob
@@ -31,7 +31,7 @@ def total_logprob(model, ids, path):
 @pytest.mark.parametrize("count", [1, 5, 17, 60])
 def test_the_tree_has_the_likeliest_continuations_of_all_lengths(make_model, count, sharpness):
     model = make_model(vocab_size=5, eos_token_id=None)
-    model.ln_f.weight[:] *= sharpness  # the more, the longer the likeliest are
+    model.ln_f.weight[:] *= sharpness  # sharper distributions have longer likeliest continuations
     found = list(paths(tree(model, IDS, count)))
     assert len(found) == count
     assert count < 17 or max(len(path) for path, _ in found) > 2
@@ -75,6 +75,6 @@ def test_a_tree_ends_with_the_context(make_model):
     )
 
 
-def test_a_tree_without_leaves_is_refused(engine):
+def test_a_tree_of_no_tokens_is_rejected(engine):
     with pytest.raises(InputError, match="1 or more"):
         engine.tree("the", 0)

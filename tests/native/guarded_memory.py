@@ -1,7 +1,7 @@
-"""A plugin of pytest: the address sanitizer watches both ends of all memory that C code is given.
+"""A pytest plugin that lets the address sanitizer see both ends of all memory passed to C code.
 
-The package keeps large memory to use it again, and begins arrays on cache lines by taking more
-than they need. Neither would be noticed when C code reads or writes behind an array.
+The package reuses large buffers, and over-allocates to align arrays on cache lines. Both would hide
+accesses beyond the end of an array.
 """
 
 import ctypes
@@ -14,13 +14,13 @@ from gpt_cli import tensors
 from gpt_cli.ops import memory, native_ops
 
 _CACHE_LINE = 64  # bytes
-_libc = ctypes.CDLL(None)  # with the sanitizer's functions in place of the first ones
+_libc = ctypes.CDLL(None)  # resolves to the sanitizer's functions
 _libc.free.argtypes = [ctypes.c_void_p]
 _libc.posix_memalign.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
 
 
 def guarded_empty(shape, dtype, before=0):
-    """Return an uninitialized array in memory of its size, so far behind a cache line."""
+    """Return an uninitialized array in memory of its size, `before` bytes after a cache line."""
     size, start = math.prod(shape) * dtype.itemsize, ctypes.c_void_p()
     if _libc.posix_memalign(ctypes.byref(start), _CACHE_LINE, before + size):
         raise MemoryError(f"{size} bytes")
@@ -30,7 +30,7 @@ def guarded_empty(shape, dtype, before=0):
 
 
 class GuardedWorkspace(memory.Workspace):
-    """Memory that is given back to the system at once, and aligned as little as may be."""
+    """A workspace that frees memory at once and aligns it to 16 bytes only."""
 
     def empty(self, shape, dtype):
         """Return an uninitialized array."""
@@ -38,7 +38,7 @@ class GuardedWorkspace(memory.Workspace):
 
 
 class GuardedArena:
-    """Memory for each array by itself."""
+    """An arena that allocates each array separately."""
 
     def zeros(self, shape, dtype):
         """Return an array of zeros."""

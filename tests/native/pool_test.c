@@ -1,11 +1,11 @@
-/* Hammer the thread pool: `pool_test SECONDS [BUSY]`, beside so many BUSY processes.
+/* Stress-test the thread pool: `pool_test SECONDS [BUSY]`, beside BUSY busy processes.
  *
- * Each part of a job must be done exactly once, each slot belong to one thread, and the caller must
- * see all that the parts wrote. The counters are plain integers on purpose: TSan reports any two
- * threads that the pool does not keep apart.
+ * Each part of a job must run exactly once, each slot must have one thread, and the caller must see
+ * all writes of the parts. The counters are plain integers on purpose: TSan reports every race that
+ * the pool does not prevent.
  *
- * Everything runs twice. The second time, threads are delayed at random between the steps of the
- * pool, so that they meet in places where they otherwise meet once in days.
+ * Everything runs twice. The second time, random delays between the steps of the pool provoke
+ * interleavings that are otherwise rare.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -36,7 +36,7 @@ enum {
     MOST_THREADS = 16,
     LARGEST_JOB = 500,
     CALLERS = 4,
-    TIMEOUT = 10, /* seconds until a thread that was woken must have come */
+    TIMEOUT = 10, /* seconds for a woken thread to arrive */
 };
 
 static _Atomic bool stop;
@@ -49,7 +49,7 @@ static void fail(const char *what, long long found)
 
 static double seconds(void) { return 1e-9 * (double)nanoseconds(); }
 
-/* A random number from 0 to n - 1 (xorshift). */
+/* Return a random number from 0 to n - 1 (xorshift). */
 static int64_t draw(uint64_t *state, int64_t n)
 {
     *state ^= *state << 13;
@@ -60,7 +60,7 @@ static int64_t draw(uint64_t *state, int64_t n)
 
 static _Atomic bool delays;
 
-/* Every so often, wait for some microseconds, or for a hundred, or let other threads run. */
+/* Sometimes wait up to 10 or 200 us, or yield to other threads. */
 static void delay(void)
 {
     static _Thread_local uint64_t state;
@@ -89,7 +89,7 @@ static void count_part(const void *given, int64_t part, int slot)
 {
     const struct count *job = given;
     if (slot < 0 || slot >= job->threads)
-        fail("a slot that there is not", slot);
+        fail("invalid slot", slot);
     if (++job->users[slot] != 1)
         fail("two threads in slot", slot);
     for (volatile int i = 0; i < job->work; i++)
@@ -112,8 +112,8 @@ static void run_one(uint64_t *state)
     run_parts(count_part, &job, parts, job.threads);
     for (int64_t part = 0; part < LARGEST_JOB; part++)
         if (done[part] != (part < parts))
-            fail("a part was not done once", part);
-    /* A thread that still had this job would find no pointers in it. */
+            fail("a part did not run exactly once", part);
+    /* A thread that still used this job would crash on its null pointers. */
     memset(&job, 0, sizeof job);
 }
 
@@ -125,7 +125,7 @@ static void *call_often(void *given)
     return NULL;
 }
 
-/* Run jobs from several threads at once for a time. */
+/* Run jobs from several threads at once for `time` seconds. */
 static void test_callers(int callers, double time)
 {
     pthread_t threads[CALLERS];
@@ -141,7 +141,7 @@ static void test_callers(int callers, double time)
 
 /* --- no wake-up is lost -------------------------------------------------------------------------- */
 
-/* Parts of a job must not wait for one another; these do, but not for ever. */
+/* A part that waits for the other part of its job, which real parts must not do. */
 static void meet(const void *given, int64_t part, int slot)
 {
     _Atomic int *present = *(_Atomic int *const *)given;
@@ -151,12 +151,12 @@ static void meet(const void *given, int64_t part, int slot)
     atomic_fetch_add(present, 1);
     while (atomic_load(present) < 2)
         if (seconds() > until)
-            fail("no other thread came for seconds", TIMEOUT);
+            fail("no other thread arrived within seconds", TIMEOUT);
         else
             sched_yield();
 }
 
-/* Pause for about as long as threads take to fall asleep; then a job needs two of them. */
+/* Pause for about as long as threads spin before they sleep; then run a job that needs two. */
 static void meet_once(uint64_t *state, int most_threads)
 {
     _Atomic int count = 0, *present = &count;
@@ -165,7 +165,7 @@ static void meet_once(uint64_t *state, int most_threads)
     run_parts(meet, &present, 2, 2 + (int)draw(state, most_threads - 1));
 }
 
-/* First with one thread beside this one, so that nobody else comes if that one does not. */
+/* Test wake-ups. At first use only one other thread, which no third thread can stand in for. */
 static void test_wakes(double time)
 {
     uint64_t state = 88172645463325252;
@@ -188,7 +188,7 @@ static void await(pid_t child)
         fail("a child ended with", status);
 }
 
-/* Fork, also in a child; each must have threads of its own. */
+/* Fork, also in the child; each process must start its own threads. */
 static void fork_and_run(uint64_t *state, int depth)
 {
     pid_t child = fork();
