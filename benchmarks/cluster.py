@@ -1,16 +1,16 @@
-"""Measure `--engine ray` on a cluster of several nodes on this machine; write what came out.
+"""Measure `--engine ray` on a cluster of several nodes on this machine; write a report.
 
     python benchmarks/cluster.py [--save NAME] [--pairs N] [equal] [overhead] [driver]
 
-It needs the extra `ray`, and takes half an hour; with names, it does only those parts.
-    equal     5,000 ragged rows, some of them bad, through the bundled model: on this machine alone;
-              on a cluster of four nodes; the same with a node killed in the middle; the same with
-              the driver killed in the middle and the job resumed. All must have the same records,
-              less their times. Scores likewise, as Parquet.
-    overhead  a job of a minute or more through a model of 124M parameters: on this machine, by one
-              worker on Ray that is started for it, and by one on a cluster that runs; in turns.
-    driver    how many rows a second one driver reads, sends, gets back and writes, where a worker
-              does nothing but make a record; and the bytes that are moved for a row.
+It needs the extra `ray` and takes half an hour. By default it runs all parts:
+    equal     5,000 ragged rows, some of them invalid, through the bundled model: on this machine;
+              on a cluster of four nodes; with a node killed halfway; with the driver killed halfway
+              and the job resumed. Apart from times, all must give the same records. The same for
+              scores, as Parquet.
+    overhead  a job of a minute or more with 124M parameters and one worker: without Ray, with Ray
+              started for the job, and on a running cluster, in turns.
+    driver    the rows per second that one driver reads, sends, receives and writes when workers
+              only make records, and the bytes per row.
 """
 
 import argparse
@@ -45,7 +45,7 @@ COMMAND = [sys.executable, "-m", "gpt_cli"]
 
 
 def write_rows(file: Path, rows: int, most: int) -> None:
-    """Prompts of 1 to 60 words, continued by 1 to `most` tokens; one in 501 is none."""
+    """Write prompts of 1 to 60 words with 1 to `most` new tokens; one in 501 has no prompt."""
     choose = random.Random(1)  # noqa: S311
     lines = []
     for index in range(rows):
@@ -63,7 +63,7 @@ def write_rows(file: Path, rows: int, most: int) -> None:
 
 
 def records(file: Path) -> list[dict[str, Any]]:
-    """The records of a file, less their times and what they have not."""
+    """Return the records of a file without times and null fields."""
     if file.suffix == ".parquet":
         import pyarrow.parquet
 
@@ -77,7 +77,7 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 
 def run(*arguments: object) -> float:
-    """Run a command; return its seconds. Some rows fail."""
+    """Run a command, in which some rows may fail; return its seconds."""
     start = time.perf_counter()
     finished = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, check=False)
     if finished.returncode not in (0, 6):
@@ -87,7 +87,7 @@ def run(*arguments: object) -> float:
 
 @contextmanager
 def cluster(nodes: int, cpus: int) -> Iterator[tuple[Cluster, list[Any]]]:
-    """So many nodes, and a head that computes nothing."""
+    """Start a cluster of worker nodes and a head node that does not compute."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
@@ -97,7 +97,7 @@ def cluster(nodes: int, cpus: int) -> Iterator[tuple[Cluster, list[Any]]]:
 
 
 def begin(*arguments: object) -> subprocess.Popen[bytes]:
-    """Begin a command, and wait until a fifth of its output is there."""
+    """Start a command; return when a fifth of its output exists."""
     output = Path(str(arguments[arguments.index("-o") + 1]))
     process = subprocess.Popen([*COMMAND, *map(str, arguments)], stderr=subprocess.DEVNULL)
     while process.poll() is None and not (output.exists() and lines_of(output) > ROWS // 5):
@@ -106,29 +106,29 @@ def begin(*arguments: object) -> subprocess.Popen[bytes]:
 
 
 def lines_of(file: Path) -> int:
-    """How many lines a file has."""
+    """Return the number of lines of a file."""
     return file.read_bytes().count(b"\n")
 
 
 def measure_equal(scratch: Path) -> list[str]:
-    """Jobs that must all have the same records."""
+    """Run jobs that must all give the same records."""
     source = scratch / "in.jsonl"
     write_rows(source, ROWS, 48)
     job = ["batch", source, "--model", "tiny", "--seed", 1, "--threads", 1]
     alone = scratch / "alone.jsonl"
     seconds = run(*job, "-o", alone)
     expected = records(alone)
-    told = [row("on this machine, one process", seconds, len(expected), "")]
+    table = [row("on this machine, one process", seconds, len(expected), "")]
 
-    def tell(name: str, seconds: float, output: Path, note: str = "") -> None:
+    def add(name: str, seconds: float, output: Path, note: str = "") -> None:
         found = records(output)
         same = sum(one == other for one, other in zip(expected, found, strict=False))
-        told.append(row(name, seconds, len(found), f"{same} of {len(expected)}{note}"))
+        table.append(row(name, seconds, len(found), f"{same} of {len(expected)}{note}"))
 
     with cluster(NODES, 1) as (nodes, workers):
         there = [*job, "--engine", "ray", "--address", nodes.address]
         output = scratch / "nodes.jsonl"
-        tell(f"{NODES} nodes", run(*there, "-o", output), output)
+        add(f"{NODES} nodes", run(*there, "-o", output), output)
 
         output = scratch / "driver.jsonl"
         start = time.perf_counter()
@@ -138,7 +138,7 @@ def measure_equal(scratch: Path) -> list[str]:
         left = lines_of(output)
         run(*there, "-o", output, "--resume")
         took = time.perf_counter() - start
-        tell("the driver killed, and resumed", took, output, f"; {left} were there")
+        add("the driver killed, and resumed", took, output, f"; {left} were there")
 
         output = scratch / "killed.jsonl"
         start = time.perf_counter()
@@ -147,7 +147,7 @@ def measure_equal(scratch: Path) -> list[str]:
         nodes.remove_node(workers.pop(), allow_graceful=False)
         process.wait()
         took = time.perf_counter() - start
-        tell("a node killed", took, output, f"; {left} were there")
+        add("a node killed", took, output, f"; {left} were there")
 
         texts = scratch / "texts.jsonl"
         texts.write_text(
@@ -161,26 +161,26 @@ def measure_equal(scratch: Path) -> list[str]:
         one, other = scratch / "one.parquet", scratch / "other.parquet"
         seconds = run(*score, "-o", one)
         expected = records(one)
-        told.append(row("scores as Parquet, on this machine", seconds, len(expected), ""))
+        table.append(row("scores as Parquet, on this machine", seconds, len(expected), ""))
         there = [*score, "--engine", "ray", "--address", nodes.address]
-        tell("scores as Parquet, on the nodes that are left", run(*there, "-o", other), other)
+        add("scores as Parquet, on the nodes that are left", run(*there, "-o", other), other)
     return [
         f"{ROWS} ragged rows through `tiny`, a thread for each worker:",
         "",
         "| | seconds | records | equal to those of this machine |",
         "|-|-|-|-|",
-        *told,
+        *table,
     ]
 
 
 def row(*cells: object) -> str:
-    """A line of a table."""
+    """Return a row of a Markdown table."""
     shown = (f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
     return f"| {' | '.join(shown)} |"
 
 
 def measure_overhead(scratch: Path, pairs: int) -> list[str]:
-    """Whole commands, in turns, by one worker."""
+    """Run whole commands with one worker, in turns."""
     model, source = scratch / "124M", scratch / "in.jsonl"
     make_checkpoint(model, "124M")
     job = ["batch", source, "--model", model, "--seed", 1, "--ignore-eos"]
@@ -190,7 +190,7 @@ def measure_overhead(scratch: Path, pairs: int) -> list[str]:
     ]
     names = ("on this machine", "Ray started for it", "a cluster that runs")
     there = ["--engine", "ray", "--workers", 1]
-    for threads, rows in ((1, 384), (2, 768)):  # of about as many seconds
+    for threads, rows in ((1, 384), (2, 768)):  # each takes about as long
         write_rows(source, rows, 48)
         found: dict[str, list[float]] = {name: [] for name in names}
         outputs = []
@@ -216,24 +216,24 @@ def measure_overhead(scratch: Path, pairs: int) -> list[str]:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """The median, and the range."""
+    """Return the median and the range."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 @dataclass(frozen=True)
 class Echo(Generation):
-    """Makes records as long as those of a batch, of nothing."""
+    """A task that makes records as long as those of `batch`, without a model."""
 
     def records(self, engine: Engine, rows: Sequence[Row]) -> Iterator[Record]:
         """Yield a record for each row."""
         for each in rows:
-            told = {"index": each.index, "prompt": each.get("prompt"), "text": "x" * 300}
-            yield Record(json_line(told), 0, False)
+            record = {"index": each.index, "prompt": each.get("prompt"), "text": "x" * 300}
+            yield Record(json_line(record), 0, False)
 
 
 def measure_driver(scratch: Path) -> list[str]:
-    """What a driver can do in a second."""
+    """Measure the throughput of a driver."""
     file = scratch / "in.jsonl"
     write_rows(file, 200_000, 48)
     start = time.perf_counter()
@@ -263,7 +263,7 @@ def measure_driver(scratch: Path) -> list[str]:
                 ):
                     output.write(record.line)
                     times.append(time.perf_counter())
-            # The first block has waited for the workers.
+            # Without the first block, which waits for the workers to start.
             rate = (rows - task.together) / (times[-1] - times[task.together - 1])
             size = (scratch / "out").stat().st_size / rows
             what = f"blocks of {task.together} rows to two workers that make records of {size:.0f}"
@@ -272,7 +272,7 @@ def measure_driver(scratch: Path) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, and save where asked."""
+    """Measure, print, and save with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

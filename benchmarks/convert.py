@@ -1,12 +1,12 @@
-"""Convert a checkpoint for a peer that does not read it as it is.
+"""Convert a checkpoint for a peer that cannot read it directly.
 
     python benchmarks/convert.py ctranslate2 FOLDER OUT   # needs torch, transformers, ctranslate2
     python benchmarks/convert.py llama.cpp FOLDER OUT     # needs gguf and safetensors
     python benchmarks/convert.py openvino FOLDER OUT      # needs optimum-intel[openvino]
 
-FOLDER holds config.json, one model.safetensors and a tokenizer (vocab.json, merges.txt). All stays
-float32; with --dtype int8 llama.cpp's matrices become Q8_0 and OpenVINO's int8, and CTranslate2's
-stay as they are, as it rounds them when it reads them.
+FOLDER has config.json, one model.safetensors and a tokenizer (vocab.json, merges.txt). Weights stay
+float32. With --dtype int8, llama.cpp's matrices become Q8_0 and OpenVINO's int8; CTranslate2
+quantizes when it loads.
 """
 
 import argparse
@@ -18,14 +18,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def to_ctranslate2(folder: Path, out: Path, dtype: str) -> None:
-    """Write CTranslate2's folder."""
+    """Write a folder for CTranslate2."""
     import ctranslate2
 
     ctranslate2.converters.TransformersConverter(str(folder)).convert(str(out))
 
 
 def to_gguf(folder: Path, out: Path, dtype: str) -> None:
-    """Write a GGUF file, as llama.cpp has it: matrices of layers transposed to (n_out, n_in)."""
+    """Write a GGUF file for llama.cpp, with the layers' matrices transposed to (n_out, n_in)."""
     import gguf
     import numpy as np
     from safetensors.numpy import load_file
@@ -75,10 +75,10 @@ def to_gguf(folder: Path, out: Path, dtype: str) -> None:
 
 
 def to_openvino(folder: Path, out: Path, dtype: str) -> None:
-    """Write OpenVINO's folder."""
+    """Write a folder for OpenVINO."""
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
-    # Unless told, it would make large models int8.
+    # By default it quantizes large models to int8.
     how = {"load_in_8bit": False}
     if dtype == "int8":
         how = {"quantization_config": OVWeightQuantizationConfig(bits=8, sym=True)}

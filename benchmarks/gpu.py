@@ -3,18 +3,18 @@
     python benchmarks/gpu.py --peer PYTHON [--size 1.5B] [--dtype float16] [--save NAME]
 
 PYTHON is an interpreter with torch (for CUDA) and transformers; this one needs the extra cuda12 or
-cuda13. Each round measures each engine in a fresh process, which runs everything once before.
+cuda13. Each round measures each engine in a fresh process, after a warm-up.
     gpt-cli   --device cuda
-    eager     transformers as it is
-    compiled  transformers with a static cache, and so with torch.compile
-Rates are tokens a second, greedy, of random ids; decoding is 128 new tokens after 32, of which the
-first is not counted:
-    decode_1, decode_8, decode_64   so many texts side by side
-    prefill                         a text of 896 (which leaves room for one more), up to its token
-    floor_1                         the most that decode_1 can be: the measured rate at which memory
-                                    is read, by the bytes of the weights
-    error                           of gpt-cli: the largest difference of its logits from those of
-                                    the CPU in float32, by the largest of these
+    eager     transformers with its defaults
+    compiled  transformers with a static cache, which uses torch.compile
+Rates are tokens per second with random ids and greedy decoding. Decoding is 128 new tokens after a
+prompt of 32; the first is not counted:
+    decode_1, decode_8, decode_64   with a batch of 1, 8 or 64 texts
+    prefill                         a prompt of 896, up to its first new token
+    floor_1                         upper bound of decode_1: measured memory bandwidth / bytes of
+                                    the weights
+    error                           of gpt-cli: largest difference of its logits from those of the
+                                    CPU in float32, relative to the largest of these
 """
 
 import argparse
@@ -36,7 +36,7 @@ UNITS["error"] = ""
 
 
 def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Figures]:
-    """The engine of this repository."""
+    """Return gpt-cli, and the error of its logits."""
     import numpy as np
 
     from gpt_cli import checkpoint
@@ -56,12 +56,12 @@ def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Fig
 def transformers_engine(
     folder: Path, dtype: str, device: str, compiled: bool
 ) -> tuple[Generate, Figures]:
-    """Transformers on PyTorch, and how fast memory is read."""
+    """Return transformers on PyTorch, and the bound by memory bandwidth."""
     import torch
     from transformers import GPT2LMHeadModel
 
     model = GPT2LMHeadModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval().to(device)
-    # With a static cache transformers compiles the model by itself.
+    # With a static cache, transformers compiles the model.
     settings: dict[str, Any] = {"cache_implementation": "static"} if compiled else {}
 
     size = sum(weight.numel() * weight.element_size() for weight in set(model.parameters()))
@@ -85,7 +85,7 @@ def measure(engine: str, folder: Path, dtype: str, device: str) -> Figures:
     else:
         generate, figures = transformers_engine(folder, dtype, device, engine == "compiled")
     for batch in (1, 8, 64):
-        # Twice before, in both lengths: compiles and captures what there is.
+        # The first two runs of each length compile and capture.
         first, whole = (min([generate(batch, 32, new) for _ in range(5)][2:]) for new in (1, 128))
         figures[f"decode_{batch}"] = 127 * batch / (whole - first)
     generate(1, 896, 1)
@@ -94,19 +94,21 @@ def measure(engine: str, folder: Path, dtype: str, device: str) -> Figures:
 
 
 def main() -> None:
-    """Measure, print, and save where asked."""
+    """Measure, print, and save with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", choices=SIZES, default="124M")
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float16")
     parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, in float32"
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu is a rehearsal in float32"
     )
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json and .md")
-    parser.add_argument("--measure", nargs=2, metavar=("ENGINE", "FOLDER"), help="in this process")
+    parser.add_argument(
+        "--measure", nargs=2, metavar=("ENGINE", "FOLDER"), help="run one engine in this process"
+    )
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         arguments.dtype = "float32"
@@ -120,8 +122,8 @@ def main() -> None:
         where |= versions(arguments.peer, ["torch", "transformers"])
     if arguments.device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        told = subprocess.run(query, check=True, capture_output=True, text=True)
-        where["gpu"] = told.stdout.strip()
+        queried = subprocess.run(query, check=True, capture_output=True, text=True)
+        where["gpu"] = queried.stdout.strip()
         import cupy
 
         where["cupy"] = cupy.__version__

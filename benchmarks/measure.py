@@ -6,19 +6,20 @@
     python benchmarks/measure.py llama.cpp FILE          # needs llama-cpp-python
     python benchmarks/measure.py openvino CONVERTED      # needs optimum-intel[openvino]
 
-What convert.py makes of the checkpoint is what the last three read. All compute in float32, or with
---dtype int8 with weights of 8 bits, for which llama.cpp and gpt-cli read other files; gpt-cli with
---dtype bfloat16 on a checkpoint that is stored so.
+The last three read the output of convert.py. All compute in float32. With --dtype int8, weights
+have 8 bits, and llama.cpp and gpt-cli read converted files. --dtype bfloat16 is for gpt-cli, with
+a checkpoint in bfloat16.
 
-All prompts are random ids, all decoding is greedy and never ends early. Rates are tokens a second:
-    decode      128 new tokens after a prompt of 32, prefill not counted
-    decode_896  64 new tokens after a prompt of 896, prefill not counted
-    decode_busy 64 new tokens after a prompt of 32, while another process keeps all cores busy
+Prompts are random ids; decoding is greedy and never ends early. Rates are tokens per second:
+    decode      128 new tokens after a prompt of 32, without the prefill
+    decode_896  64 new tokens after a prompt of 896, without the prefill
+    decode_busy 64 new tokens after a prompt of 32, without the prefill, beside processes that keep
+                all cores busy
     prefill     a prompt of 896, up to its first new token
-    batch_8     8 prompts of 32 with 64 new tokens each, everything counted
-    batch_64    64 prompts of 32 with 64 new tokens each, everything counted
-llama.cpp is asked for the logits of given tokens, without sampling, and has no batches here.
-Of gpt-cli alone, the median of three turns:
+    batch_8     8 prompts of 32 with 64 new tokens each, with the prefill
+    batch_64    64 prompts of 32 with 64 new tokens each, with the prefill
+llama.cpp computes the logits of given tokens, without sampling, and is not measured with batches.
+Of gpt-cli only, the median of three runs:
     forward     a text of 1024, with the logits of every token
     score       a text of 1024, with the log-likelihood of every token
 """
@@ -43,12 +44,12 @@ if TYPE_CHECKING:
 
 # Seconds to continue `batch` random prompts of `prompt` tokens by `new` tokens.
 Generate = Callable[[int, int, int], float]
-# Seconds for a random text of so many tokens.
+# Seconds for a random text of a number of tokens.
 Seconds = Callable[[int], float]
 
 
 def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
-    """Random ids continued by a model of this repository."""
+    """Return a function that continues random ids with a model of this repository."""
     import numpy as np
 
     from gpt_cli.generate import Options, Request
@@ -69,7 +70,7 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
 
 
 def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
-    """The engine of this repository, without its tokenizer: random ids have no text."""
+    """Return gpt-cli."""
     from gpt_cli.cli.options import prepare
 
     prepare(threads)
@@ -102,7 +103,7 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
 def transformers_engine(
     folder: Path, threads: int, dtype: str
 ) -> tuple[Generate, dict[str, Seconds]]:
-    """The reference, on PyTorch, in float32 always."""
+    """Return transformers on PyTorch, always in float32."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from transformers import GPT2LMHeadModel
@@ -112,9 +113,9 @@ def transformers_engine(
 
 
 def openvino_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
-    """OpenVINO behind the interface of transformers.
+    """Return OpenVINO behind the interface of transformers.
 
-    Float32 is not its default. With weights of int8 it is left to multiply what it rounds to int8.
+    Its default is not float32. With int8 weights, it may also quantize activations to int8.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     from optimum.intel import OVModelForCausalLM
@@ -126,7 +127,7 @@ def openvino_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, d
 
 
 def wait(device: str) -> None:
-    """Let PyTorch's device finish what it has been given."""
+    """Wait until PyTorch's device has finished."""
     import torch
 
     if device == "cuda":
@@ -134,7 +135,7 @@ def wait(device: str) -> None:
 
 
 def as_transformers(model: Any, device: str = "cpu", **settings: Any) -> Generate:
-    """Random ids continued by `generate` of transformers, on a device, with more settings of it."""
+    """Return a function that continues random ids with `generate` of transformers."""
     import torch
 
     def generate(batch: int, prompt: int, new: int) -> float:
@@ -161,7 +162,7 @@ def as_transformers(model: Any, device: str = "cpu", **settings: Any) -> Generat
 def ctranslate2_engine(
     folder: Path, threads: int, dtype: str
 ) -> tuple[Generate, dict[str, Seconds]]:
-    """CTranslate2."""
+    """Return CTranslate2."""
     import ctranslate2
 
     generator = ctranslate2.Generator(
@@ -185,7 +186,7 @@ def ctranslate2_engine(
 
 
 def llama_engine(file: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
-    """llama.cpp by its Python binding: the library's own evaluation, one text at a time."""
+    """Return llama.cpp through its Python binding: its own evaluation, one text at a time."""
     from llama_cpp import Llama
 
     model = Llama(
@@ -222,8 +223,8 @@ BATCHES = ENGINES.keys() - {"llama.cpp"}
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Let a process keep all cores busy meanwhile, by a fork of itself for each further one."""
-    forks = (os.cpu_count() or 1).bit_length() - 1  # each doubles them
+    """Keep the cores busy with a power of two of processes, at most one per core."""
+    forks = (os.cpu_count() or 1).bit_length() - 1  # each fork doubles the processes
     loops = f"import os\nfor _ in range({forks}): os.fork()\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", loops], start_new_session=True)
     try:
@@ -236,7 +237,7 @@ def busy_cores() -> Iterator[None]:
 def figures(generate: Generate, others: dict[str, Seconds], batches: bool) -> dict[str, float]:
     """Measure each figure once."""
     generate(1, 32, 8)  # warm-up
-    generate(1, 896, 65)  # the same of memory for a long text, which is taken once
+    generate(1, 896, 65)  # warm-up: memory for a long text is allocated once
     found = {
         "decode": 128 / (generate(1, 32, 129) - generate(1, 32, 1)),
         "decode_896": 64 / (generate(1, 896, 65) - generate(1, 896, 1)),
@@ -245,10 +246,10 @@ def figures(generate: Generate, others: dict[str, Seconds], batches: bool) -> di
     with busy_cores():
         found["decode_busy"] = 64 / (generate(1, 32, 65) - generate(1, 32, 1))
     if batches:
-        generate(8, 32, 32)  # warm-up of what is done for small batches only
+        generate(8, 32, 32)  # warm-up for small batches
         found["batch_8"] = 8 * 64 / generate(8, 32, 64)
         found["batch_64"] = 64 * 64 / generate(64, 32, 64)
-    # In turns, as one of them is compared with the other.
+    # In turns, because they are compared with each other.
     rates: dict[str, list[float]] = {name: [] for name in others}
     for _ in range(3):
         for name, seconds in others.items():
@@ -257,7 +258,7 @@ def figures(generate: Generate, others: dict[str, Seconds], batches: bool) -> di
 
 
 def main() -> None:
-    """Print the figures of one engine."""
+    """Measure one engine and print its figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

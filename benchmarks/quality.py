@@ -1,23 +1,22 @@
-"""Measure what int8 weights cost in quality, beside llama.cpp's Q8_0 if asked.
+"""Measure the loss of quality by int8 weights, and optionally by llama.cpp's Q8_0.
 
     python benchmarks/quality.py tiny FOLDER
     python benchmarks/quality.py tiny FOLDER --llama PYTHON --save NAME
 
-PYTHON is an interpreter that has llama-cpp-python, gguf and safetensors; convert.py makes its files
-from the checkpoint. Each checkpoint gives one JSON line. All is compared with the logits of gpt-cli
-in float32 for the same ids, at every position:
-    kl                 the mean KL divergence from the probabilities of float32, in nats
-    top1               the share of positions where the likeliest token is that of float32
-    top1_clear         the same on the half of the positions where float32 sees it lead by the most
-    perplexity         of texts of the model's own only; the first token is given
+PYTHON is an interpreter with llama-cpp-python, gguf and safetensors; convert.py converts the
+checkpoint for it. Each checkpoint gives one JSON line. The reference at every position is gpt-cli
+in float32 with the same ids:
+    kl                 mean KL divergence from the probabilities of float32, in nats
+    top1               fraction of positions with the same likeliest token as float32
+    top1_clear         the same for the half of the positions with the largest lead in float32
+    perplexity         only for texts by the model itself, without their first token
     perplexity_change  relative to that of float32
-llama.cpp in float32 is there as a check: it tells whether texts and conversion agree. What is left
-is its GELU, which it looks up in float16. Its keys and values are in float32 here, and not in
-float16 as they are by default.
+llama.cpp in float32 checks that texts and conversion agree. The remaining difference is its GELU,
+which is a float16 lookup table. Its keys and values are float32 here; its default is float16.
 
-A FOLDER reads random ids, as its weights may be random, too. With --own, and where a name is given
-such as `tiny`, a model reads texts that it has written itself, in float32 and at temperature 1: one
-after another, each with its end token.
+A model in a FOLDER reads random ids, because its weights may be random, too. With --own, or with
+a name such as `tiny`, a model reads texts that it has written itself, in float32 at temperature 1:
+one after another, each with its end token.
 """
 
 import argparse
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
     from gpt_cli import Engine
 
 HERE = Path(__file__).parent
-EVALUATE = "--evaluate"  # how this script calls itself with the interpreter of llama.cpp
+EVALUATE = "--evaluate"  # this script calls itself so with the interpreter of llama.cpp
 
 RANDOM = {"texts": 4, "tokens": 256}
 OWN = {"texts": 8, "tokens": 400}
-SLICE = 64  # positions at a time: in float64, the logits of many would take gigabytes
+SLICE = 64  # positions at a time: in float64, all logits would take gigabytes
 
 Ids = list[int]
 Logits = NDArray[np.float32]  # (T, V)
@@ -52,16 +51,16 @@ Figures = dict[str, float]
 
 
 def random_texts(engine: "Engine", texts: int, tokens: int, seed: int) -> list[Ids]:
-    """Draw ids, each as likely as any other."""
+    """Draw uniformly random ids."""
     vocab_size = engine.model.config.vocab_size
     return np.random.default_rng(seed).integers(vocab_size, size=(texts, tokens)).tolist()
 
 
 def own_texts(engine: "Engine", texts: int, tokens: int, seed: int) -> list[Ids]:
-    """Let the model write, from the token that begins a text; after an end, it begins again."""
+    """Generate texts from the start token; when a text ends, start another after it."""
     start = engine.model.config.bos_token_id
     if start is None:
-        raise SystemExit(f"{engine.name} has no token to begin a text with")
+        raise SystemExit(f"{engine.name} has no start token")
     written: list[Ids] = [[start] for _ in range(texts)]
     while min(map(len, written)) < tokens:
         options = {"temperature": 1, "top_k": 0, "top_p": 1, "seed": seed}
@@ -78,7 +77,7 @@ def all_logits(engine: "Engine", texts: list[Ids]) -> list[Logits]:
 
 
 def log_softmax(logits: Logits) -> NDArray[np.float64]:
-    """Return logarithms of probabilities, in float64."""
+    """Return log-probabilities in float64."""
     shifted = logits - logits.max(axis=-1, keepdims=True).astype(np.float64)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
@@ -87,11 +86,11 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
 def compare(
     texts: list[Ids], reference: list[Logits], others: Iterable[Logits], own: bool
 ) -> Figures:
-    """Return how far other logits are from those of the reference."""
+    """Return figures of the difference between other logits and the reference."""
     kl, same, lead, loss, change = [], [], [], [], []
     for ids, all_ours, all_theirs in zip(texts, reference, others, strict=True):
         if all_theirs.shape != all_ours.shape:
-            raise SystemExit(f"logits are {all_theirs.shape} and not {all_ours.shape}")
+            raise SystemExit(f"logits have the shape {all_theirs.shape}, not {all_ours.shape}")
         for start in range(0, len(ids), SLICE):
             ours, theirs = all_ours[start : start + SLICE], all_theirs[start : start + SLICE]
             p, q = log_softmax(ours), log_softmax(theirs)
@@ -116,7 +115,7 @@ def compare(
 
 
 def in_float32(folder: Path, scratch: Path) -> Path:
-    """Return the checkpoint, or a copy in float32: llama.cpp does not read all of it in less."""
+    """Return the checkpoint, or a copy in float32: llama.cpp needs some tensors in float32."""
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
@@ -130,7 +129,7 @@ def in_float32(folder: Path, scratch: Path) -> Path:
 
 
 def llama_logits(python: str, folder: Path, dtype: str, texts: list[Ids]) -> Iterable[Logits]:
-    """Yield the logits of each text as llama.cpp computes them, in a process of its own."""
+    """Yield the logits of each text, computed by llama.cpp in a separate process."""
     with tempfile.TemporaryDirectory() as scratch:
         model, ids, out = (Path(scratch, name) for name in ("model.gguf", "ids.npz", "out.npz"))
         source = in_float32(folder, Path(scratch))
@@ -141,11 +140,11 @@ def llama_logits(python: str, folder: Path, dtype: str, texts: list[Ids]) -> Ite
         subprocess.run(command, check=True)
         with np.load(out, allow_pickle=False) as arrays:
             for name in arrays.files:
-                yield arrays[name]  # one text at a time is read from the file
+                yield arrays[name]  # reads one text at a time
 
 
 def evaluate(model: str, ids: str, out: str) -> None:
-    """Write llama.cpp's logits of texts: what the other interpreter does."""
+    """Write llama.cpp's logits of texts; this runs in the other interpreter."""
     import llama_cpp
 
     with np.load(ids, allow_pickle=False) as arrays:
@@ -172,7 +171,7 @@ def evaluate(model: str, ids: str, out: str) -> None:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Compare everything for one checkpoint."""
+    """Measure one checkpoint."""
     import gpt_cli
     from gpt_cli import hub
 
@@ -200,7 +199,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(checkpoints: list[dict[str, Any]]) -> str:
-    """Write a row for each checkpoint; the ratio is of our KL divergence to llama.cpp's."""
+    """Return a row per checkpoint; the ratio is our KL divergence / llama.cpp's."""
     kinds = ("int8", "Q8_0")
     units = {"top1": "same top-1", "top1_clear": "clear half", "perplexity_change": "perplexity"}
     columns = ["texts", "KL int8", "KL Q8_0", "ratio"]
@@ -222,16 +221,18 @@ def table(checkpoints: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure, print, and save where asked."""
+    """Measure, print, and save with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
-    parser.add_argument("--own", action="store_true", help="let folders write their texts, too")
-    parser.add_argument("--texts", type=int, help="how many; 4 random ones, or 8 of its own")
-    parser.add_argument("--tokens", type=int, help="of each text; 256 random ones, or 400")
+    parser.add_argument(
+        "--own", action="store_true", help="models in folders write their own texts, too"
+    )
+    parser.add_argument("--texts", type=int, help="number of texts (default: 4 random, 8 own)")
+    parser.add_argument("--tokens", type=int, help="tokens per text (default: 256 random, 400 own)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--llama", metavar="PYTHON", help="compare llama.cpp, too")
+    parser.add_argument("--llama", metavar="PYTHON", help="also measure llama.cpp")
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.md")
     arguments = parser.parse_args()
     where = machine() | {"seed": arguments.seed}

@@ -1,17 +1,17 @@
-"""Measure gpt-cli, and its peers beside it, in one run; write a table of medians and ratios.
+"""Measure gpt-cli and its peers in one run; write a table of medians and ratios.
 
     make bench                                                      # gpt-cli alone
     python benchmarks/run.py --peer transformers=PYTHON --peer llama.cpp=PYTHON --save NAME
     python benchmarks/run.py --dtype int8 --peer float32=PYTHON --peer llama.cpp=PYTHON
 
-PYTHON is an interpreter that has the peer; what each needs is said in measure.py and convert.py.
-Peers: transformers, ctranslate2, llama.cpp, openvino; before, which is another version of gpt-cli;
-numpy, which is gpt-cli without its compiled library; and float32, which is gpt-cli in float32
-beside itself in another type. With --dtype bfloat16 the checkpoint is stored so.
+PYTHON is an interpreter that has the peer; measure.py and convert.py list the packages. Peers are
+transformers, ctranslate2, llama.cpp and openvino, and three that are gpt-cli itself: `before` is
+another version, `numpy` runs without the compiled library, and `float32` is for comparison with
+another --dtype. With --dtype bfloat16, the checkpoint is stored in bfloat16.
 
-The checkpoint has GPT-2's 124M parameters with random weights, made here unless a FOLDER is given;
---size 355M makes the next larger one. Engines take turns, each round in fresh processes, so that a
-slow minute of the machine hits all.
+The checkpoint has the shapes of GPT-2 with 124M parameters (or --size 355M) and random weights,
+unless a FOLDER is given. Engines take turns, each round in fresh processes, so that a slow minute
+of the machine affects all.
 """
 
 import argparse
@@ -56,7 +56,7 @@ SIZES = {
     "124M": {"n_layer": 12, "n_head": 12, "n_embd": 768},
     "355M": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
 }
-PACKAGES = {  # of which a peer's version is told
+PACKAGES = {  # whose versions are reported for a peer
     "transformers": ["transformers", "torch"],
     "ctranslate2": ["ctranslate2"],
     "llama.cpp": ["llama-cpp-python"],
@@ -66,7 +66,7 @@ PACKAGES = {  # of which a peer's version is told
     "float32": [],
 }
 OURS = ("gpt-cli", "before", "numpy", "float32")
-DTYPES = {"float32": "float32", "transformers": "float32"}  # whatever the others compute in
+DTYPES = {"float32": "float32", "transformers": "float32"}  # regardless of --dtype
 
 
 def make_checkpoint(folder: Path, size: str) -> None:
@@ -77,7 +77,7 @@ def make_checkpoint(folder: Path, size: str) -> None:
 
 
 def store_in_bfloat16(folder: Path, out: Path) -> None:
-    """Write a float32 checkpoint with its numbers cut to bfloat16."""
+    """Write a float32 checkpoint with its weights truncated to bfloat16."""
     import numpy as np
     from checkpoints import Stored, safetensors_bytes
     from safetensors.numpy import load_file
@@ -91,7 +91,7 @@ def store_in_bfloat16(folder: Path, out: Path) -> None:
 
 
 def in_a_process(act: Callable[..., None], *arguments: Any) -> None:
-    """Do something in a process of its own: Linux would count its memory into that of engines."""
+    """Run a function in a separate process: Linux would count its memory as that of the engines."""
     maker = get_context("spawn").Process(target=act, args=arguments)
     maker.start()
     maker.join()
@@ -110,12 +110,12 @@ def process(command: list[str], **variables: str) -> tuple[float, float]:
     seconds = time.perf_counter() - start
     if os.waitstatus_to_exitcode(status):
         raise SystemExit(f"failed: {' '.join(command)}")
-    unit = 1 if platform.system() == "Darwin" else 1024  # of ru_maxrss, in bytes
+    unit = 1 if platform.system() == "Darwin" else 1024  # bytes per unit of ru_maxrss
     return seconds, usage.ru_maxrss * unit / 1e6
 
 
 def one_round(engine: str, python: str, converted: Path, threads: int, dtype: str) -> Figures:
-    """Measure everything once for one engine."""
+    """Run all measurements once for one engine."""
     variables = {"GPT_CLI_OPS": "numpy"} if engine == "numpy" else {}
     name = "gpt-cli" if engine in OURS else engine
     measure = [python, str(HERE / "measure.py"), name, str(converted)]
@@ -127,7 +127,7 @@ def one_round(engine: str, python: str, converted: Path, threads: int, dtype: st
     )
     prompt = "The computer"
     if engine in OURS:
-        start = [python, "-P", "-m", "gpt_cli"]  # what is installed, not what lies here
+        start = [python, "-P", "-m", "gpt_cli"]  # -P: the installed package, not this folder
         found["help"] = process([*start, "--help"])[0]
         command = [*start, "generate", "-m", str(converted), "--device", "cpu"]
         command += ["--temperature", "0", "--ignore-eos", prompt, "-n"]
@@ -142,14 +142,14 @@ def one_round(engine: str, python: str, converted: Path, threads: int, dtype: st
 
 
 def versions(python: str, packages: list[str]) -> dict[str, str]:
-    """Return the versions of packages, as another interpreter has them."""
+    """Return the versions of packages in another interpreter."""
     code = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
     found = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True)
     return dict(zip(packages, found.stdout.decode().split(), strict=True))
 
 
 def machine() -> dict[str, Any]:
-    """Describe where the figures come from."""
+    """Return a description of this machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -169,7 +169,7 @@ def report(
     save: str | None,
     where: dict[str, Any],
 ) -> None:
-    """Print the table, and save it where asked, with what it was measured on."""
+    """Print the table; save it, with the machine and versions, if `save` is given."""
     print(table(rounds, units), end="")
     if save:
         results = HERE / "results" / save
@@ -181,7 +181,7 @@ def report(
 
 
 def table(rounds: dict[str, list[Figures]], units: dict[str, str]) -> str:
-    """Write medians with their range; beside a peer's, the median of our ratios to it."""
+    """Return a table of medians with ranges, and for each peer the median ratio of ours to it."""
     ours, *peers = rounds
     columns = [ours, *(cell for peer in peers for cell in (peer, "ratio"))]
     lines = ["| " + " | ".join(["", "unit", *columns]) + " |", "|" + "-|" * (len(columns) + 2)]
@@ -206,12 +206,12 @@ def spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    """Measure, print, and save where asked."""
+    """Measure, print, and save with `--save`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--size", choices=SIZES, default="124M", help="without a folder")
+    parser.add_argument("--size", choices=SIZES, default="124M", help="if no folder is given")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), default="float32")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--rounds", type=int, default=5)
@@ -220,7 +220,7 @@ def main() -> None:
     arguments = parser.parse_args()
     peers = dict(peer.partition("=")[::2] for peer in arguments.peer)
     if unknown := {name for name, python in peers.items() if name not in PACKAGES or not python}:
-        parser.error(f"give --peer NAME=PYTHON, and one of the peers: {', '.join(unknown)}")
+        parser.error(f"--peer must be NAME=PYTHON, with a known peer, not {', '.join(unknown)}")
     where = machine() | {"threads": arguments.threads, "dtype": arguments.dtype}
     where |= versions(sys.executable, ["gpt-cli", "numpy"])
     for peer, python in peers.items():
@@ -247,7 +247,7 @@ def main() -> None:
 
 
 def convert(engine: str, python: str, folder: Path, scratch: Path, dtype: str) -> Path:
-    """Return what an engine reads, made from the checkpoint if need be."""
+    """Return the checkpoint for an engine, converted if necessary."""
     out = scratch / engine
     if engine in OURS and dtype == "bfloat16":
         in_a_process(store_in_bfloat16, folder, out)

@@ -1,4 +1,4 @@
-"""What a user of transformers writes to continue a prompt, as a whole process."""
+"""Continue a prompt in a whole process, as a user of transformers would."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The package with its library compiled in another way, in a folder of its own."""
+"""Copies of the package with a differently compiled library."""
 
 import ctypes
 import os
@@ -17,10 +17,10 @@ BUILD = ROOT / "build"
 def copy_package(
     folder: Path, platform: str, compiler: Sequence[str], optimize: str = "-O3"
 ) -> None:
-    """Put a copy of gpt_cli into a folder, with a library for this platform by this compiler.
+    """Copy gpt_cli into a folder, with a library for this platform by this compiler.
 
     Raises:
-        hatch_build.NotCompiledError: the compiler is not there, or does not do it.
+        hatch_build.NotCompiledError: the compiler is missing or failed.
     """
     package = folder / "gpt_cli"
     shutil.rmtree(package, ignore_errors=True)
@@ -31,7 +31,7 @@ def copy_package(
     with (
         mock.patch.dict(os.environ, CC=shlex.join(compiler)),
         mock.patch.object(hatch_build, "FLAGS", flags),
-        mock.patch.object(ctypes, "CDLL"),  # this process could not load what is made
+        mock.patch.object(ctypes, "CDLL"),  # this process may not be able to load it
     ):
         library = hatch_build.compile_library(ROOT / hatch_build.FOLDER, platform, folder)
     library.rename(folder / hatch_build.FOLDER / hatch_build.LIBRARY)

@@ -1,9 +1,9 @@
-"""Run the package on ARM, without a machine of that kind: `make test-arm`, on Debian.
+"""Test the package on emulated ARM: `make test-arm`, on Debian.
 
-The library is compiled for aarch64 by a cross compiler. An arm64 Python and what the package needs
-are downloaded into build/arm, and run under qemu. Texts, log-probabilities and digests of the
-bundled model must be those of this machine, at both levels of ARM processors. Then come the tests
-of the kernels. Nothing is installed.
+A cross compiler builds the library for aarch64. An arm64 Python and the package's dependencies are
+downloaded into build/arm and run under qemu; nothing is installed. Texts, log-probabilities and
+digests of the bundled model must equal those of this machine, at both ARM levels. Then the kernels'
+tests run.
 """
 
 import json
@@ -22,13 +22,13 @@ from tools.other_builds import BUILD, ROOT, copy_package
 FOLDER = BUILD / "arm"
 APT, SYSTEM, PACKAGES = FOLDER / "apt", FOLDER / "system", FOLDER / "packages"
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
-NEEDED = {  # programs, and the packages of Debian that have them
+NEEDED = {  # programs, and their Debian packages
     COMPILER: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
     EMULATOR: "qemu-user-static",
     "apt-get": "apt",
     "dpkg-deb": "dpkg",
 }
-PROCESSORS = {"max": "neondot", "cortex-a53": "neon"}  # for the emulator, and their levels
+PROCESSORS = {"max": "neondot", "cortex-a53": "neon"}  # models of CPUs, and their levels
 SYSTEM_PACKAGES = ["python3-minimal", "libpython3-stdlib", "libstdc++6"]
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 17)] + ["manylinux2014_aarch64"]
 TEST_PACKAGES = ["pytest", "hypothesis"]
@@ -44,7 +44,7 @@ Dir::Cache "{APT}";
 
 
 def main() -> None:
-    """Compile, download, run and compare; then run the tests that are given, or the kernels'."""
+    """Download, compile, run and compare; then run the given tests, or the kernels'."""
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         packages = " ".join(NEEDED[name] for name in missing)
@@ -59,48 +59,48 @@ def main() -> None:
     for processor, level in PROCESSORS.items():
         arm = Python.for_arm(processor)
         if arm.level() != level:
-            sys.exit(f"test-arm: {processor} computes at the level {arm.level()}, not {level}")
-        # `verify` compares all levels of a processor.
+            sys.exit(f"test-arm: {processor} uses the level {arm.level()}, not {level}")
+        # `verify` covers all levels of a processor, so run it once.
         found = arm.texts() | (arm.digests() if level == "neondot" else {})
         for name in found:
             if found[name] != expected[name]:
                 sys.exit(f"{level}: {name} differs\nARM:  {found[name]}\nhere: {expected[name]}")
-        print(f"{level}: the same as on this machine: {', '.join(found)}", flush=True)
+        print(f"{level}: same as on this machine: {', '.join(found)}", flush=True)
     pytest, tests = ["-m", "pytest", "-p", "no:cacheprovider"], sys.argv[1:] or TESTS
     sys.exit(Python.for_arm("max").run(*pytest, *tests).returncode)
 
 
 @dataclass
 class Python:
-    """A Python that has the package."""
+    """A Python interpreter that can import the package."""
 
     command: list[str]
-    folders: Sequence[Path] = ()  # where it finds the package and others
+    folders: Sequence[Path] = ()  # for PYTHONPATH
 
     @classmethod
     def for_arm(cls, processor: str) -> Self:
-        """Return the arm64 Python on a processor."""
+        """Return the arm64 Python on an emulated processor."""
         python = [EMULATOR, "-cpu", processor, "-L", str(SYSTEM), str(SYSTEM / "usr/bin/python3")]
         return cls(python, [FOLDER, PACKAGES])
 
     def run(self, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
-        """Run it with arguments."""
+        """Run the interpreter with arguments."""
         given = {"GPT_CLI_OPS": "native"}
         if self.folders:
             given["PYTHONPATH"] = os.pathsep.join(map(str, self.folders))
-        # Not what lies in this folder: -P.
+        # -P: do not import from the working directory.
         command = [*self.command, "-P", *arguments]
         return subprocess.run(command, cwd=ROOT, env=os.environ | given, text=True, **how)
 
     def _json(self, *arguments: str) -> Any:
-        """Return what a command of the package prints."""
+        """Run a command of the package; return its JSON output."""
         done = self.run("-m", "gpt_cli", *arguments, "--json", stdout=subprocess.PIPE)
         if done.returncode:
-            sys.exit(f"test-arm: exit code {done.returncode} of {' '.join(done.args)}")
+            sys.exit(f"test-arm: exit code {done.returncode}: {' '.join(done.args)}")
         return json.loads(done.stdout)
 
     def texts(self) -> dict[str, Any]:
-        """Return texts of the bundled model, with log-probabilities."""
+        """Return texts by the bundled model, with log-probabilities."""
         texts = {}
         for dtype in ("float32", "int8"):
             for name, temperature in (("greedy", "0"), ("drawn", "1")):
@@ -111,21 +111,21 @@ class Python:
         return texts
 
     def digests(self) -> dict[str, Any]:
-        """Return the digests of the logits of the bundled model."""
+        """Return the digests of the bundled model's logits."""
         checks = self._json("verify", "tiny")["checks"]
         return {check["name"]: check["digest"] for check in checks if check["digest"]}
 
     def level(self) -> str:
-        """Return the level that the package chooses."""
+        """Return the level that the package selects."""
         code = "from gpt_cli.ops.bindings import choose_level; print(choose_level())"
         return self.run("-c", code, stdout=subprocess.PIPE).stdout.strip()
 
 
 def _download_system() -> None:
-    """Download and unpack a Python for arm64 and its libraries, from where this machine has its."""
+    """Download and unpack an arm64 Python and its libraries, from this machine's apt sources."""
     for folder in ("lists/partial", "archives/partial"):
         (APT / folder).mkdir(parents=True, exist_ok=True)
-    (APT / "status").touch()  # nothing is installed there
+    (APT / "status").touch()  # no package is installed there
     (APT / "settings").write_text(APT_SETTINGS)
     for arguments in (["update"], ["install", "--yes", "--download-only", *SYSTEM_PACKAGES]):
         command = ["apt-get", "--quiet=2", *arguments]
@@ -140,7 +140,7 @@ def _download_system() -> None:
 
 
 def _download_packages() -> None:
-    """Download and unpack what the package and its tests need, for the Python of arm64."""
+    """Download and unpack the dependencies of the package and its tests, for arm64."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     python = (SYSTEM / "usr/bin/python3").readlink().name.removeprefix("python")
     unpacked = FOLDER / "packages.part"
