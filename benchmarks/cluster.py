@@ -4,9 +4,9 @@
 
 It needs the extra `ray` and takes half an hour. By default it runs all parts:
     equal     5,000 ragged rows, some of them invalid, through the bundled model: on this machine;
-              on a cluster of four nodes; with a node killed halfway; with the driver killed halfway
-              and the job resumed. Apart from times, all must give the same records. The same for
-              scores, as Parquet.
+              on a cluster of four nodes; with a node killed after a fifth of the records; with the
+              driver killed then and the job resumed. Apart from times, all must give the same
+              records. The same for scores, as Parquet.
     overhead  a job of a minute or more with 124M parameters and one worker: without Ray, with Ray
               started for the job, and on a running cluster, in turns.
     driver    the rows per second that one driver reads, sends, receives and writes when workers
