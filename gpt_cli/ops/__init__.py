@@ -274,7 +274,7 @@ def _candidates(offered: Mapping[str, _Implementation], dtype: str) -> list[str]
     """Return the names of the implementations to try: that of GPT_CLI_OPS, or the fastest first.
 
     Raises:
-        InputError: GPT_CLI_OPS is none of `offered`.
+        InputError: GPT_CLI_OPS is not in `offered`.
     """
     choice = os.environ.get(_VARIABLE)
     if not choice:
