@@ -38,8 +38,8 @@ test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; 
 test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` in Chromium or Google Chrome
 	$(BIN)/python -m pytest tests/test_page.py -m browser
 
-test-ray: $(VENV)/.ray  ## what Ray computes on a cluster of nodes on this machine, and the lines of README.md
-	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py -k "ray or README"
+test-ray: $(VENV)/.ray  ## what Ray computes on a cluster of nodes on this machine, and the lines of docs/cluster.md
+	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py -k "ray or cluster"
 
 test-s3: $(VENV)/.s3  ## files at s3://, from a server on this machine
 	$(BIN)/python -m pytest tests/test_s3.py

@@ -1,9 +1,8 @@
-"""README.md and the pages of docs/ are true: lines print what is shown, links lead somewhere.
+"""README.md and the pages of docs/ are true: commands print what is shown, and links resolve.
 
-The lines after `$ ` in the blocks of ```console of a page are run in their order by one bash, on a
-terminal of 80 columns, in a new folder. So a page may make a file in one line and use it in the
-next. `export NAME=VALUE` counts between backquotes in the text, too, and a file that `cat` shows
-before anything has made it is made from what is shown.
+One bash runs the lines after `$ ` in the ```console blocks of a page, in order, on a terminal of 80
+columns, in a new folder. So a page can create a file in one line and use it in the next. If `cat`
+shows a file that no line has created, the file is created from what is shown.
 """
 
 import math
@@ -25,69 +24,66 @@ from gpt_cli.machine import native_library
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("benchmarks/*.md")]
+LINKING = [*PAGES, *(ROOT / f for f in ("CONTRIBUTING.md", "SECURITY.md", "weights/README.md"))]
+LINKING += ROOT.glob("benchmarks/**/*.md")
 
-# Lines that are not run, and why.
-LEFT_OUT = {
-    r"^make ": "takes minutes",
-    r"^python3 -m venv |^pip install ": "asks the Python index",
-    r"^gpt-cli generate (-m gpt2 .*)?\"Alan Turing": "needs the weights of gpt2",
-    r"^gpt-cli (download|info|quantize) gpt2": "asks the Hub for gpt2",
-    r"^gpt-cli generate -m \./gpt2-int8 ": "needs the weights of gpt2",
+# Lines that are not run, with the reason.
+SKIPPED = {
+    r"^(make|pip|python3 -m venv) ": "takes minutes, or asks the Python index",
+    r"\bgpt2\b|\"Alan Turing": "needs the weights of gpt2",
     r"--device cuda": "needs a GPU",
 }
-if find_spec("ray") is None:
-    LEFT_OUT[r"--engine ray|^ray |\bcluster\b"] = "needs Ray; `make test-ray` runs them"
-# What is run instead in lines that would take 30 s.
+# Pages that have such a line are run only if this is installed.
+NEEDS = {
+    "jq ": shutil.which("jq"),
+    "--png ": find_spec("matplotlib"),
+    ".parquet": find_spec("pyarrow"),
+    "--engine ray": find_spec("ray"),  # `make test-ray`
+}
+# Replacements in lines that would take 30 s.
 SHORTER = {" -p 32 -n 400": " -p 32 -n 100", " -n 450 --ignore-eos": " -n 100 --ignore-eos"}
-# The numbers of these are measurements, and so are their charts: only the words are compared.
+# The numbers and charts of these commands are measurements: only words are compared.
 MEASURES = re.compile(r"gpt-cli (bench|verify)\b| --stats\b")
-# What differs from run to run or from machine to machine, and what stands for it.
+# Output that varies between runs or machines, with its replacement.
 VARIES = {
-    r"\x1b\[[\d;?]*[A-Za-z]|^[^\n]*\r(?!\n)": "",  # colours, and progress that was written over
+    r"\x1b\[[\d;?]*[A-Za-z]|^[^\n]*\r(?!\n)": "",  # colours and overwritten progress
     r'"timing": \{.*?\}': '"timing": {}',
     r"\d[\d.,]*(?= ?(s|ms|kB|MB|GB|tokens/s|(tokens )?a second)\b)": "N",
     r"(?<![\w.~)])(/[\w.+-]+){2,}/?": "PATH",
-    # These say more where gpt-cli has its compiled library, or there is a GPU.
+    # These print more if the compiled library or a GPU is available.
     r"^(ok|not checked) +bits in int8\b.*\n( {4}.*\n)*": "",
     r"^(ok|not checked) +(cache on = off|batch = single|bits|native = numpy|"
     r"c\w+ in \w+ = float32)\b.*(\n {4}.*)*": r"\2",
     r"computed by (native|numpy) with \d+ threads?": "computed",
 }
-
-# After each line: the exit codes of its parts between two bytes that nothing prints, and then `$?`
-# is again what the line has left.
-TELL_CODES = r"""status=$? codes=${PIPESTATUS[*]}; printf '\036%s\036' "$codes"; (exit $status)"""
-
-needs_bash = pytest.mark.skipif(
-    os.name != "posix" or shutil.which("bash") is None, reason="needs bash on a terminal"
-)
+# Run after each line: print its exit codes between two bytes that nothing else prints.
+PRINT_CODES = r"""printf '\036%s\036' "${PIPESTATUS[*]}" """
 
 
 @dataclass
 class Step:
-    """A line that a page shows, with what it prints; None where nothing is said of that."""
+    """A line of a page, with the output that the page shows; None if it shows no output."""
 
     line: str
     shown: str | None
 
     def is_run(self) -> bool:
-        return not any(re.search(pattern, self.line) for pattern in LEFT_OUT)
+        return not any(re.search(pattern, self.line) for pattern in SKIPPED)
 
     def script(self) -> str:
-        """What bash runs for it."""
+        """Return the line as bash runs it."""
         line = self.line
         for long, short in SHORTER.items():
             line = line.replace(long, short)
         cat = re.fullmatch(r"cat ([\w.-]+)", line)
         if cat and self.shown:
             line = f"[ -e {cat[1]} ] || printf %s {shlex.quote(self.shown)} > {cat[1]}\n{line}"
-        return f"{line}\n{TELL_CODES}\n"
+        return f"{line}\n{PRINT_CODES}\n"
 
     def problem(self, codes: str, printed: str) -> str:
-        """What is wrong with what it did; else nothing."""
+        """Return the difference from what the page shows, or an empty string."""
         fails = self.shown is not None and "gpt-cli: error: " in self.shown
-        # 141: the reader of a pipe, such as `head`, had enough.
+        # 141: the reader of a pipe ended first, as `head` does.
         if fails != bool(set(codes.split()) - {"0", "141"}):
             return f"$ {self.line}\nexit codes: {codes}\n{printed}"
         if self.shown is None:
@@ -98,19 +94,19 @@ class Step:
         return f"$ {self.line}\nis shown as\n{self.shown}\nand prints\n{printed}"
 
     def compared(self, output: str) -> list[str]:
-        """The words of an output that are the same in each run, however lines are wrapped."""
-        for pattern, instead in VARIES.items():
-            output = re.sub(pattern, instead, output, flags=re.MULTILINE)
+        """Return the words of an output that are the same in every run, however it is wrapped."""
+        for pattern, replacement in VARIES.items():
+            output = re.sub(pattern, replacement, output, flags=re.MULTILINE)
         if MEASURES.search(self.line):
             return [word for word in re.findall(r"[a-z]{2,}", output) if set(word) != {"o"}]
         return output.split()
 
 
 def alike(word: str, other: str) -> bool:
-    """Return whether words are equal; where NumPy computes, the last digits may differ."""
+    """Return whether words are equal; if NumPy computes, the last digits may differ."""
     if native_library():
         return word == other
-    number = r"\d+(?:\.\d+)?"  # of which 5.0 may be written as 5
+    number = r"\d+(?:\.\d+)?"  # 5.0 may be printed as 5
     if re.sub(number, "", word) != re.sub(number, "", other):
         return False
     pairs = zip(re.findall(number, word), re.findall(number, other), strict=True)
@@ -120,31 +116,36 @@ def alike(word: str, other: str) -> bool:
     )
 
 
+def blocks_of(page: Path, language: str) -> list[str]:
+    """Return the code blocks of a page in this language."""
+    pattern = rf"^```{language}\n(.*?)^```$"
+    return re.findall(pattern, page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
 def steps_of(page: Path) -> list[Step]:
-    """The lines that a page shows, in their order."""
+    """Return the lines of a page, in order."""
     steps = []
-    text = page.read_text(encoding="utf-8")
-    console_or_export = r"^```console\n(.*?)^```$|(?<!`)`(export \w+=[^`\n]+)`"
-    for block, export in re.findall(console_or_export, text, re.MULTILINE | re.DOTALL):
-        if export:
-            steps.append(Step(export, ""))
-            continue
+    for block in blocks_of(page, "console"):
         lines = re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
-        is_list = not any(shown for _, shown in lines)  # of lines to try, without what they print
-        steps += [Step(line, None if is_list else shown) for line, shown in lines]
+        shows_output = any(shown for _, shown in lines)
+        steps += [Step(line, shown if shows_output else None) for line, shown in lines]
     return steps
 
 
-@needs_bash
+def python_of(page: Path) -> str:
+    """Return the Python of a page, without blocks quoted word for word from the model."""
+    model = (ROOT / "gpt_cli" / "model.py").read_text("utf-8")
+    return "\n".join(block for block in blocks_of(page, "python") if block not in model)
+
+
+@pytest.mark.skipif(os.name != "posix" or not shutil.which("bash"), reason="needs bash")
 @pytest.mark.parametrize("page", [page for page in PAGES if steps_of(page)], ids=lambda p: p.name)
 def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     steps = [step for step in steps_of(page) if step.is_run()]
-    missing = {"jq ": shutil.which("jq") is None, "--png ": find_spec("matplotlib") is None}
-    missing[".parquet"] = find_spec("pyarrow") is None
-    for what in (what for what in missing if missing[what]):
-        if any(what in step.line for step in steps):
+    for what, found in NEEDS.items():
+        if not found and any(what in step.line for step in steps):
             pytest.skip(f"needs what {what} needs")
     script = tmp_path / "script"
     script.write_text("".join(step.script() for step in steps), encoding="utf-8")
@@ -161,44 +162,34 @@ def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch):
     assert not problems, "\n\n".join(problems)
 
 
-def test_no_reason_to_leave_a_line_out_has_outlived_it():
+def test_every_pattern_matches_a_line():
     lines = [step.line for page in PAGES for step in steps_of(page)]
-    for pattern in [*LEFT_OUT, *map(re.escape, SHORTER)]:
+    for pattern in [*SKIPPED, *map(re.escape, [*SHORTER, *NEEDS])]:
         assert any(re.search(pattern, line) for line in lines), f"no line has {pattern}"
-
-
-def python_of(page: Path) -> str:
-    """The Python of a page, less what it quotes of the model, which must be there word for word."""
-    blocks = re.findall(
-        r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-    model = (ROOT / "gpt_cli" / "model.py").read_text("utf-8")
-    return "\n".join(block for block in blocks if block not in model)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_of(page)], ids=lambda p: p.name)
 def test_the_python_of_a_page_runs(page, tmp_path):
-    finished = subprocess.run(
-        [sys.executable, "-P", "-c", python_of(page)], cwd=tmp_path, capture_output=True
-    )
+    command = [sys.executable, "-P", "-c", python_of(page)]
+    env = os.environ | {"PATH": path_with_command(tmp_path / "bin")}
+    finished = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True)
     assert (finished.returncode, finished.stderr.decode()) == (0, "")
 
 
 def prose_of(page: Path) -> str:
-    """A page without its code."""
+    """Return a page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page; of two that are the same, the second has -1."""
+    """Return GitHub's anchors of the headings; the second of two equal headings gets -1."""
     anchors: set[str] = set()
     seen: Counter[str] = Counter()
     for heading in re.findall(r"^#+ +(.+)$", prose_of(page), re.MULTILINE):
         text = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)
         anchor = re.sub(r"[^\w -]", "", text).lower().replace(" ", "-")
-        same = seen[anchor]
+        anchors.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
         seen[anchor] += 1
-        anchors.add(f"{anchor}-{same}" if same else anchor)
     return anchors
 
 
