@@ -15,15 +15,9 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, MismatchError
 from gpt_cli.generate import Options
 from gpt_cli.machine import peak_memory
+from gpt_cli.sample import TEXT
 from gpt_cli.sampling import check
 
-TEXT = (
-    "A librarian once copied a long book by hand. Before each new word she went back to the first "
-    "page and read everything again, and so the work became slower and slower. Then a child gave "
-    'her a notebook. "Write down what you learn from each page," said the child, "and you need not '
-    'read it twice." From that day on, the last word took no longer than the first, and the book '
-    "was finished before the winter came.\n"
-)
 _WARM_UP = 20  # tokens, before anything is measured: NumPy's products settle at the 16th
 _EDGE = 10  # tokens at either end of the text, the medians of which tell how the time grows
 

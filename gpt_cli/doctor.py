@@ -16,7 +16,7 @@ from rich.console import Console
 import gpt_cli
 from gpt_cli import gpu, hub, machine
 from gpt_cli.errors import GPTCLIError
-from gpt_cli.machine import MOST_THREADS, native_library
+from gpt_cli.machine import MOST_THREADS, format_size, native_library
 
 _COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # else `show` draws in characters
 _LITTLE = 1 << 30  # bytes of memory, which gpt2 and a prompt just fit in
@@ -105,7 +105,7 @@ def _memory() -> Finding:
     free = machine.free_memory()
     if free is None:
         return Finding("memory", "note", "nobody tells how much is free")
-    found = f"{hub.format_size(free)} free"
+    found = f"{format_size(free)} free"
     if free < _LITTLE:
         cure = "raise the limit of the container or of ulimit -v, or use distilgpt2 or int8"
         return Finding("memory", "note", found, cure)
@@ -142,9 +142,9 @@ def _bundled_model() -> Finding:
 def _cache() -> Finding:
     folder = hub.cache_folder()
     models = [model for model in hub.list_models() if model.origin == "cached"]
-    size = hub.format_size(sum(model.size for model in models))
+    size = format_size(sum(model.size for model in models))
     beside = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
-    free = hub.format_size(shutil.disk_usage(beside).free)
+    free = format_size(shutil.disk_usage(beside).free)
     found = f"{folder}: {len(models)} models, {size}; {free} of disk free"
     if not os.access(beside, os.W_OK):
         return Finding("cache", "problem", f"{found}; cannot be written", "set HF_HOME elsewhere")

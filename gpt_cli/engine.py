@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
 from gpt_cli.config import GPT2Config
+from gpt_cli.damage import checked
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.finite import checked
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from gpt_cli.config import GPT2Config
+from gpt_cli.damage import checked
 from gpt_cli.errors import ContextError
-from gpt_cli.finite import checked
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, PASS, Counts, forward, hidden_states, unembed

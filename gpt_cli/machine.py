@@ -26,6 +26,15 @@ def free_memory() -> int | None:
     return max(0, min(known)) if known else None
 
 
+def format_size(size: float) -> str:
+    """Return a number of bytes for people: `548 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
 def check_room(what: str, needed: int, free: int | None, cure: str) -> None:
     """Raise ResourceError if it is known that fewer bytes are free than `what` needs.
 

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from gpt_cli import checkpoint, hub
+from gpt_cli.atomic import new_folder
 from gpt_cli.config import INT8, GPT2Config
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
 from gpt_cli.files import read_small
@@ -34,7 +35,7 @@ def write(source: Path, to: Path) -> None:
     if missing := [file.name for file in others if not file.is_file()]:
         raise CheckpointError(f"{source} has no {' and no '.join(missing)}")
     try:
-        with hub.new_folder(to.resolve()) as folder:
+        with new_folder(to.resolve()) as folder:
             described = json.loads(read_small(source / "config.json"))
             described["quantization_config"] = INT8
             (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")

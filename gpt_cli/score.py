@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from gpt_cli.damage import checked
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.finite import checked
 from gpt_cli.generate import right_pad
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, PASS, hidden_states, unembed

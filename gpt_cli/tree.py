@@ -4,7 +4,7 @@ import heapq
 from dataclasses import dataclass, field
 from itertools import count as numbers
 
-from gpt_cli.finite import checked
+from gpt_cli.damage import checked
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, hidden_states, unembed
 from gpt_cli.sampling import likeliest

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from gpt_cli import checkpoint, gpu
-from gpt_cli.bench import TEXT
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.files import git_hash, sha256
@@ -29,6 +28,7 @@ from gpt_cli.generate import Completion
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Ops, get_ops
 from gpt_cli.ops.numpy_ops import Int8NumPyOps, NumPyOps
+from gpt_cli.sample import TEXT
 from gpt_cli.tokenizer import Tokenizer
 
 # The most that natural logarithms of probabilities may differ, at a token and in the mean: far

@@ -330,8 +330,8 @@ def test_both_modes_are_measured_unless_one_is_asked_for(flags, caches, asked):
         (["text"], "unexpected extra argument"),
         (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
         (["--plot", "curves"], "curves: the name must end with"),
-        (["--plot", "no/such/folder/x.png"], "there is no folder no/such/folder"),
-        (["--plot", "folder.png"], "folder.png: it is a folder"),
+        (["--plot", "no/such/folder/x.png"], "the folder no/such/folder does not exist"),
+        (["--plot", "folder.png"], "folder.png is a folder"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_loaded(

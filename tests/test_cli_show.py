@@ -15,7 +15,6 @@ from rich.console import Console
 
 import gpt_cli
 from gpt_cli.cli import app
-from gpt_cli.cli.files import write_file
 from gpt_cli.cli.show import picture, terminal, views
 
 VIEWS = ["attention", "lens", "surprise", "tree"]
@@ -508,23 +507,6 @@ def test_what_was_there_stays_where_a_file_cannot_be_written(tmp_path):
     assert finished.returncode == 5
     assert finished.stderr.decode() == f"gpt-cli: error: cannot write {file}: File too large\n"
     assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir()] == ["before"]
-
-
-@posix
-def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
-    page, link = tmp_path / "page.html", tmp_path / "link.html"
-    page.write_text("before", encoding="utf-8")
-    page.chmod(0o600)
-    link.symlink_to(page)
-    write_file(link, b"after")
-    assert (link.is_symlink(), page.read_bytes()) == (True, b"after")
-    assert page.stat().st_mode & 0o777 == 0o600
-    nothing = tmp_path / "nothing.html"
-    nothing.symlink_to(os.devnull)
-    write_file(nothing, b"x")
-    assert nothing.is_symlink()
-    assert not nothing.is_file()
-    assert len([*tmp_path.iterdir()]) == 3
 
 
 def test_pictures_need_matplotlib(monkeypatch, capsys):

@@ -758,11 +758,3 @@ def test_the_list_needs_no_cache(cache, tmp_path, monkeypatch):
     use_hub("http://127.0.0.1:1", cache, monkeypatch)
     monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
     assert product.list_models() == []
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (548_105_171, "548 MB"), (999_999, "1 MB"), (6.4e9, "6.4 GB")],
-)
-def test_sizes_are_for_people(size, text):
-    assert product.format_size(size) == text

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from gpt_cli import records
 from gpt_cli.bench import Benchmark, Spread
 from gpt_cli.cli.plot import curves, number
-from gpt_cli.hub import format_size
+from gpt_cli.machine import format_size
 
 # The figures of a mode: what people call them, and how many of that unit a second is.
 _ROWS = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpt_cli.cli.options import Json, ModelName, Offline, Revision, Verbose
 from gpt_cli.cli.text import write
 from gpt_cli.errors import GPTCLIError
+from gpt_cli.machine import format_size
 
 if TYPE_CHECKING:
     from gpt_cli.config import GPT2Config
@@ -34,8 +35,8 @@ def info(
         write(json.dumps(facts | sizes, ensure_ascii=False) + "\n")
         return
     shown = facts | {"parameters": f"{sizes['parameters']:,}"}
-    shown["memory for weights"] = hub.format_size(sizes["weights_bytes"])
-    shown["memory for a full context"] = hub.format_size(sizes["kv_cache_bytes"])
+    shown["memory for weights"] = format_size(sizes["weights_bytes"])
+    shown["memory for a full context"] = format_size(sizes["kv_cache_bytes"])
     shown["eos_token_id"] = " ".join(map(str, config.eos_token_id))
     write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))
 

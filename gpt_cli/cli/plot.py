@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.cli.files import write_file
+from gpt_cli.atomic import write_file
 from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:

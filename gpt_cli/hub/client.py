@@ -14,16 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpt_cli.atomic import new_folder
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
 from gpt_cli.files import INDEX, git_hash, read_small, sha256
-from gpt_cli.hub.local import (
-    CONFIG,
-    cache_folder,
-    format_size,
-    model_files,
-    new_folder,
-    repo_folder,
-)
+from gpt_cli.hub.local import CONFIG, cache_folder, model_files, repo_folder
+from gpt_cli.machine import format_size
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo

@@ -7,9 +7,7 @@ model takes to find.
 import json
 import os
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,27 +46,6 @@ class LocalModel:
     commit: str | None  # None for a bundled one
 
 
-@contextmanager
-def new_folder(to: Path) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `to` (absolute) when that has gone well.
-
-    Raises:
-        InputError: `to` is no new or empty folder.
-    """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InputError(f"{to} exists and is not an empty folder: name a new one")
-    beside = next(parent for parent in to.parents if parent.exists())
-    # One level down because the scratch folder itself is readable for its owner only.
-    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=beside) as scratch:
-        folder = Path(scratch, "model")
-        folder.mkdir()
-        yield folder
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if to.exists():
-            to.rmdir()  # it is empty; POSIX would replace it, Windows would not
-        folder.replace(to)
-
-
 def other_files(folder: Path) -> list[Path]:
     """The files that a model's folder has beside its weights and its configuration."""
     names = {path.name for path in folder.iterdir()}
@@ -88,15 +65,6 @@ def list_models() -> list[LocalModel]:
             name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
             found.append(LocalModel(name, folder, "cached", _folder_size(folder), folder.name))
     return found
-
-
-def format_size(size: float) -> str:
-    """A number of bytes for people: `548 MB`."""
-    for unit in ("B", "kB", "MB"):
-        if size < 999.5:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def cache_folder() -> Path:

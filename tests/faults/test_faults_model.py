@@ -195,8 +195,8 @@ FAULTS = [
           "ln_f.bias is F8_E4M3, which cannot be read", "save the model in F32, F16 or BF16"),
     fault(13, "a tensor in F64", tensor("ln_f.bias", (32,), "F64"),
           "ln_f.bias is F64, which cannot be read", "save the model in F32, F16 or BF16"),
-    *(fault(14, f"a weight that is {value}", poison(value), "no finite numbers",
-          "download it again")
+    *(fault(14, f"a weight that is {value}", poison(value), "results are not finite",
+          "get the model again")
       for value in (math.nan, math.inf, -math.inf, 3e38)),
     # shards
     fault(15, "a shard is missing", sharded(first_in("model-00009-of-00003.safetensors")),

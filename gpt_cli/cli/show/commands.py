@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpt_cli.atomic import check_file, write_file
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.examples import epilog
-from gpt_cli.cli.files import check_file, write_file
 from gpt_cli.cli.text import note, read_prompt, write
 from gpt_cli.errors import InputError
 

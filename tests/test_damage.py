@@ -6,8 +6,8 @@ from checkpoints import CONFIG, make_weights
 
 from gpt_cli import checkpoint
 from gpt_cli.config import GPT2Config
+from gpt_cli.damage import checked, damaged_weight
 from gpt_cli.errors import CheckpointError
-from gpt_cli.finite import checked, damaged_weight
 from gpt_cli.model import forward
 
 

@@ -1,4 +1,4 @@
-"""Weights that are damaged: seen in what the model computes, and then looked for."""
+"""Detect damaged weights in computed results, and find the weight."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,26 +17,26 @@ _log = logging.getLogger(__name__)
 
 
 def checked(compute: Callable[P, Array], *args: P.args, **kwargs: P.kwargs) -> Array:
-    """Call a function of `model.py`, with a model whose weights may be damaged.
+    """Call a function of `model.py`, and check that its result is finite.
 
     Raises:
-        CheckpointError: a result is infinite or no number, so the weights must be, too. The log
-            names the first that is.
+        CheckpointError: the result has an infinity or a NaN, so the weights are damaged. The log
+            names the first damaged weight.
     """
-    with np.errstate(all="ignore"):  # the error says it, once
+    with np.errstate(all="ignore"):  # the error below replaces NumPy's warnings
         result = compute(*args, **kwargs)
     if not np.isfinite(float(result.max() - result.min())):
         for model in (argument for argument in args if isinstance(argument, GPT2)):
             _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
         raise CheckpointError(
-            "the model computes no finite numbers: its weights are damaged (-v names them; "
-            "download it again) or, where the dtype is not float32, beyond float16"
+            "the model's results are not finite: its weights are damaged (-v names them; get the "
+            "model again) or, with a dtype other than float32, out of the range of float16"
         )
     return result
 
 
 def damaged_weight(model: GPT2) -> str | None:
-    """Return the name of the first weight that holds an infinity or what is no number."""
+    """Return the name of the first weight that holds an infinity or a NaN."""
     for name, weight in _weights(model, ""):
         if hasattr(weight, "is_finite"):  # a matrix in a layout of its own
             if not weight.is_finite():
@@ -51,7 +51,7 @@ def damaged_weight(model: GPT2) -> str | None:
 
 
 def _weights(part: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the weights below a part of the model, by the names of the checkpoint."""
+    """Yield the weights of a part of the model, by their names in the checkpoint."""
     if isinstance(part, GPT2 | Block | Attention | MLP | Linear | LayerNorm):
         for field in fields(part):
             yield from _weights(getattr(part, field.name), f"{name}.{field.name}")
