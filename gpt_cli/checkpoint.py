@@ -39,12 +39,22 @@ def load(folder: Path, ops: Ops) -> GPT2:
     """Load the checkpoint in a folder onto the device of `ops`.
 
     Raises:
-        CheckpointError: a file, a tensor or a field is missing, damaged, or not what GPT-2 has.
+        CheckpointError: see `read`.
+    """
+    config, tensors = read(folder)
+    return assemble(config, ops, tensors)
+
+
+def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
+    """Return a checkpoint's configuration and its tensors, without reading the tensors' data.
+
+    Raises:
+        CheckpointError: a file, a tensor or a field is missing, damaged or not GPT-2's.
     """
     config = GPT2Config.from_folder(folder)
     tensors = find_tensors(folder)
     check_tensors(tensors, config, folder)
-    return assemble(config, ops, tensors)
+    return config, tensors
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -61,19 +71,14 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
                 continue
             if name in tensors:
                 raise CheckpointError(
-                    f"{path}: the tensor {name} is there twice: get a file that was written rightly"
+                    f"{path}: duplicate tensor {name}: get a file that was written correctly"
                 )
             tensors[name] = tensor
     return _with_scales(tensors, folder)
 
 
-def stored_dtype(folder: Path) -> str:
-    """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32".
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
-    tensors = find_tensors(folder)
+def stored_dtype(tensors: Mapping[str, Tensor | Int8Rows]) -> str:
+    """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32"."""
     matrices = [tensor for name, tensor in tensors.items() if is_matrix(name, tensor.shape)]
     stored = {"I8" if isinstance(each, Int8Rows) else each.dtype for each in matrices}
     names = {"I8": "int8", "BF16": "bfloat16", "F16": "float16"}

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
-from gpt_cli.config import GPT2Config
 from gpt_cli.damage import checked
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
@@ -366,18 +365,19 @@ def load(
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     with unchanged(folder):
-        stored = checkpoint.stored_dtype(folder)
+        config, tensors = checkpoint.read(folder)
+        stored = checkpoint.stored_dtype(tensors)
         ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
         if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
             cure = "on a CPU, leave --dtype out, or choose float32 or int8"
             raise InputError(f"{name} is stored in {stored}: {cure}")
         check_room(
             f"the weights of {name} in {ops.dtype} take",
-            checkpoint.memory(GPT2Config.from_folder(folder), ops.dtype)["weights_bytes"],
+            checkpoint.memory(config, ops.dtype)["weights_bytes"],
             ops.free_memory(),
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
         tokenizer = Tokenizer.from_folder(folder)  # side by side with the next, both take longer
-        model = checkpoint.load(folder, ops)
+        model = checkpoint.assemble(config, ops, tensors)
     return Engine(model, tokenizer, name, time.perf_counter() - start)

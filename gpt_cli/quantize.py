@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from gpt_cli import checkpoint, hub
 from gpt_cli.atomic import new_folder
-from gpt_cli.config import INT8, GPT2Config
+from gpt_cli.config import INT8
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
 from gpt_cli.files import read_small
 from gpt_cli.ops import Array, Rows
@@ -26,9 +26,7 @@ def write(source: Path, to: Path) -> None:
         InputError: it is in int8 already, or `to` is no new or empty folder.
         ResourceError: the disk is full or cannot be written.
     """
-    config = GPT2Config.from_folder(source)
-    tensors = checkpoint.find_tensors(source)
-    checkpoint.check_tensors(tensors, config, source)
+    config, tensors = checkpoint.read(source)
     if config.dtype == "int8":
         raise InputError(f"{source} is in int8 already")
     others = hub.other_files(source)

@@ -73,10 +73,11 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
     facts = _facts(name, folder)
     yield _check_files(folder, facts.get("sha256", {}))
     tokenizer = Tokenizer.from_folder(folder)
-    dtype = "int8" if checkpoint.stored_dtype(folder) == "int8" else "float32"
+    config, tensors = checkpoint.read(folder)
+    dtype = "int8" if checkpoint.stored_dtype(tensors) == "int8" else "float32"
 
     def load(ops: Ops) -> Engine:
-        return Engine(checkpoint.load(folder, ops), tokenizer, name, 0.0)
+        return Engine(checkpoint.assemble(config, ops, tensors), tokenizer, name, 0.0)
 
     ops = get_ops("cpu", dtype)
     engine = load(ops)

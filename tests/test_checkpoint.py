@@ -189,7 +189,7 @@ WRONG_TENSORS = {
     "whole numbers": (with_tensor("ln_f.bias", (32,), "I64", 8), "ln_f.bias is I64"),
     "doubles": (with_tensor("ln_f.bias", (32,), "F64", 8), "ln_f.bias is F64"),
     "eight bits": (with_tensor("ln_f.bias", (32,), "F8_E4M3", 1), "ln_f.bias is F8_E4M3"),
-    "both names": (with_tensor("transformer.ln_f.bias", (32,)), "ln_f.bias is there twice"),
+    "both names": (with_tensor("transformer.ln_f.bias", (32,)), "duplicate tensor ln_f.bias"),
     "a head of another size": (with_tensor("lm_head.weight", (7, 32)), "lm_head.weight has the"),
 }
 
@@ -211,12 +211,12 @@ def test_an_untied_head_must_be_there(tmp_path):
 def test_the_same_tensor_twice_in_one_file_is_named(folder):
     twice = b'{"x":{' + entry(0, 4) + b'},"x":{' + entry(0, 4) + b"}}"
     (folder / FILE).write_bytes(header(twice, bytes(4)))
-    assert "the tensor x is there twice" in refusal(folder)
+    assert "duplicate tensor x" in refusal(folder)
 
 
 def test_the_same_tensor_in_two_shards_is_named(sharded):
     (sharded / SHARDS[2]).write_bytes((sharded / SHARDS[1]).read_bytes())
-    assert f"{SHARDS[2]}: the tensor" in refusal(sharded)
+    assert f"{SHARDS[2]}: duplicate tensor" in refusal(sharded)
 
 
 # --- damaged files -------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import write_tokenizer
+from checkpoints import CASES, write_tokenizer
 from loopback_hub import cache_fixture, hub_fixture, model_files  # noqa: F401 (fixtures)
 from processes import COMMAND, posix, run_on_terminal
 
@@ -182,12 +182,21 @@ def test_info_fetches_no_more_than_the_configuration_and_leaves_nothing_in_the_c
     assert not list(cache.glob("models--*"))
 
 
-def test_info_of_a_model_that_is_here_asks_nobody(hub):
+def test_info_of_a_model_that_is_here_asks_nobody(hub, tmp_path):
+    folder = CASES["saved"].write(tmp_path / "published")
+    hub.add(REPO, {path.name: path.read_bytes() for path in folder.iterdir()})
     folder = run("download", REPO).stdout.strip()
     hub.requests.clear()
     result = run("info", REPO, "--json")
     assert json.loads(result.stdout)["folder"] == folder
     assert hub.requests == []
+
+
+def test_info_of_damaged_weights_is_exit_code_4(tmp_path):
+    folder = CASES["saved"].write(tmp_path / "model")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    assert f"{folder / 'model.safetensors'} is not safetensors" in failed(run("info", folder), 4)
 
 
 def test_info_of_an_unknown_model_is_exit_code_3(hub):

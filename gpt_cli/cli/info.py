@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from gpt_cli.cli.options import Json, ModelName, Offline, Revision, Verbose
 from gpt_cli.cli.text import write
-from gpt_cli.errors import GPTCLIError
 from gpt_cli.machine import format_size
 
 if TYPE_CHECKING:
@@ -46,9 +45,6 @@ def _held(config: "GPT2Config", folder: Path | None) -> str:
     from gpt_cli import checkpoint
     from gpt_cli.ops import held_dtype
 
-    if folder is None:
-        return config.dtype
-    try:
-        return held_dtype(checkpoint.stored_dtype(folder), "cpu")
-    except GPTCLIError:  # what is missing or damaged is told by what loads the model
-        return config.dtype
+    if folder is None or not any(folder.glob("*.safetensors*")):
+        return config.dtype  # only the configuration is here
+    return held_dtype(checkpoint.stored_dtype(checkpoint.read(folder)[1]), "cpu")

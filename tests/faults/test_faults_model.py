@@ -165,7 +165,7 @@ FAULTS = [
             "is not safetensors", AGAIN)
       for length in (0, 1, 3, 17, 18, 19, 10_000_001, 2**31, 2**32 + 2, HUGE - 1, HUGE, 2**64 - 1)),
     fault(8, "a tensor named twice", header(b"{" + ONE + b"," + ONE + b"}", bytes(4)),
-          "the tensor x is there twice", "get a file that was written rightly"),
+          "duplicate tensor x", "get a file that was written correctly"),
     fault(8, "a field named twice",
           header(b'{"x":{"dtype":"F32","dtype":"F16","shape":[1],"data_offsets":[0,4]}}', bytes(4)),
           "duplicate field", AGAIN),
