@@ -57,13 +57,13 @@ def _library() -> Finding:
     """Say at which level the compiled library computes, or why it does not."""
     if native_library() is None:
         slow = "not compiled when gpt-cli was installed: NumPy computes, slower, and no int8"
-        return Finding("library", "note", slow, "install a C compiler, then gpt-cli again")
+        return Finding("library", "note", slow, "install a C compiler, then reinstall gpt2-cli")
     from gpt_cli.ops.bindings import choose_level, levels
 
     try:
         available = levels()
     except ImportError as error:
-        cure = "install gpt-cli again"
+        cure = "reinstall gpt2-cli"
         return Finding("library", "problem", f"cannot be loaded: {error}", cure)
     if not available:
         found = "this processor has no fused multiply-add: NumPy computes, slower, and no int8"
@@ -120,7 +120,7 @@ def _gpu() -> Finding:
         return Finding("gpu", "problem", f"{' and '.join(packages)} are both installed", cure)
     if problem is None:
         return Finding("gpu", "ok", f"CuPy {version(packages[0])} can use one")
-    missing = f"pip install 'gpt-cli[{gpu.cuda_extra()}]'" if gpu.load_driver() else None
+    missing = gpu.install_hint() if gpu.load_driver() else None
     return Finding("gpu", "note", f"the CPU computes: {problem}", missing)
 
 
@@ -135,7 +135,7 @@ def _bundled_model() -> Finding:
     try:
         folder = hub.find("tiny")
     except GPTCLIError as error:
-        return Finding("tiny", "problem", str(error), "pip install --force-reinstall gpt-cli")
+        return Finding("tiny", "problem", str(error), "reinstall gpt2-cli")
     return Finding("tiny", "ok", f"{folder}")
 
 

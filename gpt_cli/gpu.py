@@ -13,7 +13,7 @@ def problem() -> str | None:
     driver, count = load_driver(), ctypes.c_int()
     missing = [] if driver is not None else ["no NVIDIA driver is installed"]
     if find_spec("cupy") is None:
-        missing.append(f"CuPy is not installed: pip install 'gpt-cli[{cuda_extra()}]'")
+        missing.append(f"CuPy is not installed: {install_hint()}")
     if driver is None or missing:
         return ", and ".join(missing)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
@@ -21,12 +21,12 @@ def problem() -> str | None:
     return None
 
 
-def cuda_extra() -> str:
-    """The extra of this package with the CUDA libraries that the installed driver can use."""
+def install_hint() -> str:
+    """Return the command that installs CuPy with CUDA libraries for the installed driver."""
     driver, version = load_driver(), ctypes.c_int()
     if driver is not None:
         driver.cuDriverGetVersion(ctypes.byref(version))
-    return "cuda13" if version.value >= 13_000 else "cuda12"
+    return f"pip install 'cupy-cuda{13 if version.value >= 13_000 else 12}x[ctk]'"
 
 
 def load_driver() -> ctypes.CDLL | None:

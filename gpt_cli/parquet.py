@@ -171,5 +171,5 @@ def _pyarrow() -> ModuleType:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ResourceError("Parquet needs pyarrow: pip install 'gpt-cli[parquet]'") from None
+        raise ResourceError("Parquet needs pyarrow: pip install pyarrow") from None
     return pyarrow

@@ -366,7 +366,7 @@ def test_without_matplotlib_the_flag_says_how_to_get_it(asked, capfd, monkeypatc
     assert app.run([*BENCH, "--plot", str(tmp_path / "x.png")]) == 2
     assert capfd.readouterr() == (
         "",
-        "gpt-cli: error: --plot needs matplotlib: pip install 'gpt-cli[plot]'\n",
+        "gpt-cli: error: --plot needs matplotlib: pip install matplotlib\n",
     )
     assert asked == {}
 

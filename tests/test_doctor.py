@@ -80,7 +80,7 @@ def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
     found = finding("library")
     assert found.status == "note"
     assert found.found.startswith("not compiled when gpt-cli was installed: NumPy computes")
-    assert found.cure == "install a C compiler, then gpt-cli again"
+    assert found.cure == "install a C compiler, then reinstall gpt2-cli"
 
 
 def test_a_library_that_cannot_be_loaded_is_a_problem(monkeypatch, capfd):
@@ -136,10 +136,10 @@ def test_two_packages_of_cupy_are_a_problem(monkeypatch):
 def test_the_line_for_pip_is_given_where_there_is_a_driver(driver, monkeypatch):
     monkeypatch.setattr(gpu, "problem", lambda: "CuPy is not installed")
     monkeypatch.setattr(gpu, "load_driver", lambda: driver)
-    monkeypatch.setattr(gpu, "cuda_extra", lambda: "cuda13")
+    monkeypatch.setattr(gpu, "install_hint", lambda: "pip install cupy")
     found = finding("gpu")
     assert found.status == "note"
-    assert found.cure == (None if driver is None else "pip install 'gpt-cli[cuda13]'")
+    assert found.cure == (None if driver is None else "pip install cupy")
 
 
 def test_a_cache_that_cannot_be_written_is_a_problem(monkeypatch):

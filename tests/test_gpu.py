@@ -43,12 +43,12 @@ class Driver:
             None,
             False,
             "no NVIDIA driver is installed, and CuPy is not installed: "
-            "pip install 'gpt-cli[cuda12]'",
+            "pip install 'cupy-cuda12x[ctk]'",
         ),
         (Driver(0), True, "the NVIDIA driver finds no GPU"),
         (Driver(1, error=100), True, "the NVIDIA driver finds no GPU"),
-        (Driver(1), False, "CuPy is not installed: pip install 'gpt-cli[cuda12]'"),
-        (Driver(1, 13_000), False, "CuPy is not installed: pip install 'gpt-cli[cuda13]'"),
+        (Driver(1), False, "CuPy is not installed: pip install 'cupy-cuda12x[ctk]'"),
+        (Driver(1, 13_000), False, "CuPy is not installed: pip install 'cupy-cuda13x[ctk]'"),
         (Driver(1), True, None),
     ],
 )
@@ -116,7 +116,9 @@ def test_libraries_that_are_missing_are_told(emulated, caplog):
         raise RuntimeError("no libnvrtc.so.12")
 
     emulated.setattr(sys.modules["cupy"], "RawModule", broken)
-    with pytest.raises(ResourceError, match=r"no libnvrtc.so.12.*pip install 'gpt-cli\[cuda12\]'"):
+    with pytest.raises(
+        ResourceError, match=r"no libnvrtc.so.12.*pip install 'cupy-cuda12x\[ctk\]'"
+    ):
         get_ops("cuda", "float32")
     caplog.set_level(logging.INFO, "gpt_cli")
     assert get_ops("auto", "float32").name in ("native", "numpy")

@@ -90,7 +90,7 @@ def test_the_bundled_model_is_in_the_package_or_in_the_checkout(place, tmp_path,
 
 def test_an_installation_without_the_bundled_model_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
-    assert "install gpt-cli again" in raised(ModelNotFoundError, product.resolve, "tiny")
+    assert "reinstall gpt2-cli" in raised(ModelNotFoundError, product.resolve, "tiny")
     assert product.list_models() == []
 
 

@@ -349,7 +349,7 @@ def test_a_library_of_another_version_is_not_used(unset, caplog):
     with caplog.at_level("INFO", "gpt_cli"):
         assert get_ops("cpu", "float32").name == "numpy"
     bindings.library.cache_clear()
-    assert "is of another version: install gpt-cli again" in caplog.text
+    assert "is of another version: reinstall gpt2-cli" in caplog.text
 
 
 def test_the_operations_may_be_chosen(unset, ops, int8_ops):

@@ -352,6 +352,6 @@ def test_without_pyarrow_it_is_said_what_to_install(missing, tmp_path, monkeypat
     file.write_bytes(b"PAR1")
     with pytest.raises(ResourceError) as caught:
         Source(str(file), "auto", FIELDS, 4)
-    assert str(caught.value) == "Parquet needs pyarrow: pip install 'gpt-cli[parquet]'"
+    assert str(caught.value) == "Parquet needs pyarrow: pip install pyarrow"
     with pytest.raises(ResourceError):
         parquet.write([], PLACE, BytesIO())

@@ -512,7 +512,7 @@ def test_without_the_library_one_is_told_how_to_get_it(in_int8, env):
         assert finished.stdout == b""
         assert finished.stderr.decode() == (
             f"gpt-cli: error: {what} needs the compiled library, and gpt-cli was installed without "
-            "it: install a C compiler, then gpt-cli again (`gpt-cli doctor` says more)\n"
+            "it: install a C compiler, then reinstall gpt2-cli (`gpt-cli doctor` says more)\n"
         )
 
 

@@ -499,4 +499,4 @@ def test_ray_is_not_needed_to_be_told_that_it_is_missing(rows):
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert finished.returncode == 5
-    assert b"pip install 'gpt-cli[ray]'" in finished.stderr
+    assert b"pip install 'ray[data]'" in finished.stderr

@@ -235,7 +235,7 @@ def cluster(
     try:
         from gpt_cli.ray.job import Cluster
     except ImportError as error:
-        raise ResourceError(f"--engine ray: {error}: pip install 'gpt-cli[ray]'") from None
+        raise ResourceError(f"--engine ray: {error}: pip install 'ray[data]'") from None
     return Cluster(address, workers, gpus or 0, threads)
 
 

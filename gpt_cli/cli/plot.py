@@ -83,7 +83,7 @@ def number(value: float) -> str:
 def check_library(option: str) -> None:
     """Raise InputError unless matplotlib is here, before anything costly is done for a picture."""
     if find_spec("matplotlib") is None:
-        raise InputError(f"{option} needs matplotlib: pip install 'gpt-cli[plot]'")
+        raise InputError(f"{option} needs matplotlib: pip install matplotlib")
 
 
 def save(found: "Benchmark", file: Path) -> None:

@@ -90,7 +90,7 @@ def bundled(name: str) -> Path:
     for folder in _bundled_places(name):
         if folder.is_dir():
             return folder
-    raise ModelNotFoundError(f"the bundled model {name} is missing: install gpt-cli again")
+    raise ModelNotFoundError(f"the bundled model {name} is missing: reinstall gpt2-cli")
 
 
 def hub_id(name: str) -> str:

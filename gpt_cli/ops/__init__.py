@@ -248,10 +248,7 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
                 ops.threads = threads
             return ops
     if name == "cupy":
-        raise ResourceError(
-            f"CuPy cannot compute here ({reason}); what it needs comes with "
-            f"pip install 'gpt-cli[{gpu.cuda_extra()}]'"
-        )
+        raise ResourceError(f"CuPy cannot compute here ({reason}): {gpu.install_hint()}")
     raise ResourceError(f"{name} cannot compute in {dtype} here: {reason}")
 
 
@@ -286,11 +283,11 @@ def _candidates(several: Mapping[str, _Implementation], dtype: str) -> list[str]
 def _missing(name: str) -> str | None:
     """Return what an implementation needs and is not installed, with the cure; None if nothing."""
     if name == "cupy" and not find_spec("cupy"):
-        return f"CuPy: pip install 'gpt-cli[{gpu.cuda_extra()}]'"
+        return f"CuPy: {gpu.install_hint()}"
     if name == "native" and native_library() is None:
         return (
             "the compiled library, and gpt-cli was installed without it: "
-            "install a C compiler, then gpt-cli again (`gpt-cli doctor` says more)"
+            "install a C compiler, then reinstall gpt2-cli (`gpt-cli doctor` says more)"
         )
     return None
 
