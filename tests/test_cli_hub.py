@@ -68,17 +68,17 @@ def test_download_to_a_folder_gives_a_model_for_every_command(hub, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "fault", "exit_code", "says"),
     [
-        (["acme/none"], "", 3, "the Hub has no model acme/none, and there is no such folder"),
+        (["acme/none"], "", 3, "no folder and no model on the Hub is named acme/none"),
         ([REPO, "--revision", "v9"], "", 3, "acme/gpt has no revision v9"),
         ([REPO], "403-gated", 3, "acme/gpt is gated: accept its terms"),
         ([REPO], "401", 3, "set HF_TOKEN"),
         ([REPO], "drop", 3, "run the command again"),
-        (["acme/pickle"], "", 4, "only safetensors are opened"),
-        (["a/b/c"], "", 3, "neither a folder nor a name on the Hub"),
+        (["acme/pickle"], "", 4, "use a model that has safetensors"),
+        (["a/b/c"], "", 3, "give a folder, OWNER/NAME on the Hub"),
         (["tiny"], "", 2, "tiny is bundled"),
         (["."], "", 2, ". is a folder"),
         ([REPO, "--to", "."], "", 2, "is not an empty folder"),
-        ([REPO, "--revision", ".."], "", 2, "cannot be a revision"),
+        ([REPO, "--revision", ".."], "", 2, "is no valid --revision"),
     ],
 )
 def test_each_failure_is_one_line_and_an_exit_code(hub, arguments, fault, exit_code, says):
