@@ -58,6 +58,7 @@ def found():
         cache_on=mode([0.002] * 120, 1.04),
         cache_off=mode([0.001 * (1 + token // 5) for token in range(120)], 12.34),
         ratio={"decode_tok_s": 123.4, "model_s": 5.678},
+        ids_equal=True,
         ids=[[1] * 120] * 2,
     )
 
@@ -322,10 +323,11 @@ def test_both_modes_are_measured_unless_one_is_asked_for(flags, caches, asked):
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (["-p", "0"], "prompt-tokens must be 1 or more"),
-        (["-n", "0"], "max-tokens must be 1 or more"),
-        (["-b", "0"], "batch must be 1 or more"),
-        (["-r", "-1"], "repetitions must be 1 or more"),
+        (["-p", "0"], "--prompt-tokens must be from 1 to"),
+        (["-n", "0"], "--max-tokens must be from 1 to"),
+        (["-b", "0"], "--batch must be from 1 to"),
+        (["-b", "99999999999999999999"], "--batch must be from 1 to"),
+        (["-r", "-1"], "--repetitions must be from 1 to"),
         (["-p", "many"], "--prompt-tokens"),
         (["text"], "unexpected extra argument"),
         (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
@@ -353,8 +355,8 @@ def test_more_than_the_context_holds_is_refused(capfd):
     printed = capfd.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        "gpt-cli: error: 500 prompt tokens and 13 new ones are 513, more than the model's context "
-        "of 512; lower --prompt-tokens or --max-tokens\n"
+        "gpt-cli: error: --prompt-tokens 500 and --max-tokens 13 are 513 tokens, more than the "
+        "model's context of 512: lower one\n"
     )
 
 

@@ -109,7 +109,7 @@ def test_a_library_that_is_passed_over_is_noted(monkeypatch):
     monkeypatch.setenv("GPT_CLI_OPS", "numpy")
     found = finding("library")
     assert (found.status, found.cure) == ("note", "unset GPT_CLI_OPS")
-    assert found.found.endswith("; GPT_CLI_OPS=numpy computes instead")
+    assert found.found.endswith(", but GPT_CLI_OPS=numpy is set")
 
 
 def test_more_threads_than_cores_are_noted(monkeypatch):
@@ -144,7 +144,7 @@ def test_the_line_for_pip_is_given_where_there_is_a_driver(driver, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_is_a_problem(monkeypatch):
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
-    assert finding("cache").cure == "set HF_HOME elsewhere"
+    assert finding("cache").cure == "set HF_HOME to another place"
 
 
 @pytest.mark.parametrize("fault", [None, "503", "stall"])

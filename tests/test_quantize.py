@@ -323,8 +323,8 @@ def test_a_folder_that_cannot_be_made_is_exit_code_5(source, tmp_path, capsys):
     (tmp_path / "file").write_text("no folder")
     to = tmp_path / "file" / "new"
     said = refusal(capsys, 5, "quantize", source, "-o", to)
-    assert f"cannot write {to}: " in said
-    assert "name another folder" in said
+    assert f"cannot write --output {to}: " in said
+    assert "give another folder" in said
 
 
 def test_an_error_while_files_are_copied_leaves_nothing(source, tmp_path, capsys, monkeypatch):
@@ -350,7 +350,7 @@ def test_a_full_disk_is_exit_code_5(tmp_path):
         timeout=60,
     )
     assert finished.returncode == 5, finished.stderr
-    assert finished.stderr.decode().startswith(f"gpt-cli: error: cannot write {to}: ")
+    assert finished.stderr.decode().startswith(f"gpt-cli: error: cannot write --output {to}: ")
     assert finished.stderr.count(b"\n") == 1
     assert everything_below(tmp_path) == set()
 

@@ -26,7 +26,7 @@ def verify(
     from dataclasses import asdict
 
     from gpt_cli import hub, records
-    from gpt_cli.verify import verify
+    from gpt_cli.verify import cure, verify
 
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     checks = []
@@ -41,5 +41,5 @@ def verify(
     if failed:
         raise CheckpointError(
             f"{name} has failed {len(failed)} of {len(checks)} checks ({', '.join(failed)}): "
-            "download it again, and report it if that does not help"
+            f"{cure(failed)}"
         )
