@@ -68,6 +68,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean NAME?)" with the known name that is nearest, or "" if none is near."""
     from difflib import get_close_matches
 
-    names = {each.lower(): each for each in known if each != name}
+    names = {each.lower(): each for each in known}
     near = get_close_matches(name.lower(), names, 1)
     return f" (did you mean {names[near[0]]}?)" if near else ""

@@ -120,7 +120,7 @@ def nearest(name: str) -> str:
     known = [*BUNDLED, *SHORT_NAMES, *SHORT_NAMES.values(), *(each.name for each in list_models())]
     with suppress(OSError, ValueError):
         known += [str(path.parent) for path in Path(name).parent.glob(f"*/{CONFIG}")]
-    return did_you_mean(name, known)
+    return did_you_mean(name, (each for each in known if each != name))
 
 
 def check_folder(folder: Path) -> Path:

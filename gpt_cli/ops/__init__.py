@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from numpy.typing import NDArray
 
 from gpt_cli import gpu
-from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.machine import MOST_THREADS, native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device that the ops compute on
@@ -197,6 +197,7 @@ _IMPLEMENTATIONS = {
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
     },
 }
+_SYNONYMS = {"gpu": "cuda", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT = ("float16", "bfloat16")  # types of 16 bits
 _CHOICE = "GPT_CLI_OPS"  # the variable that says which of several
 
@@ -215,7 +216,7 @@ def check_available(device: str, dtype: str) -> None:
     problems = [_missing(name) for name in _candidates(several, dtype)]
     if all(problems):
         choice = os.environ.get(_CHOICE)
-        what = f"{_CHOICE}={choice}" if choice else f"computing in {dtype}"
+        what = f"{_CHOICE}={choice}" if choice else f"--dtype {dtype}"
         raise InputError(f"{what} needs {problems[0]}")
 
 
@@ -231,7 +232,7 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
         ResourceError: it needs a GPU, or a library, and there is none that can be used.
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise InputError(f"threads must be from 1 to {MOST_THREADS}")
+        raise InputError(f"--threads must be from 1 to {MOST_THREADS}")
     check_available(device, dtype)
     several = _several(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
@@ -248,8 +249,10 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
                 ops.threads = threads
             return ops
     if name == "cupy":
-        raise ResourceError(f"CuPy cannot compute here ({reason}): {gpu.install_hint()}")
-    raise ResourceError(f"{name} cannot compute in {dtype} here: {reason}")
+        raise ResourceError(
+            f"--device {device}: CuPy does not work ({reason}): {gpu.install_hint()}"
+        )
+    raise ResourceError(f"--dtype {dtype}: {name} does not work here: {reason}")
 
 
 def held_dtype(stored: str, device: str) -> str:
@@ -297,10 +300,17 @@ def _several(device: str, dtype: str) -> dict[str, _Implementation]:
     devices = ["cuda", "cpu"] if device == "auto" else [device]
     offered = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
     if not any(offered.values()):
-        every = ", ".join(f"{dtype} on {device}" for device, dtype in _IMPLEMENTATIONS)
-        raise InputError(f"cannot compute in {dtype} on {device}; this version offers {every}")
+        for flag, name, known in (
+            ("--device", device, ["auto", *(device for device, _ in _IMPLEMENTATIONS)]),
+            ("--dtype", dtype, ["auto", *(dtype for _, dtype in _IMPLEMENTATIONS)]),
+        ):
+            if name not in known:
+                hint = did_you_mean(_SYNONYMS.get(name, name), known)
+                raise InputError(f"{flag} {name}{hint}: choose {', '.join(dict.fromkeys(known))}")
+        every = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
+        raise InputError(f"--dtype {dtype} is not available with --device {device}: choose {every}")
     if offered.get("cuda") and (problem := gpu.problem()):
         if not offered.get("cpu"):
-            raise ResourceError(f"cannot compute in {dtype} on a GPU: {problem}")
+            raise ResourceError(f"--device cuda: {problem}")
         offered["cuda"] = {}
     return {name: entry for each in offered.values() for name, entry in each.items()}
