@@ -1,4 +1,4 @@
-"""What there is to compute with on an NVIDIA GPU: the driver, a device, CuPy."""
+"""Find out whether an NVIDIA GPU can be used: the driver, a device, CuPy."""
 
 import ctypes
 import sys
@@ -6,9 +6,9 @@ from importlib.util import find_spec
 
 
 def problem() -> str | None:
-    """What keeps this machine from computing on an NVIDIA GPU; None where nothing is known to.
+    """Return why this machine cannot compute on an NVIDIA GPU; None if no reason is known.
 
-    It asks the driver, and does not import CuPy, which takes a second.
+    The driver is asked. CuPy is not imported, which takes a second.
     """
     driver, count = load_driver(), ctypes.c_int()
     missing = [] if driver is not None else ["no NVIDIA driver is installed"]
@@ -30,7 +30,7 @@ def install_hint() -> str:
 
 
 def load_driver() -> ctypes.CDLL | None:
-    """Return the library of NVIDIA's driver; None where there is none."""
+    """Return the library of NVIDIA's driver, or None."""
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

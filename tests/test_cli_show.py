@@ -484,7 +484,7 @@ def test_a_picture_and_a_page_may_be_had_with_the_numbers(tmp_path):
         (["tree", "x", "-k", "201"], "--top"),
         (["tree", "x", "y"], "y"),
         (["tree", "x", "--html", "page.txt"], ".html or .htm"),
-        (["tree", "x", "--html", "/no/such/folder/page.html"], "no folder"),
+        (["tree", "x", "--html", "/no/such/folder/page.html"], "does not exist"),
         (["tree", "x", "--png", "picture.svg"], ".png"),
     ],
 )

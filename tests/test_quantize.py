@@ -435,7 +435,7 @@ WRONG_TENSORS = {
             FC: int8_tensor(32, 127),
             FC + "_scale": store(np.ones((1, 127), np.float32)),
         },
-        f"{FC} has the shape [32, 127], but config.json asks for [32, 128]",
+        f"{FC} has the shape [32, 127], but config.json requires [32, 128]",
     ),
     "a single number": (
         {
