@@ -237,7 +237,7 @@ def test_a_dead_proxy_is_told(hub, world, suffer):
             ("HF_ENDPOINT", "http://127.0.0.1:99999", "Port out of range"),
             ("HF_HUB_ETAG_TIMEOUT", "soon", "'soon'"),
             ("ALL_PROXY", "tube://127.0.0.1:1", "Unknown scheme for proxy"),
-            ("SSL_CERT_FILE", "/nowhere", "cannot begin"),
+            ("SSL_CERT_FILE", "/nowhere", "cannot start"),
         )
     ],
 )
@@ -334,5 +334,5 @@ def test_a_read_only_cache_is_read_and_not_written(hub, world, files):
     finished = world.run_in_namespace(frozen, "generate", "-m", REPO, "-n", 3, "Once")
     assert finished.returncode == 0, finished.stderr
     finished = world.run_in_namespace(frozen, "download", "acme/other", "-q")
-    assert "Read-only file system; HF_HOME sets another place" in check_failure(finished, 5)
+    assert "Read-only file system; set HF_HOME to another place" in check_failure(finished, 5)
     whole(world, files)
