@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
-from gpt_cli.damage import checked
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generate import Completion, Options, Overflow, Request, Step, fit, generate
 from gpt_cli.machine import check_room
@@ -96,7 +95,7 @@ class Engine:
         for row in ids:
             self._check_ids(row)
         ops = self.model.ops
-        return ops.to_host(checked(forward, self.model, ops.xp.asarray(np.array(ids))))
+        return ops.to_host(forward(self.model, ops.xp.asarray(np.array(ids))))
 
     def trace(self, text: str, *, special: bool = False) -> Trace:
         """Compute a text, and return what is inside: residual stream, attention, lens.
@@ -262,8 +261,8 @@ class Engine:
             raise InputError("the number of tokens must be 1 or more")
         ids = self._fitting_ids(prompt, special)
         ops = self.model.ops
-        x = checked(hidden_states, self.model, ops.xp.asarray([ids]))
-        logits = checked(unembed, self.model, x[:, -1])
+        x = hidden_states(self.model, ops.xp.asarray([ids]))
+        logits = unembed(self.model, x[:, -1])
         found, logprobs = (ops.to_host(row[0]).tolist() for row in likeliest(ops, logits, count))
         return list(zip(found, logprobs, strict=True))
 

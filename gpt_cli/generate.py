@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from gpt_cli.config import GPT2Config
-from gpt_cli.damage import checked
 from gpt_cli.errors import ContextError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
@@ -248,7 +247,7 @@ class _Batch:
         model, xp = self._model, self._model.ops.xp
         if self._cache is not None:
             new = xp.asarray([row.window[-1:] for row in self.rows])
-            return checked(forward, model, new, self._cache)[:, -1]
+            return forward(model, new, self._cache)[:, -1]
         ids, lengths = right_pad([row.window for row in self.rows])
         width = ids.shape[1]
         if self._use_cache:
@@ -260,10 +259,10 @@ class _Batch:
             some = ids[:, start : start + width]
             left = lengths - start
             new = np.clip(left, 0, some.shape[1])
-            x = checked(hidden_states, model, xp.asarray(some), self._cache, new)
+            x = hidden_states(model, xp.asarray(some), self._cache, new)
             for row in np.flatnonzero((left > 0) & (left <= some.shape[1])).tolist():
                 last[row] = x[row, left[row] - 1].copy()  # not a view, which would keep all of x
-        return checked(unembed, model, xp.stack([last[row] for row in range(len(self.rows))]))
+        return unembed(model, xp.stack([last[row] for row in range(len(self.rows))]))
 
     def keep(self, places: list[int]) -> None:
         """Go on with these rows only."""
