@@ -87,17 +87,13 @@ class GPT2Config:
             if (model_type := raw.get("model_type", "gpt2")) != "gpt2":
                 raise _OtherModelError(f"model_type is {model_type!r:.40}")
             if raw.get("add_cross_attention"):
-                raise _OtherModelError(
-                    "add_cross_attention is set, but GPT-2 has no cross-attention"
-                )
+                raise _OtherModelError("add_cross_attention is set, unlike in GPT-2")
             config = cls(**{name: read(name, raw[name]) for name, read in _FIELDS if name in raw})
             config = replace(config, dtype=_dtype(raw.get("quantization_config")))
             if config.n_positions < 2:
                 raise ValueError("n_positions is 1, too few for a new token")
             if config.n_embd % config.n_head:
-                raise ValueError(
-                    f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}"
-                )
+                raise ValueError(f"n_head {config.n_head} does not divide n_embd {config.n_embd}")
         except _OtherModelError as error:
             raise CheckpointError(f"{source}: {error}: use a GPT-2 model") from None
         except (ValueError, RecursionError) as error:

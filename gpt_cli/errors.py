@@ -7,14 +7,7 @@ exit code 1.
 from collections.abc import Iterable
 
 # Exceptions from parsing a damaged file, from its JSON to the use of its values.
-MALFORMED = (
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    OverflowError,
-    RecursionError,
-)
+MALFORMED = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 
 
 class GPTCLIError(Exception):

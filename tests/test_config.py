@@ -159,7 +159,7 @@ def test_a_value_that_is_too_deep_to_be_shown_is_refused(name):
 
 
 def test_the_heads_must_divide_the_width():
-    with pytest.raises(CheckpointError, match="n_embd 32 is not a multiple of n_head 5"):
+    with pytest.raises(CheckpointError, match="n_head 5 does not divide n_embd 32"):
         GPT2Config.from_dict(CONFIG | {"n_head": 5})
 
 

@@ -151,8 +151,10 @@ def switched_off() -> bool:
 
 def problem() -> str | None:
     """Return the reason why the Hub cannot be used, or None if it answers."""
+    if switched_off():
+        return "switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
     try:
-        _go_online("any model")
+        _check_endpoint()
         client.check_reachable()
     except GPTCLIError as error:
         return str(error)
@@ -166,10 +168,14 @@ def is_folder(name: str) -> bool:
 
 def _go_online(repo: str, offline: bool = False) -> None:
     """Raise an error if the Hub is switched off, or has an invalid address."""
-    if not os.getenv("HF_ENDPOINT", "https://").startswith(("http://", "https://")):
-        raise InputError("HF_ENDPOINT must begin with http:// or https://")
+    _check_endpoint()
     if offline or switched_off():
         raise ModelNotFoundError(
             f"cannot fetch {repo}{nearest(repo)}: the Hub is switched off (--offline, or "
             f"HF_HUB_OFFLINE is set); download it once online, {client.WAY_OUT}"
         )
+
+
+def _check_endpoint() -> None:
+    if not os.getenv("HF_ENDPOINT", "https://").startswith(("http://", "https://")):
+        raise InputError("HF_ENDPOINT must begin with http:// or https://")

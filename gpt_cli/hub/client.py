@@ -227,8 +227,8 @@ def _within(seconds: float, ask: Callable[[], T]) -> T:
 @contextmanager
 def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
     """Mute the Hub's client and translate its errors for one use of it."""
-    # The client reads this at import. Without it, the client's first request asks for telemetry
-    # settings, which takes 3 seconds on a dead network.
+    # The client reads this at import. Without it, the client first sends a request of its own,
+    # which takes 3 seconds on a dead network.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -244,8 +244,8 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
             hooks = get_session().event_hooks
         except (ImportError, OSError, ValueError) as error:
             raise InputError(
-                f"the Hub's client cannot start ({_reason(error)}): check the variables "
-                "HF_*, SSL_* and *_PROXY of the environment"
+                f"the Hub's client cannot start ({_reason(error)}): check the environment "
+                "variables HF_*, SSL_* and *_PROXY"
             ) from error
 
         verbosity, had_bars = client_log.get_verbosity(), not are_progress_bars_disabled()

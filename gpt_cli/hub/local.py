@@ -119,7 +119,9 @@ def nearest(name: str) -> str:
         return f" (the folder is ./{short})"
     known = [*BUNDLED, *SHORT_NAMES, *SHORT_NAMES.values(), *(each.name for each in list_models())]
     with suppress(OSError, ValueError):
-        known += [str(path.parent) for path in Path(name).parent.glob(f"*/{CONFIG}")]
+        for depth in (0, 1):  # models, and folders of checkpoints
+            configs = Path(name).parent.glob("*/" * (depth + 1) + CONFIG)
+            known += {str(path.parents[depth]) for path in configs}
     return did_you_mean(name, (each for each in known if each != name))
 
 

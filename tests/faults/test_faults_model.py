@@ -226,7 +226,7 @@ FAULTS = [
                           ("eos_token_id", -1), ("bos_token_id", "end"))),
     fault(17, "an absurd number of layers", configure(n_layer=12), "the tensor h.3.", MATCHING),
     fault(18, "heads that do not divide the width", configure(n_head=5),
-          "n_embd 32 is not a multiple of n_head 5", MEND),
+          "n_head 5 does not divide n_embd 32", MEND),
     fault(19, "an unknown activation", configure(activation_function="mish"), "'mish'", MEND),
     fault(20, "another architecture", configure(model_type="llama"), "'llama'", "use a GPT-2"),
     fault(20, "an unknown quantization", configure(quantization_config={"bits": 4}),
