@@ -1,7 +1,7 @@
-"""What the KV cache is for: the same generation measured with it and without it.
+"""Measure the same generation with and without the KV cache.
 
-Everything that a user waits for is inside the measured time: tokenization, the model, sampling and
-text. The modes take turns, so that a slow moment of the machine hits both.
+The measured time includes everything that a user waits for: tokenization, the model, sampling and
+decoding. The modes alternate, so that a slow moment of the machine affects both.
 """
 
 import statistics
@@ -15,16 +15,11 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.machine import peak_memory
 from gpt_cli.options import Options
+from gpt_cli.sample import TEXT
 
-TEXT = (
-    "A librarian once copied a long book by hand. Before each new word she went back to the first "
-    "page and read everything again, and so the work became slower and slower. Then a child gave "
-    'her a notebook. "Write down what you learn from each page," said the child, "and you need not '
-    'read it twice." From that day on, the last word took no longer than the first, and the book '
-    "was finished before the winter came.\n"
-)
-_WARM_UP = 20  # tokens, before anything is measured: NumPy's products settle at the 16th
-_EDGE = 10  # tokens at either end of the text, the medians of which tell how the time grows
+_MOST = 1_000_000  # for each number of a plan
+_WARM_UP = 20  # tokens before the first measurement: NumPy's products settle at the 16th
+_EDGE = 10  # tokens at either end of the text, whose medians show how the time grows
 
 
 @dataclass(frozen=True)
@@ -32,24 +27,24 @@ class Plan:
     """What to measure.
 
     Raises:
-        InputError: a number is below 1.
+        InputError: a number is out of range.
     """
 
     prompt_tokens: int = 32
-    max_tokens: int = 128  # how many new tokens each row gets
-    batch: int = 1  # rows side by side
+    max_tokens: int = 128  # new tokens per row
+    batch: int = 1  # rows
     repetitions: int = 3  # of each mode
-    caches: Sequence[bool] = (True, False)  # the modes: with the cache, without it
+    caches: Sequence[bool] = (True, False)  # the modes: with and without the cache
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "max_tokens", "batch", "repetitions"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name.replace('_', '-')} must be 1 or more")
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise InputError(f"--{name.replace('_', '-')} must be from 1 to {_MOST}")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One figure over the repetitions."""
+    """A figure over the repetitions."""
 
     median: float
     min: float
@@ -58,87 +53,88 @@ class Spread:
 
 @dataclass(frozen=True)
 class Mode:
-    """The figures of one mode: seconds (`_s`), and tokens of all rows a second (`_tok_s`).
+    """The figures of one mode: seconds (`_s`), and tokens of all rows per second (`_tok_s`).
 
-    What is said of a token is said of a step, which makes a token of each row. None stands where
-    there is but one new token.
+    Times per token are times per step, which makes one token of each row. A figure is None if it
+    needs more new tokens than there are.
     """
 
     tokenize_s: Spread  # all prompts
-    first_token_s: Spread  # from the texts to the first token, tokenization included
-    prefill_tok_s: Spread  # prompt tokens, in the time of the first step
+    first_token_s: Spread  # from the texts to the first token, including tokenization
+    prefill_tok_s: Spread  # prompt tokens in the first step
     decode_tok_s: Spread | None  # new tokens after the first
-    model_s: Spread | None  # mean of a token after the first: in the forward pass
-    other_s: Spread | None  # and outside of it: sampling and text
+    model_s: Spread | None  # mean per token after the first: the forward pass
+    other_s: Spread | None  # mean per token after the first: sampling and decoding
     total_s: Spread  # from the texts to the last token
-    token_s: list[float]  # what each new token took, the first from the texts on: medians
-    growth: float | None  # how many times as long as `early` tokens the `late` ones took
+    token_s: list[float]  # median time of each new token; the first includes tokenization
+    growth: float | None  # time of the `late` tokens / time of the `early` tokens
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What was measured, and what of. Positions in the text are counted from 1."""
+    """The measured figures, and what was measured. Positions in the text count from 1."""
 
     model: str
     parameters: int
     weights_bytes: int
     dtype: str  # of the weights
-    ops: str  # what computes
+    ops: str  # the implementation
     threads: int
     prompt_tokens: int  # of each row
     max_tokens: int
     batch: int
     repetitions: int
     load_s: float
-    peak_bytes: int | None  # of the process, from its start on; None where nobody tells
+    peak_bytes: int | None  # of the process since its start; None if unknown
     positions: list[int]  # of the new tokens
-    early: tuple[int, int] | None  # the positions, from and to, that `growth` compares
+    early: tuple[int, int] | None  # first and last position of the tokens that `growth` compares
     late: tuple[int, int] | None
     cache_on: Mode | None
     cache_off: Mode | None
-    ratio: dict[str, float] | None  # how many times as fast with the cache, figure by figure
-    ids: list[list[int]]  # the new tokens of each row, the same in all runs
+    ratio: dict[str, float] | None  # speed with the cache / speed without, for each figure
+    ids_equal: bool | None  # with and without the cache; None if only one mode was measured
+    ids: list[list[int]]  # the new tokens of each row
 
     @property
     def modes(self) -> dict[str, Mode]:
-        """The modes that were measured, by their names."""
+        """The measured modes by name."""
         both = {"cache on": self.cache_on, "cache off": self.cache_off}
         return {name: mode for name, mode in both.items() if mode is not None}
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One generation: what came of it, and when."""
+    """The results and times of one generation."""
 
     name: str
     ids: list[list[int]]  # of each row
     tokenize_s: float
     prefill_s: float  # the first step
-    token_s: list[float]  # what each token took, the first with the tokenization
-    model_s: list[float]  # the part of it in the forward pass
+    token_s: list[float]  # the time of each token; the first includes tokenization
+    model_s: list[float]  # the part in the forward pass
 
 
 def measure(
     engine: Engine, plan: Plan, starting: Callable[[str], None] = lambda what: None
 ) -> Benchmark:
-    """Generate greedily, some times in each mode, and return what it took.
+    """Generate greedily in each mode, and return the times.
 
     Args:
         engine: the model.
-        plan: how much of what.
-        starting: is told what comes next, outside of the measured time.
+        plan: what to measure.
+        starting: called with the name of the next part, outside the measured time.
 
     Raises:
         InputError: prompt and new tokens do not fit the context.
         MismatchError: two runs chose different tokens.
-        ResourceError: there is not enough memory for all rows at a time.
+        ResourceError: there is not enough memory for all rows.
         CheckpointError: the weights are damaged.
     """
     length, n_positions = plan.prompt_tokens + plan.max_tokens, engine.model.config.n_positions
     if length > n_positions:
         raise ContextError(
-            f"{plan.prompt_tokens} prompt tokens and {plan.max_tokens} new ones are {length}, more "
-            f"than the model's context of {n_positions}; lower --prompt-tokens or --max-tokens"
+            f"--prompt-tokens {plan.prompt_tokens} and --max-tokens {plan.max_tokens} are {length} "
+            f"tokens, more than the model's context of {n_positions}: lower one"
         )
     texts = prompts(engine, plan.prompt_tokens, plan.batch)
     starting("warming up")
@@ -160,14 +156,14 @@ def measure(
 
 
 def prompts(engine: Engine, tokens: int, batch: int) -> list[str]:
-    """Return `batch` texts of so many tokens each, which begin at different places of `TEXT`.
+    """Return `batch` texts of `tokens` tokens each, from different positions of `TEXT`.
 
-    Where more are wanted than there are places, they begin again. All have one length in any case,
-    which is smaller only if no place gives the one that is wanted: cut text may have other tokens.
+    They repeat if there are more texts than positions. All have the same number of tokens, which
+    is below `tokens` only if no position gives exactly that: cut text may tokenize differently.
     """
     period = len(engine.encode(TEXT))
     ids = engine.encode(TEXT * (tokens // period + 2))
-    found: dict[int, dict[str, None]] = {}  # texts, each once, by how many tokens they have
+    found: dict[int, dict[str, None]] = {}  # number of tokens -> distinct texts
     for start in range(period):
         text = engine.decode(ids[start : start + tokens])
         found.setdefault(len(engine.encode(text)), {})[text] = None
@@ -190,7 +186,7 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, cache: bool, nam
     run = engine.run(texts, options)
     for step in run:
         prefill_s = prefill_s or step.seconds
-        if step.row == len(texts) - 1:  # all rows have their token
+        if step.row == len(texts) - 1:  # every row has its token
             arrived.append(time.perf_counter())
             model_s.append(step.model_seconds)
     ids = [completion.ids for completion in run.completions]
@@ -198,13 +194,13 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, cache: bool, nam
 
 
 def _check_alike(first: _Run, run: _Run) -> None:
-    """Raise MismatchError where two runs have different tokens."""
+    """Raise MismatchError if two runs have different tokens."""
     for row, pair in enumerate(zip(first.ids, run.ids, strict=True), 1):
         for place, (one, other) in enumerate(zip(*pair, strict=True), 1):
             if one != other:
                 raise MismatchError(
-                    f"new token {place} of row {row} differs: {one} ({first.name}), {other} "
-                    f"({run.name}). Rounding can do that where two tokens are almost equally "
+                    f"new token {place} of row {row} is {one} ({first.name}) and {other} "
+                    f"({run.name}). Rounding can cause this if two tokens are almost equally "
                     "likely: try another --prompt-tokens"
                 )
 
@@ -238,7 +234,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _edge(new_tokens: int) -> int:
-    """How many tokens stand for an end of the text: the first token, with the prompt, for none."""
+    """Return how many tokens count as an end of the text; the first token counts as neither."""
     return min(_EDGE, (new_tokens - 1) // 2)
 
 
@@ -267,6 +263,7 @@ def _benchmark(
         cache_on=modes.get(True),
         cache_off=modes.get(False),
         ratio=_ratio(modes[True], modes[False]) if len(modes) == 2 else None,
+        ids_equal=True if len(modes) == 2 else None,  # else `measure` has raised MismatchError
         ids=ids,
     )
 
@@ -275,7 +272,7 @@ def _ratio(on: Mode, off: Mode) -> dict[str, float]:
     found = {}
     for name, spread in vars(on).items():
         other = getattr(off, name)
-        if isinstance(spread, Spread) and name != "tokenize_s":  # which is the same work
+        if isinstance(spread, Spread) and name != "tokenize_s":  # the same work in both modes
             more_is_better = name.endswith("_tok_s")
             better, worse = (spread, other) if more_is_better else (other, spread)
             found[name] = better.median / worse.median

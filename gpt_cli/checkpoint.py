@@ -1,8 +1,8 @@
-"""safetensors -> GPT2. Every quirk of the published checkpoints lives here and nowhere else.
+"""From safetensors to GPT2. All quirks of the published checkpoints are handled here.
 
-Matrices may be stored in int8, as `quantize` writes them: `NAME.weight` as I8 in the shape that it
-has in float32, and the scales of its blocks as F32, `NAME.weight_scale`: (blocks, n_out), for wte
-and lm_head (n_out, blocks). `ops.int8` says what they stand for.
+Matrices may be stored in int8, as `quantize` writes them: `NAME.weight` as I8 in the shape of the
+float32 matrix, and the scales of its blocks as F32, `NAME.weight_scale`: (blocks, n_out), or
+(n_out, blocks) for wte and lm_head. `ops.int8` defines their meaning.
 """
 
 import math
@@ -23,28 +23,38 @@ from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import BLOCK, Int8Rows
 from gpt_cli.tensors import Tensor, read_header, weight_files
 
-# Causal masks that old versions of transformers stored as if they were weights.
+# Causal masks, which old versions of transformers stored with the weights.
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
-_READERS = 4  # threads at most: the time goes into copying out of the page cache
-_COMPARED = 1024  # rows, at a time
-_MATCHING = "get weights and config.json of one and the same GPT-2"
+_READERS = 4  # threads at most: copying from the page cache takes most of the time
+_COMPARED = 1024  # rows at a time
+_MATCHING = "get the weights and the config.json of the same GPT-2"
 
 T = TypeVar("T", bound=Rows)
 
-SCALE = "_scale"  # at the end of the names of an int8 matrix's scales
+SCALE = "_scale"  # suffix of the names of scales
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
     """Load the checkpoint in a folder onto the device of `ops`.
 
     Raises:
-        CheckpointError: a file, a tensor or a field is missing, damaged, or not what GPT-2 has.
+        CheckpointError: see `read`.
+    """
+    config, tensors = read(folder)
+    return assemble(config, ops, tensors)
+
+
+def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
+    """Return a checkpoint's configuration and its tensors, without reading the tensors' data.
+
+    Raises:
+        CheckpointError: a file, a tensor or a field is missing, damaged or not GPT-2's.
     """
     config = GPT2Config.from_folder(folder)
     tensors = find_tensors(folder)
     check_tensors(tensors, config, folder)
-    return assemble(config, ops, tensors)
+    return config, tensors
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
@@ -61,19 +71,14 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
                 continue
             if name in tensors:
                 raise CheckpointError(
-                    f"{path}: the tensor {name} is there twice: get a file that was written rightly"
+                    f"{path}: duplicate tensor {name}: get a file that was written correctly"
                 )
             tensors[name] = tensor
     return _with_scales(tensors, folder)
 
 
-def stored_dtype(folder: Path) -> str:
-    """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32".
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
-    tensors = find_tensors(folder)
+def stored_dtype(tensors: Mapping[str, Tensor | Int8Rows]) -> str:
+    """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32"."""
     matrices = [tensor for name, tensor in tensors.items() if is_matrix(name, tensor.shape)]
     stored = {"I8" if isinstance(each, Int8Rows) else each.dtype for each in matrices}
     names = {"I8": "int8", "BF16": "bfloat16", "F16": "float16"}
@@ -81,12 +86,12 @@ def stored_dtype(folder: Path) -> str:
 
 
 def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor | Int8Rows]:
-    """Join the matrices in int8 with their scales."""
+    """Combine the matrices in int8 with their scales."""
     joined: dict[str, Tensor | Int8Rows] = dict(tensors)
     for name, weight in tensors.items():
         scale = tensors.get(name + SCALE)
         if weight.dtype != "I8" or scale is None or not is_matrix(name, weight.shape):
-            continue  # what is left without its other half is refused by its type, or its name
+            continue  # `check_tensors` refuses a matrix or a scale without its counterpart
         transposed = is_transposed(name)
         blocks = list(weight.shape)
         blocks[transposed] = -(-blocks[transposed] // BLOCK)
@@ -103,9 +108,9 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
 def expected_shapes(
     config: GPT2Config, *, head: bool = False
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and shape of every tensor of a GPT-2, with the head if it is not tied.
+    """Yield the name and shape of every tensor of a GPT-2.
 
-    A tied head may be stored all the same; `head` says that it is.
+    The head is included if it is not tied, or with `head`: a tied head may be stored, too.
     """
     C, inner = config.n_embd, config.inner_size
     yield "wte.weight", (config.vocab_size, C)
@@ -130,7 +135,7 @@ def expected_shapes(
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor is what `Ops.place_matrix` takes, and may be in int8."""
+    """Return whether a tensor is a matrix for `Ops.place_matrix`, which may be in int8."""
     return len(shape) == 2 and name != "wpe.weight"
 
 
@@ -140,9 +145,9 @@ def is_transposed(name: str) -> bool:
 
 
 def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
-    """Count a model's parameters, and the bytes that it takes: its weights, and a full context."""
+    """Return a model's number of parameters, and the bytes of its weights and of a full context."""
     parameters = matrices = 0
-    # All layers are alike, and a damaged file may tell of a million.
+    # All layers have the same shapes, and a damaged file may claim a million layers.
     for name, shape in expected_shapes(replace(config, n_layer=1)):
         count = math.prod(shape) * (config.n_layer if name.startswith("h.") else 1)
         parameters += count
@@ -162,10 +167,10 @@ def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
 def check_tensors(
     tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config, folder: Path
 ) -> None:
-    """Compare what is there with what must be there.
+    """Compare the tensors with those that the configuration requires.
 
     Raises:
-        CheckpointError: names the first tensor that is missing, unknown, or of a wrong shape.
+        CheckpointError: a tensor is missing, unknown, or has a wrong shape or dtype.
     """
     known = set()
     for name, shape in expected_shapes(config, head="lm_head.weight" in tensors):
@@ -175,28 +180,28 @@ def check_tensors(
         if tensors[name].shape != shape:
             raise CheckpointError(
                 f"{folder}: the tensor {name} has the shape {list(tensors[name].shape)}, "
-                f"but config.json asks for {list(shape)}: {_MATCHING}"
+                f"but config.json requires {list(shape)}: {_MATCHING}"
             )
     if unknown := sorted(tensors.keys() - known):
         raise CheckpointError(
-            f"{folder}: {len(unknown)} tensors that GPT-2 does not have, such as "
+            f"{folder}: {len(unknown)} tensors are not GPT-2's, such as "
             f"{', '.join(unknown[:3])}: {_MATCHING}"
         )
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.dtype not in ("F32", "F16", "BF16"):
             raise CheckpointError(
-                f"{folder}: the tensor {name} is {tensor.dtype}, which cannot be read: "
+                f"{folder}: the tensor {name} is {tensor.dtype}, which is not supported: "
                 "save the model in F32, F16 or BF16"
             )
 
 
 def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
-    """Place tensors, on disk or in memory, with `ops`, and put them together; names are the same.
+    """Build a model from tensors on disk or in memory, placed by `ops`.
 
-    A head that is stored although it is tied wins where it differs, as in transformers.
+    A head that is stored although it is tied is used if it differs from wte, as in transformers.
     """
     tensors = without_tied_head(tensors, config)
-    # The largest first, or the last thread may have all of it to do.
+    # The largest first, so that the threads end at about the same time.
     names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))
     with ThreadPoolExecutor(min(_READERS, cores())) as pool:
         placed = pool.map(lambda name: _place(ops, name, tensors[name]), names)
@@ -233,7 +238,7 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
 
 
 def without_tied_head(tensors: Mapping[str, T], config: GPT2Config) -> dict[str, T]:
-    """Leave out a head that is stored although it is tied, and no other than wte."""
+    """Remove a head that is stored although it is tied and equal to wte."""
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
     if head is None or not config.tie_word_embeddings or not _equal(wte, head):
         return dict(tensors)
@@ -241,7 +246,7 @@ def without_tied_head(tensors: Mapping[str, T], config: GPT2Config) -> dict[str,
 
 
 def _equal(one: Rows, other: Rows) -> bool:
-    """Compare two matrices of one shape, some rows at a time."""
+    """Return whether two matrices of the same shape are equal; compare some rows at a time."""
     starts = range(0, one.shape[0], _COMPARED)
     return all(
         np.array_equal(one[start : start + _COMPARED], other[start : start + _COMPARED])

@@ -11,7 +11,7 @@ from gpt_cli.files import read_json
 
 ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "tanh")
 
-# Other names under which the same field is found in configurations in the wild.
+# Other names of fields in published configurations.
 _ALIASES = {
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -19,53 +19,53 @@ _ALIASES = {
     "max_position_embeddings": "n_positions",
 }
 
-# Other names of the same function.
+# Other names of activation functions.
 _ACTIVATION_ALIASES = {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 
-# What says in config.json that `quantize` has written the matrices, in int8.
+# quantization_config of a checkpoint that `quantize` has written.
 INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
 
-_LARGEST_SIZE = 2**20  # far above any GPT-2; a size beyond it is a damaged file
+_LARGEST_SIZE = 2**20  # far above any GPT-2; a larger size means a damaged file
 
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """The fields of `config.json` that change the arithmetic.
+    """The fields of `config.json` that affect the computation.
 
-    A field that is absent from the file has GPT-2's own value, as in transformers.
+    The defaults for missing fields are GPT-2's own values, as in transformers.
     """
 
     vocab_size: int = 50257  # V, the rows of wte
-    n_positions: int = 1024  # the rows of wpe: the longest text the model can see, in tokens
+    n_positions: int = 1024  # the context in tokens, the rows of wpe
     n_embd: int = 768  # C
     n_layer: int = 12
     n_head: int = 12  # H
     n_inner: int | None = None  # the width of the MLP; None means 4 C
     activation_function: str = "gelu_new"
     layer_norm_epsilon: float = 1e-5
-    scale_attn_weights: bool = True  # divide the attention scores by sqrt(D)
-    scale_attn_by_inverse_layer_idx: bool = False  # and by the number of the layer, from 1
+    scale_attn_weights: bool = True  # divide attention scores by sqrt(D)
+    scale_attn_by_inverse_layer_idx: bool = False  # and by the layer's number from 1
     tie_word_embeddings: bool = True  # the head is wte
     bos_token_id: int | None = 50256
     eos_token_id: tuple[int, ...] = (50256,)
-    dtype: str = "float32"  # to compute in; int8 where quantization_config says so
+    dtype: str = "float32"  # float32, or int8 by quantization_config
 
     @property
     def head_size(self) -> int:
-        """D = C / H, the width of one attention head."""
+        """Return D = C / H, the width of an attention head."""
         return self.n_embd // self.n_head
 
     @property
     def inner_size(self) -> int:
-        """The width of the MLP's hidden layer."""
+        """Return the width of the MLP's hidden layer."""
         return self.n_inner or 4 * self.n_embd
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GPT2Config":
-        """Read `config.json`, and the end token from `generation_config.json` where there is one.
+        """Read `config.json`, and eos_token_id from `generation_config.json` if that has one.
 
         Raises:
-            CheckpointError: a file is missing, is not a JSON object, or describes no GPT-2.
+            CheckpointError: a file is missing, is not a JSON object, or is not GPT-2's.
         """
         path = folder / "config.json"
         raw = _read_object(path)
@@ -77,7 +77,7 @@ class GPT2Config:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], source: str = "config") -> "GPT2Config":
-        """Check a parsed `config.json`; `source` is named in errors.
+        """Validate a parsed `config.json`; errors name `source`.
 
         Raises:
             CheckpointError: a field has a value that no GPT-2 can have.
@@ -87,27 +87,27 @@ class GPT2Config:
             if (model_type := raw.get("model_type", "gpt2")) != "gpt2":
                 raise _OtherModelError(f"model_type is {model_type!r:.40}")
             if raw.get("add_cross_attention"):
-                raise _OtherModelError("add_cross_attention is set, and GPT-2 has none")
+                raise _OtherModelError("add_cross_attention is set, unlike in GPT-2")
             config = cls(**{name: read(name, raw[name]) for name, read in _FIELDS if name in raw})
             config = replace(config, dtype=_dtype(raw.get("quantization_config")))
             if config.n_positions < 2:
-                raise ValueError("n_positions is 1, which leaves no room for a new token")
+                raise ValueError("n_positions is 1, too few for a new token")
             if config.n_embd % config.n_head:
-                raise ValueError(f"n_embd {config.n_embd} is no multiple of n_head {config.n_head}")
+                raise ValueError(f"n_head {config.n_head} does not divide n_embd {config.n_embd}")
         except _OtherModelError as error:
-            raise CheckpointError(f"{source}: {error}: choose a GPT-2, which runs here") from None
+            raise CheckpointError(f"{source}: {error}: use a GPT-2 model") from None
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{source}: {error}; mend the file or get it again") from None
+            raise CheckpointError(f"{source}: {error}; correct the file or get it again") from None
         return config
 
 
 class _OtherModelError(ValueError):
-    """It is in order, and no model that can be run here."""
+    """The configuration is valid, but not of a model that this program runs."""
 
 
 def _size(name: str, value: Any) -> int:
     if type(value) is not int or not 1 <= value <= _LARGEST_SIZE:
-        raise ValueError(f"{name} is {value!r:.40}, not a whole number from 1 to {_LARGEST_SIZE}")
+        raise ValueError(f"{name} is {value!r:.40}, not an integer from 1 to {_LARGEST_SIZE}")
     return value
 
 
@@ -150,7 +150,7 @@ def _dtype(quantization: Any) -> str:
         return "float32"
     if quantization != INT8:
         raise _OtherModelError(
-            f"quantization_config is {quantization!r:.80}, and only {INT8} can be read"
+            f"quantization_config is {quantization!r:.80}, but only {INT8} is supported"
         )
     return "int8"
 
@@ -175,9 +175,9 @@ _FIELDS: list[tuple[str, Callable[[str, Any], Any]]] = [
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise CheckpointError(
-            f"{path} is missing: give a whole model folder, or download the model again"
+            f"{path} is missing: give the folder of a whole model, or get the model again"
         )
     value = read_json(path)
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object: download it again")
+        raise CheckpointError(f"{path} is not a JSON object: get it again")
     return value

@@ -1,4 +1,4 @@
-"""What this machine has for gpt-cli, line by line: ok, a note, or a problem, with its cure."""
+"""Examine this machine for gpt-cli. Each finding is ok, a note or a problem, with a cure."""
 
 import os
 import platform
@@ -16,24 +16,27 @@ from rich.console import Console
 import gpt_cli
 from gpt_cli import gpu, hub, machine
 from gpt_cli.errors import GPTCLIError
-from gpt_cli.machine import MOST_THREADS, native_library
+from gpt_cli.machine import MOST_THREADS, format_size, native_library
 
-_COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # else `show` draws in characters
-_LITTLE = 1 << 30  # bytes of memory, which gpt2 and a prompt just fit in
+_COLOURS = {
+    "256": "256 colours",
+    "truecolor": "all colours",
+}  # otherwise `show` draws with characters
+_LITTLE = 1 << 30  # bytes of memory: just enough for gpt2 and a prompt
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination."""
+    """The result of one check."""
 
     name: str
-    status: Literal["ok", "note", "problem"]  # a note costs time or leaves something out
+    status: Literal["ok", "note", "problem"]  # note: something is slow or missing
     found: str
     cure: str | None = None
 
 
 def examine() -> Iterator[Finding]:
-    """Look at one thing after the other; only the last asks the network."""
+    """Yield the findings; only the last uses the network."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Finding("gpt-cli", "ok", f"{gpt_cli.__version__} with Python {python}")
     yield _numpy()
@@ -54,16 +57,16 @@ def _numpy() -> Finding:
 
 
 def _library() -> Finding:
-    """Say at which level the compiled library computes, or why it does not."""
+    """Report the level of the compiled library, or why it is not used."""
     if native_library() is None:
         slow = "not compiled when gpt-cli was installed: NumPy computes, slower, and no int8"
-        return Finding("library", "note", slow, "install a C compiler, then gpt-cli again")
+        return Finding("library", "note", slow, "install a C compiler, then reinstall gpt2-cli")
     from gpt_cli.ops.bindings import choose_level, levels
 
     try:
         available = levels()
     except ImportError as error:
-        cure = "install gpt-cli again"
+        cure = "reinstall gpt2-cli"
         return Finding("library", "problem", f"cannot be loaded: {error}", cure)
     if not available:
         found = "this processor has no fused multiply-add: NumPy computes, slower, and no int8"
@@ -83,7 +86,7 @@ def _library() -> Finding:
             "unset GPT_CLI_OPS",
         )
     if chosen == "numpy":
-        found = f"compiled, for {level}{also}; GPT_CLI_OPS=numpy computes instead"
+        found = f"compiled, for {level}{also}, but GPT_CLI_OPS=numpy is set"
         return Finding("library", "note", found, "unset GPT_CLI_OPS")
     return Finding("library", "ok", f"computes at the level {level}{also}")
 
@@ -92,20 +95,20 @@ def _threads() -> Finding:
     cores, taken = machine.cores(), machine.threads()
     given = os.environ.get("GPT_CLI_THREADS", "")
     if given and not (given.isdecimal() and 1 <= int(given) <= MOST_THREADS):
-        found = f"GPT_CLI_THREADS={given:.40} is no number from 1 to {MOST_THREADS}"
+        found = f"GPT_CLI_THREADS={given:.40} must be a number from 1 to {MOST_THREADS}"
         return Finding("threads", "problem", found, "unset GPT_CLI_THREADS")
-    found = f"{cores} of {os.cpu_count()} processors may be used"
+    found = f"{taken} threads; this process may use {cores} of {os.cpu_count()} processors"
     if taken > cores:
         cure = f"give --threads {cores}, or unset GPT_CLI_THREADS"
-        return Finding("threads", "note", f"{found}, and {taken} threads are asked for", cure)
-    return Finding("threads", "ok", f"{found}; {taken} threads are used")
+        return Finding("threads", "note", found, cure)
+    return Finding("threads", "ok", found)
 
 
 def _memory() -> Finding:
     free = machine.free_memory()
     if free is None:
-        return Finding("memory", "note", "nobody tells how much is free")
-    found = f"{hub.format_size(free)} free"
+        return Finding("memory", "note", "the free memory is unknown")
+    found = f"{format_size(free)} free"
     if free < _LITTLE:
         cure = "raise the limit of the container or of ulimit -v, or use distilgpt2 or int8"
         return Finding("memory", "note", found, cure)
@@ -119,9 +122,9 @@ def _gpu() -> Finding:
         cure = f"pip uninstall {' '.join(packages[:-1])}"
         return Finding("gpu", "problem", f"{' and '.join(packages)} are both installed", cure)
     if problem is None:
-        return Finding("gpu", "ok", f"CuPy {version(packages[0])} can use one")
-    missing = f"pip install 'gpt-cli[{gpu.cuda_extra()}]'" if gpu.load_driver() else None
-    return Finding("gpu", "note", f"the CPU computes: {problem}", missing)
+        return Finding("gpu", "ok", f"CuPy {version(packages[0])} can use the GPU")
+    missing = gpu.install_hint() if gpu.load_driver() else None
+    return Finding("gpu", "note", f"not used: {problem}", missing)
 
 
 def _installed(package: str) -> bool:
@@ -135,37 +138,37 @@ def _bundled_model() -> Finding:
     try:
         folder = hub.find("tiny")
     except GPTCLIError as error:
-        return Finding("tiny", "problem", str(error), "pip install --force-reinstall gpt-cli")
+        return Finding("tiny", "problem", str(error), "reinstall gpt2-cli")
     return Finding("tiny", "ok", f"{folder}")
 
 
 def _cache() -> Finding:
     folder = hub.cache_folder()
     models = [model for model in hub.list_models() if model.origin == "cached"]
-    size = hub.format_size(sum(model.size for model in models))
+    size = format_size(sum(model.size for model in models))
     beside = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
-    free = hub.format_size(shutil.disk_usage(beside).free)
+    free = format_size(shutil.disk_usage(beside).free)
     found = f"{folder}: {len(models)} models, {size}; {free} of disk free"
     if not os.access(beside, os.W_OK):
-        return Finding("cache", "problem", f"{found}; cannot be written", "set HF_HOME elsewhere")
+        return Finding("cache", "problem", f"{found}; not writable", "set HF_HOME to another place")
     return Finding("cache", "ok", found)
 
 
 def _terminal() -> Finding:
     if sys.stdout is None or not sys.stdout.isatty():
-        return Finding("terminal", "ok", "none on standard output: plain text, no escape codes")
+        return Finding("terminal", "ok", "standard output is none: plain text, no escape codes")
     columns, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
     colours = _COLOURS.get(Console(file=sys.stdout).color_system or "", "fewer than 256 colours")
     found = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {colours}, {encoding}"
     if encoding.lower().replace("-", "") != "utf8":
-        return Finding("terminal", "note", found, "choose a locale with UTF-8, such as C.UTF-8")
+        return Finding("terminal", "note", found, "set a locale with UTF-8, such as LANG=C.UTF-8")
     return Finding("terminal", "ok", found)
 
 
 def _hub() -> Finding:
     problem = hub.problem()
     if problem is not None:
-        cure = "check the network, the proxy and HF_ENDPOINT; what is here works without it"
+        cure = "check the network, the proxy and HF_ENDPOINT; local models work without"
         if hub.switched_off():
             cure = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to fetch models"
         return Finding("hub", "note", problem, cure)

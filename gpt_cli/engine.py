@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
-from gpt_cli.config import GPT2Config
 from gpt_cli.declare import takes
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.finite import checked
 from gpt_cli.generate import Completion, Request, Step, fit, generate
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
@@ -81,7 +79,7 @@ class Engine:
         for row in ids:
             self._check_ids(row)
         ops = self.model.ops
-        return ops.to_host(checked(forward, self.model, ops.xp.asarray(np.array(ids))))
+        return ops.to_host(forward(self.model, ops.xp.asarray(np.array(ids))))
 
     def trace(self, text: str, *, special: bool = False) -> Trace:
         """Compute a text, and return what is inside: residual stream, attention, lens.
@@ -248,8 +246,8 @@ class Engine:
             raise InputError("the number of tokens must be 1 or more")
         ids = self._fitting_ids(prompt, special)
         ops = self.model.ops
-        x = checked(hidden_states, self.model, ops.xp.asarray([ids]))
-        logits = checked(unembed, self.model, x[:, -1])
+        x = hidden_states(self.model, ops.xp.asarray([ids]))
+        logits = unembed(self.model, x[:, -1])
         found, logprobs = (ops.to_host(row[0]).tolist() for row in likeliest(ops, logits, count))
         return list(zip(found, logprobs, strict=True))
 
@@ -352,18 +350,19 @@ def load(
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
     with unchanged(folder):
-        stored = checkpoint.stored_dtype(folder)
+        config, tensors = checkpoint.read(folder)
+        stored = checkpoint.stored_dtype(tensors)
         ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
         if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
             cure = "on a CPU, leave --dtype out, or choose float32 or int8"
             raise InputError(f"{name} is stored in {stored}: {cure}")
         check_room(
             f"the weights of {name} in {ops.dtype} take",
-            checkpoint.memory(GPT2Config.from_folder(folder), ops.dtype)["weights_bytes"],
+            checkpoint.memory(config, ops.dtype)["weights_bytes"],
             ops.free_memory(),
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
         tokenizer = Tokenizer.from_folder(folder)  # side by side with the next, both take longer
-        model = checkpoint.load(folder, ops)
+        model = checkpoint.assemble(config, ops, tensors)
     return Engine(model, tokenizer, name, time.perf_counter() - start)

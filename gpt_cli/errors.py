@@ -1,18 +1,13 @@
-"""The errors that a user can meet, each with the exit code of the command that meets it.
+"""The errors that are raised on purpose, each with its exit code.
 
-A message is one line that says what is wrong and what to do about it. Anything else that
-escapes is a bug, and leaves with exit code 1.
+A message is one line that says what is wrong and what to do. Any other exception is a bug, with
+exit code 1.
 """
 
-# What taking apart a damaged file can raise, from its JSON to the use of its values.
-MALFORMED = (
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    OverflowError,
-    RecursionError,
-)
+from collections.abc import Iterable
+
+# Exceptions from parsing a damaged file, from its JSON to the use of its values.
+MALFORMED = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 
 
 class GPTCLIError(Exception):
@@ -35,13 +30,13 @@ class ContextError(InputError):
 
 
 class ModelNotFoundError(GPTCLIError):
-    """No model of that name is here, and the Hub cannot or will not give it."""
+    """No local model has this name, and the Hub does not provide it."""
 
     exit_code = 3
 
 
 class CheckpointError(GPTCLIError):
-    """The model's files are here but are damaged, incomplete or not GPT-2's."""
+    """The model's files are damaged, incomplete or not GPT-2's."""
 
     exit_code = 4
 
@@ -53,10 +48,19 @@ class ResourceError(GPTCLIError):
 
 
 class MismatchError(GPTCLIError):
-    """Two ways to compute the same have not given the same."""
+    """Two ways to compute the same result disagree."""
 
 
 class RowsError(GPTCLIError):
-    """Some rows of many have failed; the others are done."""
+    """Some rows of a batch failed; the others are done."""
 
     exit_code = 6
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean NAME?)" with the known name that is nearest, or "" if none is near."""
+    from difflib import get_close_matches
+
+    names = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), names, 1)
+    return f" (did you mean {names[near[0]]}?)" if near else ""

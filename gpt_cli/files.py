@@ -1,4 +1,4 @@
-"""Reading what may be a stranger's file: never a device or a pipe, and never without end."""
+"""Read untrusted files: only regular files, and only up to a limit."""
 
 import json
 import os
@@ -13,12 +13,12 @@ LARGEST = 64_000_000  # bytes; GPT-2's tokenizer.json, the largest of the small 
 
 
 def version(where: Path | int) -> tuple[int, int] | None:
-    """Return what tells a file (a path or a descriptor) from one in its place; None without one.
+    """Return a value that changes when a file (a path or a descriptor) changes; None if missing.
 
-    Not the number of its node, which some network file systems give anew each time.
+    The inode is not used, because some network file systems renumber inodes.
     """
     try:
-        about = os.stat(where)  # noqa: PTH116 (of a descriptor, too)
+        about = os.stat(where)  # noqa: PTH116 (`where` may be a descriptor)
     except FileNotFoundError:
         return None
     return about.st_size, about.st_mtime_ns
@@ -26,14 +26,14 @@ def version(where: Path | int) -> tuple[int, int] | None:
 
 def sha256(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal digits."""
-    import hashlib  # it loads OpenSSL: 4 MB that few commands need
+    import hashlib  # loads OpenSSL: 4 MB that few commands need
 
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_hash(path: Path) -> str:
-    """Return the hash that git has of a small file."""
+    """Return git's hash of a small file."""
     import hashlib
 
     data = path.read_bytes()
@@ -41,23 +41,23 @@ def git_hash(path: Path) -> str:
 
 
 def read_small(path: Path) -> bytes:
-    """Return all of a file that is to be small.
+    """Return the content of a small file.
 
     Raises:
-        ValueError: it is no regular file, or too large.
+        ValueError: it is not a regular file, or too large.
         OSError: it cannot be read.
     """
-    about = path.stat()  # before it is opened, which would wait for a pipe's other end
+    about = path.stat()  # before opening, which would wait for the other end of a pipe
     if not stat.S_ISREG(about.st_mode):
         raise ValueError("it is not a regular file")
     if about.st_size > LARGEST:
-        raise ValueError(f"it has {about.st_size} bytes, and at most {LARGEST} are read")
+        raise ValueError(f"it has {about.st_size} bytes, more than the limit of {LARGEST}")
     with path.open("rb") as file:
         return file.read(LARGEST)
 
 
 def read_json(path: Path) -> Any:
-    """Return what a small file of a model holds.
+    """Return the parsed content of a small JSON file.
 
     Raises:
         CheckpointError: it cannot be read, or is not JSON.
@@ -66,5 +66,5 @@ def read_json(path: Path) -> Any:
         return json.loads(read_small(path))
     except (OSError, *MALFORMED) as error:
         raise CheckpointError(
-            f"{path} cannot be read as JSON ({error!s:.100}): download it again"
+            f"{path} cannot be read as JSON ({error!s:.100}): get it again"
         ) from None

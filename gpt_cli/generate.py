@@ -10,7 +10,6 @@ import numpy as np
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError
-from gpt_cli.finite import checked
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, PASS, Counts, forward, hidden_states, unembed
@@ -221,7 +220,7 @@ class _Batch:
         model, xp = self._model, self._model.ops.xp
         if self._cache is not None:
             new = xp.asarray([row.window[-1:] for row in self.rows])
-            return checked(forward, model, new, self._cache)[:, -1]
+            return forward(model, new, self._cache)[:, -1]
         ids, lengths = right_pad([row.window for row in self.rows])
         width = ids.shape[1]
         if self._use_cache:
@@ -233,10 +232,10 @@ class _Batch:
             some = ids[:, start : start + width]
             left = lengths - start
             new = np.clip(left, 0, some.shape[1])
-            x = checked(hidden_states, model, xp.asarray(some), self._cache, new)
+            x = hidden_states(model, xp.asarray(some), self._cache, new)
             for row in np.flatnonzero((left > 0) & (left <= some.shape[1])).tolist():
                 last[row] = x[row, left[row] - 1].copy()  # not a view, which would keep all of x
-        return checked(unembed, model, xp.stack([last[row] for row in range(len(self.rows))]))
+        return unembed(model, xp.stack([last[row] for row in range(len(self.rows))]))
 
     def keep(self, places: list[int]) -> None:
         """Drop all rows but these."""

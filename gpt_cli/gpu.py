@@ -1,4 +1,4 @@
-"""What there is to compute with on an NVIDIA GPU: the driver, a device, CuPy."""
+"""Find out whether an NVIDIA GPU can be used: the driver, a device, CuPy."""
 
 import ctypes
 import sys
@@ -6,14 +6,14 @@ from importlib.util import find_spec
 
 
 def problem() -> str | None:
-    """What keeps this machine from computing on an NVIDIA GPU; None where nothing is known to.
+    """Return why this machine cannot compute on an NVIDIA GPU; None if no reason is known.
 
-    It asks the driver, and does not import CuPy, which takes a second.
+    The driver is asked. CuPy is not imported, which takes a second.
     """
     driver, count = load_driver(), ctypes.c_int()
     missing = [] if driver is not None else ["no NVIDIA driver is installed"]
     if find_spec("cupy") is None:
-        missing.append(f"CuPy is not installed: pip install 'gpt-cli[{cuda_extra()}]'")
+        missing.append(f"CuPy is not installed: {install_hint()}")
     if driver is None or missing:
         return ", and ".join(missing)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
@@ -21,16 +21,16 @@ def problem() -> str | None:
     return None
 
 
-def cuda_extra() -> str:
-    """The extra of this package with the CUDA libraries that the installed driver can use."""
+def install_hint() -> str:
+    """Return the command that installs CuPy with CUDA libraries for the installed driver."""
     driver, version = load_driver(), ctypes.c_int()
     if driver is not None:
         driver.cuDriverGetVersion(ctypes.byref(version))
-    return "cuda13" if version.value >= 13_000 else "cuda12"
+    return f"pip install 'cupy-cuda{13 if version.value >= 13_000 else 12}x[ctk]'"
 
 
 def load_driver() -> ctypes.CDLL | None:
-    """Return the library of NVIDIA's driver; None where there is none."""
+    """Return the library of NVIDIA's driver, or None."""
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

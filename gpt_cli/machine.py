@@ -1,4 +1,4 @@
-"""The memory and threads of this machine, and whether it can use the compiled library."""
+"""Memory, threads and the compiled library of this machine."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from gpt_cli.errors import ResourceError
 
 _NATIVE = Path(__file__).parent / "ops" / "native"
-_ENDINGS = (".so", ".dylib", ".dll")  # of a library
+_ENDINGS = (".so", ".dylib", ".dll")
 MOST_THREADS = 256  # of the compiled library
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -17,23 +17,32 @@ _STATUS = Path("/proc/self/status")
 
 
 def free_memory() -> int | None:
-    """Bytes that can be taken without swapping or being killed; None where nobody tells.
+    """Return the bytes that can be allocated without swapping or being killed; None if unknown.
 
-    The least of what Linux has available, of what the limits of the process's control groups (a
-    container's) leave, and of what its own (`ulimit -v`) leaves.
+    It is the minimum of Linux's available memory, of what the limits of the process's control
+    groups (the container) leave, and of what its own limit (`ulimit -v`) leaves.
     """
     known = [bytes for bytes in (_available(), _cgroup(), addresses()) if bytes is not None]
     return max(0, min(known)) if known else None
 
 
+def format_size(size: float) -> str:
+    """Return a number of bytes for people: `548 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
 def check_room(what: str, needed: int, free: int | None, cure: str) -> None:
-    """Raise ResourceError if it is known that fewer bytes are free than `what` needs.
+    """Raise ResourceError if less memory is free than needed.
 
     Args:
-        what: ends with a word such as "takes".
+        what: the subject and verb of the message, such as "the weights of tiny take".
         needed: bytes.
-        free: bytes; None where nobody tells.
-        cure: what a user can do.
+        free: bytes; None if unknown.
+        cure: what the user can do.
     """
     if free is not None and needed > free:
         raise ResourceError(
@@ -42,9 +51,9 @@ def check_room(what: str, needed: int, free: int | None, cure: str) -> None:
 
 
 def addresses() -> int | None:
-    """Bytes of address space that the process's own limit (`ulimit -v`) leaves; None without one.
+    """Return the bytes of address space that `ulimit -v` leaves; None without a limit.
 
-    Libraries reserve far more of it than they use.
+    Libraries reserve far more address space than they use.
     """
     try:
         import resource
@@ -56,13 +65,13 @@ def addresses() -> int | None:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
-        pages = 0  # nobody tells how much is taken
+        pages = 0  # unknown
     return most - pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory() -> int | None:
-    """The most bytes that this process has had in memory so far; None where nobody tells."""
-    # Linux counts into ru_maxrss what the program that started this one had in memory.
+    """Return the peak memory of this process so far, in bytes; None if unknown."""
+    # On Linux, ru_maxrss includes the memory of the program that started this one.
     own = _fields(_STATUS).get("VmHWM:")
     if own is not None:
         return own * 1024
@@ -75,7 +84,7 @@ def peak_memory() -> int | None:
 
 
 def cores() -> int:
-    """How many cores this process may use: where it may run, or its group's share (cgroup v2)."""
+    """Return how many cores this process may use, by its affinity and its group (cgroup v2)."""
     known = [_affinity()]
     for group in _groups():
         try:
@@ -87,10 +96,10 @@ def cores() -> int:
 
 
 def threads() -> int:
-    """Return how many threads compute by default.
+    """Return the default number of threads.
 
-    GPT_CLI_THREADS, else as many as this process may use cores, and as OPENBLAS_NUM_THREADS or
-    OMP_NUM_THREADS allows.
+    It is GPT_CLI_THREADS, or else the number of usable cores, limited by OPENBLAS_NUM_THREADS or
+    OMP_NUM_THREADS.
     """
     given = os.environ.get("GPT_CLI_THREADS", "")
     if given.isdecimal() and int(given) > 0:
@@ -99,20 +108,20 @@ def threads() -> int:
 
 
 def blas_threads() -> int:
-    """How many threads OpenBLAS, which NumPy comes with, takes for a matrix product."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # in its order
+    """Return how many threads NumPy's OpenBLAS uses for a matrix product."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # in OpenBLAS's order
         if (given := os.environ.get(name, "")).isdecimal() and int(given) > 0:
             return min(int(given), _affinity())
     return _affinity()
 
 
 def native_library() -> Path | None:
-    """Return the file of the compiled library, or None if installing gpt-cli compiled none."""
+    """Return the file of the compiled library, or None if the installation has none."""
     return next((path for path in _NATIVE.glob("libkernels.*") if path.suffix in _ENDINGS), None)
 
 
 def native_computes() -> bool:
-    """Return whether the compiled library can be used here; NumPy is not needed to know it."""
+    """Return whether the compiled library can be used here, without importing NumPy."""
     path = native_library()
     if path is None:
         return False
@@ -149,7 +158,7 @@ def _cgroup() -> int | None:
 
 
 def _groups() -> Iterator[Path]:
-    """The folders of the process's control groups, and of those that they are in."""
+    """Yield the folders of the process's control groups and of their parents."""
     yield from (_CGROUP, _CGROUP / "memory")
     try:
         lines = _OWN_GROUPS.read_text().splitlines()
@@ -164,18 +173,18 @@ def _groups() -> Iterator[Path]:
 
 
 def _room(limit: Path, usage: Path) -> int | None:
-    """What a group may still take, None if it has no limit."""
+    """Return the bytes that a group may still allocate; None if it has no limit."""
     try:
         most, used = int(limit.read_text()), int(usage.read_text())
     except (OSError, ValueError):  # no such group, or its limit is "max"
         return None
-    # The pages of files count as used, and give way.
+    # Cached pages of files count as used, but can be reclaimed.
     stat = _fields(limit.with_name("memory.stat"))
     return most - used + stat.get("inactive_file", 0) + stat.get("active_file", 0)
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The numbers of a file of lines `name number ...`; none where it cannot be read."""
+    """Return the numbers in a file of lines `name number ...`; {} if it cannot be read."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

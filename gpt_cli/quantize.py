@@ -1,4 +1,4 @@
-"""A checkpoint -> the same in int8, written as `checkpoint` reads it."""
+"""Convert a checkpoint to int8, in the format that `checkpoint` reads."""
 
 import json
 import shutil
@@ -10,7 +10,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from gpt_cli import checkpoint, hub
-from gpt_cli.config import INT8, GPT2Config
+from gpt_cli.atomic import new_folder
+from gpt_cli.config import INT8
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
 from gpt_cli.files import read_small
 from gpt_cli.ops import Array, Rows
@@ -18,23 +19,21 @@ from gpt_cli.ops.int8 import quantize
 
 
 def write(source: Path, to: Path) -> None:
-    """Write the int8 form of the checkpoint in a folder into a new one, which appears when whole.
+    """Write a checkpoint in int8 to a new folder, which appears when it is complete.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
-        InputError: it is in int8 already, or `to` is no new or empty folder.
-        ResourceError: the disk is full or cannot be written.
+        InputError: it is in int8 already, or `to` is not a new or empty folder.
+        ResourceError: the disk is full or not writable.
     """
-    config = GPT2Config.from_folder(source)
-    tensors = checkpoint.find_tensors(source)
-    checkpoint.check_tensors(tensors, config, source)
+    config, tensors = checkpoint.read(source)
     if config.dtype == "int8":
-        raise InputError(f"{source} is in int8 already")
+        raise InputError(f"{source} is in int8 already: use it with --model {source}")
     others = hub.other_files(source)
     if missing := [file.name for file in others if not file.is_file()]:
-        raise CheckpointError(f"{source} has no {' and no '.join(missing)}")
+        raise CheckpointError(f"{source} has no {' and no '.join(missing)}: get the whole model")
     try:
-        with hub.new_folder(to.resolve()) as folder:
+        with new_folder(to.resolve()) as folder:
             described = json.loads(read_small(source / "config.json"))
             described["quantization_config"] = INT8
             (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
@@ -45,11 +44,11 @@ def write(source: Path, to: Path) -> None:
             (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ResourceError(f"cannot write {to}: {reason}; name another folder") from error
+        raise ResourceError(f"cannot write --output {to}: {reason}; give another folder") from error
 
 
 def _rounded(tensors: Mapping[str, Rows], source: Path) -> Iterator[tuple[str, Array]]:
-    """Yield what the file holds: int8 matrices with their scales, and the rest as it is."""
+    """Yield the names and arrays of the new file: int8 matrices with scales, the rest unchanged."""
     for name, tensor in tensors.items():
         if checkpoint.is_matrix(name, tensor.shape):
             int8 = quantize(tensor, transposed=checkpoint.is_transposed(name))
@@ -58,6 +57,6 @@ def _rounded(tensors: Mapping[str, Rows], source: Path) -> Iterator[tuple[str, A
             arrays = {name: tensor[:]}
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise CheckpointError(
-                f"{source}: the tensor {name} is not finite: the weights are damaged"
+                f"{source}: the tensor {name} is not finite, so it is damaged: get it again"
             )
         yield from arrays.items()

@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.finite import checked
 from gpt_cli.generate import right_pad
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, PASS, hidden_states, unembed
@@ -151,7 +150,7 @@ def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
     xp = model.ops.xp
     # Padding on the right is seen by no token before it.
     inputs, _ = right_pad([window.ids[:-1] for window in windows])
-    x = checked(hidden_states, model, xp.asarray(inputs))  # (B, T, C)
+    x = hidden_states(model, xp.asarray(inputs))  # (B, T, C)
     # The state at a token predicts the next one.
     states = [x[row, w.first - 1 : len(w) - 1] for row, w in enumerate(windows)]
     return _log_likelihoods(model, states, [window.ids[window.first :] for window in windows])
@@ -220,7 +219,7 @@ def continuations(
     xp = model.ops.xp
     cache = KVCache(model.config, model.ops, 1, len(prompt))
     # (1, C): what predicts the first token of every choice
-    start = checked(hidden_states, model, xp.asarray([prompt]), cache)[0, -1:]
+    start = hidden_states(model, xp.asarray([prompt]), cache)[0, -1:]
     found: list[list[float]] = [[] for _ in choices]
     order = sorted(range(len(choices)), key=lambda place: len(choices[place]))
     rows = max(1, PASS // (len(prompt) + len(choices[order[-1]])))
@@ -230,7 +229,7 @@ def continuations(
         states = [start] * len(places)
         if inputs.size:
             copies = cache.copies(len(places), len(prompt) + inputs.shape[1])
-            x = checked(hidden_states, model, xp.asarray(inputs), copies, lengths)
+            x = hidden_states(model, xp.asarray(inputs), copies, lengths)
             states = [
                 xp.concatenate([start, x[row, : len(choices[place]) - 1]])
                 for row, place in enumerate(places)
@@ -255,5 +254,5 @@ def _log_likelihoods(
 
 def _slice_likelihoods(model: GPT2, x: Array, ids: Array) -> list[float]:
     """Log-likelihoods of ids (n,) by states x (n, C); when this returns, their logits are gone."""
-    logits = checked(unembed, model, x)
+    logits = unembed(model, x)
     return model.ops.to_host(log_probabilities(model.ops, logits, ids)).tolist()

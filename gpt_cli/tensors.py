@@ -1,10 +1,9 @@
-"""Tensors in safetensors files: which there are, where they lie, and their numbers.
+"""The tensors of safetensors files: names, shapes, positions and data.
 
-Each tensor is read straight into aligned arrays: whole, or some rows at a time where the operations
-want it in another order. The library's reader is not used for the data, only to check the file:
-mapped pages would count as memory beside the copies, the published `gpt2` file starts its data at
-an odd byte, which makes every view of a mapping misaligned and every product with it slow, and
-NumPy has no bfloat16.
+A tensor is read straight into aligned arrays, either whole or some rows at a time if the operations
+need another layout. The safetensors library only validates the file. Its reader is not used for
+three reasons: mapped pages would count as memory in addition to the copies; the published `gpt2`
+file starts its data at an odd byte, so mapped views are misaligned and slow; NumPy has no bfloat16.
 """
 
 import json
@@ -27,10 +26,10 @@ from gpt_cli.ops.memory import aligned_empty
 
 _AGAIN = "run the command again"
 
-# What can be read, and as what.
+# The supported dtypes, and how NumPy reads them.
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1"}
 
-# What is read of a model; other files in its folder may change at any time.
+# The files of a model; other files in its folder may change at any time.
 _FILES = (
     "*.safetensors",
     INDEX,
@@ -42,30 +41,30 @@ _FILES = (
     "tokenizer.json",
 )
 
-# What a file that is no safetensors file begins with.
+# The first bytes of files that are often found in place of safetensors.
 _IMPOSTORS = {
     b"version https://git-lfs": "a Git LFS pointer, not the weights; run `git lfs pull`",
-    b"<": "a web page, not the weights; download it again",
-    b"\x80": "a pickle file, which is never opened; get the model as safetensors",
-    b"PK": "a PyTorch archive, which is never opened; get the model as safetensors",
+    b"<": "a web page, not the weights; get it again",
+    b"\x80": "a pickle file, which can run code; get the model as safetensors",
+    b"PK": "a PyTorch archive, which can run code; get the model as safetensors",
 }
-_LARGEST_HEADER = 10_000_000  # bytes; that of gpt2-xl has 60,000, and each becomes 20 in memory
+_LARGEST_HEADER = 10_000_000  # bytes; gpt2-xl has 60,000, and each takes 20 in memory
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies on disk."""
+    """The position of a tensor on disk."""
 
     path: Path
-    version: tuple[int, int] | None  # of the file, when its header was read
+    version: tuple[int, int] | None  # of the file when its header was read
     offset: int  # from the start of the file, in bytes
     dtype: str  # as safetensors writes it: F32, F16, BF16, ...
     shape: tuple[int, ...]
 
     def __getitem__(self, rows: slice, /) -> NDArray[Any]:
-        """Read some rows, or numbers where there is one axis, into a new array.
+        """Read some rows (or elements of a vector) into a new array.
 
-        It is of float32, but for whole numbers, which stay int8.
+        Its dtype is float32, or int8 for I8.
         """
         start, stop, _ = rows.indices(self.shape[0])
         stored = aligned_empty((stop - start, *self.shape[1:]), np.dtype(_STORED[self.dtype]))
@@ -83,10 +82,10 @@ class Tensor:
 
     @contextmanager
     def opened(self) -> Iterator[tuple[FileIO, int]]:
-        """Open the file; give it, and the byte at which the numbers begin.
+        """Yield the open file and the offset of the data.
 
         Raises:
-            CheckpointError: at the end; the file has changed, or the block raised EOFError.
+            CheckpointError: on exit, if the file has changed or the block raised EOFError.
         """
         try:
             with self.path.open("rb", buffering=0) as file:
@@ -101,7 +100,7 @@ class Tensor:
 
 
 def _fill(rest: memoryview, file: FileIO, offset: int) -> None:
-    """Read bytes of a file from `offset` on; raise EOFError if there are too few."""
+    """Fill `rest` from a file at `offset`; raise EOFError if the file is too short."""
     file.seek(offset)
     while rest:
         count = file.readinto(rest)
@@ -112,10 +111,10 @@ def _fill(rest: memoryview, file: FileIO, offset: int) -> None:
 
 @contextmanager
 def unchanged(folder: Path) -> Iterator[None]:
-    """Read a model: of two that take each other's place meanwhile, no mixture may come.
+    """Check that a model's files do not change while the block reads them.
 
     Raises:
-        CheckpointError: at the end, its files are not those of the beginning.
+        CheckpointError: on exit, if a file has changed.
     """
 
     def versions() -> dict[Path, object]:
@@ -129,38 +128,36 @@ def unchanged(folder: Path) -> Iterator[None]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the one file `model.safetensors`, or the shards that its index names."""
+    """Return `[model.safetensors]`, or the shards that the index names."""
     single, index = folder / "model.safetensors", folder / INDEX
     if single.is_file():
         return [single]
     if not index.is_file():
         raise CheckpointError(
-            f"{folder} has no model.safetensors: get the model as safetensors, as other formats, "
-            "which may run code, are not opened"
+            f"{folder} has no model.safetensors: get the model as safetensors; other formats can "
+            "run code and are not opened"
         )
     try:
         names = sorted(set(json.loads(read_small(index))["weight_map"].values()))
         shards = [folder / name for name in names]
     except (OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{index} is damaged ({error!r:.80}): download it again") from None
+        raise CheckpointError(f"{index} is damaged ({error!r:.80}): get it again") from None
     for shard in shards:
         if shard.parent != folder or shard.suffix != ".safetensors":
             raise CheckpointError(
-                f"{index} names {str(shard)!r:.80}, which is no file beside it: do not trust this "
-                "model, and get another copy"
+                f"{index} names {str(shard)!r:.80}, a path outside its folder: do not trust this "
+                "model, get another copy"
             )
         if not os.path.isfile(shard):  # noqa: PTH113 (never raises, however long the name is)
-            raise CheckpointError(
-                f"{shard!s:.200} is missing, and {index} names it: download it too"
-            )
+            raise CheckpointError(f"{shard!s:.200} is missing, but {index} names it: get it too")
     return shards
 
 
 def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and place of each tensor in a safetensors file.
+    """Yield the name and position of each tensor in a safetensors file.
 
     Raises:
-        CheckpointError: the file is not a whole and well-formed safetensors file.
+        CheckpointError: the file is not a complete and valid safetensors file.
     """
     try:
         with path.open("rb") as file:
@@ -170,11 +167,11 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
             header = file.read(length)
             if not path.stat().st_size:
                 raise ValueError("it is empty")
-            if not header.startswith(b"{"):  # which the library lets pass
+            if not header.startswith(b"{"):  # the library accepts spaces
                 raise ValueError("its header does not begin with a brace")
             read = version(file.fileno())
         with safe_open(path, framework="np"):
-            pass  # this has checked the lengths, the offsets and the shapes
+            pass  # this validates the lengths, the offsets and the shapes
         tensors = [
             (name, _tensor(path, read, 8 + length, dict(fields)))
             for name, fields in json.loads(header, object_pairs_hook=list)
@@ -186,17 +183,17 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tensor(path: Path, read: tuple[int, int] | None, start: int, entry: dict[str, Any]) -> Tensor:
-    """Return the tensor of which a header has this entry; its offsets count from `start`."""
+    """Return the tensor of a header's entry, whose offsets count from `start`."""
     dtype = entry["dtype"]
-    if not isinstance(dtype, str):  # the library also knows JSON's other ways to write an enum
-        raise TypeError(f"{dtype!r:.40} is no dtype")
+    if not isinstance(dtype, str):  # the library also accepts other JSON forms of an enum
+        raise TypeError(f"{dtype!r:.40} is not a dtype")
     offset = start + entry["data_offsets"][0]
     return Tensor(path, read, offset, dtype, tuple(entry["shape"]))
 
 
 def _what_it_is(path: Path, error: Exception) -> str:
     reason = str(error).removeprefix("Error while deserializing header: ")
-    damaged = f"{reason}; it is damaged or not whole, so download it again"
+    damaged = f"{reason}; it is damaged or incomplete, get it again"
     try:
         with path.open("rb") as file:
             start = file.read(64).lstrip()

@@ -1,7 +1,7 @@
-"""Text to ids and back, by tiktoken, from the tokenizer files of the model's own folder.
+"""Convert text to ids and back with tiktoken, from the tokenizer files in the model's folder.
 
-tiktoken's own loader wants a second host, or a cache in a temporary folder that other users
-can write and that goes stale; so the files are read here and only handed to it.
+The files are parsed here. tiktoken's own loader needs another host, or a cache in a temporary
+folder, which can be stale and which other users can write.
 """
 
 import codecs
@@ -16,21 +16,22 @@ import tiktoken
 from gpt_cli.errors import MALFORMED, CheckpointError, InputError
 from gpt_cli.files import read_json, read_small
 
-# GPT-2's split into words, in the possessive form that tiktoken calls r50k: the published form
-# tokenizes alike, but overflows the regex engine's stack on a million spaces.
+# GPT-2's split into words, in tiktoken's possessive form (r50k). The published form gives the same
+# tokens, but overflows the stack of the regex engine on a million spaces.
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
-_OTHER = "use a model with GPT-2's own"
+_SAME = "get the vocabulary and the merges of the same model"
+_AGAIN = "get it again"
 
-# What Python's surrogateescape makes of bytes that are part of no character, and all other text.
+# Undecodable bytes, as Python's surrogateescape represents them, or any other text.
 _STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Map the printable stand-ins that the vocabulary's files use for bytes back to the bytes.
+    """Map the characters that the vocabulary's files use for bytes back to the bytes.
 
-    A byte that is a visible Latin-1 character stands for itself; the other 68, in order, are
-    written as the characters from U+0100 on.
+    A visible Latin-1 character represents its own byte. The other 68 bytes, in order, are written
+    as the characters from U+0100.
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
@@ -38,16 +39,16 @@ def _byte_alphabet() -> dict[int, int]:
 
 
 class Tokenizer:
-    """Byte-level BPE: `encode` and `decode` are inverse on every text.
+    """Byte-level BPE: `decode` is the inverse of `encode` for every text.
 
     Args:
         vocab: each token, in the files' printable alphabet, with its id.
-        merged: what each merge of two tokens makes, in order of priority.
+        merged: the token that each merge makes, in order of priority.
         added: tokens outside the BPE, such as `<|endoftext|>`, with their ids.
-        source: what errors should name.
+        source: the files, as errors name them.
 
     Raises:
-        CheckpointError: vocabulary and merges do not belong together.
+        CheckpointError: the vocabulary and the merges do not match.
     """
 
     def __init__(
@@ -63,33 +64,32 @@ class Tokenizer:
             ranks = {token.translate(alphabet).encode("latin-1"): vocab[token] for token in bpe}
         except (KeyError, UnicodeEncodeError) as error:
             raise CheckpointError(
-                f"{source} and its merges do not belong together ({error!r:.80}): "
-                "get both from one place"
+                f"{source}: a token of the merges is not in the vocabulary ({error!r:.80}): {_SAME}"
             ) from None
-        # tiktoken takes one number for both a token's id and its priority.
+        # tiktoken uses one number as a token's id and its priority.
         ids = list(ranks.values())[len(alphabet) :]
         if len(ids) != len(merged) or ids != sorted(ids):
             raise CheckpointError(
-                f"{source}: the ids do not follow the merges, each of which must make a new token: "
-                "get both from one place"
+                f"{source}: the ids are not in the order of the merges, or a merge is repeated: "
+                f"{_SAME}"
             )
         in_bpe = set(ranks.values())
         lost = [token for token in vocab if vocab[token] not in in_bpe and _is_made(token, vocab)]
         if lost := [token for token in lost if token not in added]:
             raise CheckpointError(
-                f"{source}: no merge makes {len(lost)} of its tokens, such as {lost[0]!r:.40}: "
-                "get both from one place"
+                f"{source}: no merge makes {len(lost)} of the tokens, such as {lost[0]!r:.40}: "
+                f"{_SAME}"
             )
-        # Transformers also lists a token that is added although the BPE has it; it needs no place.
+        # Transformers also lists added tokens that the BPE has; they need no entry.
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
         self.special = {token: id for token, id in vocab.items() if id not in in_bpe} | added
-        if "" in self.special:  # tiktoken would find it without end
-            raise CheckpointError(f"{source}: a token has no text: download it again")
+        if "" in self.special:  # tiktoken would find it endlessly
+            raise CheckpointError(f"{source}: a token is empty: {_AGAIN}")
         self._byte_ids = [ranks[bytes([byte])] for byte in range(256)]
         ids = [*ranks.values(), *self.special.values()]
         if len(set(ids)) != len(ids):
-            raise CheckpointError(f"{source}: two tokens share one id: download it again")
-        self._ids = array("q", ids)  # of 8 bytes; a set has 60 for each
+            raise CheckpointError(f"{source}: two tokens have the same id: {_AGAIN}")
+        self._ids = array("q", ids)  # 8 bytes each; a set would take 60
         self._encoding = tiktoken.Encoding(
             source,
             pat_str=PATTERN,
@@ -102,44 +102,37 @@ class Tokenizer:
         """Read `vocab.json` and `merges.txt`, or else `tokenizer.json`.
 
         Raises:
-            CheckpointError: the files are missing, damaged or describe another kind of tokenizer.
+            CheckpointError: the files are missing, damaged or of another kind of tokenizer.
         """
         vocab, merges = folder / "vocab.json", folder / "merges.txt"
         single, added = folder / "tokenizer.json", folder / "added_tokens.json"
+        source = str(single)
         try:
             if vocab.is_file() and merges.is_file():
-                return cls(
-                    read_json(vocab),
-                    _read_merges(read_small(merges).decode()),
-                    read_json(added) if added.is_file() else {},
-                    source=str(vocab),
-                )
+                source = f"{vocab} and {merges.name}"
+                text = read_small(merges).decode()
+                more = read_json(added) if added.is_file() else {}
+                return cls(read_json(vocab), _read_merges(text), more, source)
             if single.is_file():
-                return cls._from_tokenizer_json(read_json(single), str(single))
+                return cls._from_tokenizer_json(read_json(single), source)
         except (OSError, *MALFORMED) as error:
-            raise CheckpointError(
-                f"{folder}: damaged tokenizer files ({error!r:.120}): download them again"
-            ) from None
+            raise CheckpointError(f"{source}: damaged ({error!r:.120}): {_AGAIN}") from None
         raise CheckpointError(
-            f"{folder} has no tokenizer: add the vocab.json and merges.txt, or the tokenizer.json, "
-            "of the model"
+            f"{folder} has no tokenizer: add the model's vocab.json and merges.txt, or its "
+            "tokenizer.json"
         )
 
     @classmethod
     def _from_tokenizer_json(cls, raw: dict[str, Any], source: str) -> "Tokenizer":
-        split = raw.get("pre_tokenizer") or {}
+        split, problem = raw.get("pre_tokenizer") or {}, None
         if raw["model"]["type"] != "BPE" or split.get("type") != "ByteLevel":
-            raise CheckpointError(
-                f"{source}: not a byte-level BPE tokenizer, as GPT-2 has: {_OTHER}"
-            )
-        if split.get("add_prefix_space") or not split.get("use_regex", True):
-            raise CheckpointError(
-                f"{source}: it does not split text in words as GPT-2 does: {_OTHER}"
-            )
-        if raw.get("normalizer"):
-            raise CheckpointError(
-                f"{source}: it changes the text first, as GPT-2 does not: {_OTHER}"
-            )
+            problem = "it is not a byte-level BPE tokenizer"
+        elif split.get("add_prefix_space") or not split.get("use_regex", True):
+            problem = "it does not split text into words like GPT-2"
+        elif raw.get("normalizer"):
+            problem = "it normalizes the text, unlike GPT-2"
+        if problem:
+            raise CheckpointError(f"{source}: {problem}: use a model with GPT-2's tokenizer")
         merged = [
             "".join(merge.split(" ") if isinstance(merge, str) else merge)
             for merge in raw["model"]["merges"]
@@ -151,11 +144,11 @@ class Tokenizer:
         """Return the ids of `text`.
 
         Args:
-            text: any text; `<|endoftext|>` in it is ordinary characters unless `special`.
-            special: let the names of special tokens stand for the tokens.
+            text: any text; `<|endoftext|>` in it is ordinary text unless `special`.
+            special: encode the names of special tokens as these tokens.
 
         Raises:
-            InputError: the text holds half of a surrogate pair, which is no character.
+            InputError: the text has a lone surrogate, which is not a character.
         """
         try:
             text.encode()
@@ -168,14 +161,13 @@ class Tokenizer:
         return self._encoding.encode_ordinary(text)
 
     def encode_bytes(self, data: bytes, *, special: bool = False) -> list[int]:
-        """Return ids whose bytes joined are `data`, whatever it holds.
+        """Return ids whose joined bytes are `data`.
 
-        Stretches of UTF-8 are encoded as `encode` does, which is all where `data` is a text. A byte
-        that is part of no character becomes the token of that byte alone.
+        Valid UTF-8 is encoded by `encode`. Every other byte becomes the token of this single byte.
 
         Args:
             data: any bytes.
-            special: let the names of special tokens stand for the tokens.
+            special: encode the names of special tokens as these tokens.
         """
         ids: list[int] = []
         for stretch in _STRETCHES.finditer(data.decode(errors="surrogateescape")):
@@ -188,11 +180,11 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; bytes that form no character become U+FFFD."""
+        """Return the text of `ids`; undecodable bytes become U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of one token, often only a part of a character.
+        """Return the bytes of a token, which may be only a part of a character.
 
         Raises:
             InputError: no token has this id.
@@ -201,17 +193,17 @@ class Tokenizer:
             return self._encoding.decode_single_token_bytes(id)
         except (KeyError, OverflowError):
             raise InputError(
-                f"{id} is not the id of a token of this model: give ids that `tokenize` has written"
+                f"{id} is not a token id of this model: give ids from `gpt-cli tokenize`"
             ) from None
 
     def missing_ids(self, vocab_size: int) -> list[int]:
-        """Return the ids below `vocab_size` that stand for no token, such as rows of padding."""
+        """Return the ids below `vocab_size` that have no token, such as padding rows of wte."""
         known = set(self._ids)
         return [id for id in range(vocab_size) if id not in known]
 
 
 def _is_made(token: str, vocab: dict[str, int]) -> bool:
-    """Return whether a token looks like what a merge of two others makes, and not like a special.
+    """Return whether a token looks like a merge of two others, and not like a special token.
 
     Names in brackets are special: `<|endoftext|>`, `<pad>`, `[SEP]`.
     """
@@ -221,15 +213,15 @@ def _is_made(token: str, vocab: dict[str, int]) -> bool:
 
 
 def _read_merges(text: str) -> list[str]:
-    """Return what each line `left right` makes; the alphabet of the files has no white space."""
+    """Return the token of each line `left right`; the files' alphabet has no white space."""
     merged = text.replace(" ", "").split()
     return merged[1:] if merged and merged[0].startswith("#version") else merged
 
 
 class StreamDecoder:
-    """Ids to text while they come: a character is given out as soon as its last byte is here.
+    """Decode a stream of ids: each character is returned as soon as it is complete.
 
-    The pieces joined are what `Tokenizer.decode` makes of all the ids.
+    The joined pieces equal `Tokenizer.decode` of all ids.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -237,9 +229,9 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
-        """Take one token; return the characters it completes, perhaps none."""
+        """Take one token; return the characters that it completes, or ""."""
         return self._decoder.decode(self._tokenizer.token_bytes(id))
 
     def flush(self) -> str:
-        """End the stream; return U+FFFD where the last character is incomplete, else nothing."""
+        """End the stream; return U+FFFD if the last character is incomplete, else ""."""
         return self._decoder.decode(b"", final=True)

@@ -6,7 +6,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli.finite import checked
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, Block, block, split_heads, unembed
@@ -43,7 +42,7 @@ class Trace:
         """
         ops, (depth, T, _) = self.model.ops, self.residual.shape
         _check_room(ops, 4 * depth * T * self.model.config.vocab_size, "the logits", T)
-        return ops.to_host(checked(unembed, self.model, ops.xp.asarray(self.residual)))
+        return ops.to_host(unembed(self.model, ops.xp.asarray(self.residual)))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the likeliest tokens by `logits`, computed in slices.
@@ -57,7 +56,7 @@ class Trace:
         ops, (depth, T, C) = self.model.ops, self.residual.shape
         states = self.residual.reshape(-1, C)
         found = [
-            likeliest(ops, checked(unembed, self.model, ops.xp.asarray(some)), count)
+            likeliest(ops, unembed(self.model, ops.xp.asarray(some)), count)
             for some in np.split(states, range(_SLICE, len(states), _SLICE))
         ]
         ids, logprobs = (
@@ -84,12 +83,12 @@ def trace(model: GPT2, ids: list[int]) -> Trace:
     cache.reserve(np.array([T]))
     x = ops.embed(model.wte, model.wpe, xp.asarray([ids]), positions)
     residual, attention = [x], []
-    with np.errstate(all="ignore"):  # `checked` reports damaged weights
+    with np.errstate(all="ignore"):  # `unembed` reports damaged weights
         for layer, b in enumerate(model.h):
             attention.append(_pattern(ops, x, b))
             x = block(ops, x, b, visible, cache, layer)
             residual.append(x)
-    checked(unembed, model, x[:, -1])  # the last token depends on all others
+    unembed(model, x[:, -1])  # checks that all is finite: the last token depends on all others
     return Trace(
         model, ids, ops.to_host(xp.concatenate(residual)), ops.to_host(xp.concatenate(attention))
     )

@@ -4,7 +4,6 @@ import heapq
 from dataclasses import dataclass, field
 from itertools import count as numbers
 
-from gpt_cli.finite import checked
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, hidden_states, unembed
 from gpt_cli.sampling import likeliest
@@ -43,9 +42,9 @@ def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
 
     def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
         """Queue the likeliest next tokens of a path, which may become its children."""
-        x = checked(hidden_states, model, ops.xp.asarray([path or ids]), cache)
+        x = hidden_states(model, ops.xp.asarray([path or ids]), cache)
         cache.rewind(len(path))  # back to the prompt
-        found = likeliest(ops, checked(unembed, model, x[:, -1]), most)
+        found = likeliest(ops, unembed(model, x[:, -1]), most)
         for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in found), strict=True):
             node = Node(id, logprob, total + logprob)
             entry = (-node.total_logprob, next(order), node, [*path, id], children)

@@ -1,10 +1,10 @@
-"""Whether a model computes on this machine what it should: its files, what is known, what must be.
+"""Check that a model computes the right results on this machine.
 
-Three kinds of checks. The files have the hashes that are known of them. Greedily, the model writes
-what others have published that it writes. And whatever the model is, some ways to compute the same
-must agree: with the cache and without, beside other texts and alone, by each implementation. Where
-the compiled library computes, they must agree to the last bit, on any number of threads and at each
-level of the processor; a digest of the logits lets two machines be compared.
+There are three kinds of checks. The files have their published hashes. Greedy texts are the
+published ones. And different ways to compute the same result agree: with and without the cache,
+in a batch and alone, with each implementation. With the compiled library they agree to the last
+bit, for any number of threads and at each level of the processor. A digest of the logits allows
+two machines to be compared.
 """
 
 import hashlib
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from gpt_cli import checkpoint, gpu
-from gpt_cli.bench import TEXT
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.files import git_hash, sha256
@@ -29,10 +28,11 @@ from gpt_cli.generate import Completion
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Ops, get_ops
 from gpt_cli.ops.numpy_ops import Int8NumPyOps, NumPyOps
+from gpt_cli.sample import TEXT
 from gpt_cli.tokenizer import Tokenizer
 
-# The most that natural logarithms of probabilities may differ, at a token and in the mean: far
-# above what is measured (4e-5 and 1e-5 in float32), far below what a wrong kernel gives.
+# Limits of the difference of log-probabilities, at one token and in the mean: far above measured
+# differences (4e-5 and 1e-5 in float32), far below those of a wrong kernel.
 LIMITS = {"float32": (1e-3, 1e-4), "float16": (0.3, 0.05), "int8": (3.0, 0.5)}
 
 PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
@@ -43,40 +43,41 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Check:
-    """What was checked, and what came of it."""
+    """The result of one check."""
 
     name: str
-    passed: bool | None  # None: it could not be checked, and `detail` says why
+    passed: bool | None  # None: not checked, for the reason in `detail`
     detail: str
-    largest: float | None = None  # difference of log-probabilities, where they were compared
+    largest: float | None = None  # difference of log-probabilities, if they were compared
     mean: float | None = None
     digest: str | None = None  # SHA-256 of logits
 
 
 @cache
 def known() -> dict[str, Any]:
-    """What is known of models, by their names on the Hub, and of the bundled one."""
+    """Return the facts of known.json, by Hub id or bundled name."""
     facts: dict[str, Any] = json.loads(files("gpt_cli").joinpath("known.json").read_bytes())
     return facts
 
 
 def verify(name: str, folder: Path) -> Iterator[Check]:
-    """Check a model, one thing after the other.
+    """Yield the result of each check of a model.
 
     Args:
-        name: as the user calls it.
-        folder: where it is.
+        name: as the user gives it.
+        folder: the folder of the model.
 
     Raises:
-        GPTCLIError: it cannot be loaded.
+        GPTCLIError: the model cannot be loaded.
     """
     facts = _facts(name, folder)
     yield _check_files(folder, facts.get("sha256", {}))
     tokenizer = Tokenizer.from_folder(folder)
-    dtype = "int8" if checkpoint.stored_dtype(folder) == "int8" else "float32"
+    config, tensors = checkpoint.read(folder)
+    dtype = "int8" if checkpoint.stored_dtype(tensors) == "int8" else "float32"
 
     def load(ops: Ops) -> Engine:
-        return Engine(checkpoint.load(folder, ops), tokenizer, name, 0.0)
+        return Engine(checkpoint.assemble(config, ops, tensors), tokenizer, name, 0.0)
 
     ops = get_ops("cpu", dtype)
     engine = load(ops)
@@ -88,7 +89,7 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
     yield _check_bits("bits", engine, facts)
     if ops.name == "numpy":
         expected = _logprobs(engine)
-        yield Check("native = numpy", None, "NumPy computes here: see `gpt-cli doctor`")
+        yield Check("native = numpy", None, "only NumPy computes here: see `gpt-cli doctor`")
     else:
         expected = _logprobs(load(Int8NumPyOps() if dtype == "int8" else NumPyOps()))
         yield _compare(f"{ops.name} = numpy", _logprobs(engine), expected, dtype)
@@ -109,8 +110,15 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
             yield _check_bits(f"bits in {other}", engine, facts)
 
 
+def cure(failed: Sequence[str]) -> str:
+    """Return what to do if these checks failed."""
+    if "files" in failed:
+        return "get its files again, and report it if that does not help"
+    return "this machine or this program computes wrong results, please report it"
+
+
 def _facts(name: str, folder: Path) -> dict[str, Any]:
-    """What is known of a model, found by its name or, in a plain folder, by its weights."""
+    """Return the known facts of a model, found by its name or by the hash of its weights."""
     weights = folder / "model.safetensors"
     by_name = known().get(SHORT_NAMES.get(name, name))
     if by_name is not None or not weights.is_file():
@@ -121,11 +129,11 @@ def _facts(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _check_files(folder: Path, expected: dict[str, str]) -> Check:
-    """Compare files with the hashes that are known, or that the Hub's cache names them by."""
+    """Compare the files with their known hashes, or with the hashes that name the cache's blobs."""
     paths = sorted(path for path in folder.iterdir() if path.is_file())
     missing = sorted(expected.keys() - {path.name for path in paths})
     if missing:
-        return Check("files", False, f"{', '.join(missing)} should be there, and is not")
+        return Check("files", False, f"missing: {', '.join(missing)}")
     wrong, checked = [], 0
     for path in paths:
         # The cache names a file by its hash.
@@ -137,25 +145,23 @@ def _check_files(folder: Path, expected: dict[str, str]) -> Check:
         if (git_hash(path) if len(wanted) == 40 else sha256(path)) != wanted:
             wrong.append(path.name)
     if wrong:
-        return Check("files", False, f"{', '.join(wrong)} differ from what was published")
+        return Check("files", False, f"not as published: {', '.join(wrong)}")
     if not checked:
-        return Check("files", None, "no hash is known of a model in a plain folder")
-    return Check("files", True, f"{checked} files have the hashes that are known of them")
+        return Check("files", None, "no known hashes for a model in a plain folder")
+    return Check("files", True, f"{checked} files have their known hashes")
 
 
 def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]) -> Check:
-    """Compare what the model writes greedily with what is known."""
+    """Compare greedy continuations with the known ones."""
     name = "known texts"
     if not continuations:
-        return Check(name, None, "nothing is known of what this model writes")
+        return Check(name, None, "no known continuations of this model")
     for fact in continuations:
         (found,) = engine.generate([fact["prompt"]], max_tokens=fact["tokens"], temperature=0)
         if found.text != fact["text"]:
-            return Check(name, False, f"{fact['prompt']!r:.40} goes on with {found.text!r:.60}")
+            return Check(name, False, f"{fact['prompt']!r:.40} continues with {found.text!r:.60}")
     tokens = sum(fact["tokens"] for fact in continuations)
-    return Check(
-        name, True, f"{len(continuations)} texts, {tokens} tokens in all, are as published"
-    )
+    return Check(name, True, f"{len(continuations)} texts of {tokens} tokens are as published")
 
 
 def _continue(
@@ -174,23 +180,23 @@ def _continue(
 def _check_same(
     name: str, found: Sequence[Completion], expected: Sequence[Completion], ops: Ops
 ) -> Check:
-    """Compare the tokens of several texts, and how likely they were."""
+    """Compare the tokens and the log-probabilities of several texts."""
     if [one.ids for one in found] != [other.ids for other in expected]:
-        return Check(name, False, "the tokens are not the same")
+        return Check(name, False, "the tokens differ")
     pairs = [[logprob for one in each for logprob in one.logprobs] for each in (found, expected)]
     check = _compare(name, np.array(pairs[0]), np.array(pairs[1]), ops.dtype)
     if ops.name != "native":
         return check
-    detail = "the same bits" if check.largest == 0 else f"not the same bits: {check.detail}"
+    detail = "the same bits" if check.largest == 0 else f"different bits: {check.detail}"
     return replace(check, passed=check.largest == 0, detail=detail)
 
 
 def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
-    """Compare logits, bit by bit, between threads and levels, and with what is known of them."""
+    """Compare the bits of logits for all threads and levels, and with the known digest."""
     ops = engine.model.ops
     if ops.name != "native":
-        return Check(name, None, "only the compiled library has the same bits everywhere")
-    from gpt_cli.ops import bindings  # which need the library
+        return Check(name, None, "only the compiled library gives the same bits everywhere")
+    from gpt_cli.ops import bindings  # needs the library
 
     ids = engine.encode(TEXT)[: min(_DIGEST_TOKENS, engine.model.config.n_positions)]
     threads = ops.threads
@@ -209,27 +215,27 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
     known = facts.get("digests", {}).get(ops.dtype, digest)
     ways = f"with {counts[0]} and {counts[1]} threads, at {', '.join(levels)}"
     if set(digests.values()) != {digest}:
-        return Check(name, False, f"they differ {ways}: {digests}", digest=digest)
+        return Check(name, False, f"digests differ {ways}: {digests}", digest=digest)
     if digest != known:
-        return Check(name, False, f"{digest}, but {known} is known", digest=digest)
+        return Check(name, False, f"{digest}, expected {known}", digest=digest)
     return Check(name, True, f"{digest} {ways}", digest=digest)
 
 
 def _logprobs(engine: Engine) -> np.ndarray[Any, Any]:
-    """How likely each token of a text is."""
+    """Return the log-probability of each token of the sample text."""
     return np.array(engine.score(TEXT).token_logprobs[1:], float)
 
 
 def _compare(
     name: str, found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], dtype: str
 ) -> Check:
-    """Compare logarithms of probabilities, within the limits of a type."""
+    """Compare log-probabilities within the limits of a dtype."""
     differences = np.abs(found - expected)
     largest, mean = float(differences.max()), float(differences.mean())
     most, most_in_the_mean = LIMITS[dtype]
     passed = largest <= most and mean <= most_in_the_mean
     detail = (
-        f"log-probabilities differ by {largest:.1e} at most, {mean:.1e} in the mean "
-        f"({most:.0e} and {most_in_the_mean:.0e} are allowed)"
+        f"log-probabilities differ by at most {largest:.1e}, mean {mean:.1e} "
+        f"(limits: {most:.0e}, {most_in_the_mean:.0e})"
     )
     return Check(name, passed, detail, largest, mean)

@@ -67,6 +67,7 @@ class LoopbackHub:
         self.root = root
         self.revisions = {"main", "v1"}  # names of each repository's only commit
         self.requests: list[Request] = []
+        self.hashes = True  # whether the list of files has them
         self.delay = ("", 0.0)  # requests that contain this wait so many seconds
         self.half_sent = threading.Event()  # set once a `stall-half` has sent its half
         self._closing = threading.Event()
@@ -182,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         for file in hub.files(repo):
             content = file.read_bytes()
             entry = {"rfilename": file.relative_to(hub.root / repo).as_posix()}
-            if "blobs" in query:
+            if "blobs" in query and hub.hashes:
                 entry |= {"size": len(content), "blobId": _git_hash(content)}
                 if file.suffix in LFS:
                     sha256 = hashlib.sha256(content).hexdigest()

@@ -102,6 +102,7 @@ def test_what_was_measured_is_told(engine):
     greedy = engine.generate(texts, temperature=0.0, max_tokens=6, ignore_eos=True, seed=0)
     assert found.ids == [completion.ids for completion in greedy]
     assert found.ids[0] != found.ids[1]
+    assert found.ids_equal is True
     sizes = checkpoint.memory(engine.model.config, engine.model.ops.dtype)
     assert (found.parameters, found.weights_bytes) == (sizes["parameters"], sizes["weights_bytes"])
     assert (found.model, found.ops) == (engine.name, engine.model.ops.name)
@@ -139,27 +140,29 @@ def test_one_mode_may_be_measured_alone(engine, cache):
     assert list(found.modes) == ["cache on" if cache else "cache off"]
     assert (found.cache_on is None, found.cache_off is None) == (not cache, cache)
     assert found.ratio is None
+    assert found.ids_equal is None
 
 
 def test_a_text_may_fill_the_context_and_not_more(engine):
     assert measure(engine, Plan(1, 79, repetitions=1, caches=(True,))).positions[-1] == 80
     watched = Watched(engine)
-    with pytest.raises(ContextError, match=r"40 .* 41 .* 81, .* context of 80"):
+    with pytest.raises(ContextError, match=r"40 .* 41 .* 81 tokens, .* context of 80"):
         measure(watched, Plan(40, 41))
     assert watched.runs == []
 
 
 @pytest.mark.parametrize("name", ["prompt_tokens", "max_tokens", "batch", "repetitions"])
-def test_numbers_below_1_are_refused(name):
-    with pytest.raises(InputError, match=f"{name.replace('_', '-')} must be 1 or more"):
-        Plan(**{name: 0})
+@pytest.mark.parametrize("number", [0, 1_000_001, 10**20])
+def test_numbers_out_of_range_are_refused(name, number):
+    with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} must be from 1 to 1000000"):
+        Plan(**{name: number})
 
 
 @pytest.mark.parametrize(
     ("cache", "names"),
     [
-        (False, r"\(cache on, repetition 1\), 0 \(cache off, repetition 1\)"),
-        (True, r"\(cache on, repetition 1\), 0 \(cache on, repetition 2\)"),
+        (False, r"\(cache on, repetition 1\) and 0 \(cache off, repetition 1\)"),
+        (True, r"\(cache on, repetition 1\) and 0 \(cache on, repetition 2\)"),
     ],
 )
 def test_ids_that_differ_are_an_error_that_names_the_first(engine, cache, names):
@@ -175,7 +178,7 @@ def test_ids_that_differ_are_an_error_that_names_the_first(engine, cache, names)
             run.completions[1].ids[3:] = [0] * 9
 
     plan = Plan(5, 12, batch=2, repetitions=2)
-    with pytest.raises(MismatchError, match=rf"^new token 4 of row 2 differs: \d+ {names}\. "):
+    with pytest.raises(MismatchError, match=rf"^new token 4 of row 2 is \d+ {names}\. "):
         measure(Watched(engine, change), plan)
 
 

@@ -75,6 +75,7 @@ def libraries(tree):
 def test_a_wheel_with_the_library_is_for_this_platform_and_every_python(tree, compiler, tmp_path):
     compiler('exec cc "$@" -Werror')  # there is nothing to warn of, either
     wheel = build_wheel(tree)
+    assert wheel.stem.startswith("gpt2_cli-")
     assert "-py3-none-" in wheel.stem
     assert wheel.stem.endswith(platform.machine())
     assert not any(name.endswith((".c", ".h")) for name in names(wheel))
@@ -176,3 +177,10 @@ def test_a_source_distribution_has_what_the_library_is_made_of(tree, compiler):
     assert {NATIVE / path.name for path in (tree / NATIVE).glob("*.[ch]")} <= packed
     assert {Path("hatch_build.py"), Path("pyproject.toml")} <= packed
     assert NATIVE / "libkernels.so" not in packed
+
+
+def test_no_text_says_to_install_the_other_program_of_that_name():
+    """On the Python index, `gpt-cli` is not this package."""
+    files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("gpt_cli/**/*.py")]
+    wrong = re.compile(r"\b(re)?install\s+(-\S+\s+)*['\"]?gpt-cli")
+    assert [str(file) for file in files if wrong.search(file.read_text("utf-8"))] == []

@@ -182,14 +182,14 @@ WRONG_TENSORS = {
     "too few positions": (with_tensor("wpe.weight", (63, 32)), "wpe.weight has the shape [63, 32]"),
     "transposed": (
         with_tensor("h.2.mlp.c_fc.weight", (128, 32)),
-        "h.2.mlp.c_fc.weight has the shape [128, 32], but config.json asks for [32, 128]",
+        "h.2.mlp.c_fc.weight has the shape [128, 32], but config.json requires [32, 128]",
     ),
     "other rank": (with_tensor("ln_f.bias", (32, 1)), "ln_f.bias has the shape [32, 1]"),
     "empty": (with_tensor("ln_f.bias", (0,)), "ln_f.bias has the shape [0]"),
     "whole numbers": (with_tensor("ln_f.bias", (32,), "I64", 8), "ln_f.bias is I64"),
     "doubles": (with_tensor("ln_f.bias", (32,), "F64", 8), "ln_f.bias is F64"),
     "eight bits": (with_tensor("ln_f.bias", (32,), "F8_E4M3", 1), "ln_f.bias is F8_E4M3"),
-    "both names": (with_tensor("transformer.ln_f.bias", (32,)), "ln_f.bias is there twice"),
+    "both names": (with_tensor("transformer.ln_f.bias", (32,)), "duplicate tensor ln_f.bias"),
     "a head of another size": (with_tensor("lm_head.weight", (7, 32)), "lm_head.weight has the"),
 }
 
@@ -211,12 +211,12 @@ def test_an_untied_head_must_be_there(tmp_path):
 def test_the_same_tensor_twice_in_one_file_is_named(folder):
     twice = b'{"x":{' + entry(0, 4) + b'},"x":{' + entry(0, 4) + b"}}"
     (folder / FILE).write_bytes(header(twice, bytes(4)))
-    assert "the tensor x is there twice" in refusal(folder)
+    assert "duplicate tensor x" in refusal(folder)
 
 
 def test_the_same_tensor_in_two_shards_is_named(sharded):
     (sharded / SHARDS[2]).write_bytes((sharded / SHARDS[1]).read_bytes())
-    assert f"{SHARDS[2]}: the tensor" in refusal(sharded)
+    assert f"{SHARDS[2]}: duplicate tensor" in refusal(sharded)
 
 
 # --- damaged files -------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ DAMAGED_FILES = {
     "a tensor that is a list": (header(b'{"x":["F32",[1],[0,4]]}', bytes(4)), ""),
     "a dtype that is an object": (
         header(b'{"x":{' + entry(0, 4).replace(b'"F32"', b'{"F32":null}') + b"}}", bytes(4)),
-        "is no dtype",
+        "is not a dtype",
     ),
     "a negative shape": (header(b'{"x":{' + entry(0, 4, "[-1]") + b"}}", bytes(4)), ""),
     "an LFS pointer": (
@@ -248,7 +248,7 @@ DAMAGED_FILES = {
     ),
     "a web page": (b"<!DOCTYPE html><html><body>404</body></html>", "a web page"),
     "a web page after white space": (b"\n\n  <html></html>", "a web page"),
-    "a pickle": (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94.", "a pickle file, which is never opened"),
+    "a pickle": (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94.", "a pickle file, which can run code"),
     "a PyTorch archive": (b"PK\x03\x04\x14\0\0\0\x08\x08", "a PyTorch archive"),
     "text": (b"not a model at all, just some text", ""),
 }
@@ -405,8 +405,8 @@ def test_an_index_of_nothing_lacks_every_tensor(sharded):
     [
         ({"model_type": "llama"}, "model_type is"),
         ({"n_layer": 4}, "h.3.attn.c_attn.weight is missing"),
-        ({"n_layer": 2}, "12 tensors that GPT-2 does not have, such as h.2."),
-        ({"n_embd": 64}, "wte.weight has the shape [290, 32], but config.json asks for [290, 64]"),
+        ({"n_layer": 2}, "12 tensors are not GPT-2's, such as h.2."),
+        ({"n_embd": 64}, "wte.weight has the shape [290, 32], but config.json requires [290, 64]"),
         ({"vocab_size": 300}, "wte.weight has the shape"),
         ({"n_inner": 100}, "h.0.mlp.c_fc.weight has the shape"),
     ],

@@ -58,6 +58,7 @@ def found():
         cache_on=mode([0.002] * 120, 1.04),
         cache_off=mode([0.001 * (1 + token // 5) for token in range(120)], 12.34),
         ratio={"decode_tok_s": 123.4, "model_s": 5.678},
+        ids_equal=True,
         ids=[[1] * 120] * 2,
     )
 
@@ -322,16 +323,17 @@ def test_both_modes_are_measured_unless_one_is_asked_for(flags, caches, asked):
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (["-p", "0"], "prompt-tokens must be 1 or more"),
-        (["-n", "0"], "max-tokens must be 1 or more"),
-        (["-b", "0"], "batch must be 1 or more"),
-        (["-r", "-1"], "repetitions must be 1 or more"),
+        (["-p", "0"], "--prompt-tokens must be from 1 to"),
+        (["-n", "0"], "--max-tokens must be from 1 to"),
+        (["-b", "0"], "--batch must be from 1 to"),
+        (["-b", "99999999999999999999"], "--batch must be from 1 to"),
+        (["-r", "-1"], "--repetitions must be from 1 to"),
         (["-p", "many"], "--prompt-tokens"),
         (["text"], "unexpected extra argument"),
         (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
         (["--plot", "curves"], "curves: the name must end with"),
-        (["--plot", "no/such/folder/x.png"], "there is no folder no/such/folder"),
-        (["--plot", "folder.png"], "folder.png: it is a folder"),
+        (["--plot", "no/such/folder/x.png"], "the folder no/such/folder does not exist"),
+        (["--plot", "folder.png"], "folder.png is a folder"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_loaded(
@@ -353,8 +355,8 @@ def test_more_than_the_context_holds_is_refused(capfd):
     printed = capfd.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        "gpt-cli: error: 500 prompt tokens and 13 new ones are 513, more than the model's context "
-        "of 512; lower --prompt-tokens or --max-tokens\n"
+        "gpt-cli: error: --prompt-tokens 500 and --max-tokens 13 are 513 tokens, more than the "
+        "model's context of 512: lower one\n"
     )
 
 
@@ -366,7 +368,7 @@ def test_without_matplotlib_the_flag_says_how_to_get_it(asked, capfd, monkeypatc
     assert app.run([*BENCH, "--plot", str(tmp_path / "x.png")]) == 2
     assert capfd.readouterr() == (
         "",
-        "gpt-cli: error: --plot needs matplotlib: pip install 'gpt-cli[plot]'\n",
+        "gpt-cli: error: --plot needs matplotlib: pip install matplotlib\n",
     )
     assert asked == {}
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import write_tokenizer
+from checkpoints import CASES, write_tokenizer
 from loopback_hub import cache_fixture, hub_fixture, model_files  # noqa: F401 (fixtures)
 from processes import COMMAND, posix, run_on_terminal
 
@@ -68,17 +68,17 @@ def test_download_to_a_folder_gives_a_model_for_every_command(hub, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "fault", "exit_code", "says"),
     [
-        (["acme/none"], "", 3, "the Hub has no model acme/none, and there is no such folder"),
+        (["acme/none"], "", 3, "no folder and no model on the Hub is named acme/none"),
         ([REPO, "--revision", "v9"], "", 3, "acme/gpt has no revision v9"),
         ([REPO], "403-gated", 3, "acme/gpt is gated: accept its terms"),
         ([REPO], "401", 3, "set HF_TOKEN"),
         ([REPO], "drop", 3, "run the command again"),
-        (["acme/pickle"], "", 4, "only safetensors are opened"),
-        (["a/b/c"], "", 3, "neither a folder nor a name on the Hub"),
+        (["acme/pickle"], "", 4, "use a model that has safetensors"),
+        (["a/b/c"], "", 3, "give a folder, OWNER/NAME on the Hub"),
         (["tiny"], "", 2, "tiny is bundled"),
         (["."], "", 2, ". is a folder"),
         ([REPO, "--to", "."], "", 2, "is not an empty folder"),
-        ([REPO, "--revision", ".."], "", 2, "cannot be a revision"),
+        ([REPO, "--revision", ".."], "", 2, "is no valid --revision"),
     ],
 )
 def test_each_failure_is_one_line_and_an_exit_code(hub, arguments, fault, exit_code, says):
@@ -182,12 +182,21 @@ def test_info_fetches_no_more_than_the_configuration_and_leaves_nothing_in_the_c
     assert not list(cache.glob("models--*"))
 
 
-def test_info_of_a_model_that_is_here_asks_nobody(hub):
+def test_info_of_a_model_that_is_here_asks_nobody(hub, tmp_path):
+    folder = CASES["saved"].write(tmp_path / "published")
+    hub.add(REPO, {path.name: path.read_bytes() for path in folder.iterdir()})
     folder = run("download", REPO).stdout.strip()
     hub.requests.clear()
     result = run("info", REPO, "--json")
     assert json.loads(result.stdout)["folder"] == folder
     assert hub.requests == []
+
+
+def test_info_of_damaged_weights_is_exit_code_4(tmp_path):
+    folder = CASES["saved"].write(tmp_path / "model")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    assert f"{folder / 'model.safetensors'} is not safetensors" in failed(run("info", folder), 4)
 
 
 def test_info_of_an_unknown_model_is_exit_code_3(hub):

@@ -196,8 +196,8 @@ def test_a_terminal_without_input_is_told_to_give_some(command, folder):
         (b"9" * 5000, "is not a token id"),
         ("²".encode(), "'²' is not"),
         (b"\xff", "is not a token id"),
-        (b"83 100000", "100000 is not the id of a token of this model"),
-        (f"83 {len(VOCAB)}".encode(), f"{len(VOCAB)} is not the id of a token of this model"),
+        (b"83 100000", "100000 is not a token id of this model"),
+        (f"83 {len(VOCAB)}".encode(), f"{len(VOCAB)} is not a token id of this model"),
     ],
 )
 def test_what_is_no_id_is_refused_before_anything_is_written(run, ids, says):

@@ -159,7 +159,7 @@ def test_a_value_that_is_too_deep_to_be_shown_is_refused(name):
 
 
 def test_the_heads_must_divide_the_width():
-    with pytest.raises(CheckpointError, match="n_embd 32 is no multiple of n_head 5"):
+    with pytest.raises(CheckpointError, match="n_head 5 does not divide n_embd 32"):
         GPT2Config.from_dict(CONFIG | {"n_head": 5})
 
 
@@ -171,8 +171,8 @@ def test_the_heads_must_divide_the_width():
         (b"{", "cannot be read as JSON"),
         (b"\xff\xfe", "cannot be read as JSON"),
         (b"[" * 200_000, "cannot be read as JSON"),
-        (b"[1]", "does not hold a JSON object"),
-        (b"null", "does not hold a JSON object"),
+        (b"[1]", "is not a JSON object"),
+        (b"null", "is not a JSON object"),
     ],
     ids=["empty", "cut off", "no UTF-8", "nested beyond reason", "a list", "null"],
 )

@@ -80,7 +80,7 @@ def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
     found = finding("library")
     assert found.status == "note"
     assert found.found.startswith("not compiled when gpt-cli was installed: NumPy computes")
-    assert found.cure == "install a C compiler, then gpt-cli again"
+    assert found.cure == "install a C compiler, then reinstall gpt2-cli"
 
 
 def test_a_library_that_cannot_be_loaded_is_a_problem(monkeypatch, capfd):
@@ -109,7 +109,7 @@ def test_a_library_that_is_passed_over_is_noted(monkeypatch):
     monkeypatch.setenv("GPT_CLI_OPS", "numpy")
     found = finding("library")
     assert (found.status, found.cure) == ("note", "unset GPT_CLI_OPS")
-    assert found.found.endswith("; GPT_CLI_OPS=numpy computes instead")
+    assert found.found.endswith(", but GPT_CLI_OPS=numpy is set")
 
 
 def test_more_threads_than_cores_are_noted(monkeypatch):
@@ -136,15 +136,15 @@ def test_two_packages_of_cupy_are_a_problem(monkeypatch):
 def test_the_line_for_pip_is_given_where_there_is_a_driver(driver, monkeypatch):
     monkeypatch.setattr(gpu, "problem", lambda: "CuPy is not installed")
     monkeypatch.setattr(gpu, "load_driver", lambda: driver)
-    monkeypatch.setattr(gpu, "cuda_extra", lambda: "cuda13")
+    monkeypatch.setattr(gpu, "install_hint", lambda: "pip install cupy")
     found = finding("gpu")
     assert found.status == "note"
-    assert found.cure == (None if driver is None else "pip install 'gpt-cli[cuda13]'")
+    assert found.cure == (None if driver is None else "pip install cupy")
 
 
 def test_a_cache_that_cannot_be_written_is_a_problem(monkeypatch):
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
-    assert finding("cache").cure == "set HF_HOME elsewhere"
+    assert finding("cache").cure == "set HF_HOME to another place"
 
 
 @pytest.mark.parametrize("fault", [None, "503", "stall"])

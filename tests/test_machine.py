@@ -141,3 +141,11 @@ def test_it_is_known_without_numpy_whether_the_library_computes(monkeypatch, tmp
             (tmp_path / "libkernels.so").write_bytes(content)
         monkeypatch.setattr(machine, "_NATIVE", tmp_path)
         assert not machine.native_computes()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (548_105_171, "548 MB"), (999_999, "1 MB"), (6.4e9, "6.4 GB")],
+)
+def test_sizes_are_for_people(size, text):
+    assert machine.format_size(size) == text

@@ -136,7 +136,7 @@ def test_the_bytes_of_another_order_of_ids_are_found(folder):
 
 @pytest.mark.parametrize("id", [-1, len(VOCAB), 10**12])
 def test_an_id_that_no_token_has_is_refused(tokenizer, id):
-    with pytest.raises(InputError, match=f"^{id} is not the id of a token"):
+    with pytest.raises(InputError, match=f"^{id} is not a token id"):
         tokenizer.decode([0, id])
 
 

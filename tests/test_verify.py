@@ -97,15 +97,23 @@ def test_a_bit_that_is_flipped_in_the_bundled_model_is_exit_code_4(copy, monkeyp
     assert app.run(["verify", "tiny"]) == 4
     out, err = capfd.readouterr()
     assert "FAILED       files" in out
-    assert "model.safetensors differ from what was published" in out
+    assert "not as published: model.safetensors" in out
     assert err.startswith("gpt-cli: error: tiny has failed 1 of ")
     assert err.count("\n") == 1
+    assert err.endswith(
+        "checks (files): get its files again, and report it if that does not help\n"
+    )
+
+
+def test_results_that_are_wrong_are_not_blamed_on_the_files():
+    assert "report it" in verify.cure(["bits"])
+    assert "files" not in verify.cure(["bits"])
 
 
 def test_a_file_that_should_be_there_is_missed(copy):
     (copy / "merges.txt").unlink()
     check = next(verify.verify("tiny", copy))
-    assert (check.passed, check.detail) == (False, "merges.txt should be there, and is not")
+    assert (check.passed, check.detail) == (False, "missing: merges.txt")
 
 
 @pytest.mark.parametrize("damaged", [None, "model.safetensors", "config.json"])
@@ -124,7 +132,7 @@ def test_files_of_the_cache_have_the_hashes_that_name_them(case_folder, damaged,
         flip_a_bit((snapshot / damaged).resolve())
     check = next(verify.verify("acme/gpt", snapshot))
     assert check.passed is (damaged is None)
-    assert damaged is None or check.detail == f"{damaged} differ from what was published"
+    assert damaged is None or check.detail == f"not as published: {damaged}"
 
 
 def test_any_model_can_be_checked_and_what_cannot_says_why(case_folder):
@@ -203,7 +211,7 @@ def test_bits_that_differ_fail_the_check_that_is_for_them(when, fails, monkeypat
     assert check.passed is False
     assert "differ" in check.detail
     if fails != "bits":
-        assert check.detail.startswith("not the same bits: ")
+        assert check.detail.startswith("different bits: ")
         assert check.largest < verify.LIMITS["float32"][0]
 
 
@@ -229,7 +237,7 @@ def test_bits_that_are_not_the_known_ones_are_found(monkeypatch):
     monkeypatch.setattr(verify, "known", lambda: facts)
     check = results("tiny", TINY, "bits")["bits"]
     assert (check.passed, check.digest) == (False, right)
-    assert check.detail == f"{right}, but {'0' * 64} is known"
+    assert check.detail == f"{right}, expected {'0' * 64}"
 
 
 def test_texts_that_are_not_as_published_are_found(monkeypatch):
@@ -238,7 +246,7 @@ def test_texts_that_are_not_as_published_are_found(monkeypatch):
     monkeypatch.setattr(verify, "known", lambda: facts)
     check = results("tiny", TINY, "known texts")["known texts"]
     assert check.passed is False
-    assert check.detail.startswith("'One day, a fox' goes on with")
+    assert check.detail.startswith("'One day, a fox' continues with")
 
 
 def test_what_is_known_of_the_published_model_is_well_formed():

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from gpt_cli.atomic import check_file
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.files import check_file
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import on_terminal, write
 

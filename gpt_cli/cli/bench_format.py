@@ -6,7 +6,7 @@ from gpt_cli import records
 from gpt_cli.bench import Benchmark, Spread
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.plot import curves, number
-from gpt_cli.hub import format_size
+from gpt_cli.machine import format_size
 
 # The figures of a mode: their labels, and a factor to the unit of the label.
 _ROWS = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.streams import write
-from gpt_cli.errors import GPTCLIError
+from gpt_cli.machine import format_size
 
 if TYPE_CHECKING:
     from gpt_cli.config import GPT2Config
@@ -29,8 +29,8 @@ def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Jso
         write(json.dumps(facts | sizes, ensure_ascii=False) + "\n")
         return
     shown = facts | {"parameters": f"{sizes['parameters']:,}"}
-    shown["memory for weights"] = hub.format_size(sizes["weights_bytes"])
-    shown["memory for a full context"] = hub.format_size(sizes["kv_cache_bytes"])
+    shown["memory for weights"] = format_size(sizes["weights_bytes"])
+    shown["memory for a full context"] = format_size(sizes["kv_cache_bytes"])
     shown["eos_token_id"] = " ".join(map(str, config.eos_token_id))
     write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))
 
@@ -40,9 +40,6 @@ def _held(config: "GPT2Config", folder: Path | None) -> str:
     from gpt_cli import checkpoint
     from gpt_cli.ops import held_dtype
 
-    if folder is None:
-        return config.dtype
-    try:
-        return held_dtype(checkpoint.stored_dtype(folder), "cpu")
-    except GPTCLIError:  # what is missing or damaged is told by what loads the model
-        return config.dtype
+    if folder is None or not any(folder.glob("*.safetensors*")):
+        return config.dtype  # only the configuration is here
+    return held_dtype(checkpoint.stored_dtype(checkpoint.read(folder)[1]), "cpu")

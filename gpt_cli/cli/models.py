@@ -5,6 +5,7 @@ import sys
 
 from gpt_cli.cli.options import Json, Verbose
 from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.machine import format_size
 
 
 def models(as_json: Json = False, verbose: Verbose = False) -> None:
@@ -31,6 +32,6 @@ def models(as_json: Json = False, verbose: Verbose = False) -> None:
     listing = table.Table("name", "origin", "size", box=box.SIMPLE_HEAD)
     listing.add_column("folder", overflow="fold")  # not cut, since it is copied
     for model in found:
-        size = hub.format_size(model.size)
+        size = format_size(model.size)
         listing.add_row(model.name, model.origin, size, str(model.folder))
     console.Console().print(listing)

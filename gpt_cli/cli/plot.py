@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.cli.files import write_file
+from gpt_cli.atomic import write_file
 from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def number(value: float) -> str:
 def check_library(option: str) -> None:
     """Raise InputError unless matplotlib is here, before anything costly is done for a picture."""
     if find_spec("matplotlib") is None:
-        raise InputError(f"{option} needs matplotlib: pip install 'gpt-cli[plot]'")
+        raise InputError(f"{option} needs matplotlib: pip install matplotlib")
 
 
 def save(found: "Benchmark", file: Path) -> None:

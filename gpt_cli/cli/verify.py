@@ -25,7 +25,7 @@ def verify(
     from dataclasses import asdict
 
     from gpt_cli import hub, records
-    from gpt_cli.verify import verify
+    from gpt_cli.verify import cure, verify
 
     folder = hub.resolve(model.model, **model.where, quiet=model.quiet)
     checks = []
@@ -40,5 +40,5 @@ def verify(
     if failed:
         raise CheckpointError(
             f"{model.model} failed {len(failed)} of {len(checks)} checks ({', '.join(failed)}): "
-            "download it again, and report it if that does not help"
+            f"{cure(failed)}"
         )

@@ -1,4 +1,4 @@
-"""A name -> a local folder: bundled, a path, the Hub's cache, or a download into it."""
+"""From a model's name to its folder: bundled, a path, cached, or downloaded."""
 
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -17,11 +17,11 @@ from gpt_cli.hub.local import (
     bundled,
     cache_folder,
     cached_snapshot,
+    check_folder,
     checked_revision,
-    format_size,
     hub_id,
     list_models,
-    new_folder,
+    nearest,
     other_files,
     tokenizer_files,
 )
@@ -34,10 +34,8 @@ __all__ = [
     "cache_folder",
     "download",
     "find",
-    "format_size",
     "is_folder",
     "list_models",
-    "new_folder",
     "other_files",
     "problem",
     "read_config",
@@ -47,34 +45,36 @@ __all__ = [
 
 
 def find(name: str, revision: str | None = None) -> Path | None:
-    """The folder of a model that is on this machine, else None; asks no network.
+    """Return the folder of a local model, or None; use no network.
 
     A bundled or short name comes first (`./gpt2` forces a folder of that name), then a folder,
-    then a Hub id, of which the cache must hold a whole snapshot.
+    then a Hub id with a complete snapshot in the cache.
 
     Raises:
-        InputError: a revision was given for something that has none.
-        ModelNotFoundError: the name can be none of these.
+        InputError: `revision` is given for a bundled model or a folder.
+        ModelNotFoundError: the name is invalid.
     """
     if name in BUNDLED or is_folder(name):
         if revision is not None:
-            raise InputError(f"{name} has no revisions, as only a model on the Hub has them")
-        return bundled(name) if name in BUNDLED else Path(name)
+            raise InputError(
+                f"--revision: {name} is not a model on the Hub, so it has no revisions"
+            )
+        return bundled(name) if name in BUNDLED else check_folder(Path(name))
     if os.path.isfile(name):  # noqa: PTH113 (never raises)
-        raise ModelNotFoundError(f"{name} is a file: give the folder that holds the whole model")
+        raise ModelNotFoundError(f"{name} is a file: give the folder that holds the model")
     return cached_snapshot(hub_id(name), checked_revision(revision))
 
 
 def resolve(
     name: str, *, revision: str | None = None, offline: bool = False, quiet: bool = False
 ) -> Path:
-    """The folder of a model, downloaded only if it is not on this machine yet.
+    """Return the folder of a model; download the model if it is not local.
 
     Raises:
-        InputError: a revision was given for something that has none.
-        ModelNotFoundError: the name is unknown, or the Hub cannot or will not give the model.
+        InputError: `revision` is given for a bundled model or a folder.
+        ModelNotFoundError: the name is unknown, or the Hub does not provide the model.
         CheckpointError: the Hub has no safetensors of it, or a file arrived damaged.
-        ResourceError: the disk is full or cannot be written.
+        ResourceError: the disk is full or not writable.
     """
     if found := find(name, revision):
         return found
@@ -83,7 +83,7 @@ def resolve(
 
 
 def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:
-    """The configuration of a model, for which no more than its config.json is fetched.
+    """Return the configuration of a model; fetch only its config.json if it is not local.
 
     Raises:
         The errors of `resolve`.
@@ -93,12 +93,12 @@ def read_config(name: str, *, revision: str | None = None, offline: bool = False
 
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
-    """The tokenizer of a model, for which no more than its few files are fetched.
+    """Return the tokenizer of a model; fetch only the tokenizer's files if it is not local.
 
     Raises:
         The errors of `resolve`.
     """
-    from gpt_cli.tokenizer import Tokenizer  # here, as it brings tiktoken
+    from gpt_cli.tokenizer import Tokenizer  # imports tiktoken
 
     with _folder_of(tokenizer_files, name, revision, offline) as folder:
         return Tokenizer.from_folder(folder)
@@ -108,7 +108,7 @@ def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = Fa
 def _folder_of(
     choose: Callable[[Collection[str]], list[str]], name: str, revision: str | None, offline: bool
 ) -> Iterator[Path]:
-    """The folder of a model that is here, else one for a while of the files that `choose` picks."""
+    """Yield the folder of a local model, or a temporary one with the files that `choose` picks."""
     if found := find(name, revision):
         yield found
         return
@@ -121,17 +121,16 @@ def _folder_of(
 def download(
     name: str, *, revision: str | None = None, to: Path | None = None, quiet: bool = False
 ) -> Path:
-    """Fetch a model's files as the Hub has them now, check their hashes, and give their folder.
+    """Fetch the current files of a model, check their hashes, and return their folder.
 
-    They go to the Hub's cache, or to `to`: a plain folder that appears only when it is whole.
+    They go to the Hub's cache, or to `to`: a plain folder that appears only when complete.
 
     Raises:
-        The errors of `resolve`; InputError also where `to` is no new or empty folder.
+        The errors of `resolve`; InputError also if `to` is not a new or empty folder.
     """
-    if name in BUNDLED:
-        raise InputError(f"{name} is bundled: there is nothing to download, use `--model {name}`")
-    if is_folder(name):
-        raise InputError(f"{name} is a folder: there is nothing to download, use it with --model")
+    if name in BUNDLED or is_folder(name):
+        kind = "bundled" if name in BUNDLED else "a folder"
+        raise InputError(f"{name} is {kind}: use it with --model {name}, without a download")
     repo, revision = hub_id(name), checked_revision(revision)
     _go_online(repo)
     try:
@@ -140,20 +139,22 @@ def download(
         return client.fetch_folder(repo, revision, to.resolve(), quiet)
     except OSError as error:
         path = to or error.filename or cache_folder()
-        hint = "HF_HOME sets another place for the cache" if to is None else "name another folder"
+        hint = "set HF_HOME to another place" if to is None else "give another folder"
         raise ResourceError(f"cannot use {path}: {error.strerror or error}; {hint}") from error
 
 
 def switched_off() -> bool:
-    """Return whether the environment forbids to ask the Hub, as its client understands it."""
+    """Return whether the environment switches the Hub off, by the rules of its client."""
     value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
     return value.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def problem() -> str | None:
-    """Why nothing can be fetched from the Hub; None where it answers."""
+    """Return the reason why the Hub cannot be used, or None if it answers."""
+    if switched_off():
+        return "switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
     try:
-        _go_online("any model")
+        _check_endpoint()
         client.check_reachable()
     except GPTCLIError as error:
         return str(error)
@@ -161,16 +162,20 @@ def problem() -> str | None:
 
 
 def is_folder(name: str) -> bool:
-    """Return whether the name of a model is that of a folder here, and of nothing else."""
+    """Return whether a model's name means a local folder."""
     return name not in (*BUNDLED, *SHORT_NAMES) and os.path.isdir(name)  # noqa: PTH112 (never raises)
 
 
 def _go_online(repo: str, offline: bool = False) -> None:
-    """Raise an error if the Hub must not be asked for `repo`, or has no address."""
-    if not os.getenv("HF_ENDPOINT", "https://").startswith(("http://", "https://")):
-        raise InputError("HF_ENDPOINT must begin with http:// or https://")
+    """Raise an error if the Hub is switched off, or has an invalid address."""
+    _check_endpoint()
     if offline or switched_off():
         raise ModelNotFoundError(
-            f"cannot fetch {repo}: the Hub is switched off (--offline, or HF_HUB_OFFLINE is set); "
-            f"go online once to download it, {client.WAY_OUT}"
+            f"cannot fetch {repo}{nearest(repo)}: the Hub is switched off (--offline, or "
+            f"HF_HUB_OFFLINE is set); download it once online, {client.WAY_OUT}"
         )
+
+
+def _check_endpoint() -> None:
+    if not os.getenv("HF_ENDPOINT", "https://").startswith(("http://", "https://")):
+        raise InputError("HF_ENDPOINT must begin with http:// or https://")

@@ -1,4 +1,4 @@
-"""The Hub's client, which is imported only when something must be fetched."""
+"""Downloads from the Hub. Its client is imported only when something must be fetched."""
 
 import logging
 import os
@@ -11,41 +11,107 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpt_cli.atomic import new_folder
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
 from gpt_cli.files import INDEX, git_hash, read_small, sha256
-from gpt_cli.hub.local import (
-    CONFIG,
-    cache_folder,
-    format_size,
-    model_files,
-    new_folder,
-    repo_folder,
-)
+from gpt_cli.hub.local import cache_folder, model_files, nearest, repo_folder
+from gpt_cli.machine import format_size
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
     from huggingface_hub.hf_api import RepoSibling
 
-# How long the Hub may take for its first answer, in seconds: with the start of Python and of the
-# client, a dead network is reported within 3. Every later request has the client's own patience.
+# Timeout of the first request, in seconds: including the start of Python and of the client, a dead
+# network is reported within 3. Later requests have the client's own timeouts.
 _FIRST_ANSWER = 2.0
-_PAUSES = (1.0, 2.0)  # seconds before that first question is put again to a Hub that is overloaded
+_PAUSES = (1.0, 2.0)  # seconds before the first request is repeated to an overloaded Hub
 _OVERLOADED = (429, 500, 502, 503, 504)
-_HEAD_ANSWER = 10.0  # seconds for a later question; the client would wait for 6 times 60
-_LONGEST_WAIT = 20  # seconds that an overloaded server may ask for; the client would wait silently
+_HEAD_ANSWER = 10.0  # seconds for a later HEAD; the client would wait for 6 times 60
+_LONGEST_WAIT = 20  # seconds of Retry-After to respect; the client would wait silently for any time
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 T = TypeVar("T")
 
-WAY_OUT = "or use a model that is here (`gpt-cli models` lists them), such as `--model tiny`"
+WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `--model tiny`"
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A model on the Hub, at one commit."""
+
+    api: "HfApi"
+    repo: str
+    commit: str
+    files: "dict[str, RepoSibling]"
+
+    @classmethod
+    def of(cls, repo: str, revision: str) -> "_Snapshot":
+        """Ask the Hub for a revision."""
+        with _client(repo, revision):
+            from huggingface_hub import HfApi
+
+            api = HfApi(endpoint=_endpoint())
+            info = _ask(api, repo, revision)
+        files = {file.rfilename: file for file in info.siblings or ()}
+        return cls(api, repo, str(info.sha), files)
+
+    def fetch(
+        self, name: str, to: Path | None, revision: str | None = None, *, bars: bool = False
+    ) -> Path:
+        """Fetch a file into a folder or into the cache, and check its hash.
+
+        With a `revision` other than the commit, the cache records which commit it stands for.
+        """
+        revision = revision or self.commit
+        if name not in self.files:
+            raise ModelNotFoundError(f"{self.repo} has no file {name} at {revision}")
+        kind, expected = self._expected_hash(name)
+        with _client(self.repo, revision, bars):
+            found = self.api.hf_hub_download(
+                self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=to
+            )
+        path = Path(found)
+        if to is None and path.parent.name != self.commit:
+            raise ModelNotFoundError(
+                f"{self.repo} changed during the download: run the command again"
+            )
+        hashed = expected and (sha256(path) if kind == "sha256" else git_hash(path))
+        if hashed == expected:
+            return path
+        while path.is_symlink():  # a snapshot's file is a link to a blob, which may be a link too
+            target = path.parent / path.readlink()
+            path.unlink()
+            path = target
+        path.unlink()
+        raise CheckpointError(
+            f"{self.repo}/{name} is damaged: its {kind} is {hashed:.12}…, not {expected:.12}…; "
+            "it was deleted, run the command again"
+        )
+
+    def _expected_hash(self, name: str) -> tuple[str, str | None]:
+        """Return the kind of a file's hash, and the hash or None if the server has none."""
+        listed = self.files[name]
+        if listed.lfs:
+            return "sha256", listed.lfs.sha256
+        if listed.blob_id:
+            return "git hash", listed.blob_id
+        # The list of a mirror may have no hashes. The ETag of an LFS file is its sha256.
+        with _client(self.repo, self.commit):
+            from huggingface_hub import hf_hub_url
+
+            url = hf_hub_url(self.repo, name, revision=self.commit, endpoint=_endpoint())
+            etag = self.api.get_hf_file_metadata(url=url).etag
+        return "sha256", etag if etag and _SHA256.fullmatch(etag) else None
 
 
 def fetch_folder(repo: str, revision: str, to: Path, quiet: bool) -> Path:
-    """Fetch the files that make the model into a new folder, which appears when it is whole."""
+    """Fetch the files of a model into a new folder, which appears when it is complete."""
     with new_folder(to) as folder:
-        # The client takes what its cache has, and fetches the rest straight into the folder.
+        # The client copies what its cache has, and fetches the rest straight into the folder.
         fetch_model(repo, revision, folder, quiet)
         shutil.rmtree(folder / ".cache")  # the client's own notes
     return to
@@ -55,70 +121,39 @@ def fetch_folder(repo: str, revision: str, to: Path, quiet: bool) -> Path:
 def fetch_few(
     repo: str, revision: str, choose: Callable[[Collection[str]], list[str]]
 ) -> Iterator[Path]:
-    """Fetch the files that `choose` picks of all names, into a folder that is there for a while.
+    """Fetch the files that `choose` picks from all names into a temporary folder.
 
-    They go past the cache, where config.json marks a model that is whole.
+    The cache is not used, because a config.json there marks a complete model.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        with _client(repo, revision):
-            from huggingface_hub import HfApi
-
-            api = HfApi(endpoint=_endpoint())
-            info = _ask(api, repo, revision)
-            listed = {file.rfilename: file for file in info.siblings or ()}
-            paths = {
-                name: api.hf_hub_download(
-                    repo, name, revision=info.sha, cache_dir=cache_folder(), local_dir=scratch
-                )
-                for name in choose(listed)
-            }
-        for name, path in paths.items():
-            _check_hash(Path(path), listed[name], f"{repo}/{name}")
+        snapshot = _Snapshot.of(repo, revision)
+        for name in choose(snapshot.files):
+            snapshot.fetch(name, Path(scratch))
         yield Path(scratch)
 
 
 def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
-    """Fetch the files that make the model into the folder `to` or into the cache."""
-    with _client(repo, revision):
-        from huggingface_hub import HfApi
-
-        api = HfApi(endpoint=_endpoint())
-        info = _ask(api, repo, revision)
-    commit = str(info.sha)
-    listed = {file.rfilename: file for file in info.siblings or ()}
+    """Fetch the files of a model into the folder `to` or into the cache."""
+    snapshot = _Snapshot.of(repo, revision)
     quiet = quiet or sys.stderr is None
     bars = not quiet and sys.stderr.isatty()
 
-    def fetch(name: str, revision: str = commit) -> Path:
-        with _client(repo, revision, bars):
-            return Path(
-                api.hf_hub_download(
-                    repo, name, revision=revision, cache_dir=cache_folder(), local_dir=to
-                )
-            )
+    def fetch(name: str, revision: str | None = None) -> Path:
+        return snapshot.fetch(name, to, revision, bars=bars)
 
-    def fetch_checked(name: str) -> Path:
-        path = fetch(name)
-        _check_hash(path, listed[name], f"{repo}/{name}")
-        return path
-
-    names = model_files(listed, repo, lambda: read_small(fetch_checked(INDEX)))
-    _check_space(repo, [listed[name] for name in names], to, say=not quiet and not bars)
-    for name in names[:-1]:
-        fetch_checked(name)
-    # By its revision's name and not by the commit: so the client records what the name stands for.
-    config = fetch(names[-1], commit if to else revision)
-    if not to and config.parent.name != commit:
-        raise ModelNotFoundError(f"{repo} changed during the download: run the command again")
-    _check_hash(config, listed[CONFIG], f"{repo}/{CONFIG}")
-    return config.parent
+    *others, config = model_files(snapshot.files, repo, lambda: read_small(fetch(INDEX)))
+    files = [snapshot.files[name] for name in (*others, config)]
+    _check_space(repo, files, to, say=not quiet and not bars)
+    for name in others:
+        fetch(name)
+    return fetch(config, None if to else revision).parent
 
 
 def check_reachable() -> None:
-    """Ask the Hub for anything.
+    """Send the Hub a small request.
 
     Raises:
-        ModelNotFoundError: it does not answer.
+        ModelNotFoundError: the Hub does not answer.
     """
     url = f"{_endpoint()}/api/models?limit=1"
     try:
@@ -136,43 +171,26 @@ def check_reachable() -> None:
 
 
 def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say: bool) -> None:
-    blobs = repo_folder(repo) / "blobs"  # the cache's files, each named by its hash
+    """Raise ResourceError if the disk has no space for the files; else announce the download."""
+    blobs = repo_folder(repo) / "blobs"  # the cache's files, named by their hashes
     missing = sum(
         file.size or 0
         for file in files
         if to or not (blobs / str(file.lfs.sha256 if file.lfs else file.blob_id)).exists()
     )
-    place = to.parents[1] if to else blobs  # `to` lies in a scratch folder, which no one knows
+    place = to.parents[1] if to else blobs  # `to` is in a temporary folder
     free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
     if missing > free:
         raise ResourceError(
-            f"{repo} needs {format_size(missing)} of disk, and {place} has {format_size(free)} left"
+            f"{repo} needs {format_size(missing)} of disk space, but {place} has only "
+            f"{format_size(free)}: free some, or use another disk"
         )
     if missing and say:
         print(f"downloading {repo} ({format_size(missing)})", file=sys.stderr)
 
 
-def _check_hash(path: Path, listed: "RepoSibling", name: str) -> None:
-    """Compare a file with its sha256, or a small one with the hash that git has of it."""
-    kind, expected = ("sha256", listed.lfs.sha256) if listed.lfs else ("git hash", listed.blob_id)
-    if expected is None:  # a mirror need not list those of small files
-        return
-    found = sha256(path) if listed.lfs else git_hash(path)
-    if found == expected:
-        return
-    while path.is_symlink():  # a snapshot's file is a link to a blob, and a blob may be one too
-        target = path.parent / path.readlink()
-        path.unlink()
-        path = target
-    path.unlink()
-    raise CheckpointError(
-        f"{name} is damaged: its {kind} is {found:.12}… and not {expected:.12}…; "
-        "it was deleted, run the command again"
-    )
-
-
 def _ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
-    """Ask for the commit of a revision and its files, with their sizes and sha256."""
+    """Request the commit of a revision and its files, with their sizes and hashes."""
     from huggingface_hub.errors import HfHubHTTPError
 
     patience = float(os.getenv("HF_HUB_ETAG_TIMEOUT") or _FIRST_ANSWER)
@@ -191,7 +209,7 @@ def _ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T:
-    """Call in a thread: no socket's timeout covers the resolver, or a host of many addresses."""
+    """Call in a thread with a timeout; a socket's timeout does not cover name resolution."""
     from concurrent.futures import Future
 
     answer: Future[T] = Future()
@@ -208,9 +226,9 @@ def _within(seconds: float, ask: Callable[[], T]) -> T:
 
 @contextmanager
 def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
-    """Around each use of the Hub's client: its chatter is muted, its errors become ours."""
-    # Set before its import, and read only then: else the client's first request is one of its own,
-    # to learn whether an agent runs it, and on a dead network that one waits for 3 seconds.
+    """Mute the Hub's client and translate its errors for one use of it."""
+    # The client reads this at import. Without it, the client first sends a request of its own,
+    # which takes 3 seconds on a dead network.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -226,8 +244,8 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
             hooks = get_session().event_hooks
         except (ImportError, OSError, ValueError) as error:
             raise InputError(
-                f"the Hub's client cannot begin ({_reason(error)}): check the variables whose "
-                "names begin with HF_ or SSL_ or end with _PROXY"
+                f"the Hub's client cannot start ({_reason(error)}): check the environment "
+                "variables HF_*, SSL_* and *_PROXY"
             ) from error
 
         verbosity, had_bars = client_log.get_verbosity(), not are_progress_bars_disabled()
@@ -240,7 +258,7 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
             yield
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # of the disk
+                raise  # a disk error
             raise ModelNotFoundError(_explain(error, repo, revision)) from error
         finally:
             hooks["request"].remove(_limit_patience)
@@ -251,12 +269,12 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of an error's message."""
     return next(iter(str(error).strip().splitlines()), "")[:150]
 
 
 def _limit_patience(request: Any) -> None:
-    """Let the question before a file wait no longer than the client does where one is cached."""
+    """Limit the timeout of the HEAD request that precedes each file."""
     if request.method == "HEAD":
         most = float(os.getenv("HF_HUB_ETAG_TIMEOUT") or _HEAD_ANSWER)
         timeouts = request.extensions.get("timeout", {})
@@ -264,15 +282,15 @@ def _limit_patience(request: Any) -> None:
 
 
 def _refuse_long_waits(response: Any) -> None:
-    """Raise the client's own error where it would wait for as long as the server asks."""
+    """Raise the client's own error instead of letting it wait for a long Retry-After."""
     if response.status_code in _OVERLOADED and _wait(response) > _LONGEST_WAIT:
         from huggingface_hub.errors import HfHubHTTPError
 
-        raise HfHubHTTPError("the server asks for too long a wait", response=response)
+        raise HfHubHTTPError("the server asks for a long wait", response=response)
 
 
 def _wait(response: Any) -> int:
-    """How many seconds an answer asks to wait, in one of the two headers that the client heeds."""
+    """Return the seconds to wait according to the two headers that the client respects."""
     asked = re.findall(r"^\d+$", response.headers.get("Retry-After", ""))
     if response.status_code == 429:
         asked += re.findall(r"r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", response.headers.get("RateLimit", ""))
@@ -283,7 +301,7 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
     from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
-        error = error.__cause__  # the client adds only that the cache has no such file either
+        error = error.__cause__  # the outer error only adds that the file is not cached
     endpoint = _endpoint()
     reason = _reason(error)
     match error:
@@ -294,8 +312,8 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
             )
         case errors.RepositoryNotFoundError():
             return (
-                f"the Hub has no model {repo}, and there is no such folder: check the name; "
-                "a private one needs HF_TOKEN or `hf auth login`"
+                f"no folder and no model on the Hub is named {repo}{nearest(repo)}: check the "
+                "name; a private model needs HF_TOKEN or `hf auth login`"
             )
         case errors.RevisionNotFoundError():
             return f"{repo} has no revision {revision}: give one of its branches, tags or commits"
@@ -306,32 +324,35 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
         case errors.HFValidationError():
             return f"{repo} cannot be a name on the Hub: {reason}"
         case errors.FileMetadataError():
-            return f"{endpoint} does not answer as a Hub does: check HF_ENDPOINT and the proxy"
+            return f"{endpoint} does not answer like a Hub: check HF_ENDPOINT and the proxy"
     kind = type(error).__name__  # httpx's, or httpx2's from version 2 of the client
     if "Timeout" in kind:
         return (
-            f"{endpoint} does not answer for {repo}, which is no folder here: check the network "
-            f"and the proxy (HF_HUB_ETAG_TIMEOUT=30 waits longer for a slow one), {WAY_OUT}"
+            f"{endpoint} does not answer, and {repo} is not local{nearest(repo)}: check the "
+            f"network and the proxy (HF_HUB_ETAG_TIMEOUT=30 waits longer), {WAY_OUT}"
         )
     if kind in ("ConnectError", "ProxyError"):
         return (
-            f"cannot reach {endpoint} for {repo}, which is no folder here ({reason}): "
-            f"check the network and the proxy, {WAY_OUT}"
+            f"cannot reach {endpoint} ({reason}), and {repo} is not local{nearest(repo)}: check "
+            f"the network and the proxy, {WAY_OUT}"
         )
     return f"the download of {repo} failed ({kind}: {reason}): run the command again"
 
 
 def _explain_status(status: int, wait: int, repo: str) -> str:
     if status in (401, 403):
-        return f"the Hub refuses {repo} to this token ({status}): set HF_TOKEN, or `hf auth login`"
+        return (
+            f"the Hub denies access to {repo} ({status}): set HF_TOKEN to a token that has access, "
+            "or run `hf auth login`"
+        )
     if status == 404:
         return f"{_endpoint()} has no {repo} (404): check the name, and HF_ENDPOINT if it is set"
     if status == 429:
         time = f"{wait} seconds" if wait else "some minutes"
-        return f"the Hub gets too many requests from here (429): wait {time}, or set HF_TOKEN"
+        return f"too many requests to the Hub (429): wait {time}, or set HF_TOKEN"
     if status >= 500:
-        return f"the Hub is out of order ({status}): try again later, {WAY_OUT}"
-    return f"the Hub refuses {repo} ({status}): try again later, {WAY_OUT}"
+        return f"the Hub has a problem ({status}): try again later, {WAY_OUT}"
+    return f"the Hub rejects the request for {repo} ({status}): try again later, {WAY_OUT}"
 
 
 def _endpoint() -> str:

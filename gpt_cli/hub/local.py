@@ -1,20 +1,26 @@
-"""What is on this machine: the bundled model, and the Hub's cache.
+"""Local models: the bundled model and the Hub's cache.
 
-The cache is read here and not by the Hub's client, which takes longer to import than a cached
-model takes to find.
+The cache is read without the Hub's client, which takes longer to import than a cached model takes
+to find.
 """
 
 import json
 import os
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gpt_cli.errors import MALFORMED, CheckpointError, GPTCLIError, InputError, ModelNotFoundError
+from gpt_cli.errors import (
+    MALFORMED,
+    CheckpointError,
+    GPTCLIError,
+    InputError,
+    ModelNotFoundError,
+    did_you_mean,
+)
 from gpt_cli.files import INDEX, read_small
 
 BUNDLED = ("tiny",)
@@ -33,74 +39,44 @@ _GENERATION_CONFIG = "generation_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
-_SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a plain name: no way out of the folder
+_SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a plain name, never a path
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A whole GPT-2 on this machine."""
+    """A complete GPT-2 on this machine."""
 
-    name: str  # what `--model` takes
+    name: str  # as for `--model`
     folder: Path
     origin: Literal["bundled", "cached"]
     size: int  # of all its files, in bytes
-    commit: str | None  # None for a bundled one
-
-
-@contextmanager
-def new_folder(to: Path) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `to` (absolute) when that has gone well.
-
-    Raises:
-        InputError: `to` is no new or empty folder.
-    """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise InputError(f"{to} exists and is not an empty folder: name a new one")
-    beside = next(parent for parent in to.parents if parent.exists())
-    # One level down because the scratch folder itself is readable for its owner only.
-    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=beside) as scratch:
-        folder = Path(scratch, "model")
-        folder.mkdir()
-        yield folder
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if to.exists():
-            to.rmdir()  # it is empty; POSIX would replace it, Windows would not
-        folder.replace(to)
+    commit: str | None  # None if bundled
 
 
 def other_files(folder: Path) -> list[Path]:
-    """The files that a model's folder has beside its weights and its configuration."""
+    """Return the files of a model's folder other than its weights and config.json."""
     names = {path.name for path in folder.iterdir()}
     return [folder / name for name in _other_names(names)]
 
 
 def list_models() -> list[LocalModel]:
-    """Every whole GPT-2 that is bundled or in the Hub's cache; asks no network."""
+    """Return every complete GPT-2 that is bundled or in the Hub's cache; use no network."""
     found = [
         LocalModel(name, folder, "bundled", _folder_size(folder), None)
         for name in BUNDLED
         for folder in _bundled_places(name)
-        if _is_whole(folder)
+        if _is_complete(folder)
     ]
     for folder in sorted(cache_folder().glob("models--*/snapshots/*")):
-        if _is_whole(folder) and _model_type(folder) == "gpt2":
+        if _is_complete(folder) and _model_type(folder) == "gpt2":
             name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
             found.append(LocalModel(name, folder, "cached", _folder_size(folder), folder.name))
     return found
 
 
-def format_size(size: float) -> str:
-    """A number of bytes for people: `548 MB`."""
-    for unit in ("B", "kB", "MB"):
-        if size < 999.5:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
 def cache_folder() -> Path:
-    """The Hub's cache, by the same variables and in the same order as its client."""
+    """Return the folder of the Hub's cache, from the same variables as its client."""
     user_cache = os.getenv("XDG_CACHE_HOME", "~/.cache")
     home = _expand(os.getenv("HF_HOME", f"{user_cache}/huggingface"))
     return Path(
@@ -118,36 +94,68 @@ def _bundled_places(name: str) -> list[Path]:
 
 
 def bundled(name: str) -> Path:
-    """The folder of a model that comes with the package."""
+    """Return the folder of a model that comes with the package."""
     for folder in _bundled_places(name):
         if folder.is_dir():
             return folder
-    raise ModelNotFoundError(f"the bundled model {name} is missing: install gpt-cli again")
+    raise ModelNotFoundError(f"the bundled model {name} is missing: reinstall gpt2-cli")
 
 
 def hub_id(name: str) -> str:
-    """The name on the Hub of a short name, or of itself."""
+    """Return the Hub id of a model's name."""
     repo = SHORT_NAMES.get(name, name)
     if not _HUB_ID.fullmatch(repo) or len(repo) > 96 or "--" in repo or ".." in repo:
         raise ModelNotFoundError(
-            f"no model {name!r:.80}: it is neither a folder nor a name on the Hub; "
-            "use a folder, OWNER/NAME, `gpt2`, or the bundled `tiny`"
+            f"no model {name!r:.80}{nearest(name)}: give a folder, OWNER/NAME on the Hub, `gpt2`, "
+            "or the bundled `tiny`"
         )
     return repo
 
 
+def nearest(name: str) -> str:
+    """Return a hint at the model or the folder that an unknown name may mean, or ""."""
+    short = next((short for short, full in SHORT_NAMES.items() if full == name), name)
+    if os.path.isdir(short):  # noqa: PTH112 (never raises)
+        return f" (the folder is ./{short})"
+    known = [*BUNDLED, *SHORT_NAMES, *SHORT_NAMES.values(), *(each.name for each in list_models())]
+    with suppress(OSError, ValueError):
+        for depth in (0, 1):  # models, and folders of checkpoints
+            configs = Path(name).parent.glob("*/" * (depth + 1) + CONFIG)
+            known += {str(path.parents[depth]) for path in configs}
+    return did_you_mean(name, (each for each in known if each != name))
+
+
+def check_folder(folder: Path) -> Path:
+    """Return a folder that may be a model.
+
+    Raises:
+        ModelNotFoundError: it is none, but its subfolders are, such as the checkpoints of training.
+    """
+    if not (folder / CONFIG).exists() and (inside := [*folder.glob(f"*/{CONFIG}")]):
+        newest = max((path.parent for path in inside), key=lambda path: _by_number(path.name))
+        raise ModelNotFoundError(f"{folder} holds {len(inside)} models: give one, such as {newest}")
+    return folder
+
+
+def _by_number(name: str) -> tuple[list[int], str]:
+    """Return a sort key by which `checkpoint-1000` comes after `checkpoint-500`."""
+    return [int(digits) for digits in re.findall(r"\d+", name)], name
+
+
 def checked_revision(revision: str | None) -> str:
-    """The revision, which also names a file below `refs`; `main` where none was given."""
+    """Return the revision, by default `main`; it also names a file in `refs`."""
     if revision is None:
         return "main"
     if not revision.isprintable() or not revision.strip("/") or ".." in revision:
-        raise InputError(f"{revision!r:.80} cannot be a revision: give a branch, a tag or a commit")
+        raise InputError(
+            f"{revision!r:.80} is no valid --revision: give a branch, a tag or a commit"
+        )
     return revision.strip("/")
 
 
 def cached_snapshot(repo: str, revision: str) -> Path | None:
-    """The folder of a revision in the Hub's cache, if all of the model is there."""
-    # Other tools may have cached a model that has a short name under that name.
+    """Return the folder of a revision in the Hub's cache if the model is complete, else None."""
+    # Other tools may have cached a model under its short name.
     names = [repo, *(short for short, full in SHORT_NAMES.items() if full == repo)]
     for name in names:
         folder = repo_folder(name)
@@ -158,36 +166,38 @@ def cached_snapshot(repo: str, revision: str) -> Path | None:
             except (OSError, ValueError):
                 continue
         snapshot = folder / "snapshots" / commit
-        if _COMMIT.fullmatch(commit) and _is_whole(snapshot):
+        if _COMMIT.fullmatch(commit) and _is_complete(snapshot):
             return snapshot
     return None
 
 
 def repo_folder(repo: str) -> Path:
-    """Where the Hub's cache keeps the files of a model, in all revisions."""
+    """Return the folder of a model in the Hub's cache, with all its revisions."""
     return cache_folder() / f"models--{repo.replace('/', '--')}"
 
 
 def model_files(
     names: Collection[str], repo: str, read_index: Callable[[], str | bytes]
 ) -> list[str]:
-    """Which of the files `names` make the model, config.json last: who has that has them all.
+    """Select the files of the model from `names`.
+
+    config.json is last: in the cache, its presence means that the download is complete.
 
     Raises:
-        ModelNotFoundError: some are not there.
-        CheckpointError: the weights are no safetensors, or their index is damaged.
+        ModelNotFoundError: a file is missing.
+        CheckpointError: the weights are not in safetensors, or their index is damaged.
     """
     weights = [WEIGHTS]
     if WEIGHTS not in names and INDEX in names:
         weights = [INDEX, *_shards(read_index, repo)]
     elif WEIGHTS not in names and (pickles := [n for n in names if n.endswith(_PICKLES)]):
         raise CheckpointError(
-            f"{repo} has its weights only as {pickles[0]}, which may run code when it is opened; "
-            "only safetensors are opened"
+            f"{repo} has its weights only in {pickles[0]}, a format that can run code: "
+            "use a model that has safetensors"
         )
     needed = [*weights, *_other_names(names), CONFIG]
     if missing := [name for name in needed if name not in names]:
-        raise ModelNotFoundError(f"{repo} has no {', '.join(missing)}: it is not a whole GPT-2")
+        raise ModelNotFoundError(f"{repo} has no {', '.join(missing)}: use a complete GPT-2")
     return needed
 
 
@@ -197,7 +207,7 @@ def _other_names(names: Collection[str]) -> list[str]:
 
 
 def tokenizer_files(names: Collection[str]) -> list[str]:
-    """Which files make the tokenizer of a model that has the files `names`."""
+    """Select the files of the tokenizer from `names`."""
     files = ["vocab.json", "merges.txt"]
     if "tokenizer.json" in names and not all(name in names for name in files):
         files = ["tokenizer.json"]
@@ -211,12 +221,10 @@ def _shards(read_index: Callable[[], str | bytes], repo: str) -> list[str]:
             return names
     except MALFORMED:
         pass
-    raise CheckpointError(
-        f"{repo}: {INDEX} does not name the files of its weights: use another copy of the model"
-    )
+    raise CheckpointError(f"{repo}: {INDEX} is damaged: use another copy of the model")
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
         return bool(model_files(names, str(folder), lambda: read_small(folder / INDEX)))

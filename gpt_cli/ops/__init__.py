@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from numpy.typing import NDArray
 
 from gpt_cli import gpu
-from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.machine import MOST_THREADS, native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
@@ -199,6 +199,7 @@ _IMPLEMENTATIONS = {
         "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
     },
 }
+_SYNONYMS = {"gpu": "cuda", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT = ("float16", "bfloat16")  # the 16-bit types
 _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
 
@@ -217,7 +218,7 @@ def check_available(device: str, dtype: str) -> None:
     problems = [_missing_requirement(name) for name in _candidates(offered, dtype)]
     if all(problems):
         choice = os.environ.get(_VARIABLE)
-        what = f"{_VARIABLE}={choice}" if choice else f"computing in {dtype}"
+        what = f"{_VARIABLE}={choice}" if choice else f"--dtype {dtype}"
         raise InputError(f"{what} needs {problems[0]}")
 
 
@@ -232,7 +233,7 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
         ResourceError: it needs a GPU or a library, and none can be used.
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise InputError(f"threads must be from 1 to {MOST_THREADS}")
+        raise InputError(f"--threads must be from 1 to {MOST_THREADS}")
     check_available(device, dtype)
     offered = _implementations(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
@@ -250,10 +251,9 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
             return ops
     if name == "cupy":
         raise ResourceError(
-            f"CuPy cannot compute here ({reason}); what it needs comes with "
-            f"pip install 'gpt-cli[{gpu.cuda_extra()}]'"
+            f"--device {device}: CuPy does not work ({reason}): {gpu.install_hint()}"
         )
-    raise ResourceError(f"{name} cannot compute in {dtype} here: {reason}")
+    raise ResourceError(f"--dtype {dtype}: {name} does not work here: {reason}")
 
 
 def held_dtype(stored: str, device: str) -> str:
@@ -287,11 +287,11 @@ def _candidates(offered: Mapping[str, _Implementation], dtype: str) -> list[str]
 def _missing_requirement(name: str) -> str | None:
     """Return the missing requirement of an implementation and how to install it, or None."""
     if name == "cupy" and not find_spec("cupy"):
-        return f"CuPy: pip install 'gpt-cli[{gpu.cuda_extra()}]'"
+        return f"CuPy: {gpu.install_hint()}"
     if name == "native" and native_library() is None:
         return (
             "the compiled library, and gpt-cli was installed without it: "
-            "install a C compiler, then gpt-cli again (`gpt-cli doctor` says more)"
+            "install a C compiler, then reinstall gpt2-cli (`gpt-cli doctor` says more)"
         )
     return None
 
@@ -306,10 +306,17 @@ def _implementations(device: str, dtype: str) -> dict[str, _Implementation]:
     devices = ["cuda", "cpu"] if device == "auto" else [device]
     offered = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
     if not any(offered.values()):
-        every = ", ".join(f"{dtype} on {device}" for device, dtype in _IMPLEMENTATIONS)
-        raise InputError(f"cannot compute in {dtype} on {device}; this version offers {every}")
+        for flag, name, known in (
+            ("--device", device, ["auto", *(device for device, _ in _IMPLEMENTATIONS)]),
+            ("--dtype", dtype, ["auto", *(dtype for _, dtype in _IMPLEMENTATIONS)]),
+        ):
+            if name not in known:
+                hint = did_you_mean(_SYNONYMS.get(name, name), known)
+                raise InputError(f"{flag} {name}{hint}: choose {', '.join(dict.fromkeys(known))}")
+        every = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
+        raise InputError(f"--dtype {dtype} is not available with --device {device}: choose {every}")
     if offered.get("cuda") and (problem := gpu.problem()):
         if not offered.get("cpu"):
-            raise ResourceError(f"cannot compute in {dtype} on a GPU: {problem}")
+            raise ResourceError(f"--device cuda: {problem}")
         offered["cuda"] = {}
     return {name: entry for each in offered.values() for name, entry in each.items()}

@@ -190,7 +190,7 @@ def library() -> ctypes.CDLL:
     except ValueError:
         layout = ()
     if layout != _LAYOUT:
-        raise ImportError(f"{path} belongs to another version: install gpt-cli again")
+        raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, f"gpt2_{name}")
         function.restype, function.argtypes = result, arguments

@@ -39,6 +39,10 @@ class Placed:
     transposed: bool
     n_out: int
 
+    def is_finite(self) -> bool:
+        """Return whether all weights are finite."""
+        return bool(cupy.isfinite(self.array).all())
+
 
 class CuPyOps:
     """The operations of `gpt_cli.ops.Ops` on a GPU, in float32."""

@@ -76,23 +76,23 @@ def row(number, name, fault, on, says, do, *, code=3, **env):
 
 # fmt: off
 FAULTS = [
-    row(24, "404, no such repository", "404-repo", "/api/", "no model acme/gpt", "check the name"),
+    row(24, "404, no such repository", "404-repo", "/api/", "is named acme/gpt", "check the name"),
     row(25, "404, no such revision", "404-revision", "/api/", "no revision main", "give one"),
     row(26, "403, gated", "403-gated", "/api/", "is gated", "accept its terms"),
     row(26, "403, gated in the middle", "403-gated", "HEAD", "is gated", "accept its terms"),
     row(28, "429 to every question", "429", "/api/", "too many requests", "wait some minutes"),
-    row(28, "500 to every question", "500", "/api/", "out of order (500)", LATER),
-    row(28, "503 to every question", "503", "/api/", "out of order (503)", LATER),
-    row(28, "503 to every file", "503", "/cdn/", "out of order (503)", LATER),
+    row(28, "500 to every question", "500", "/api/", "has a problem (500)", LATER),
+    row(28, "503 to every question", "503", "/api/", "has a problem (503)", LATER),
+    row(28, "503 to every file", "503", "/cdn/", "has a problem (503)", LATER),
     row(29, "the connection drops at half", "drop-half", "/cdn/", "failed", AGAIN),
     row(30, "no answer", "stall", "/api/", "does not answer", NETWORK),
     row(30, "no answer for a file", "stall", "vocab.json", "does not answer", NETWORK,
         HF_HUB_ETAG_TIMEOUT="1"),
     row(30, "silence after half of a file", "stall-half", "/cdn/", "does not answer", NETWORK,
         HF_HUB_DOWNLOAD_TIMEOUT="1"),
-    row(58, "401", "401", "/api/", "refuses acme/gpt", "set HF_TOKEN"),
-    row(58, "401, a bad token", "401-token", "/api/", "to this token (401)", "set HF_TOKEN"),
-    row(58, "403", "403", "/api/", "to this token (403)", "set HF_TOKEN"),
+    row(58, "401", "401", "/api/", "denies access to acme/gpt", "set HF_TOKEN"),
+    row(58, "401, a bad token", "401-token", "/api/", "acme/gpt (401)", "set HF_TOKEN"),
+    row(58, "403", "403", "/api/", "acme/gpt (403)", "set HF_TOKEN"),
     row(58, "404 that is no Hub's", "404-bare", "/api/", "(404)", "check the name"),
     row(58, "404 of a file that is listed", "404-entry", "vocab.json", "no file", "vocab.json"),
     row(58, "416", "416", "/cdn/", "(416)", LATER),
@@ -101,7 +101,7 @@ FAULTS = [
     row(58, "429, and a day to wait for a file", "429-wait", "/cdn/", "(429)",
         "wait 86400 seconds"),
     row(58, "a page of a hotel's network", "html", "/api/", "failed", AGAIN),
-    row(58, "answers without a Hub's headers", "no-headers", "vocab.json", "as a Hub does",
+    row(58, "answers without a Hub's headers", "no-headers", "vocab.json", "like a Hub",
         "check HF_ENDPOINT and the proxy"),
     row(58, "no answer, and a closed connection", "drop", "/api/", "failed", AGAIN),
     row(59, "a byte too few", "too-short", "/cdn/", "failed", AGAIN),
@@ -237,7 +237,7 @@ def test_a_dead_proxy_is_told(hub, world, suffer):
             ("HF_ENDPOINT", "http://127.0.0.1:99999", "Port out of range"),
             ("HF_HUB_ETAG_TIMEOUT", "soon", "'soon'"),
             ("ALL_PROXY", "tube://127.0.0.1:1", "Unknown scheme for proxy"),
-            ("SSL_CERT_FILE", "/nowhere", "cannot begin"),
+            ("SSL_CERT_FILE", "/nowhere", "cannot start"),
         )
     ],
 )
@@ -334,5 +334,5 @@ def test_a_read_only_cache_is_read_and_not_written(hub, world, files):
     finished = world.run_in_namespace(frozen, "generate", "-m", REPO, "-n", 3, "Once")
     assert finished.returncode == 0, finished.stderr
     finished = world.run_in_namespace(frozen, "download", "acme/other", "-q")
-    assert "Read-only file system; HF_HOME sets another place" in check_failure(finished, 5)
+    assert "Read-only file system; set HF_HOME to another place" in check_failure(finished, 5)
     whole(world, files)

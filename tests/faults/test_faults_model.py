@@ -115,9 +115,9 @@ def swapped_merges(folder: Path) -> None:
     (folder / "merges.txt").write_text("\n".join([first, other, one, *rest, ""]))
 
 
-AGAIN = "download it again"
-MATCHING = "get weights and config.json of one and the same GPT-2"
-MEND = "mend the file or get it again"
+AGAIN = "get it again"
+MATCHING = "get the weights and the config.json of the same GPT-2"
+MEND = "correct the file or get it again"
 ONE = b'"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'  # a tensor, in a header
 HUGE = 2**63
 
@@ -158,14 +158,14 @@ FAULTS = [
     fault(6, "only a pickle", only_a_pickle, "no model.safetensors",
           "get the model as safetensors"),
     fault(6, "a pickle under the name of the weights", write(WEIGHTS, b"\x80\x04\x95}\x94."),
-          "a pickle file, which is never opened", "get the model as safetensors"),
+          "a pickle file, which can run code", "get the model as safetensors"),
     fault(6, "a PyTorch archive under that name", write(WEIGHTS, b"PK\x03\x04\x14\0\0"),
           "a PyTorch archive", "get the model as safetensors"),
     *(fault(7, f"a header that claims {length} bytes", header(b"{}", bytes(16), length),
             "is not safetensors", AGAIN)
       for length in (0, 1, 3, 17, 18, 19, 10_000_001, 2**31, 2**32 + 2, HUGE - 1, HUGE, 2**64 - 1)),
     fault(8, "a tensor named twice", header(b"{" + ONE + b"," + ONE + b"}", bytes(4)),
-          "the tensor x is there twice", "get a file that was written rightly"),
+          "duplicate tensor x", "get a file that was written correctly"),
     fault(8, "a field named twice",
           header(b'{"x":{"dtype":"F32","dtype":"F16","shape":[1],"data_offsets":[0,4]}}', bytes(4)),
           "duplicate field", AGAIN),
@@ -182,7 +182,7 @@ FAULTS = [
     fault(10, "a tensor too many", tensor("h.3.ln_1.weight", (32,)), "h.3.ln_1.weight", MATCHING),
     fault(10, "no tensor at all", header(b"{}"), "the tensor wte.weight is missing", MATCHING),
     fault(11, "a tensor of another shape", tensor("wpe.weight", (63, 32)),
-          "wpe.weight has the shape [63, 32], but config.json asks for [80, 32]", MATCHING),
+          "wpe.weight has the shape [63, 32], but config.json requires [80, 32]", MATCHING),
     fault(11, "a tensor of another rank", tensor("ln_f.bias", (32, 1)), "[32, 1]", MATCHING),
     fault(11, "a tensor of no numbers", tensor("ln_f.bias", (0,)), "the shape [0]", MATCHING),
     fault(11, "a shape of 2**64 numbers", entries(([HUGE, 2], 0, 4)), "overflow", AGAIN),
@@ -190,30 +190,30 @@ FAULTS = [
           AGAIN),
     fault(11, "a shape below 0", entries(([-1], 0, 4)), "expected usize", AGAIN),
     fault(12, "a matrix transposed", tensor("h.2.mlp.c_fc.weight", (128, 32)),
-          "has the shape [128, 32], but config.json asks for [32, 128]", MATCHING),
+          "has the shape [128, 32], but config.json requires [32, 128]", MATCHING),
     fault(13, "a tensor in F8", tensor("ln_f.bias", (32,), "F8_E4M3"),
-          "ln_f.bias is F8_E4M3, which cannot be read", "save the model in F32, F16 or BF16"),
+          "ln_f.bias is F8_E4M3, which is not supported", "save the model in F32, F16 or BF16"),
     fault(13, "a tensor in F64", tensor("ln_f.bias", (32,), "F64"),
-          "ln_f.bias is F64, which cannot be read", "save the model in F32, F16 or BF16"),
-    *(fault(14, f"a weight that is {value}", poison(value), "no finite numbers",
-          "download it again")
+          "ln_f.bias is F64, which is not supported", "save the model in F32, F16 or BF16"),
+    *(fault(14, f"a weight that is {value}", poison(value), "results are not finite",
+          "get the model again")
       for value in (math.nan, math.inf, -math.inf, 3e38)),
     # shards
     fault(15, "a shard is missing", sharded(first_in("model-00009-of-00003.safetensors")),
-          "model-00009-of-00003.safetensors is missing", "download it too"),
-    *(fault(16, f"a shard named {name}", sharded(first_in(name)), "which is no file beside it",
+          "model-00009-of-00003.safetensors is missing", "get it too"),
+    *(fault(16, f"a shard named {name}", sharded(first_in(name)), "a path outside its folder",
             "do not trust this model")
       for name in ("../model.safetensors", "/etc/hosts.safetensors", "a/../../b.safetensors",
             "..")),
     fault(16, "an index that is no JSON", lambda folder: (sharded(lambda _: 0)(folder),
           write(INDEX, "{")(folder)), "is damaged", AGAIN),
     # the configuration
-    fault(17, "no config.json", without("config.json"), "is missing", "download the model again"),
+    fault(17, "no config.json", without("config.json"), "is missing", "get the model again"),
     fault(17, "an empty config.json", write("config.json", ""), "cannot be read as JSON", AGAIN),
     fault(17, "a config.json cut short", edit("config.json", lambda raw: raw[:50]),
           "cannot be read as JSON", AGAIN),
     fault(17, "a config.json in Latin-1", write("config.json", b'{"a": "\xe9"}'), "JSON", AGAIN),
-    fault(17, "a config.json that is a list", write("config.json", "[]"), "does not hold", AGAIN),
+    fault(17, "a config.json that is a list", write("config.json", "[]"), "JSON object", AGAIN),
     fault(17, "a config.json nested too deeply", write("config.json", "[" * 200_000), "JSON",
           AGAIN),
     fault(17, "a config.json without end", lambda folder: os.truncate(folder / "config.json",
@@ -226,33 +226,34 @@ FAULTS = [
                           ("eos_token_id", -1), ("bos_token_id", "end"))),
     fault(17, "an absurd number of layers", configure(n_layer=12), "the tensor h.3.", MATCHING),
     fault(18, "heads that do not divide the width", configure(n_head=5),
-          "n_embd 32 is no multiple of n_head 5", MEND),
+          "n_head 5 does not divide n_embd 32", MEND),
     fault(19, "an unknown activation", configure(activation_function="mish"), "'mish'", MEND),
-    fault(20, "another architecture", configure(model_type="llama"), "'llama'", "choose a GPT-2"),
+    fault(20, "another architecture", configure(model_type="llama"), "'llama'", "use a GPT-2"),
     fault(20, "an unknown quantization", configure(quantization_config={"bits": 4}),
-          "quantization_config", "choose a GPT-2"),
+          "quantization_config", "use a GPT-2"),
     # the tokenizer
-    fault(21, "merges in another order", swapped_merges, "do not follow",
-          "get both from one place"),
+    fault(21, "merges in another order", swapped_merges, "not in the order of the merges",
+          "of the same model"),
     fault(21, "merges of another model", edit("merges.txt", lambda raw: raw + b"zz zz\n"),
-          "do not belong together", "get both from one place"),
+          "not in the vocabulary", "of the same model"),
     fault(21, "merges cut short", edit("merges.txt", lambda raw: raw[:60]), "no merge makes",
-          "get both from one place"),
+          "of the same model"),
     fault(21, "a merge that is missing", edit("merges.txt", lambda raw: raw.replace(b"h e\n", b"")),
-          "", "get both from one place"),
-    fault(21, "merges that are no UTF-8", write("merges.txt", b"\xff"), "damaged", "download"),
-    fault(21, "no vocabulary", without("vocab.json"), "has no tokenizer", "add the vocab.json"),
+          "", "of the same model"),
+    fault(21, "merges that are no UTF-8", write("merges.txt", b"\xff"), "damaged", "get it again"),
+    fault(21, "no vocabulary", without("vocab.json"), "has no tokenizer",
+          "add the model's vocab.json"),
     fault(21, "a vocabulary that is no JSON", write("vocab.json", "{"),
-          "vocab.json cannot be read", "download"),
-    fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "damaged", "download"),
+          "vocab.json cannot be read", "get it again"),
+    fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "damaged", "get it again"),
     *(fault(21, f"an id that is {value}", edit("vocab.json", lambda raw, value=value:
-            raw.replace(b": 5,", b": " + value.encode() + b",")), "tokenizer files", "download")
+            raw.replace(b": 5,", b": " + value.encode() + b",")), "damaged", "get it again")
       for value in ("-5", "5.5", '"5"', "1e5", "null", "9" * 30)),
     fault(21, "an id that is true",
           edit("vocab.json", lambda raw: raw.replace(b": 5,", b": true,")),
-          "", "download it again"),
+          "", "get it again"),
     fault(21, "two tokens of one id", edit("vocab.json", lambda raw: raw.replace(b": 5,", b": 6,")),
-          "", "download it again"),
+          "", "get it again"),
     # and what is not in any list
     fault(54, "a header that is a list", header(b"[]"), "is not safetensors", AGAIN),
     fault(54, "a header behind spaces", header(b"  {}"), "does not begin with a brace", AGAIN),
@@ -271,7 +272,7 @@ FAULTS = [
     fault(57, "a device in place of config.json", odd_file("config.json", lambda path:
           path.symlink_to("/dev/zero")), "not a regular file", AGAIN),
     fault(57, "a link to itself in place of config.json", odd_file("config.json", lambda path:
-          path.symlink_to(path)), "is missing", "download the model again"),
+          path.symlink_to(path)), "is missing", "get the model again"),
     fault(57, "a pipe in place of the weights", odd_file(WEIGHTS, pipe),
           "no model.safetensors", "get the model as safetensors"),
     fault(57, "a device in place of the weights", odd_file(WEIGHTS, lambda path:
@@ -279,7 +280,7 @@ FAULTS = [
     fault(57, "a folder in place of the weights", odd_file(WEIGHTS, Path.mkdir),
           "no model.safetensors", "get the model as safetensors"),
     fault(57, "a pipe in place of the vocabulary", odd_file("vocab.json", pipe),
-          "has no tokenizer", "add the vocab.json"),
+          "has no tokenizer", "add the model's vocab.json"),
 ]
 # fmt: on
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpt_cli.atomic import check_file, write_file
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.examples import epilog
-from gpt_cli.cli.files import check_file, write_file
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.streams import note, write
 from gpt_cli.declare import PATH, Declared, option

@@ -6,18 +6,18 @@ from checkpoints import CONFIG, make_weights
 
 from gpt_cli import checkpoint
 from gpt_cli.config import GPT2Config
+from gpt_cli.damage import checked, damaged_weight
 from gpt_cli.errors import CheckpointError
-from gpt_cli.finite import checked, damaged_weight
 from gpt_cli.model import forward
 
 
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_noticed_wherever_it_is(damage):
-    logits = np.zeros((2, 3), np.float32)
-    assert checked(lambda: logits) is logits
+def test_what_is_not_finite_is_noticed_wherever_it_is(damage, make_model):
+    unembed, logits = checked(lambda model, x: x), np.zeros((2, 3), np.float32)
+    assert unembed(make_model(), logits) is logits
     logits[1, 1] = damage
     with pytest.raises(CheckpointError, match="damaged"):
-        checked(lambda: logits)
+        unembed(make_model(), logits)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_the_weight_that_is_damaged_is_named(name, ops, caplog):
     named = name if name[0] not in "w" else name.removesuffix(".weight")
     assert damaged_weight(model) == named
     with caplog.at_level("INFO", "gpt_cli"), pytest.raises(CheckpointError, match="-v names them"):
-        checked(forward, model, np.array([[0, 1, 2]]))
+        forward(model, np.array([[0, 1, 2]]))
     assert caplog.messages == [f"not finite: {named}"]
 
 

@@ -1,0 +1,65 @@
+"""Atomic writing: a file or a folder appears complete, or not at all."""
+
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gpt_cli.errors import InputError, ResourceError
+
+
+def check_file(option: str, file: Path, endings: Sequence[str]) -> None:
+    """Raise InputError early, before costly work, if a flag names an unusable output file."""
+    if file.suffix.lower() not in endings:
+        raise InputError(f"{option} {file}: the name must end with {' or '.join(endings)}")
+    if not file.parent.is_dir():
+        raise InputError(f"{option} {file}: the folder {file.parent} does not exist")
+    if file.is_dir():
+        raise InputError(f"{option} {file} is a folder: give a file name")
+
+
+def write_file(file: Path, data: bytes) -> None:
+    """Write a file, or replace an existing one.
+
+    Raises:
+        ResourceError: the file cannot be written; an existing one is unchanged.
+    """
+    target = file.resolve()  # keep a symbolic link
+    part = target.with_name(f".{uuid.uuid4().hex}")
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)  # a device or a pipe cannot be replaced
+            return
+        part.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, part)
+        part.replace(target)
+    except OSError as error:
+        raise ResourceError(f"cannot write {file}: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(to: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which becomes `to` (absolute) if the block succeeds.
+
+    Raises:
+        InputError: `to` exists and is not an empty folder.
+    """
+    import tempfile  # slow to import, and every command imports this module
+
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise InputError(f"{to} exists and is not an empty folder: give a new name")
+    beside = next(parent for parent in to.parents if parent.exists())
+    # One level down, because only the owner can read the temporary folder itself.
+    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=beside) as scratch:
+        folder = Path(scratch, "model")
+        folder.mkdir()
+        yield folder
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if to.exists():
+            to.rmdir()  # POSIX would replace an empty folder, Windows would not
+        folder.replace(to)

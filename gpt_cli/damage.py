@@ -1,0 +1,63 @@
+"""Detect damaged weights in the logits, and find the damaged weight."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gpt_cli.errors import CheckpointError
+from gpt_cli.ops import Array
+
+M = TypeVar("M")  # GPT2, which is in a higher layer
+
+_log = logging.getLogger(__name__)
+
+
+def checked(unembed: Callable[[M, Array], Array]) -> Callable[[M, Array], Array]:
+    """Make a function of a model and its hidden states check that the logits are finite.
+
+    Raises:
+        CheckpointError: from the function; the weights are damaged. The log names the first.
+    """
+
+    @wraps(unembed)
+    def check(model: M, x: Array) -> Array:
+        with np.errstate(all="ignore"):  # the error below replaces NumPy's warnings
+            logits = unembed(model, x)
+        if not np.isfinite(float(logits.max() - logits.min())):
+            _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
+            raise CheckpointError(
+                "the model's results are not finite: its weights are damaged (-v names them; get "
+                "the model again) or, with a dtype other than float32, out of the range of float16"
+            )
+        return logits
+
+    return check
+
+
+def damaged_weight(model: Any) -> str | None:
+    """Return the name of the first weight of a model that has an infinity or a NaN."""
+    isfinite = model.ops.xp.isfinite
+    for name, weight in _weights(model, ""):
+        if hasattr(weight, "is_finite"):  # a matrix in a layout of its own
+            finite = weight.is_finite()
+        else:
+            finite = isfinite(weight).all() if hasattr(weight, "shape") else True
+        if not finite:
+            return name
+    return None
+
+
+def _weights(part: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the weights of a part of the model, by their names in the checkpoint."""
+    if isinstance(part, tuple):
+        for place, block in enumerate(part):
+            yield from _weights(block, f"{name}.{place}")
+    elif is_dataclass(part) and not hasattr(part, "is_finite"):
+        for field in fields(part):
+            yield from _weights(getattr(part, field.name), f"{name}.{field.name}")
+    else:
+        yield name.removeprefix("."), part
