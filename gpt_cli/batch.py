@@ -1,4 +1,4 @@
-"""Many prompts, a batch at a time: computed by length, and given back in their order."""
+"""Many prompts, a batch at a time: computed in order of length, returned in order of input."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,13 +10,13 @@ from gpt_cli.generate import Completion, Request, generate, working_set
 from gpt_cli.model import GPT2
 from gpt_cli.tokenizer import Tokenizer
 
-LARGEST = 64  # rows: beyond, a batch takes memory and gives little speed on a CPU
-_READ_AHEAD = 4  # batches, of which the rows are sorted by length
+LARGEST = 64  # rows; a larger batch needs memory and gains little speed on a CPU
+_READ_AHEAD = 4  # batches, whose rows are sorted by length
 
 
 def read_ahead(batch_size: int | None) -> int:
-    """Return how many rows are sorted by length, of which batches are then cut."""
-    return min(_READ_AHEAD * (batch_size or LARGEST), sys.maxsize)  # all that islice counts to
+    """Return the number of rows that are sorted by length together."""
+    return min(_READ_AHEAD * (batch_size or LARGEST), sys.maxsize)  # the limit of islice
 
 
 def complete(
@@ -25,15 +25,15 @@ def complete(
     requests: Iterable[Request | InputError],
     batch_size: int | None = None,
 ) -> Iterator[Completion | InputError]:
-    """Continue any number of prompts; each result comes as soon as those before it have come.
+    """Continue any number of prompts; yield the results in order, each as soon as possible.
 
     Args:
         model: the weights.
-        tokenizer: gives the text.
+        tokenizer: decodes the tokens.
         requests: the rows; an error in place of a row is passed on. They are read a few batches
-            ahead, and taken together by length.
-        batch_size: how many rows are computed side by side; by default as many as half of the
-            free memory holds, up to LARGEST.
+            ahead and sorted by length.
+        batch_size: rows to compute side by side; by default as many as fit half of the free memory,
+            up to LARGEST.
 
     Raises:
         ResourceError: there is not enough memory.
@@ -56,7 +56,7 @@ def _complete_window(
     window: list[Request | InputError],
     batch_size: int | None,
 ) -> Iterator[tuple[int, Completion | InputError]]:
-    """Yield each result, in whatever order they come, with the place of its row."""
+    """Yield the place of each row with its result, as they come."""
     requests: dict[int, Request] = {}
     for place, row in enumerate(window):
         if isinstance(row, InputError):
@@ -73,9 +73,9 @@ def _complete_window(
 
 
 def _batches(model: GPT2, requests: dict[int, Request], batch_size: int | None) -> list[list[int]]:
-    """Cut rows in batches, by the length of the prompt and of what may follow.
+    """Cut rows into batches by the lengths of their prompts and completions.
 
-    The batch that holds the first row comes first, for its result is waited for.
+    The batch with the first row comes first, since its result is needed first.
     """
 
     def length(place: int) -> tuple[int, int]:
@@ -93,7 +93,7 @@ def _batches(model: GPT2, requests: dict[int, Request], batch_size: int | None) 
 
 
 def _fitting(config: GPT2Config, requests: list[Request], free: int | None) -> int:
-    """Return of how many of the rows a batch is: LARGEST, halved until half of `free` holds it."""
+    """Return the size of a batch: LARGEST, halved until its rows fit half of the free memory."""
     size = LARGEST
     while free is not None and size > 1 and 2 * working_set(config, requests[:size]) > free:
         size //= 2

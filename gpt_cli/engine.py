@@ -1,4 +1,4 @@
-"""The public Python API: `load` a model, then generate with it and score with it."""
+"""The public Python API: load a model, generate text with it, score texts."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from gpt_cli.tree import Node, tree
 
 
 class Run(Iterator[Step]):
-    """Generation under way: iterate to advance it; `completions` holds what there is so far."""
+    """An iterator that generates; `completions` holds the results so far."""
 
     def __init__(self, steps: Iterator[Step], completions: list[Completion]):
         self.completions = completions
@@ -38,7 +38,11 @@ class Run(Iterator[Step]):
 
 
 class Engine:
-    """A model with its tokenizer. Get one from `load`."""
+    """A model with its tokenizer, from `load`.
+
+    Every method that computes raises CheckpointError if the weights are damaged, and ResourceError
+    if there is not enough memory.
+    """
 
     def __init__(self, model: GPT2, tokenizer: Tokenizer, name: str, load_seconds: float):
         self.model = model
@@ -57,49 +61,44 @@ class Engine:
         return self.tokenizer.encode(text, special=special)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; U+FFFD stands where their bytes form no character."""
+        """Return the text of token ids; U+FFFD replaces bytes that are not UTF-8."""
         return self.tokenizer.decode(ids)
 
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Compute the logits of what follows each token.
+        """Return the logits of the token after each token.
 
         Args:
-            ids: (B, T) token ids, rows of one length from 1 to n_positions.
+            ids: (B, T) token ids, T from 1 to n_positions.
 
         Returns:
             (B, T, V) float32, on the host.
 
         Raises:
             InputError: the rows differ in length, or an id or a length is out of range.
-            CheckpointError: the weights are damaged.
         """
         config = self.model.config
         if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
-            raise InputError(f"rows of one length from 1 to {config.n_positions} are needed")
+            raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
         for row in ids:
             self._check_ids(row)
         ops = self.model.ops
         return ops.to_host(forward(self.model, ops.xp.asarray(np.array(ids))))
 
     def trace(self, text: str, *, special: bool = False) -> Trace:
-        """Compute a text, and return what is inside: residual stream, attention, lens.
+        """Return the residual stream, the attention and the lens of a text.
 
         Raises:
-            InputError: the text is longer than the context, or is empty where no token can begin.
-            ResourceError: there is not enough memory.
-            CheckpointError: the weights are damaged.
+            InputError: the text is longer than the context, or is empty and has no start token.
         """
         return trace(self.model, self._fitting_ids(text, special))
 
     def run(self, prompts: Sequence[str], options: Options) -> Run:
-        """Begin to continue prompts side by side, and return the iterator that does the work.
+        """Return an iterator that continues prompts side by side.
 
-        An empty prompt starts at the token that begins a text.
+        An empty prompt is replaced by the model's start token.
 
         Raises:
-            InputError: a prompt does not fit the context, or is empty where no token can begin.
-            ResourceError: there is not enough memory for all of them at a time.
-            CheckpointError: while iterating; the weights are damaged.
+            InputError: a prompt does not fit the context, or is empty and has no start token.
         """
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list of texts, not one text")
@@ -110,22 +109,20 @@ class Engine:
 
     @takes(Options)
     def stream(self, prompt: str, **options: Any) -> Iterator[str]:
-        """Continue a prompt: an iterator of the pieces of text, each as soon as it is certain.
+        """Return an iterator of the pieces of a continuation, each as soon as it is certain.
 
         Raises:
             InputError: an option is out of range, or the prompt does not fit the context.
-            CheckpointError: while iterating; the weights are damaged.
         """
         run = self.run([prompt], Options(**options))
         return (step.text for step in run if step.text)
 
     @takes(Options)
     def generate(self, prompts: Sequence[str], **options: Any) -> list[Completion]:
-        """Continue each prompt; a row's result does not depend on its neighbours.
+        """Continue each prompt; a result does not depend on the other prompts.
 
         Raises:
             InputError: an option is out of range, or a prompt does not fit the context.
-            CheckpointError: the weights are damaged.
         """
         run = self.run(prompts, Options(**options))
         for _ in run:
@@ -144,25 +141,22 @@ class Engine:
 
         Args:
             rows: prompts, or mappings with a "prompt" and options of this row alone, those of
-                `gpt_cli.batch.ROW_OPTIONS`. A seed of its own makes a row's text that of
-                `generate` with this seed; otherwise its index counts too.
-            options: of all rows.
-            batch_size: how many at a time; by default as many as memory and speed suggest.
-            indices: that of each row; by default they are counted from 0.
+                `Options.row_fields()`. A row with a seed of its own has the text of `generate` with
+                this seed; else its index keys the random draws, too. An error is passed on.
+            options: of rows without their own.
+            batch_size: rows to compute side by side; by default as many as memory and speed allow.
+            indices: of the rows; by default counted from 0.
 
         Returns:
-            An iterator of what becomes of each row, in their order: a completion, or the error
-            that says why there is none. An error among the rows comes back in its place.
+            An iterator of a completion or an error for each row, in order.
 
         Raises:
             InputError: the batch size is below 1.
-            ResourceError: while iterating; there is not enough memory for a batch.
-            CheckpointError: while iterating; the weights are damaged.
         """
         if isinstance(rows, str):
             raise TypeError("rows must be texts or mappings, not one text")
         if batch_size is not None and batch_size < 1:
-            raise InputError("batch-size must be 1 or more")
+            raise InputError("batch_size must be 1 or more")
         defaults = (options or Options()).with_seed()
         requests = (
             self._row_request(row, defaults, index)
@@ -171,32 +165,29 @@ class Engine:
         return batch.complete(self.model, self.tokenizer, requests, batch_size)
 
     def score(self, text: str, *, stride: int | None = None) -> Score:
-        """Return how likely a text is, token by token; see `score_many`.
+        """Return the log-likelihood of a text, token by token; see `score_many`.
 
         Raises:
             InputError: the text has fewer than 2 tokens, or the stride is out of range.
-            CheckpointError: the weights are damaged.
         """
         (scored,) = self.score_many([text], stride=stride)
         if isinstance(scored, InputError):
             raise scored
         if not scored.tokens_scored:
-            raise InputError("nothing to score: a text needs 2 tokens, for the first is given")
+            raise InputError("a text needs at least 2 tokens: the first has nothing before it")
         return scored
 
     def score_many(
         self, texts: Sequence[str | InputError], *, stride: int | None = None
     ) -> list[Score | InputError]:
-        """Return how likely each text is, token by token, or the error that says why not.
+        """Return the log-likelihood of each text, token by token, or an error.
 
-        A text of fewer than 2 tokens has a score without perplexity. One longer than the context
-        is seen through windows as long as the context, each `stride` tokens on (by default half of
-        the context); each token is scored once. An error among the texts comes back in its place,
-        and what is no text becomes one.
+        A text of fewer than 2 tokens has a score without perplexity. A text longer than the context
+        is scored in windows of the context's length, `stride` tokens apart (by default half of the
+        context); each token is scored once. An error among the texts is passed on.
 
         Raises:
             InputError: the stride is out of range.
-            CheckpointError: the weights are damaged.
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of texts, not one text")
@@ -206,28 +197,25 @@ class Engine:
         return [row if isinstance(row, InputError) else next(scores) for row in rows]
 
     def rank(self, prompt: str, choices: Sequence[str], *, by: RankBy = "total") -> list[Choice]:
-        """Compare continuations of a prompt: the likeliest first.
+        """Rank continuations of a prompt, the likeliest first.
 
         Args:
-            prompt: what stands before each choice.
-            choices: texts, none empty and none twice; a word mostly begins with its space.
-            by: what is compared: the likelihood of the whole choice ("total"), which favours the
-                shorter, or its mean for a token or a byte. The probabilities are those of a draw
-                among the choices that weighs each by it.
+            prompt: the text before each choice.
+            choices: distinct texts; a word usually begins with its space.
+            by: compare the likelihood of the whole choice ("total"), which favours short ones, or
+                its mean per "token" or "byte". The probabilities are normalized over the choices.
 
-        Where the end of the prompt melts into one token with the beginning of a choice, that end
-        is counted with each choice.
+        If the end of the prompt and the beginning of a choice form one token, that end is counted
+        with each choice.
 
         Raises:
-            InputError: `by` is none of these, or a choice is empty or there twice, or does not fit
-                the context.
-            CheckpointError: the weights are damaged.
+            InputError: `by` is unknown, or a choice is empty, duplicate or too long.
         """
         if isinstance(choices, str):
             raise TypeError("choices must be a list of texts, not one text")
         wholes = [self._prompt_ids(prompt + choice) for choice in choices]
         shared = common_beginning([self._prompt_ids(prompt), *wholes])
-        if not shared:  # the prompt is empty, or melts into one token with what follows
+        if not shared:  # the prompt is empty, or part of the first token of a choice
             shared = self._prompt_ids("")
             wholes = [shared + ids for ids in wholes]
         rests = [ids[len(shared) :] for ids in wholes]
@@ -236,11 +224,10 @@ class Engine:
     def next_tokens(
         self, prompt: str, count: int = 10, *, special: bool = False
     ) -> list[tuple[int, float]]:
-        """Return the likeliest next tokens, best first: ids, and logarithms of probabilities.
+        """Return the ids of the likeliest next tokens, best first, with log-probabilities.
 
         Raises:
             InputError: the prompt is longer than the context, or `count` is below 1.
-            CheckpointError: the weights are damaged.
         """
         if count < 1:
             raise InputError("the number of tokens must be 1 or more")
@@ -252,11 +239,10 @@ class Engine:
         return list(zip(found, logprobs, strict=True))
 
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
-        """Return the likeliest continuations of a prompt, long and short ones, as a tree.
+        """Return the likeliest continuations of a prompt, of any length, as a tree.
 
         Raises:
             InputError: the prompt is longer than the context, or `count` is below 1.
-            CheckpointError: the weights are damaged.
         """
         if count < 1:
             raise InputError("the number of continuations must be 1 or more")
@@ -278,7 +264,7 @@ class Engine:
             options = defaults.with_row(own)
             if not isinstance(prompt, str):
                 raise InputError("a row needs a prompt, which is a string")
-            # With a seed of its own it is a run of its own.
+            # With a seed of its own, a row equals a run of its own.
             return self._request(prompt, options, index if own.get("seed") is None else 0)
         except InputError as error:
             return error
@@ -300,7 +286,9 @@ class Engine:
         if not ids:
             bos = self.model.config.bos_token_id
             if bos is None or bos >= self.model.config.vocab_size:
-                raise InputError("the prompt is empty, and this model has no token to begin with")
+                raise InputError(
+                    "the prompt is empty, and this model has no start token (bos_token_id)"
+                )
             ids = [bos]
         self._check_ids(ids)
         return ids
@@ -334,15 +322,15 @@ def load(
 
     Args:
         name: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
-        device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU where one can be used.
-        dtype: what the weights are held in: "float32"; "float16", on a GPU; "int8", on a CPU, for
-            a quarter of the bytes and a small error; or "auto": as they are stored, where 16 bits
-            on a CPU give the results of float32 from half of the bytes.
+        device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU if one can be used.
+        dtype: of the weights: "float32"; "float16" on a GPU; "int8" on a CPU, a quarter of the
+            bytes with a small error; or "auto": as stored. Stored 16-bit weights on a CPU give the
+            results of float32 from half of the bytes.
         revision: a branch, tag or commit on the Hub.
-        offline: use only what is on this machine.
-        quiet: print no notice and no bar while downloading.
-        threads: how many compute; by default what GPT_CLI_THREADS says, or one for each core that
-            this process may use. NumPy takes its own number from OMP_NUM_THREADS.
+        offline: do not ask the Hub.
+        quiet: show no progress of a download.
+        threads: to compute with; by default GPT_CLI_THREADS, or the number of cores that this
+            process may use. NumPy reads its own number from OMP_NUM_THREADS.
 
     Raises:
         GPTCLIError: one of its subclasses, whose message says what to do.

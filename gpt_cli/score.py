@@ -1,4 +1,4 @@
-"""How likely texts are to the model: scores of texts, and which of several continuations."""
+"""Log-likelihoods of texts, and ranks of continuations."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,32 +16,32 @@ from gpt_cli.ops import Array
 from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer
 
-SLICE = 512  # rows of logits that exist at a time: one of GPT-2's takes 200 kB
+SLICE = 512  # rows of logits at a time; a row of GPT-2's takes 200 kB
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 
 
 @dataclass(frozen=True)
 class Score:
-    """Log-likelihoods in nats; the first token has nothing before it, and is not scored."""
+    """Log-likelihoods in nats; the first token has nothing before it and is not scored."""
 
     ids: list[int]
-    token_logprobs: list[float | None]  # one for each of ids; the first is None
+    token_logprobs: list[float | None]  # of each id; the first is None
     bytes_scored: int  # in UTF-8, of the tokens that are scored
 
     @property
     def tokens_scored(self) -> int:
-        """All but the first."""
+        """Return the number of tokens that are scored: all but the first."""
         return max(0, len(self.ids) - 1)
 
     @property
     def total_logprob(self) -> float:
-        """The sum over the scored tokens."""
+        """Return the sum over the scored tokens."""
         return math.fsum(logprob for logprob in self.token_logprobs if logprob is not None)
 
     @property
     def perplexity(self) -> float | None:
-        """exp of the mean negative log-likelihood of a scored token; None where there is none."""
+        """Return exp of the mean negative log-likelihood of a token; None if none is scored."""
         if not self.tokens_scored:
             return None
         mean = -self.total_logprob / self.tokens_scored
@@ -49,7 +49,7 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Negative log-likelihood in bits, per byte of the scored tokens; None if there is none."""
+        """Return the negative log-likelihood in bits per scored byte; None if none is scored."""
         if not self.tokens_scored:
             return None
         return -self.total_logprob / math.log(2) / self.bytes_scored
@@ -63,15 +63,15 @@ class Choice:
     """One of several continuations of a prompt."""
 
     text: str
-    ids: list[int]  # its tokens, and those of the prompt's end where any choice melts into that
+    ids: list[int]  # its tokens, with the prompt's end if that forms one token with any choice
     bytes: int  # of all ids, in UTF-8
     logprob: float  # of all ids, in nats
-    probability: float  # among the choices, by what they were compared by
+    probability: float  # normalized over the choices
 
 
 @dataclass(frozen=True)
 class _Window:
-    """A stretch of a text, scored from its token `first` on, given those before."""
+    """A window of a text, scored from its token `first` on."""
 
     text: int
     whole: list[int]
@@ -81,7 +81,7 @@ class _Window:
 
     @property
     def ids(self) -> list[int]:
-        """Those of the text from start to end, of which windows share most."""
+        """Return the ids of the window; windows overlap, so they are not stored."""
         return self.whole[self.start : self.end]
 
     def __len__(self) -> int:
@@ -91,16 +91,16 @@ class _Window:
 def score(
     model: GPT2, tokenizer: Tokenizer, texts: Sequence[list[int]], stride: int | None = None
 ) -> list[Score]:
-    """Score texts, of any length, side by side.
+    """Score texts of any length side by side.
 
-    A text longer than the context is seen through windows as long as the context, each `stride`
-    tokens after the one before. A token is scored once, in the first window that holds it; so all
-    but the first n_positions tokens have n_positions - stride tokens or more before them.
+    A text longer than the context is scored in windows of the context's length, `stride` tokens
+    apart. A token is scored in the first window that has it, so all but the first n_positions
+    tokens have at least n_positions - stride tokens before them.
 
     Args:
         model: the weights.
-        tokenizer: tells the bytes of the tokens.
-        texts: the ids of each. Texts of fewer than 2 have nothing to score.
+        tokenizer: for the bytes of the tokens.
+        texts: the ids of each. With fewer than 2 nothing is scored.
         stride: from 1 to n_positions - 1; by default half of the context.
 
     Raises:
@@ -110,7 +110,7 @@ def score(
     n_positions = model.config.n_positions
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:
-        raise InputError(f"stride must be from 1 to {n_positions - 1}, the context less one token")
+        raise InputError(f"stride must be from 1 to {n_positions - 1}, less than the context")
     windows = [
         window
         for text, ids in enumerate(texts)
@@ -126,7 +126,7 @@ def score(
 
 
 def _windows(text: int, ids: list[int], n_positions: int, stride: int) -> Iterator[_Window]:
-    """Cut a text so that each token but the first is scored in one window."""
+    """Cut a text into windows; each token but the first is scored in one of them."""
     scored = 1
     for start in range(0, len(ids), stride):
         end = min(start + n_positions, len(ids))
@@ -136,7 +136,7 @@ def _windows(text: int, ids: list[int], n_positions: int, stride: int) -> Iterat
 
 
 def _side_by_side(windows: list[_Window]) -> Iterator[list[_Window]]:
-    """Group windows of nearly equal length, as many as make one pass."""
+    """Group windows of similar length, as many as make one pass."""
     windows = sorted(windows, key=len, reverse=True)
     place = 0
     while place < len(windows):
@@ -146,9 +146,9 @@ def _side_by_side(windows: list[_Window]) -> Iterator[list[_Window]]:
 
 
 def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
-    """Log-likelihoods of the tokens of each window from its `first` on."""
+    """Return the log-likelihoods of the tokens of each window from its `first` on."""
     xp = model.ops.xp
-    # Padding on the right is seen by no token before it.
+    # No token attends to the padding, which is on the right.
     inputs, _ = right_pad([window.ids[:-1] for window in windows])
     x = hidden_states(model, xp.asarray(inputs))  # (B, T, C)
     # The state at a token predicts the next one.
@@ -157,7 +157,7 @@ def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
 
 
 def common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the ids that all rows begin with."""
+    """Return the longest common prefix of rows of ids."""
     alike = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
     return [ids[0] for ids in alike]
 
@@ -170,15 +170,16 @@ def rank(
     ids: Sequence[list[int]],
     by: RankBy,
 ) -> list[Choice]:
-    """Compare continuations of a prompt, given as texts and as ids; the likeliest comes first.
+    """Rank continuations of a prompt, given as texts and as ids, the likeliest first.
 
     Raises:
-        InputError: there is no such way to compare, or a choice is empty or there twice, or does
-            not fit the context.
+        InputError: `by` is unknown, or a choice is empty, duplicate or does not fit the context.
         CheckpointError: the weights are damaged.
     """
-    if not texts or "" in texts or len(set(texts)) < len(texts):
-        raise InputError("give at least one choice: none may be empty, none may be there twice")
+    if not texts or "" in texts:
+        raise InputError("give at least one choice, and none that is empty")
+    if duplicates := [text for place, text in enumerate(texts) if text in texts[:place]]:
+        raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
     longest, n_positions = len(prompt) + max(map(len, ids)), model.config.n_positions
     if longest > n_positions:
         raise ContextError(
@@ -204,21 +205,21 @@ def rank(
 def continuations(
     model: GPT2, prompt: list[int], choices: Sequence[list[int]]
 ) -> list[list[float]]:
-    """Log-likelihoods of each token of several continuations of one prompt.
+    """Return the log-likelihood of each token of several continuations of one prompt.
 
-    The prompt is computed once; each continuation, on from a copy of its keys and values.
+    The prompt is computed once; each continuation starts from a copy of its keys and values.
 
     Args:
         model: the weights.
         prompt: ids, at least one.
-        choices: ids, at least one each; none with the prompt longer than the context.
+        choices: ids, at least one each; with the prompt, they must fit the context.
 
     Raises:
         CheckpointError: the weights are damaged.
     """
     xp = model.ops.xp
     cache = KVCache(model.config, model.ops, 1, len(prompt))
-    # (1, C): what predicts the first token of every choice
+    # (1, C): predicts the first token of every choice
     start = hidden_states(model, xp.asarray([prompt]), cache)[0, -1:]
     found: list[list[float]] = [[] for _ in choices]
     order = sorted(range(len(choices)), key=lambda place: len(choices[place]))
@@ -243,9 +244,9 @@ def continuations(
 def _log_likelihoods(
     model: GPT2, states: Sequence[Array], targets: Sequence[Sequence[int]]
 ) -> list[list[float]]:
-    """For each row, log-likelihoods of its targets (n,), each predicted by one of states (n, C)."""
+    """Return for each row the log-likelihoods of its targets (n,), predicted by states (n, C)."""
     xp = model.ops.xp
-    x = xp.concatenate(states)  # (N, C), whatever the rows
+    x = xp.concatenate(states)  # (N, C): all rows
     ids = xp.asarray(np.concatenate([np.array(row) for row in targets]))
     slices = [slice(begin, begin + SLICE) for begin in range(0, len(x), SLICE)]
     values = chain.from_iterable(_slice_likelihoods(model, x[s], ids[s]) for s in slices)
@@ -253,6 +254,6 @@ def _log_likelihoods(
 
 
 def _slice_likelihoods(model: GPT2, x: Array, ids: Array) -> list[float]:
-    """Log-likelihoods of ids (n,) by states x (n, C); when this returns, their logits are gone."""
+    """Return the log-likelihoods of ids (n,) given states x (n, C); this frees their logits."""
     logits = unembed(model, x)
     return model.ops.to_host(log_probabilities(model.ops, logits, ids)).tolist()

@@ -156,7 +156,7 @@ def test_logits_are_those_of_every_position(engine, kind):
 
 @pytest.mark.parametrize("ids", [[], [[]], [[1], [1, 2]], [[1], []], [[1] * 81]])
 def test_rows_that_are_ragged_empty_or_too_long_have_no_logits(engine, ids):
-    with pytest.raises(InputError, match="rows of one length from 1 to 80 are needed"):
+    with pytest.raises(InputError, match="all rows must have the same length, from 1 to 80"):
         engine.logits(ids)
 
 

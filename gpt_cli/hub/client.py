@@ -36,6 +36,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `--model tiny`"
 
 
@@ -186,7 +188,7 @@ def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say:
             f"{format_size(free)}: free some, or use another disk"
         )
     if missing and say:
-        print(f"downloading {repo} ({format_size(missing)})", file=sys.stderr)
+        _log.warning("downloading %s (%s)", repo, format_size(missing))  # shown by default
 
 
 def _ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
