@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import COMMAND, WITHOUT_LIBRARY, posix, run_on_terminal
+from processes import COMMAND, WITHOUT_LIBRARY, on_terminal, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
@@ -94,6 +94,30 @@ def test_echo_puts_the_prompt_first(story):
     assert text_of(*STORY, "--echo", "--no-stream") == "Once upon a time" + story
 
 
+def test_escapes_are_read_in_the_prompt_and_in_stop_strings(story):
+    letter = story[4]
+    text = text_of(r"Once\tupon\n", "--escape", "--echo", "-n", "20", "--stop", r"\n")
+    assert text.startswith("Once\tupon\n")
+    assert text.count("\n") == 1
+    assert text_of(r"Once\\n", "--escape", "--echo", "-n", "1").startswith(r"Once\n")
+    kept = text_of(*STORY, "--stop", letter, "--include-stop")
+    assert kept == story[: story.index(letter) + 1]
+
+
+@posix
+def test_a_text_that_is_cut_in_a_file_is_noted_with_its_seed(tmp_path):
+    def noted(*flags):
+        command = f"{shlex.join([*TINY, 'Once', '-n', '3', *flags])} > out"
+        return on_terminal(["sh", "-c", command], 300, {}, tmp_path)[1]
+
+    cut = "gpt-cli: note: the text was cut at --max-tokens 3"
+    lines = noted().splitlines()
+    assert lines[0] == cut
+    assert re.fullmatch(r"gpt-cli: note: --seed \d+ gives this text again", lines[1])
+    assert noted("-s", "1").splitlines() == [cut]
+    assert noted("-s", "1", "--json") == noted("-q") == ""
+
+
 def test_a_stop_string_ends_the_text_and_is_not_part_of_it(story):
     stop = story[20:30]
     assert text_of(*STORY, "--stop", "never written", "--stop", stop) == story[: story.find(stop)]
@@ -156,8 +180,9 @@ def recorder(monkeypatch):
 def test_every_flag_arrives_where_it_has_its_effect(recorder):
     flags = (
         "-m some/model --max-tokens 5 --temperature 0.5 --top-k 6 --top-p 0.7 --min-p 0.08 "
-        "--repeat-penalty 1.9 --stop a --stop b --seed 11 --samples 2 --no-cache --device cpu "
-        "--dtype float16 --revision v1 --offline --overflow shift --ignore-eos --special -q"
+        "--repeat-penalty 1.9 --presence-penalty 0.1 --frequency-penalty 0.2 --logit-bias 7=-3 "
+        "--logit-bias 9=1 --include-stop --stop a --stop b --seed 11 --samples 2 --no-cache "
+        "--device cpu --dtype float16 --revision v1 --offline --overflow shift --ignore-eos --special -q"
     )
     assert app.run(["generate", "text", *flags.split()]) == 130
     assert recorder.loaded == {
@@ -176,6 +201,10 @@ def test_every_flag_arrives_where_it_has_its_effect(recorder):
         top_p=0.7,
         min_p=0.08,
         repeat_penalty=1.9,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        logit_bias={7: -3, 9: 1},
+        include_stop=True,
         stop=["a", "b"],
         seed=11,
         use_cache=False,

@@ -238,6 +238,51 @@ def test_a_stop_string_ends_the_text_and_is_not_part_of_it(without_ends, stop):
     assert done.ids == [VOCAB["h"], VOCAB["e"]]
 
 
+OPENAI = [
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7},
+    {"presence_penalty": -0.5, "frequency_penalty": 2, "repeat_penalty": 1.2},
+    {"logit_bias": {VOCAB["e"]: 3.5, VOCAB["h"]: -100}},
+    {"logit_bias": [f"{VOCAB['e']}=2.5"], "presence_penalty": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPENAI)
+def test_penalties_and_biases_are_those_of_openai(without_ends, options):
+    """logit + bias - presence * (n > 0) - frequency * n, where n counts generated tokens."""
+    options = {"max_tokens": 30, "temperature": 0} | options
+    (done, _) = without_ends.generate([PROMPT, "a"], **options)
+    given = Options(**options)
+    ids, new = without_ends.encode(PROMPT), []
+    for _ in range(given.max_tokens):
+        logits = without_ends.logits([ids + new])[0, -1].astype(float)
+        for id, bias in given.logit_bias:
+            logits[id] += bias
+        for id in {*ids, *new}:
+            factor = given.repeat_penalty
+            logits[id] = logits[id] / factor if logits[id] > 0 else logits[id] * factor
+        for id in set(new):
+            logits[id] -= given.presence_penalty + given.frequency_penalty * new.count(id)
+        new.append(int(logits.argmax()))
+    assert done.ids == new
+    assert done.ids != without_ends.generate([PROMPT], temperature=0, max_tokens=30)[0].ids
+
+
+def test_a_bias_needs_a_token_of_the_model(engine):
+    with pytest.raises(InputError, match=f"the model has no token {len(VOCAB)}"):
+        engine.generate([PROMPT], logit_bias={len(VOCAB): 1})
+
+
+def test_the_stop_string_can_be_kept(without_ends):
+    options = {"max_tokens": 40, "temperature": 0}
+    (whole,) = without_ends.generate([PROMPT], **options)
+    stop = whole.text[5:8]
+    (kept,) = without_ends.generate([PROMPT], stop=stop, include_stop=True, **options)
+    (cut,) = without_ends.generate([PROMPT], stop=stop, **options)
+    assert kept.text == cut.text + stop == whole.text[: whole.text.index(stop) + 3]
+    assert kept.finish_reason == "stop"
+
+
 def test_a_run_holds_what_there_is_so_far(without_ends):
     run = without_ends.run([PROMPT, "a"], Options(temperature=0, max_tokens=4))
     for _ in range(4):

@@ -316,6 +316,14 @@ def test_weights_over_a_large_vocabulary_keep_their_last_digits(ops):
         ("repeat_penalty", -1),
         ("repeat_penalty", math.inf),
         ("repeat_penalty", math.nan),
+        ("presence_penalty", -2.01),
+        ("frequency_penalty", 2.01),
+        ("logit_bias", {-1: 0}),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", ["1"]),
+        ("logit_bias", ["x=1"]),
+        ("logit_bias", 7),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_name(name, value):
