@@ -8,6 +8,7 @@ build/mutants: commands that a test starts see the mutant, too.
 
 import contextlib
 import difflib
+import itertools
 import multiprocessing
 import os
 import re
@@ -48,7 +49,7 @@ PROCESSES = 2
 MEMORY = 8 << 30  # bytes of address space; a mutant must not take all of the machine's
 PROSE = re.compile(r"\w+ [\w-]+ \w+")  # three words: a text for people
 CALLS = {"len", "isinstance", "check"}  # a mutated argument fails always, or is a message
-# Mutations that change nothing: the last axis of a matrix is its axis 1, a list has no other length.
+# Mutations that change nothing: the last axis of a matrix is its axis 1, and lengths do agree.
 SAME = re.compile(r"axis=\+1|shape\[\+1\]|strict=(None|False)")
 
 
@@ -113,6 +114,7 @@ def passes(folder: Path, tests: list[str], seconds: float) -> bool:
         for stream in range(3):
             os.dup2(nowhere, stream)
         os.chdir(folder)
+        Path("build").mkdir(exist_ok=True)
         sys.path.insert(0, str(folder))
         os.environ["PYTHONPATH"] = str(folder)
         # Either way to compute shows a mutant of a module above `ops`; the library is faster.
@@ -171,7 +173,7 @@ def main(names: list[str]) -> int:
         made = list(enumerate(mutants(source), 1))
         tasks = [(worker, name, made[worker::PROCESSES], seconds) for worker in range(PROCESSES)]
         with multiprocessing.get_context("fork").Pool(PROCESSES) as pool:
-            left = sorted(sum(pool.starmap(survivors, tasks, chunksize=1), []))
+            left = sorted(itertools.chain(*pool.starmap(survivors, tasks, chunksize=1)))
         killed = len(made) - len(left)
         print(f"{name}: {len(made)} mutants, {killed} killed, {killed / len(made):.1%}")
         for number in left:
