@@ -35,7 +35,7 @@ from mutmut.mutation.mutators import mutation_operators
 # The tests that concern each module, the fastest first: a mutant ends at the first that fails.
 TESTS = {
     "sampling": ["test_sampling.py"],
-    "generate": ["test_generate.py"],
+    "generate": ["test_engine.py", "test_generate.py"],
     "score": ["test_score.py"],
     "kv_cache": ["test_kv_cache.py"],
     "tokenizer": ["test_tokenizer.py"],
@@ -118,14 +118,10 @@ def passes(folder: Path, tests: list[str], seconds: float) -> bool:
         sys.path.insert(0, str(folder))
         os.environ["PYTHONPATH"] = str(folder)
         # Either way to compute shows a mutant of a module above `ops`; the library is faster.
-        options = ["-x", "-k", "not numpy", "-p", "no:cacheprovider", f"--basetemp={folder}/tmp"]
-        options += [
-            "--hypothesis-profile=mutants",
-            "-W",
-            "ignore::pytest.PytestAssertRewriteWarning",
-        ]
-        paths = [f"tests/{name}" for name in tests]
-        os._exit(pytest.main([*options, *paths]))
+        options = ["-x", "-k", "not numpy", "-p", "no:cacheprovider", "--basetemp", "build/tests"]
+        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        options += ["--hypothesis-profile", "mutants"]
+        os._exit(pytest.main([*options, *(f"tests/{name}" for name in tests)]))
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what the tests may have left
