@@ -84,6 +84,13 @@ def test_half_of_the_context_is_the_stride_that_is_not_given(load_case, tokenize
     )
 
 
+def test_the_smallest_context_has_a_stride(make_model, tokenizer):
+    model = make_model(n_positions=2)
+    (result,) = score(model, tokenizer, [[5, 6, 7]])
+    exact = [one_by_one(model, [5, 6, 7], place, 1) for place in (1, 2)]
+    assert result.token_logprobs[1:] == pytest.approx(exact, rel=1e-4)
+
+
 @pytest.mark.parametrize("stride", [-1, 0, 80, 1000])
 def test_a_stride_out_of_range_is_refused(load_case, tokenizer, stride):
     with pytest.raises(InputError, match="stride must be from 1 to 79"):

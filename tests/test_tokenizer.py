@@ -92,6 +92,7 @@ def test_a_million_characters_take_no_time_to_speak_of(tokenizer, unit):
 def test_the_name_of_a_special_token_is_ordinary_text_unless_asked_for(tokenizer):
     text = f"a{END}b"
     assert END_ID not in tokenizer.encode(text)
+    assert tokenizer.encode_bytes(text.encode()) == tokenizer.encode(text)
     assert tokenizer.encode(text, special=True) == [VOCAB["a"], END_ID, VOCAB["b"]]
     assert tokenizer.decode(tokenizer.encode(text)) == tokenizer.decode([64, END_ID, 65]) == text
 
@@ -326,6 +327,7 @@ BPE = {"type": "BPE", "vocab": VOCAB, "merges": MERGES}
         {"model": BPE | {"merges": None}},
         {"model": BPE | {"merges": [1]}},
         {"model": BPE | {"vocab": []}},
+        {"model": BPE | {"merges": MERGES[::-1]}},
         {"pre_tokenizer": None},
         {"pre_tokenizer": {"type": "Whitespace"}},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
