@@ -13,7 +13,7 @@ NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak fuzz test-gpu test-browser test-ray test-s3 sanitize test-arm check format bench pictures wheel clean
+.PHONY: demo test faults soak fuzz mutants test-gpu test-browser test-ray test-s3 sanitize test-arm check format bench pictures wheel clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -77,6 +77,10 @@ SECONDS ?= 60
 fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 if any goes wrong
 	$(BIN)/python tests/fuzz/run.py $(SECONDS)
 
+mutants: export OPENBLAS_NUM_THREADS = 1
+mutants: $(VENV)/.mutants  ## break each detail of MODULE, or of all in tools/mutants.py, and list what no test notices
+	$(BIN)/python -m tools.mutants $(MODULE)
+
 # A clean environment with nothing on its PATH takes the wheel and computes, outside of this folder.
 CLEAN := build/wheel
 CLEAN_BIN := $(subst $(VENV),$(CLEAN),$(BIN))
@@ -108,6 +112,10 @@ $(VENV)/.browser: $(VENV)/.dev
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
+	touch $@
+
+$(VENV)/.mutants: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[mutants]"
 	touch $@
 
 $(VENV)/.s3: $(VENV)/.dev

@@ -147,10 +147,53 @@ def test_the_published_models_have_their_known_numbers_of_parameters(
     layers, heads, width, parameters
 ):
     config = GPT2Config(n_layer=layers, n_head=heads, n_embd=width)
-    counts = checkpoint.memory(config)
-    assert counts["parameters"] == parameters
-    assert counts["weights_bytes"] == 4 * parameters
-    assert counts["kv_cache_bytes"] == 8 * layers * width * 1024
+    assert checkpoint.memory(config)["parameters"] == parameters
+
+
+@pytest.mark.parametrize(
+    ("dtype", "matrix_bytes", "cache_bytes"),
+    [("float32", 4, 4), ("float16", 2, 2), ("bfloat16", 2, 4), ("int8", 1 + 2 / 64, 2)],
+)
+def test_the_bytes_of_a_model_are_those_of_its_numbers(dtype, matrix_bytes, cache_bytes):
+    weights = make_weights(UNTIED)
+    counts = checkpoint.memory(GPT2Config.from_dict(UNTIED), dtype)
+    matrices = sum(w.size for name, w in weights.items() if w.ndim == 2 and name != "wpe.weight")
+    others = sum(weight.size for weight in weights.values()) - matrices
+    assert counts["weights_bytes"] == matrix_bytes * matrices + 4 * others
+    assert counts["kv_cache_bytes"] == cache_bytes * 2 * 3 * 80 * 32  # layers, positions, width
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other", "stored"),
+    [
+        ("F32", "F32", "float32"),
+        ("F16", "F16", "float16"),
+        ("BF16", "BF16", "bfloat16"),
+        ("F16", "BF16", "float32"),
+    ],
+)
+def test_the_type_of_a_checkpoint_is_that_of_all_its_matrices(folder, dtype, other, stored):
+    tensors = stored_tensors(CONFIG, dtype=dtype)
+    tensors["wte.weight"] = stored_tensors(CONFIG, dtype=other)["wte.weight"]
+    for name in ("wpe.weight", "ln_f.bias"):  # no matrices
+        tensors[name] = stored_tensors(CONFIG)[name]
+    (folder / FILE).write_bytes(safetensors_bytes(tensors))
+    assert checkpoint.stored_dtype(folder) == stored
+
+
+@pytest.mark.parametrize("row", [None, 0, 1023, 1024, 2499])
+def test_a_head_that_equals_wte_in_all_rows_is_left_out_where_it_is_tied(row):
+    wte = np.ones((2500, 2), np.float32)
+    head = wte.copy()
+    if row is not None:
+        head[row, 1] = 2
+    tensors = {"wte.weight": wte, "lm_head.weight": head, "wpe.weight": wte}
+    for tied in (True, False):
+        config = GPT2Config(tie_word_embeddings=tied)
+        kept = checkpoint.without_tied_head(tensors, config)
+        left = {"lm_head.weight"} if tied and row is None else set()
+        assert kept.keys() == tensors.keys() - left
+    assert kept["wte.weight"] is wte
 
 
 def test_a_million_layers_are_counted_without_a_list():

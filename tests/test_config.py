@@ -4,8 +4,10 @@ import math
 import pytest
 from checkpoints import CONFIG, END_ID
 
-from gpt_cli.config import ACTIVATIONS, GPT2Config
+from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
+
+INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
 
 
 @pytest.fixture
@@ -20,10 +22,11 @@ def test_what_is_absent_has_the_values_of_gpt2():
     assert (config.vocab_size, config.n_positions) == (50257, 1024)
     assert (config.n_layer, config.n_head, config.n_embd) == (12, 12, 768)
     assert (config.head_size, config.inner_size) == (64, 3072)
+    assert type(config.head_size) is int
     assert config.activation_function == "gelu_new"
     assert config.layer_norm_epsilon == 1e-5
     assert config.scale_attn_weights
-    assert not config.scale_attn_by_inverse_layer_idx
+    assert config.scale_attn_by_inverse_layer_idx is False
     assert config.tie_word_embeddings
     assert config.bos_token_id == 50256
     assert config.eos_token_id == (50256,)
@@ -68,7 +71,7 @@ def test_fields_that_do_not_change_the_arithmetic_are_ignored():
     assert GPT2Config.from_dict(raw) == GPT2Config()
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["gelu_new", "gelu", "relu", "silu", "tanh"])
 def test_every_activation_is_known(name):
     assert GPT2Config.from_dict({"activation_function": name}).activation_function == name
 
@@ -84,6 +87,20 @@ def test_an_activation_is_known_by_its_other_names(name, function):
 @pytest.mark.parametrize(("value", "ids"), [(3, (3,)), ([3, 5], (3, 5)), (None, ()), ([], ())])
 def test_there_may_be_any_number_of_end_tokens(value, ids):
     assert GPT2Config.from_dict({"eos_token_id": value}).eos_token_id == ids
+
+
+@pytest.mark.parametrize("size", [1, 2**20])
+def test_the_smallest_and_the_largest_sizes_are_taken(size):
+    raw = dict.fromkeys(["vocab_size", "n_embd", "n_layer", "n_head", "n_inner"], size)
+    raw |= {"n_positions": max(2, size), "bos_token_id": size - 1, "eos_token_id": [0, 2**20]}
+    config = GPT2Config.from_dict(raw)
+    assert (config.n_layer, config.n_positions) == (size, max(2, size))
+    assert (config.head_size, config.inner_size) == (1, size)
+
+
+@pytest.mark.parametrize(("quantization", "dtype"), [(INT8, "int8"), (None, "float32")])
+def test_the_type_of_the_matrices_is_that_of_the_quantization(quantization, dtype):
+    assert GPT2Config.from_dict({"quantization_config": quantization}).dtype == dtype
 
 
 def test_there_may_be_no_token_to_begin_with():
@@ -110,7 +127,7 @@ def test_the_end_token_of_generation_config_comes_first(folder, generation, ids)
         ("n_layer", "2"),
         ("n_layer", True),
         ("n_embd", [768]),
-        ("vocab_size", 10**9),
+        ("vocab_size", 2**20 + 1),
         ("activation_function", "mish"),
         ("activation_function", None),
         ("activation_function", ["gelu"]),
@@ -125,12 +142,15 @@ def test_the_end_token_of_generation_config_comes_first(folder, generation, ids)
         ("tie_word_embeddings", "no"),
         ("bos_token_id", -1),
         ("bos_token_id", 1.5),
+        ("bos_token_id", 2**20 + 1),
         ("eos_token_id", "end"),
         ("eos_token_id", [1, -2]),
         ("eos_token_id", True),
         ("model_type", "gpt_neo"),
         ("model_type", None),
         ("add_cross_attention", True),
+        ("quantization_config", INT8 | {"bits": 4}),
+        ("quantization_config", {"quant_method": "gptq", "bits": 8}),
     ],
 )
 def test_a_bad_field_is_refused_in_one_line_that_names_it(folder, name, value):

@@ -234,6 +234,22 @@ def test_the_likeliest_tokens_of_each_step_have_the_models_own_probabilities(end
         np.testing.assert_allclose([value for _, value in top], exact[step, best], rtol=1e-4)
 
 
+# --- options -------------------------------------------------------------------------------------
+
+
+def test_without_a_seed_one_of_32_bits_is_drawn():
+    seeds = [Options().seed for _ in range(64)]
+    assert len(set(seeds)) > 60
+    assert 2**28 < max(seeds) < 2**32  # all of them are below 2**28 once in 2**256 runs
+
+
+def test_options_that_are_not_given_leave_a_text_as_it_is(endless, tokenizer):
+    options = Options()
+    assert not (options.stop or options.ignore_eos or options.special or options.top_logprobs)
+    assert options.use_cache
+    assert options.overflow == "error"
+
+
 # --- memory --------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,6 @@
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from gpt_cli.sampling import (
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 GREEDY = SamplingParams(temperature=0)
 LAST_UNIFORM = 1 - 2**-53
+README = Path(__file__).parents[1] / "README.md"
 
 rows_of_logits = arrays(
     np.float32, (2, 9), elements=st.floats(-60, 60, width=32, allow_subnormal=False)
@@ -117,14 +120,18 @@ def test_top_k_keeps_the_k_largest(logits, k):
         assert mask.tolist() == (row >= kth).tolist()
 
 
-@given(logits=rows_of_logits, p=st.floats(0.01, 0.99))
-def test_top_p_keeps_the_fewest_that_reach_p(ops, logits, p):
-    probabilities = softmax(logits)
-    for row, mask in zip(probabilities, np.isfinite(top_p(ops, logits, p)), strict=True):
-        kept = row[mask]
-        assert kept.sum() >= p - 1e-6
-        assert kept[kept > kept.min()].sum() < p + 1e-6
-        assert kept.min() >= max(row[~mask], default=0)
+@pytest.mark.parametrize("count", range(1, 9))
+def test_top_p_keeps_the_fewest_that_reach_p(ops, count):
+    row = np.float32(np.round(1024 * noise("top-p", 9)) / 1024)  # exact also with 1000 less
+    reached = np.sort(softmax(row[None])[0])[::-1][:count].sum()
+    for p, kept in ((reached - 1e-6, count), (reached + 1e-6, count + 1)):
+        for found in top_p(ops, np.stack([row, row - 1000]), p):  # each row by itself
+            assert np.flatnonzero(np.isfinite(found)).tolist() == sorted(np.argsort(-row)[:kept])
+
+
+def test_a_token_of_exactly_p_is_enough_for_top_p(ops):
+    logits = np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
+    assert np.isfinite(top_p(ops, logits, 0.5)).tolist() == [[False, True, False]]
 
 
 @given(logits=rows_of_logits, p=st.floats(0.001, 1))
@@ -215,6 +222,16 @@ def test_the_ends_of_the_unit_interval_draw_the_first_and_last_survivor(ops, fil
     assert (first, last) == ((2, 5) if filters else (1, 6))
 
 
+def test_a_constant_added_to_a_row_changes_no_draw_however_cold(ops):
+    row = np.arange(8, dtype=np.float32) / 2**13  # exact also with 1024 added
+    places, cold = np.linspace(0, 0.999, 200), params(temperature=1e-4)
+    expected = draw_all(ops, row, places, cold)
+    assert len(set(expected)) > 4
+    for place, id in zip(places, expected, strict=True):
+        rows = np.stack([row, row + 1024, row - 1024])
+        assert sample(ops, rows, np.full(3, place), cold, [()] * 3).tolist() == [id] * 3
+
+
 @given(logits=rows_of_logits, place=st.floats(0, 1, exclude_max=True))
 def test_a_token_of_no_probability_is_never_drawn(ops, logits, place):
     logits[:, ::2] = -np.inf
@@ -283,8 +300,9 @@ def test_of_equally_likely_tokens_the_first_comes_first(ops):
     ids, _ = likeliest(ops, np.array([[0, 3, 1, 3, 3, 2]], np.float32), 4)
     assert ids.tolist() == [[1, 3, 4, 5]]
     # Which of equal numbers NumPy's partition takes depends on the processor.
-    ids, _ = likeliest(ops, np.array([[5, *[1] * 5000]], np.float32), 4)
-    assert ids.tolist() == [[0, 1, 2, 3]]
+    row = np.arange(5000) * 7919 % 11
+    ids, _ = likeliest(ops, row[None].astype(np.float32), 1000)
+    assert ids[0].tolist() == sorted(range(5000), key=lambda id: (-row[id], id))[:1000]
 
 
 def test_weights_over_a_large_vocabulary_keep_their_last_digits(ops):
@@ -302,6 +320,8 @@ def test_weights_over_a_large_vocabulary_keep_their_last_digits(ops):
     ("name", "value"),
     [
         ("temperature", -0.1),
+        ("temperature", 9e-7),
+        ("temperature", 1000000.1),
         ("temperature", math.inf),
         ("temperature", math.nan),
         ("top_k", -1),
@@ -314,6 +334,8 @@ def test_weights_over_a_large_vocabulary_keep_their_last_digits(ops):
         ("min_p", math.nan),
         ("repeat_penalty", 0),
         ("repeat_penalty", -1),
+        ("repeat_penalty", 9e-7),
+        ("repeat_penalty", 1000000.1),
         ("repeat_penalty", math.inf),
         ("repeat_penalty", math.nan),
         ("presence_penalty", -2.01),
@@ -335,6 +357,15 @@ def test_a_value_out_of_range_is_refused_by_its_name(name, value):
     "limits", [{"top_k": 0, "top_p": 1, "min_p": 0}, {"top_p": 1e-9, "min_p": 1}]
 )
 @pytest.mark.parametrize("temperature", [0, 1e-6, 1e6])
-def test_the_ends_of_the_ranges_can_be_used(ops, limits, temperature):
-    choice = SamplingParams(temperature=temperature, **limits)
-    assert draw_all(ops, [1.0, 2.0, 3.0], [LAST_UNIFORM], choice) == [2]
+@pytest.mark.parametrize(("penalty", "text"), [(1e-6, [2]), (1e6, [0, 1])])
+def test_the_ends_of_the_ranges_can_be_used(ops, limits, temperature, penalty, text):
+    choice = SamplingParams(temperature=temperature, repeat_penalty=penalty, **limits)
+    assert draw_all(ops, [1.0, 2.0, 3.0], [LAST_UNIFORM], choice, text) == [2]
+
+
+def test_the_defaults_are_those_of_the_readme():
+    text = README.read_text(encoding="utf-8")
+    shown = dict(re.findall(r"`--(temperature|top-k|top-p)` \(([\d.]+)\)", text))
+    assert len(shown) == 3
+    named = {name.replace("-", "_"): float(value) for name, value in shown.items()}
+    assert SamplingParams() == params(**named)  # all others are off

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.model import forward
-from gpt_cli.score import Score, continuations, score
+from gpt_cli.model import forward, unembed
+from gpt_cli.score import Score, common_beginning, continuations, rank, score
 
 N_POSITIONS = CONFIG["n_positions"]
 
@@ -84,6 +84,13 @@ def test_half_of_the_context_is_the_stride_that_is_not_given(load_case, tokenize
     )
 
 
+def test_the_smallest_context_has_a_stride(make_model, tokenizer):
+    model = make_model(n_positions=2)
+    (result,) = score(model, tokenizer, [[5, 6, 7]])
+    exact = [one_by_one(model, [5, 6, 7], place, 1) for place in (1, 2)]
+    assert result.token_logprobs[1:] == pytest.approx(exact, rel=1e-4)
+
+
 @pytest.mark.parametrize("stride", [-1, 0, 80, 1000])
 def test_a_stride_out_of_range_is_refused(load_case, tokenizer, stride):
     with pytest.raises(InputError, match="stride must be from 1 to 79"):
@@ -112,6 +119,12 @@ def test_how_the_work_is_cut_changes_nothing(
     expected = [result.token_logprobs[1:] for result in score(model, tokenizer, texts)]
     monkeypatch.setattr("gpt_cli.score.PASS", a_pass)
     monkeypatch.setattr("gpt_cli.score.SLICE", a_slice)
+
+    def unembed_slice(model, x):
+        assert len(x) <= a_slice
+        return unembed(model, x)
+
+    monkeypatch.setattr("gpt_cli.score.unembed", unembed_slice)
     found = [result.token_logprobs[1:] for result in score(model, tokenizer, texts)]
     for row, exact in zip(found, expected, strict=True):
         assert row == same(model, exact)
@@ -143,8 +156,11 @@ def test_of_no_token_there_is_no_mean(load_case, tokenizer, ids):
     assert result.perplexity is result.bits_per_byte is None
 
 
-def test_a_text_far_too_unlikely_has_an_infinite_perplexity():
-    assert Score([1, 2], [None, -1000.0], 1).perplexity == math.inf
+@pytest.mark.parametrize(
+    ("nats", "perplexity"), [(0, 1), (3, math.e**3), (708, math.e**708), (709.8, math.inf)]
+)
+def test_a_text_far_too_unlikely_has_an_infinite_perplexity(nats, perplexity):
+    assert Score([1, 2], [None, -nats], 1).perplexity == pytest.approx(perplexity)
 
 
 def test_bits_per_byte_counts_the_bytes_after_the_first_token(engine):
@@ -186,3 +202,68 @@ def test_so_many_continuations_take_several_passes(load_case, monkeypatch):
     monkeypatch.setattr("gpt_cli.score.PASS", 1)
     for row, exact in zip(continuations(model, [1, 2, 3], choices), expected, strict=True):
         assert row == same(model, exact)
+
+
+# --- choices -------------------------------------------------------------------------------------
+
+PROMPT = [5, 200, 7]
+CHOICES = ["the end", "é😀", " and", "not"]
+
+
+@pytest.mark.parametrize("by", ["total", "token", "byte"])
+def test_choices_are_drawn_by_the_softmax_of_their_likelihoods(load_case, tokenizer, by):
+    model, ids = load_case("untied"), [tokenizer.encode(text) for text in CHOICES]
+    assert len({len(row) for row in ids}) > 2
+    sizes = [len(text.encode()) for text in CHOICES]
+    totals = []
+    for row in ids:
+        whole = PROMPT + row
+        places = range(len(PROMPT), len(whole))
+        totals.append(sum(one_by_one(model, whole, place, N_POSITIONS) for place in places))
+    lengths = {"total": np.ones(4), "token": [len(row) for row in ids], "byte": sizes}[by]
+    odds = np.exp(np.divide(totals, lengths))
+    order = np.argsort(-odds)
+    ranked = rank(model, tokenizer, PROMPT, CHOICES, ids, by)
+    for choice, place in zip(ranked, order.tolist(), strict=True):
+        found = choice.text, choice.ids, choice.bytes
+        assert found == (CHOICES[place], ids[place], sizes[place])
+        assert choice.logprob == pytest.approx(totals[place], rel=1e-4)
+        assert choice.probability == pytest.approx(odds[place] / odds.sum(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("texts", "by", "complaint"),
+    [
+        ([], "total", "at least one choice"),
+        (["a", ""], "total", "none may be empty"),
+        (["a", "b", "a"], "total", "none may be there twice"),
+        (["a"], "word", "by must be one of total, token, byte"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(load_case, tokenizer, texts, by, complaint):
+    ids = [tokenizer.encode(text) for text in texts]
+    with pytest.raises(InputError, match=complaint):
+        rank(load_case("untied"), tokenizer, PROMPT, texts, ids, by)
+
+
+def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
+    model = load_case("untied")
+    (only,) = rank(model, tokenizer, [1], ["long"], [[64] * 79], "total")
+    assert only.logprob < -400  # the square of its probability is 0 in float64
+    assert only.probability == 1
+    with pytest.raises(InputError, match="81 tokens, more than the model's context of 80"):
+        rank(model, tokenizer, [1], ["a", "long"], [[64], [64] * 80], "total")
+
+
+@pytest.mark.parametrize(
+    ("rows", "beginning"),
+    [
+        ([[1, 2, 3], [1, 2, 4]], [1, 2]),
+        ([[1, 2], [1, 2, 4], [1, 2, 5]], [1, 2]),
+        ([[1, 2, 3], [2, 2, 3]], []),
+        ([[1, 2], []], []),
+        ([[1, 2]], [1, 2]),
+    ],
+)
+def test_the_common_beginning_ends_where_any_row_differs(rows, beginning):
+    assert common_beginning(rows) == beginning

@@ -92,6 +92,7 @@ def test_a_million_characters_take_no_time_to_speak_of(tokenizer, unit):
 def test_the_name_of_a_special_token_is_ordinary_text_unless_asked_for(tokenizer):
     text = f"a{END}b"
     assert END_ID not in tokenizer.encode(text)
+    assert tokenizer.encode_bytes(text.encode()) == tokenizer.encode(text)
     assert tokenizer.encode(text, special=True) == [VOCAB["a"], END_ID, VOCAB["b"]]
     assert tokenizer.decode(tokenizer.encode(text)) == tokenizer.decode([64, END_ID, 65]) == text
 
@@ -237,6 +238,25 @@ def test_added_tokens_of_tokenizer_json_are_special(tmp_path):
     assert extended.special == {END: END_ID, "<pad>": 300}
 
 
+def test_what_a_tokenizer_json_leaves_out_has_its_usual_value(folder, tokenizer):
+    write_single(folder, pre_tokenizer={"type": "ByteLevel"})
+    path = folder / "tokenizer.json"
+    single = json.loads(path.read_text())
+    del single["added_tokens"], single["normalizer"]
+    path.write_text(json.dumps(single))
+    (folder / "merges.txt").unlink()
+    assert Tokenizer.from_folder(folder).special == tokenizer.special
+
+
+# A special token is added, has brackets, or is not two tokens in a row.
+@pytest.mark.parametrize("name", ["<>", "[]", "<a>", "qqq"])
+def test_a_token_that_no_merge_makes_is_special_in_brackets_or_without_parts(folder, name):
+    vocab = VOCAB | {"a>": 300, name: 301}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "added_tokens.json").write_text('{"a>": 300}')
+    assert Tokenizer.from_folder(folder).special == {END: END_ID, "a>": 300, name: 301}
+
+
 def test_the_ids_of_the_bytes_may_be_in_any_order(folder):
     vocab = VOCAB | {"a": VOCAB["b"], "b": VOCAB["a"]}
     (folder / "vocab.json").write_text(json.dumps(vocab))
@@ -269,6 +289,9 @@ DAMAGES = {
     "an id that is negative": {"vocab.json": changed_vocab(a=-1)},
     "an id beyond 32 bits": {"vocab.json": changed_vocab(a=2**40)},
     "a special id beyond 32 bits": {"vocab.json": changed_vocab(x_y=2**40)},
+    "a token that no merge makes": {"vocab.json": changed_vocab(hh=1000)},
+    "a token that no merge makes, in half a bracket": {"vocab.json": changed_vocab(**{"<a": 1000})},
+    "a long token that no merge makes": {"vocab.json": changed_vocab(hehe=1000)},
     "a token of no text": {"vocab.json": changed_vocab(**{"": 1000})},
     "an added token of no text": {"added_tokens.json": b'{"": 1000}'},
     "merges of no UTF-8": {"merges.txt": b"\xff\xff"},
@@ -304,6 +327,7 @@ BPE = {"type": "BPE", "vocab": VOCAB, "merges": MERGES}
         {"model": BPE | {"merges": None}},
         {"model": BPE | {"merges": [1]}},
         {"model": BPE | {"vocab": []}},
+        {"model": BPE | {"merges": MERGES[::-1]}},
         {"pre_tokenizer": None},
         {"pre_tokenizer": {"type": "Whitespace"}},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
