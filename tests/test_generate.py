@@ -238,7 +238,7 @@ def test_the_likeliest_tokens_of_each_step_have_the_models_own_probabilities(end
 
 
 def test_without_a_seed_one_of_32_bits_is_drawn():
-    seeds = [Options().seed for _ in range(64)]
+    seeds = [Options().with_seed().seed for _ in range(64)]
     assert len(set(seeds)) > 60
     assert 2**28 < max(seeds) < 2**32  # all of them are below 2**28 once in 2**256 runs
 

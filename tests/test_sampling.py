@@ -27,7 +27,7 @@ from gpt_cli.sampling import (
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 GREEDY = SamplingParams(temperature=0)
 LAST_UNIFORM = 1 - 2**-53
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "generate.md"
 
 rows_of_logits = arrays(
     np.float32, (2, 9), elements=st.floats(-60, 60, width=32, allow_subnormal=False)
@@ -363,9 +363,9 @@ def test_the_ends_of_the_ranges_can_be_used(ops, limits, temperature, penalty, t
     assert draw_all(ops, [1.0, 2.0, 3.0], [LAST_UNIFORM], choice, text) == [2]
 
 
-def test_the_defaults_are_those_of_the_readme():
-    text = README.read_text(encoding="utf-8")
-    shown = dict(re.findall(r"`--(temperature|top-k|top-p)` \(([\d.]+)\)", text))
-    assert len(shown) == 3
+def test_the_defaults_are_those_of_the_guide():
+    text = PAGE.read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^\| `--([a-z-]+)` \| ([\d.]+) \|", text, re.MULTILINE))
+    assert len(shown) == 7
     named = {name.replace("-", "_"): float(value) for name, value in shown.items()}
     assert SamplingParams() == params(**named)  # all others are off

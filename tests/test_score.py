@@ -235,8 +235,8 @@ def test_choices_are_drawn_by_the_softmax_of_their_likelihoods(load_case, tokeni
     ("texts", "by", "complaint"),
     [
         ([], "total", "at least one choice"),
-        (["a", ""], "total", "none may be empty"),
-        (["a", "b", "a"], "total", "none may be there twice"),
+        (["a", ""], "total", "none that is empty"),
+        (["a", "b", "a"], "total", "duplicate choice 'a'"),
         (["a"], "word", "by must be one of total, token, byte"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_bit_that_is_flipped_in_the_bundled_model_is_exit_code_4(copy, monkeyp
     out, err = capfd.readouterr()
     assert "FAILED       files" in out
     assert "not as published: model.safetensors" in out
-    assert err.startswith("gpt-cli: error: tiny has failed 1 of ")
+    assert err.startswith("gpt-cli: error: tiny failed 1 of ")
     assert err.count("\n") == 1
     assert err.endswith(
         "checks (files): get its files again, and report it if that does not help\n"

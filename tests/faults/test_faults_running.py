@@ -1,10 +1,12 @@
 """What can befall a command while it runs: bad input, signals, too little of something."""
 
 import json
+import math
 import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +20,8 @@ from processes import posix, run_on_terminal
 from world import World, check_failure
 
 from gpt_cli import gpu
+from gpt_cli.checkpoint import expected_shapes
+from gpt_cli.config import GPT2Config
 from gpt_cli.machine import native_library
 
 resource = pytest.importorskip("resource")  # there is none on Windows
@@ -69,15 +73,15 @@ BAD_INPUT = [
     row(45, "a seed of 2**64", generate("-s", 2**64, "x"), "seed", "from 0 to"),
     row(45, "a seed that is text", generate("-s", "x", "x"), "seed", "--help"),
     row(62, "a file that is not there", generate("-f", "nowhere"), "No such file", "name a file"),
-    row(62, "a folder for a file", ("score", *TINY, "/"), "it is a folder", "name a file"),
+    row(62, "a folder for a file", ("score", *TINY, "/"), "cannot read /", "add --output"),
     row(62, "an unknown flag", generate("--nope", "x"), "--nope", "--help"),
     row(62, "an unknown command", ("nope",), "nope", "--help"),
     row(62, "ids that are none", ("detokenize", *TINY, "--", "-1"), "'-1'", "whole numbers"),
     row(62, "an id beyond the vocabulary", ("detokenize", *TINY, "999999"), "999999", "give ids"),
     row(62, "a model that is nowhere", ("generate", "-m", "./nowhere", "x"), "nowhere",
-        "use a folder, OWNER/NAME", code=3),
+        "give a folder, OWNER/NAME", code=3),
     row(62, "a file for a model", ("generate", "-m", "/dev/null", "x"), "no model '/dev/null'",
-        "use a folder, OWNER/NAME", code=3),
+        "give a folder, OWNER/NAME", code=3),
 ]
 # fmt: on
 
@@ -94,7 +98,7 @@ def test_an_empty_prompt_begins_a_text(world):
 
 @pytest.mark.fault(40, "a text that fills the context", 0, intact="the text so far, and its reason")
 def test_a_full_context_is_told(world):
-    finished = world.run("generate", *TINY, "-n", 2000, "--ignore-eos", "--json", "Once")
+    finished = world.run("generate", *TINY, "-n", 2000, "--ignore-eos", "--json", "-v", "Once")
     assert json.loads(text_of(finished))["finish_reason"] == "context"
     assert b"--overflow shift" in finished.stderr
 
@@ -152,7 +156,7 @@ def test_bad_rows_are_told_with_their_lines(world):
 @pytest.mark.fault(52, "an output that is there already", 2, intact="the output")
 def test_an_output_is_not_written_over(world, suffer):
     (world.place / "out").write_bytes(b"precious\n")
-    for flags, says, do in ((), "exists", "--resume"), (("--resume",), "no record", "another"):
+    for flags, says, do in ((), "exists", "--resume"), (("--resume",), "not a record", "another"):
         arguments = ("batch", *TINY, "-o", "out", *flags)
         suffer(*arguments, stdin=b"Once\n", code=2, says=says, do=do)
 
@@ -255,7 +259,7 @@ def test_an_output_that_finds_no_room_can_be_resumed(world, suffer):
     (world.place / "in").write_bytes(b"Once\n" * 12)
     job = ("batch", *TINY, "-s", 1, "-n", 5, "-q", "in", "-o", "out")
     options = {"changes": True, "preexec_fn": small_files}
-    suffer(*job, code=5, says="File too large", do="--resume goes on", **options)
+    suffer(*job, code=5, says="File too large", do="--resume continues", **options)
     assert 0 < (world.place / "out").stat().st_size <= 2000
     assert world.run(*job, "--resume").returncode == 0
     assert ids_of(world.place / "out") == list(range(12))
@@ -276,11 +280,19 @@ def test_too_little_address_space_is_known_before(suffer):
 @linux
 @pytest.mark.fault(35, "weights beyond a limit of memory", 5, intact="nothing is begun")
 def test_too_large_a_model_is_known_before_it_is_read(world, model, suffer):
-    config = CONFIG | {"n_layer": 48, "n_embd": 1600, "n_head": 25}
+    config = CONFIG | {"n_layer": 24, "n_embd": 1600, "n_head": 25}
     (model / "config.json").write_text(json.dumps(config))
-    options = {"preexec_fn": limit_addresses(2000)}
-    arguments = ("generate", "-m", model, "--threads", 1, "Once")
-    suffer(*arguments, code=5, says="5,905 MB of memory", do="choose a smaller", **options)
+    header, end = {}, 0
+    for name, shape in expected_shapes(GPT2Config.from_dict(config)):
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [start, end]}
+    data = json.dumps(header).encode()
+    with (model / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(data)) + data)
+        file.truncate(8 + len(data) + end)  # no data, which would take 1.5 GB
+    options = {"preexec_fn": limit_addresses(2500)}
+    arguments = ("generate", "-m", model, "--dtype", "float32", "--threads", 1, "Once")
+    suffer(*arguments, code=5, says="2,958 MB of memory", do="choose a smaller", **options)
 
 
 @linux
@@ -288,7 +300,7 @@ def test_too_large_a_model_is_known_before_it_is_read(world, model, suffer):
 def test_too_many_texts_are_known_before_they_are_computed(suffer):
     options = {"preexec_fn": limit_addresses(1000)}
     arguments = (*generate("-n", 200), "--samples", 2000, "--threads", 1, "Once")
-    suffer(*arguments, code=5, says="need about", do="have fewer at a time", **options)
+    suffer(*arguments, code=5, says="need about", do="generate fewer at a time", **options)
 
 
 @linux
@@ -322,7 +334,7 @@ def test_any_limit_of_address_space_is_enough_or_told(flags, world):
 )
 def test_input_without_end_is_told(arguments, suffer):
     options = {"preexec_fn": limit_addresses(1000), "env": {"OPENBLAS_NUM_THREADS": "1"}}
-    suffer(*arguments, code=5, says="MB of text at once", do="cut it in pieces", **options)
+    suffer(*arguments, code=5, says="does not fit the free memory", do="split it", **options)
 
 
 @pytest.mark.fault(
