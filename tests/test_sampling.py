@@ -1,3 +1,4 @@
+import json
 import math
 import re
 from pathlib import Path
@@ -367,5 +368,5 @@ def test_the_defaults_are_those_of_the_guide():
     text = PAGE.read_text(encoding="utf-8")
     shown = dict(re.findall(r"^\| `--([a-z-]+)` \| ([\d.]+) \|", text, re.MULTILINE))
     assert len(shown) == 7
-    named = {name.replace("-", "_"): float(value) for name, value in shown.items()}
+    named = {name.replace("-", "_"): json.loads(value) for name, value in shown.items()}
     assert SamplingParams() == params(**named)  # all others are off
