@@ -7,7 +7,6 @@ flags of the group in its place. The flags of `gpt_cli.Options` come from its de
 import functools
 import inspect
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from gpt_cli.declare import (
     Declared,
     Option,
     OptionError,
-    Range,
     choice,
     declarations,
     option,
@@ -52,8 +50,6 @@ THREAD_VARIABLES = (
 # Bytes of address space to import NumPy and load a small model: measured, with a margin.
 _TO_START, _PER_THREAD = 480 << 20, 40 << 20
 _MOST_THREADS = 64  # of the OpenBLAS in NumPy's wheels
-
-_POSITIVE = Range(lambda number: number > 0, "above 0")
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -261,46 +257,6 @@ class Where(Declared):
         if self.engine == "local":
             return None
         return Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds(Declared):
-    """A filter of lines by perplexity."""
-
-    max_perplexity: float | None = option(
-        None,
-        "Write lines of at most X unchanged; never those of 0 or 1 tokens.",
-        _POSITIVE,
-        kind=NUMBER,
-        metavar="X",
-    )
-    min_perplexity: float | None = option(
-        None,
-        "Write lines of at least X unchanged; never those of 0 or 1 tokens.",
-        _POSITIVE,
-        kind=NUMBER,
-        metavar="X",
-    )
-
-    @property
-    def given(self) -> bool:
-        """Return whether there is a bound."""
-        return self.max_perplexity is not None or self.min_perplexity is not None
-
-    def check(self) -> None:
-        """Raise InputError if a bound is not positive, or no line could pass."""
-        for bound in (self.min_perplexity, self.max_perplexity):
-            if bound is not None and not bound > 0:
-                raise InputError(
-                    f"--min-perplexity and --max-perplexity must be above 0, not {bound}"
-                )
-        if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
-            raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
-
-    def contain(self, perplexity: float | None) -> bool:
-        """Return whether there is a perplexity, and it is within the bounds."""
-        least, most = self.min_perplexity or 0, self.max_perplexity or math.inf
-        return perplexity is not None and least <= perplexity <= most
 
 
 ModelName = Annotated[

@@ -1,16 +1,22 @@
 """The output forms of `gpt-cli score`: facts, columns, tokens, JSON."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpt_cli import records
 from gpt_cli.cli.layout import quoted
-from gpt_cli.engine import Engine
+from gpt_cli.declare import NUMBER, WHOLE, Declared, Range, option
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_lines, without_line_end
-from gpt_cli.score import Score
+
+if TYPE_CHECKING:
+    from gpt_cli.engine import Engine
+    from gpt_cli.score import Score
 
 _TOGETHER = 256  # lines
+_POSITIVE = Range(lambda number: number > 0, "above 0")
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class Line:
     number: int  # from 1
     data: bytes  # with its line end
     text: str | InputError
-    score: Score | InputError
+    score: "Score | InputError"
 
     @property
     def perplexity(self) -> float | None:
@@ -33,7 +39,7 @@ class Line:
         return 0 if isinstance(self.score, InputError) else self.score.tokens_scored
 
 
-def score_lines(engine: Engine, file: str, stride: int | None) -> Iterator[Line]:
+def score_lines(engine: "Engine", file: str, stride: int | None) -> Iterator[Line]:
     """Score the lines of a file as they come, those of similar length side by side.
 
     Raises:
@@ -57,26 +63,104 @@ def _decoded(data: bytes, number: int) -> str | InputError:
         return InputError(f"the line is not UTF-8 at byte {error.start}")
 
 
-def as_json(engine: Engine, line: Line, tokens: bool) -> str:
-    """Return a JSON object, with the tokens if wanted."""
-    place = {"index": line.number - 1}
-    if isinstance(line.score, InputError):
-        return records.json_line(place | {"line": line.number} | records.of_error(line.score))
-    score = records.of_score(engine, line.score, logprobs=tokens)
-    return records.json_line(place | {"text": line.text} | score)
+@dataclass(frozen=True, kw_only=True)
+class Form(Declared):
+    """How to score, and what to show of it."""
 
-
-def as_tokens(engine: Engine, line: Line, tokens: bool = True) -> str:
-    """Return a line for each token: number of its line, id, log-likelihood, text."""
-    if isinstance(line.score, InputError):
-        return ""
-    return "".join(
-        f"{line.number}\t{id}\t{_number(logprob)}\t{quoted(engine.tokenizer.token_bytes(id))}\n"
-        for id, logprob in zip(line.score.ids, line.score.token_logprobs, strict=True)
+    lines: bool = option(False, "Score each line on its own.")
+    tokens: bool = option(False, "Show the log-likelihood of each token.")
+    max_perplexity: float | None = option(
+        None,
+        "Write lines of at most X unchanged; never those of 0 or 1 tokens.",
+        _POSITIVE,
+        kind=NUMBER,
+        metavar="X",
     )
+    min_perplexity: float | None = option(
+        None,
+        "Write lines of at least X unchanged; never those of 0 or 1 tokens.",
+        _POSITIVE,
+        kind=NUMBER,
+        metavar="X",
+    )
+    stride: int | None = option(
+        None,
+        "For a text longer than the context, score N tokens at a time, each after as many tokens "
+        "before it as fit; half of the context if not set.",
+        kind=WHOLE,
+        metavar="N",
+    )
+    as_json: bool = option(False, "Print JSON, one object per line.", flag="--json")
+
+    @property
+    def filters(self) -> bool:
+        """Return whether lines are filtered."""
+        return self.max_perplexity is not None or self.min_perplexity is not None
+
+    @property
+    def by_line(self) -> bool:
+        """Return whether each line is scored on its own."""
+        return self.lines or self.filters
+
+    @property
+    def plain(self) -> bool:
+        """Return whether the output is only numbers."""
+        return not (self.as_json or self.tokens)
+
+    def check(self, *, as_rows: bool) -> None:
+        """Raise InputError if options exclude each other."""
+        if self.filters and self.tokens and not self.as_json:
+            raise InputError("--tokens cannot be shown with lines that pass unchanged: add --json")
+        if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
+            raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
+        if self.filters and as_rows:
+            raise InputError(
+                "--output and --format write records of all rows: filter those instead"
+            )
+
+    def passes(self, perplexity: float | None) -> bool:
+        """Return whether the filter lets a line pass."""
+        if not self.filters:
+            return True
+        least, most = self.min_perplexity or 0, self.max_perplexity or math.inf
+        return perplexity is not None and least <= perplexity <= most
+
+    def of_text(self, engine: "Engine", text: str) -> str:
+        """Score a text; return the output."""
+        score = engine.score(text, stride=self.stride)
+        line = Line(1, text.encode(), text, score)
+        if not self.plain:
+            return self._of_tokens(engine, line)
+        facts = {
+            "tokens": f"{len(score.ids)} ({score.tokens_scored} scored)",
+            "log-likelihood": _number(score.total_logprob),
+            "perplexity": _number(score.perplexity),
+            "bits per byte": _number(score.bits_per_byte),
+        }
+        return "".join(f"{name:16}{value}\n" for name, value in facts.items())
+
+    def of_line(self, engine: "Engine", line: Line, *, aligned: bool) -> str | bytes:
+        """Return the output for a line."""
+        if not self.plain:
+            return self._of_tokens(engine, line)
+        return line.data if self.filters else _columns(line, aligned=aligned)
+
+    def _of_tokens(self, engine: "Engine", line: Line) -> str:
+        """Return a JSON object, or a line for each token: number, id, log-likelihood, text."""
+        place = {"index": line.number - 1}
+        if isinstance(line.score, InputError):
+            error = place | {"line": line.number} | records.of_error(line.score)
+            return records.json_line(error) if self.as_json else ""
+        if self.as_json:
+            score = records.of_score(engine, line.score, logprobs=self.tokens)
+            return records.json_line(place | {"text": line.text} | score)
+        return "".join(
+            f"{line.number}\t{id}\t{_number(logprob)}\t{quoted(engine.tokenizer.token_bytes(id))}\n"
+            for id, logprob in zip(line.score.ids, line.score.token_logprobs, strict=True)
+        )
 
 
-def as_columns(line: Line, *, aligned: bool) -> bytes:
+def _columns(line: Line, *, aligned: bool) -> bytes:
     """Return tokens, log-likelihood, perplexity, bits per byte, and the line unchanged."""
     score = line.score
     if isinstance(score, InputError):
@@ -85,31 +169,16 @@ def as_columns(line: Line, *, aligned: bool) -> bytes:
         values = (score.total_logprob, score.perplexity, score.bits_per_byte)
         numbers = [str(len(score.ids)), *map(_number, values)]
     text = line.data if line.data.endswith(b"\n") else line.data + b"\n"
-    return _columns(numbers, aligned=aligned).encode() + text
+    return _cells(numbers, aligned=aligned).encode() + text
 
 
-def header() -> str:
-    """Return the names of the columns."""
-    return _columns(("tokens", "log-lik.", "perplexity", "bits/byte"), aligned=True) + "text\n"
-
-
-def _columns(cells: Sequence[str], *, aligned: bool) -> str:
+def _cells(cells: Sequence[str], *, aligned: bool) -> str:
     """Return cells in columns of one width, or with a tab after each."""
-    if aligned:
-        return "".join(f"{cell:>12}  " for cell in cells)
-    return "".join(f"{cell}\t" for cell in cells)
-
-
-def as_facts(score: Score) -> str:
-    """Return a line for each number, with its name."""
-    facts = {
-        "tokens": f"{len(score.ids)} ({score.tokens_scored} scored)",
-        "log-likelihood": _number(score.total_logprob),
-        "perplexity": _number(score.perplexity),
-        "bits per byte": _number(score.bits_per_byte),
-    }
-    return "".join(f"{name:16}{value}\n" for name, value in facts.items())
+    return "".join(f"{cell:>12}  " if aligned else f"{cell}\t" for cell in cells)
 
 
 def _number(value: float | None) -> str:
     return "nan" if value is None else f"{value:.6g}"
+
+
+HEADER = _cells(("tokens", "log-lik.", "perplexity", "bits/byte"), aligned=True) + "text\n"
