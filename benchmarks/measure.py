@@ -71,7 +71,7 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
 
 def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
     """Return gpt-cli."""
-    from gpt_cli.cli.options import prepare
+    from gpt_cli.startup import prepare
 
     prepare(threads)
     import numpy as np

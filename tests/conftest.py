@@ -13,11 +13,11 @@ from hypothesis import settings
 
 import gpt_cli
 from gpt_cli import checkpoint
-from gpt_cli.cli.options import THREAD_VARIABLES
 from gpt_cli.config import GPT2Config
 from gpt_cli.machine import native_library
 from gpt_cli.model import GPT2
 from gpt_cli.ops import Array, Ops, bindings, get_ops
+from gpt_cli.startup import THREAD_VARIABLES
 from gpt_cli.tokenizer import Tokenizer
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands are run as users have it: with buffers

@@ -16,9 +16,9 @@ from processes import COMMAND, WITHOUT_LIBRARY, on_terminal, posix, run_on_termi
 
 import gpt_cli
 from gpt_cli.cli import app
-from gpt_cli.cli.options import THREAD_VARIABLES
 from gpt_cli.generate import Options
 from gpt_cli.ops import bindings
+from gpt_cli.startup import THREAD_VARIABLES
 
 GENERATE = ["generate", "--model", "tiny"]
 TINY = [*COMMAND, *GENERATE]
@@ -235,7 +235,7 @@ def threads_of_the_library_and_numpy():
 
 @pytest.fixture
 def compiled(thread_variables):
-    thread_variables.setattr("gpt_cli.cli.options.native_computes", lambda: True)
+    thread_variables.setattr("gpt_cli.startup.native_computes", lambda: True)
     return thread_variables
 
 
@@ -250,13 +250,13 @@ def test_numpy_has_all_threads_where_it_computes(recorder, compiled):
     app.run(["generate", "text", "--threads", "3"])
     assert threads_of_the_library_and_numpy() == (3, 3)
     compiled.delenv("GPT_CLI_OPS")
-    compiled.setattr("gpt_cli.cli.options.native_computes", lambda: False)
+    compiled.setattr("gpt_cli.startup.native_computes", lambda: False)
     app.run(["generate", "text", "--threads", "2"])
     assert threads_of_the_library_and_numpy() == (2, 2)
 
 
 def test_threads_are_the_cores_that_may_be_used_unless_the_user_has_said_so(recorder, compiled):
-    compiled.setattr("gpt_cli.cli.options.cores", lambda: 5)
+    compiled.setattr("gpt_cli.startup.cores", lambda: 5)
     compiled.delenv("GPT_CLI_THREADS")
     app.run(["generate", "text"])
     assert "GPT_CLI_THREADS" not in os.environ

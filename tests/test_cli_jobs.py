@@ -15,9 +15,9 @@ from fsspec.implementations.local import LocalFileOpener
 from processes import COMMAND, posix
 
 from gpt_cli.cli import app
-from gpt_cli.cli.options import THREAD_VARIABLES
 from gpt_cli.jobs import parts
 from gpt_cli.jobs.parts import Folder
+from gpt_cli.startup import THREAD_VARIABLES
 
 FLAGS = {"batch": ["-n", "2", "-s", "1", "--ignore-eos"], "score": []}
 FIELD = {"batch": "prompt", "score": "text"}

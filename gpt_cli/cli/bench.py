@@ -10,6 +10,7 @@ from gpt_cli.atomic import check_file
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.startup import prepare
 
 
 def bench(
@@ -43,7 +44,7 @@ def bench(
     if plot is not None:
         check_file("--plot", plot, plots.FORMATS)
         plots.check_library("--plot")
-    flags.prepare(loading.threads)
+    prepare(loading.threads)
     from gpt_cli.bench import Plan, measure
     from gpt_cli.cli import bench_format
 

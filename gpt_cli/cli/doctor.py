@@ -4,6 +4,7 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.layout import hanging
 from gpt_cli.cli.streams import write
 from gpt_cli.errors import ResourceError
+from gpt_cli.startup import prepare
 
 
 def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
@@ -11,7 +12,7 @@ def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
 
     Each line is ok, a note or a problem, with its cure. The exit code is 5 if there is a problem.
     """
-    flags.prepare(None)
+    prepare(None)
     from dataclasses import asdict
 
     from gpt_cli import records

@@ -7,7 +7,6 @@ flags of the group in its place. The flags of `gpt_cli.Options` come from its de
 import functools
 import inspect
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,29 +26,17 @@ from gpt_cli.declare import (
     declarations,
     option,
 )
-from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.errors import InputError
 from gpt_cli.jobs.rows import Format
-from gpt_cli.machine import MOST_THREADS, addresses, blas_threads, cores, native_computes
+from gpt_cli.machine import MOST_THREADS
 from gpt_cli.options import Options
+from gpt_cli.startup import prepare
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.jobs import Cluster
 
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
-
-# Our variable, and those of the BLAS libraries that NumPy may be built with.
-THREAD_VARIABLES = (
-    "GPT_CLI_THREADS",
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
-
-# Bytes of address space to import NumPy and load a small model: measured, with a margin.
-_TO_START, _PER_THREAD = 480 << 20, 40 << 20
-_MOST_THREADS = 64  # of the OpenBLAS in NumPy's wheels
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -295,28 +282,3 @@ Quiet = _flag_of(Model, "quiet")
 Verbose = _flag_of(Model, "verbose")
 Revision = _flag_of(Model, "revision")
 Threads = _flag_of(Loading, "threads")
-
-
-def prepare(threads: int | None) -> None:
-    """Set the number of threads and check the address space, before NumPy is imported.
-
-    The default is the number of cores that the process may use, which the BLAS libraries do not
-    know in a container, unless one of their variables is set. If the compiled library computes,
-    NumPy's own products get one thread: to start more takes a fifth of NumPy's import.
-
-    Raises:
-        ResourceError: the address space is too small, where OpenBLAS would end the process.
-    """
-    if threads is None and not any(name in os.environ for name in THREAD_VARIABLES):
-        threads = cores()
-    if threads is not None:
-        numpy_computes = not native_computes() or os.environ.get("GPT_CLI_OPS") == "numpy"
-        of_numpy = threads if numpy_computes else 1
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(of_numpy)))
-        os.environ["GPT_CLI_THREADS"] = str(threads)
-    left, needed = addresses(), _TO_START + min(blas_threads(), _MOST_THREADS) * _PER_THREAD
-    if left is not None and left < needed:
-        raise ResourceError(
-            f"{needed >> 20} MiB of address space are needed to start, and a limit leaves "
-            f"{left >> 20}: raise it (ulimit -v), or set fewer --threads"
-        )

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import piped
-from gpt_cli.cli.layout import quoted
+from gpt_cli.cli.layout import token_label
 from gpt_cli.cli.streams import on_terminal, remark, write
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_bytes
@@ -52,12 +52,12 @@ def tokenize(
     if count:
         write((json.dumps({"tokens": len(ids)}) if as_json else str(len(ids))) + "\n")
     elif as_json:
-        records = map(_record, _in_place(tokenizer, ids))
+        records = _records(tokenizer, ids)
         _write_many(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     elif on_terminal(sys.stdout):
         width = max(len("start"), len(str(len(data))), len(str(max(ids, default=0))))
         write(f"{'id':>{width}}  {'start':>{width}}  {'end':>{width}}  token\n")
-        _write_many(_row(token, width) for token in _in_place(tokenizer, ids))
+        _write_many(_row(token, width) for token in _records(tokenizer, ids))
     else:
         _write_many(f" {id}" if place else str(id) for place, id in enumerate(ids))
         write("\n")
@@ -128,36 +128,20 @@ def _parse_ids(words: bytes) -> Iterator[int]:
         yield int(word)
 
 
-class _Token(NamedTuple):
-    """A token with its place in the input, in bytes."""
-
-    id: int
-    data: bytes
-    start: int
-    end: int
-
-
-def _in_place(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[_Token]:
+def _records(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Yield the record of each token, with its place in the input in bytes."""
     start = 0
     for id in ids:
         data = tokenizer.token_bytes(id)
-        yield _Token(id, data, start, start + len(data))
-        start += len(data)
+        end = start + len(data)
+        text = data.decode(errors="replace")
+        yield {"id": id, "token": text, "bytes": list(data), "start": start, "end": end}
+        start = end
 
 
-def _record(token: _Token) -> dict[str, int | str | list[int]]:
-    return {
-        "id": token.id,
-        "token": token.data.decode(errors="replace"),
-        "bytes": list(token.data),
-        "start": token.start,
-        "end": token.end,
-    }
-
-
-def _row(token: _Token, width: int) -> str:
-    numbers = f"{token.id:{width}}  {token.start:{width}}  {token.end:{width}}"
-    return f"{numbers}  {quoted(token.data)}\n"
+def _row(token: dict[str, Any], width: int) -> str:
+    numbers = "  ".join(f"{token[name]:{width}}" for name in ("id", "start", "end"))
+    return f"{numbers}  {token_label(token)}\n"
 
 
 def _write_many(pieces: Iterator[str]) -> None:

@@ -4,6 +4,7 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.layout import hanging
 from gpt_cli.cli.streams import write
 from gpt_cli.errors import CheckpointError
+from gpt_cli.startup import prepare
 
 _WORDS = {True: "ok", False: "FAILED", None: "not checked"}
 
@@ -21,7 +22,7 @@ def verify(
     4 if a check fails. A check that cannot be made on this machine says why.
     """
     model = model.named(name)
-    flags.prepare(threads)
+    prepare(threads)
     from dataclasses import asdict
 
     from gpt_cli import hub, records
