@@ -385,6 +385,17 @@ def test_memory_that_runs_out_is_exit_code_5(recorder, monkeypatch, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [("-Once upon", True), ("-once upon", True), ("- x", True), ("--nope", False), ("-x", False)],
+)
+def test_a_text_that_begins_with_a_dash_gets_a_hint_and_a_flag_does_not(word, text, capsys):
+    assert app.run([*GENERATE, word]) == 2
+    error = capsys.readouterr().err
+    assert ("Put -- before" in error) == text
+    assert word != "--nope" or "Possible options: --no-cache, --stop" in error
+
+
 def test_an_empty_prompt_begins_a_text():
     assert text_of("", "-n", "5", "--seed", "1")[0].isupper()
 

@@ -37,6 +37,7 @@ from gpt_cli.cli.verify import verify
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 _LONGEST = 1000  # characters of a message
+_TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not look like a flag
 _LESS = "have fewer or shorter texts at a time, or use a smaller model"
 # Errors of the loader and of threads that mean that memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
@@ -137,7 +138,7 @@ def run(arguments: list[str]) -> int:
         message = error.format_message()
         if "unexpected extra argument" in message:
             message += ". Quote a text that has spaces"
-        elif re.search("No such option: -{1,2}[^a-z]", message):
+        elif "No such option" in message and any(map(_TEXT.match, arguments)):
             message += ". Put -- before a text that begins with -"
         return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)
     except GPTCLIError as error:
