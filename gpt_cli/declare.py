@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from gpt_cli.errors import InputError
 
@@ -80,13 +80,14 @@ def declarations(group: "type[Declared]") -> Iterator[tuple[Field[Any], Option]]
         yield each, each.metadata["option"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A group of options.
+    """Base of a group of options, which is a dataclass.
 
     Raises:
         InputError: a value has the wrong type or is out of range.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __post_init__(self) -> None:
         for each, declaration in declarations(type(self)):

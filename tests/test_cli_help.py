@@ -19,7 +19,7 @@ def names(group, *above):
             yield (*above, name)
 
 
-NAMES = list(names(get_command(app.app)))
+NAMES = list(names(get_command(app.application())))
 
 
 def read_help(*name):

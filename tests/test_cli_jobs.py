@@ -29,6 +29,7 @@ def fast(case_folder):
     """Use a very small model, and take the command line apart only once: there are many runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CLI_MODEL", str(case_folder("saved")))
+        patch.setattr(app, "application", functools.cache(app.application))
         patch.setattr(app, "get_command", functools.cache(app.get_command))
         for name in THREAD_VARIABLES:  # which `--threads` sets, and which are then as before
             patch.setenv(name, os.environ.get(name, "1"))

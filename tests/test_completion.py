@@ -132,7 +132,7 @@ def test_types_and_devices_are_those_that_can_be_computed():
 
 
 def test_every_command_is_offered():
-    assert sorted(answers("gpt-cli ")) == sorted(get_command(app.app).commands)
+    assert sorted(answers("gpt-cli ")) == sorted(get_command(app.application()).commands)
 
 
 @pytest.mark.parametrize("line", ["gpt-cli ", "gpt-cli bench --", "gpt-cli next --model "])

@@ -42,12 +42,6 @@ _LESS = "have fewer or shorter texts at a time, or use a smaller model"
 # Errors of the loader and of threads that mean that memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
-app = typer.Typer(
-    help="GPT-2 in a terminal, without PyTorch.",
-    epilog="Begin with: gpt-cli generate --model tiny 'Once upon a time'",
-    rich_markup_mode=None,  # plain help needs no import of Rich, and reads well in a pipe
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "batch": batch,
@@ -64,9 +58,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify,
     "doctor": doctor,
 }
-for name, command in COMMANDS.items():
-    app.command(name, epilog=epilog(name))(with_groups(command))
-app.add_typer(show, name="show")
 
 
 def _print_version(context: typer.Context, wanted: bool) -> None:
@@ -75,7 +66,6 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool,
@@ -85,10 +75,26 @@ def _options(
     pass
 
 
+def application(name: str | None = None) -> typer.Typer:
+    """Return the application with one command, which starts sooner, or with all commands."""
+    app = typer.Typer(
+        help="GPT-2 in a terminal, without PyTorch.",
+        epilog="Begin with: gpt-cli generate --model tiny 'Once upon a time'",
+        rich_markup_mode=None,  # plain help needs no import of Rich, and reads well in a pipe
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for each in [name] if name in COMMANDS else COMMANDS:
+        app.command(each, epilog=epilog(each))(with_groups(COMMANDS[each]))
+    if name not in COMMANDS:
+        app.add_typer(show, name="show")
+    return app
+
+
 def main() -> NoReturn:
     """Run the command line and exit."""
     if "_GPT_CLI_COMPLETE" in os.environ:  # a shell asks for completions
-        app(prog_name="gpt-cli")
+        application()(prog_name="gpt-cli")
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     code = run(sys.argv[1:] or ["--help"])
@@ -117,7 +123,7 @@ def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     verbose = False
     try:
-        command = get_command(app)
+        command = get_command(application(arguments[0] if arguments else None))
         with command.make_context("gpt-cli", arguments) as context:
             try:
                 command.invoke(context)

@@ -27,7 +27,7 @@ from gpt_cli.declare import (
     option,
 )
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.rows import Format
+from gpt_cli.jobs.storage import Format
 from gpt_cli.machine import MOST_THREADS
 from gpt_cli.options import Options
 from gpt_cli.startup import prepare
@@ -98,7 +98,7 @@ def _set_verbose(context: typer.Context, verbose: bool) -> bool:
     return verbose
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Model(Declared):
     """The model of a command that needs only its files."""
 
@@ -129,7 +129,7 @@ class Model(Declared):
         return {"revision": self.revision, "offline": self.offline}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Loading(Model):
     """The model of a command that computes with it."""
 
@@ -165,7 +165,7 @@ class Loading(Model):
         return gpt_cli.load(self.model, **self.options, quiet=self.quiet)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Rows(Declared):
     """The output of a command with a record for each row."""
 
@@ -193,7 +193,7 @@ class Rows(Declared):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Where(Declared):
     """Where rows are computed."""
 

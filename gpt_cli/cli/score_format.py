@@ -63,7 +63,7 @@ def _decoded(data: bytes, number: int) -> str | InputError:
         return InputError(f"the line is not UTF-8 at byte {error.start}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Form(Declared):
     """How to score, and what to show of it."""
 

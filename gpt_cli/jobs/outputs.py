@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import manifest, parts, storage
+from gpt_cli.jobs import manifest, storage
 from gpt_cli.jobs.manifest import ANOTHER
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import JSONLines, Sink
@@ -40,6 +40,8 @@ def open_sink(
         _check_apart(source.name, name)
     if not (folder or storage.is_address(name) or name.endswith(".parquet")):
         return _json_lines(Path(name), source, task, job, resume=resume)
+    from gpt_cli.jobs import parts  # brings fsspec
+
     if resume and source.streams:
         raise InputError(f"--resume: {name} cannot be resumed with a pipe as its input")
     ids = {"id": "int64"} if source.whole_ids else {}

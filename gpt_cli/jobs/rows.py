@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import parquet, storage
-
-Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet"]
+from gpt_cli.jobs.storage import Format
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

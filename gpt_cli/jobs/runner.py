@@ -4,19 +4,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpt_cli.engine import Engine, load
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.cluster import Cluster
-from gpt_cli.jobs.cluster import compute as on_cluster
-from gpt_cli.jobs.cluster import library as ray_library
 from gpt_cli.jobs.observer import Observer
 from gpt_cli.jobs.outputs import open_sink
-from gpt_cli.jobs.rows import Format, Source
+from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import Sink
+from gpt_cli.jobs.storage import Format
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.records import Record
+
+if TYPE_CHECKING:
+    from gpt_cli.jobs.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def run(
     model: str = "gpt2",
     format: Format = "auto",
     resume: bool = False,
-    cluster: Cluster | None = None,
+    cluster: "Cluster | None" = None,
     observer: Observer | None = None,
     **loading: Any,
 ) -> Summary:
@@ -57,7 +58,9 @@ def run(
     """
     observer = observer or Observer()
     if cluster:
-        ray_library()  # before the input is read
+        from gpt_cli.jobs.cluster import library
+
+        library()  # before the input is read
     source = Source(input, format, task.fields, task.together)
     if source.streams and cluster:
         raise InputError("--engine ray reads files, not a pipe: name a file")
@@ -108,7 +111,7 @@ def _compute(engine: Engine, source: Source, sink: Sink, done: int, task: Task) 
 
 
 def _compute_on(
-    cluster: Cluster,
+    cluster: "Cluster",
     model: str,
     loading: Mapping[str, Any],
     source: Source,
@@ -117,7 +120,9 @@ def _compute_on(
     task: Task,
 ) -> Iterator[Record]:
     """Yield the same records, computed on a cluster."""
+    from gpt_cli.jobs.cluster import compute
+
     if sink.compares:
         for row in islice(chain.from_iterable(source.rows()), done):
             sink.check(row)
-    yield from on_cluster(cluster, source, done, task, model, loading)
+    yield from compute(cluster, source, done, task, model, loading)

@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.machine import free_memory
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+
+Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet"]
 
 _BLOCK = 1 << 20  # bytes to read at once, if available
 _GROWTH = 32  # memory that a text takes as tokens, in multiples of its bytes; measured: 14

@@ -23,7 +23,7 @@ Prompt = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Output(Declared):
     """The forms of output of a view."""
 
