@@ -1067,7 +1067,7 @@ def test_engine_batch_is_lazy(engine):
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_engine_batch_refuses_a_batch_of_no_rows(engine, size):
-    with pytest.raises(InputError, match="batch-size"):
+    with pytest.raises(InputError, match="batch_size"):
         engine.batch(["a"], batch_size=size)
 
 

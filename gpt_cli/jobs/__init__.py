@@ -32,7 +32,7 @@ __all__ = [
     "Task",
     "run",
 ]
-_MODULES = ("observer", "rows", "sinks", "tasks", "cluster", "runner")
+_MODULES = ("observer", "rows", "sinks", "tasks", "runner", "cluster")
 
 
 def __getattr__(name: str) -> Any:
