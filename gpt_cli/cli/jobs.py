@@ -42,7 +42,7 @@ def run(
         summary = jobs.run(
             task,
             file,
-            StandardOutput() if rows.output is None else rows.output,
+            rows.output or StandardOutput(),
             model=loading.model,
             format=rows.format or "auto",
             resume=rows.resume,
