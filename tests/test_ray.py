@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 from loopback_hub import cache_fixture, hub_fixture  # noqa: F401 (fixtures)
@@ -369,10 +370,15 @@ with (folder / "out").open("w", buffering=1) as out:
 """
 
 
+@contextmanager
 def waiting(cluster, workers, input, folder):
     """Begin a job of which only the first block is done before there is `folder`/go."""
     script = [sys.executable, "-c", WAITING, cluster.address, workers, input, folder]
-    return subprocess.Popen(list(map(str, script)), stdout=subprocess.DEVNULL)
+    with subprocess.Popen(list(map(str, script)), stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_for(file):
