@@ -159,7 +159,7 @@ def rows_of_map(lines):
 def test_a_wide_map_has_the_shares_as_numbers(tiny):
     view = look(tiny, "attention")
     lines = shown(view, 200)
-    assert lines[0].endswith("those before it, in the mean of 4 layers with 4 heads each")
+    assert lines[0].endswith("attends to earlier tokens, mean of all 16 heads")
     check_ruler(lines, 5, 1)
     rows = rows_of_map(lines)
     expected = view.weights.mean(axis=(0, 1))
@@ -184,8 +184,8 @@ def test_one_head_or_one_layer_is_named(tiny):
     def head_of(layer, head):
         return shown(views.attention(tiny, TEXT, layer, head, special=False), 200)[0]
 
-    assert head_of(2, 1).endswith(", by head 1 of layer 2")
-    assert head_of(2, None).endswith(", in the mean of the 4 heads of layer 2")
+    assert head_of(2, 1).endswith(", head 1 of layer 2")
+    assert head_of(2, None).endswith(", mean of the 4 heads of layer 2")
 
 
 @pytest.mark.parametrize(("count", "columns", "together"), [(20, 2, 1), (40, 1, 1), (120, 1, 2)])
@@ -194,7 +194,7 @@ def test_a_narrow_map_has_characters_for_the_shares(tiny, count, columns, togeth
     lines = shown(view, 80)
     check_ruler(lines, columns, together)
     assert "· 0%  ░ 4%  ▒ 16%  ▓ 36%  █ 64%" in lines
-    assert (f"A block is {together} x {together} tokens" in "".join(lines)) == (together > 1)
+    assert (f"maximum of {together} x {together} tokens" in "".join(lines)) == (together > 1)
     rows = rows_of_map(lines)
     expected = view.weights.mean(axis=(0, 1))
     assert len(rows) == count / together
@@ -257,6 +257,12 @@ def test_a_pipe_gets_the_bits_of_each_character(tiny):
     )
 
 
+def test_the_header_of_short_tokens_is_complete(tiny):
+    lines = shown(look(tiny, "surprise", "a b"), 80)
+    assert lines[0] == "  bits  token  bar: 0 to 16"
+    assert lines[3].index("█") == lines[0].index("bar")
+
+
 def test_a_pipe_gets_a_line_for_each_token_of_the_tree(tiny):
     view = look(tiny, "tree", "Once upon a time", 30)
 
@@ -281,7 +287,7 @@ def test_a_token_may_be_certain_or_all_but_impossible(tiny):
 
     assert lines(None, 0.0, 0.0)[3] == '  0.00  "very"'
     least = lines(None, -10000.0, -8 * math.log(2))
-    assert least[0] == "    bits  token   bar: to 16"
+    assert least[0] == "    bits  token   bar: 0 to 16"
     assert least[3] == '14426.95  "very"  ' + 22 * "█"
     assert least[4] == '    8.00  " day"  ' + 11 * "█"
 
@@ -391,7 +397,7 @@ def test_a_picture_is_a_png_of_what_is_wanted(view, tmp_path):
 
 def test_maps_stand_side_by_side_and_what_is_not_seen_is_blank():
     weights = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)
-    whole = picture._side_by_side(weights)
+    whole = picture._grid(weights)
     assert whole.shape == (2 * 5 - 1, 3 * 5 - 1)
     for layer in range(2):
         for head in range(3):

@@ -140,10 +140,10 @@ def test_a_page_that_no_browser_would_open_is_refused_before_it_is_made(see, mon
     with monkeypatch.context() as patch:
         patch.setattr(page.base64, "b64encode", None)
         with pytest.raises(
-            InputError, match=r"^the page would have 1,679 MB, .* 64: .*--layer, --h"
+            InputError, match=r"^the page would have 1,679 MB, more than 64: .*--layer, --h"
         ):
             page.page(attention)
-    monkeypatch.setattr(page, "_LIMIT", 1000)
+    monkeypatch.setattr(page, "_MAX_BYTES", 1000)
     with pytest.raises(InputError, match="--top"):
         page.page(see("lens"))
 
@@ -444,7 +444,7 @@ def test_the_colours_of_surprise_are_in_steps(look):
         "all => all.map(one => getComputedStyle(one).backgroundColor)"
     )
     assert colours == ["rgba(0, 0, 0, 0)", *steps.values()]
-    assert "perplexity beyond all numbers" in tab.locator("main").inner_text()
+    assert "perplexity infinite" in tab.locator("main").inner_text()
 
 
 @browser_only

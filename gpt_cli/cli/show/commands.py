@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from gpt_cli.cli.streams import note, write
 from gpt_cli.declare import PATH, Declared, option
 from gpt_cli.errors import InputError
 
-if TYPE_CHECKING:
-    from gpt_cli.cli.show.views import View
-
 Prompt = Annotated[
     str | None,
     typer.Argument(metavar="[PROMPT]", help="The text; if not given, from a pipe."),
@@ -25,7 +22,7 @@ Prompt = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Declared):
-    """The forms of output of a view."""
+    """The output of a view."""
 
     html: Path | None = option(
         None, "Write an interactive page for a browser.", kind=PATH, metavar="FILE"
@@ -33,18 +30,32 @@ class Output(Declared):
     png: Path | None = option(None, "Draw a picture (matplotlib).", kind=PATH, metavar="FILE")
     as_json: bool = option(False, "Print JSON.", flag="--json")
 
-    def check(self) -> None:
-        """Raise InputError if a file cannot be written, before a model is loaded."""
-        from gpt_cli.cli import plot
+    def show(
+        self,
+        kind: str,
+        prompt: str | None,
+        file: Path | None,
+        loading: flags.Loading,
+        *details: int | None,
+        **special: bool,
+    ) -> None:
+        """Compute a view by the function of this name in `views`, then write its files or print it.
 
+        Raises:
+            InputError: a file name is unusable; this is checked before the model is loaded.
+        """
         if self.html is not None:
             check_file("--html", self.html, (".html", ".htm"))
         if self.png is not None:
-            check_file("--png", self.png, (".png",))
-            plot.check_library("--png")
+            from gpt_cli.cli.plot import check_library
 
-    def deliver(self, view: "View", *, quiet: bool) -> None:
-        """Write the files of a view, or else print it."""
+            check_file("--png", self.png, (".png",))
+            check_library("--png")
+        text = read_prompt(prompt, file)
+        engine = loading.load()
+        from gpt_cli.cli.show import views
+
+        view = getattr(views, kind)(engine, text, *details, **special)
         files = {}
         if self.html is not None:
             from gpt_cli.cli.show.page import page
@@ -54,8 +65,8 @@ class Output(Declared):
             from gpt_cli.cli.show.picture import picture
 
             files[self.png] = picture(view)
-        for file, data in files.items():
-            write_file(file, data)
+        for name, data in files.items():
+            write_file(name, data)
         if self.as_json:
             from gpt_cli import records
 
@@ -64,8 +75,8 @@ class Output(Declared):
             from gpt_cli.cli.show.terminal import print_view
 
             print_view(view)
-        elif not quiet:
-            note(*(f"gpt-cli: wrote {file}" for file in files))
+        elif not loading.quiet:
+            note(*(f"gpt-cli: wrote {name}" for name in files))
 
 
 show = typer.Typer(
@@ -87,31 +98,27 @@ def attention(
     prompt: Prompt = None,
     *,
     layer: Annotated[
-        int | None, typer.Option("--layer", "-l", metavar="L", help="Only this layer, from 0.")
+        int | None,
+        typer.Option("--layer", "-l", metavar="L", help="Show this layer (from 0)."),
     ] = None,
     head: Annotated[
-        int | None, typer.Option("--head", metavar="H", help="Only this head of it, from 0.")
+        int | None,
+        typer.Option("--head", metavar="H", help="Show this head (from 0)."),
     ] = None,
     file: flags.PromptFile = None,
     special: flags.Special = False,
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show how much each token attends to those before it.
+    """Show how much each token attends to the tokens before it.
 
-    A row is a token, and its blocks are the tokens that it attends to. Without --layer it is the
-    mean of all heads, with a list of notable heads; with --layer the mean of that layer; with
-    --head, too, the attention of one head.
+    Each row is a token; the blocks of the row are the tokens that it attends to. The default is the
+    mean of all heads, with a list of notable heads. --layer shows the mean of one layer; --layer
+    with --head shows one head.
     """
     if head is not None and layer is None:
         raise InputError("--head needs --layer")
-    output.check()
-    text = read_prompt(prompt, file)
-    engine = loading.load()
-    from gpt_cli.cli.show import views
-
-    view = views.attention(engine, text, layer, head, special=special)
-    output.deliver(view, quiet=loading.quiet)
+    output.show("attention", prompt, file, loading, layer, head, special=special)
 
 
 @show.command(epilog=epilog("show lens"))
@@ -126,8 +133,8 @@ def lens(
             "-k",
             metavar="N",
             min=1,
-            max=100,  # of each token of the prompt, in each layer
-            help="Number of tokens per layer; text and pictures show as many as fit.",
+            max=100,  # for each token of the prompt, in each layer
+            help="Number of tokens per layer; text and pictures show those that fit.",
         ),
     ] = 5,
     file: flags.PromptFile = None,
@@ -135,17 +142,13 @@ def lens(
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show the next token as each layer would predict it.
+    """Show the next token that each layer would predict.
 
-    The state of each layer goes through the last layer norm and the head, as if the model ended
-    there (the "logit lens"). The page and the JSON have it after each token of PROMPT.
+    The output of each layer goes through the final layer norm and the output matrix, as if the
+    model ended there (the "logit lens"). The page and the JSON show the predictions after every
+    token of PROMPT.
     """
-    output.check()
-    text = read_prompt(prompt, file)
-    engine = loading.load()
-    from gpt_cli.cli.show import views
-
-    output.deliver(views.lens(engine, text, top, special=special), quiet=loading.quiet)
+    output.show("lens", prompt, file, loading, top, special=special)
 
 
 @show.command(epilog=epilog("show surprise"))
@@ -162,15 +165,10 @@ def surprise(
 ) -> None:
     """Show how surprising each token of TEXT is.
 
-    Surprise is minus the logarithm of the probability to base 2, in bits: 1 bit is a probability of
-    one half, 10 bits one in a thousand.
+    Surprise is the negative base-2 logarithm of the probability, in bits: 1 bit is a probability of
+    1/2, and 10 bits is about 1/1000.
     """
-    output.check()
-    given = read_prompt(text, file)
-    engine = loading.load()
-    from gpt_cli.cli.show import views
-
-    output.deliver(views.surprise(engine, given), quiet=loading.quiet)
+    output.show("surprise", text, file, loading)
 
 
 @show.command(epilog=epilog("show tree"))
@@ -180,7 +178,7 @@ def tree(
     *,
     top: Annotated[
         int,
-        # More do not help the eye, and a tree may be as deep as it has continuations.
+        # More are hard to read, and a tree may be as deep as it has continuations.
         typer.Option("--top", "-k", metavar="N", min=1, max=200, help="Number of continuations."),
     ] = 20,
     file: flags.PromptFile = None,
@@ -188,15 +186,10 @@ def tree(
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show the likeliest continuations of PROMPT, as a tree.
+    """Show the likeliest continuations of PROMPT as a tree.
 
-    They have all lengths: a long continuation is shown if, as a whole, it is likelier than every
-    shorter one that was left out. The percentages are the probability of a token given those before
-    it, and the probability of all tokens since PROMPT.
+    Continuations differ in length: a long one is shown if it is likelier than every shorter one
+    that is not. The percentages are the probability of the token after those before it, and of the
+    whole path from PROMPT.
     """
-    output.check()
-    text = read_prompt(prompt, file)
-    engine = loading.load()
-    from gpt_cli.cli.show import views
-
-    output.deliver(views.tree(engine, text, top, special=special), quiet=loading.quiet)
+    output.show("tree", prompt, file, loading, top, special=special)
