@@ -1,6 +1,7 @@
 """`--help` as a user reads it, and its examples as a user copies them into a shell."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -22,10 +23,10 @@ def names(group, *above):
 NAMES = list(names(get_command(app.app)))
 
 
-def read_help(*name):
+def read_help(*name, columns=80):
     finished = subprocess.run(
         [*COMMAND, *name, "--help"],
-        env={**os.environ, "COLUMNS": "80"},
+        env={**os.environ, "COLUMNS": str(columns)},
         capture_output=True,
         timeout=60,
         check=True,
@@ -46,6 +47,17 @@ def test_help_fits_a_terminal_and_ends_with_one_to_three_examples(name):
     assert 1 <= len(lines) <= 3
     for line in lines:
         assert f"gpt-cli {' '.join(name)} " in f"{line} "
+
+
+@pytest.mark.parametrize("name", [(), ("show",), *NAMES], ids=" ".join)
+def test_help_on_a_narrow_terminal_breaks_no_word(name):
+    def described(columns):
+        return read_help(*name, columns=columns).partition("\n  Examples:\n")[0]
+
+    narrow = described(40)
+    assert max(map(len, narrow.splitlines())) < 40
+    joined = re.sub(r"(?<=\w-)\n +", "", narrow)  # `log-` at the end of a line is not broken
+    assert joined.split() == described(80).split()
 
 
 def test_no_command_is_described_by_half_a_sentence():

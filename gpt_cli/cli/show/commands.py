@@ -8,7 +8,7 @@ import typer
 
 from gpt_cli.atomic import check_file, write_file
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.examples import epilog
+from gpt_cli.cli.help import add_command
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.streams import note, write
 from gpt_cli.declare import PATH, Declared, option
@@ -92,8 +92,6 @@ def _list(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@show.command(epilog=epilog("show attention"))
-@flags.command
 def attention(
     prompt: Prompt = None,
     *,
@@ -121,8 +119,6 @@ def attention(
     output.show("attention", prompt, file, loading, layer, head, special=special)
 
 
-@show.command(epilog=epilog("show lens"))
-@flags.command
 def lens(
     prompt: Prompt = None,
     *,
@@ -151,8 +147,6 @@ def lens(
     output.show("lens", prompt, file, loading, top, special=special)
 
 
-@show.command(epilog=epilog("show surprise"))
-@flags.command
 def surprise(
     text: Annotated[
         str | None,
@@ -171,8 +165,6 @@ def surprise(
     output.show("surprise", text, file, loading)
 
 
-@show.command(epilog=epilog("show tree"))
-@flags.command
 def tree(
     prompt: Prompt = None,
     *,
@@ -193,3 +185,7 @@ def tree(
     whole path from PROMPT.
     """
     output.show("tree", prompt, file, loading, top, special=special)
+
+
+for command in (attention, lens, surprise, tree):
+    add_command(show, f"show {command.__name__}", command)
