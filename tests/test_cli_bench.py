@@ -112,8 +112,8 @@ def test_the_table_has_each_figure_with_its_range_and_its_ratio(found):
         ["first token, ms", milliseconds, milliseconds, "-"],
         ["prefill, tokens/s", seconds, seconds, "-"],
         ["decode, tokens/s", seconds, seconds, "123"],
-        ["model, ms a token", milliseconds, milliseconds, "5.7"],
-        ["the rest, ms a token", milliseconds, milliseconds, "-"],
+        ["model, ms per token", milliseconds, milliseconds, "5.7"],
+        ["other, ms per token", milliseconds, milliseconds, "-"],
         ["whole text, s", seconds, seconds, "-"],
     ]
     for start in map(table[0].index, cells[0][1:]):
@@ -139,10 +139,10 @@ def test_one_token_has_no_rate_and_one_repetition_no_range(found):
 def test_the_notes_tell_memory_and_loading(found):
     text = bench_format.as_text(found)
     assert "loaded in 0.0123 s; peak memory of the process 123 MB, weights 5 MB\n" in text
-    assert "ms a token: the time in which each row gets one\n" in text
+    assert "ms per token: time of a step, which gives each row one token\n" in text
     unknown = bench_format.as_text(replace(found, peak_bytes=None, batch=1))
     assert "peak memory of the process unknown" in unknown
-    assert "each row gets one" not in unknown
+    assert "time of a step" not in unknown
 
 
 def test_the_conclusion_says_what_was_seen_and_no_more(found):
