@@ -408,7 +408,7 @@ def test_surprise_shows_the_bits_of_each_token(look, see):
         in tab.locator("main > p").first.inner_text()
     )
     point(tab, pieces.nth(0))
-    assert "nothing is before it" in tab.locator(".panel").inner_text()
+    assert "the first token has no prediction" in tab.locator(".panel").inner_text()
     point(tab, pieces.nth(1))
     told = tab.locator(".panel").inner_text()
     assert f"“·moon”: {bits[1]:.2f} bits" in told
