@@ -208,7 +208,7 @@ def check(seed: int, count: int) -> None:
         nats += story.nats
     print(f"{len(texts)} of {count} stories are different; mistakes: {dict(mistakes) or 'none'}")
     print(f"{min(lengths)} to {max(lengths)} words, {sum(lengths) / count:.0f} on average")
-    print(f"{len(words)} different words, {nats / count:.0f} nats a story")
+    print(f"{len(words)} different words, {nats / count:.0f} nats per story")
     once = sum(text.startswith("Once upon a time") for text in texts) / len(texts)
     print(f"{once:.0%} begin with 'Once upon a time'; plots: {dict(plots)}")
     if mistakes or len(texts) < count:

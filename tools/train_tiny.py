@@ -256,7 +256,7 @@ def evaluate(folder: Path) -> None:
     for whose, nats in (("model", model_nats), ("grammar", grammar_nats)):
         print(
             f"{whose}: perplexity per token {math.exp(nats / tokens):.4f}, "
-            f"{nats / HELD_OUT_STORIES:.1f} nats a story"
+            f"{nats / HELD_OUT_STORIES:.1f} nats per story"
         )
 
 
