@@ -13,10 +13,11 @@ from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.streams import note, write
 from gpt_cli.declare import PATH, Declared, option
 from gpt_cli.errors import InputError
+from gpt_cli.records import json_line
 
 Prompt = Annotated[
     str | None,
-    typer.Argument(metavar="[PROMPT]", help="The text; if not given, from a pipe."),
+    typer.Argument(metavar="[PROMPT]", help="Text to show; read from a pipe if not given."),
 ]
 
 
@@ -24,10 +25,8 @@ Prompt = Annotated[
 class Output(Declared):
     """The output of a view."""
 
-    html: Path | None = option(
-        None, "Write an interactive page for a browser.", kind=PATH, metavar="FILE"
-    )
-    png: Path | None = option(None, "Draw a picture (matplotlib).", kind=PATH, metavar="FILE")
+    html: Path | None = option(None, "Write an interactive web page.", kind=PATH, metavar="FILE")
+    png: Path | None = option(None, "Write a picture (matplotlib).", kind=PATH, metavar="FILE")
     as_json: bool = option(False, "Print JSON.", flag="--json")
 
     def show(
@@ -39,11 +38,7 @@ class Output(Declared):
         *details: int | None,
         **special: bool,
     ) -> None:
-        """Compute a view by the function of this name in `views`, then write its files or print it.
-
-        Raises:
-            InputError: a file name is unusable; this is checked before the model is loaded.
-        """
+        """Compute a view with the function of this name in `views`; write its files or print it."""
         if self.html is not None:
             check_file("--html", self.html, (".html", ".htm"))
         if self.png is not None:
@@ -68,9 +63,7 @@ class Output(Declared):
         for name, data in files.items():
             write_file(name, data)
         if self.as_json:
-            from gpt_cli import records
-
-            write(records.json_line(view.record()))
+            write(json_line(view.record()))
         elif not files:
             from gpt_cli.cli.show.terminal import print_view
 
@@ -97,11 +90,11 @@ def attention(
     *,
     layer: Annotated[
         int | None,
-        typer.Option("--layer", "-l", metavar="L", help="Show this layer (from 0)."),
+        typer.Option("--layer", "-l", metavar="L", help="Layer to show, counted from 0."),
     ] = None,
     head: Annotated[
         int | None,
-        typer.Option("--head", metavar="H", help="Show this head (from 0)."),
+        typer.Option("--head", metavar="H", help="Head to show, counted from 0; needs --layer."),
     ] = None,
     file: flags.PromptFile = None,
     special: flags.Special = False,
@@ -148,21 +141,18 @@ def lens(
 
 
 def surprise(
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="[TEXT]", help="The text; if not given, from a pipe."),
-    ] = None,
+    prompt: Prompt = None,
     *,
     file: flags.PromptFile = None,
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show how surprising each token of TEXT is.
+    """Show how surprising each token of PROMPT is.
 
     Surprise is the negative base-2 logarithm of the probability, in bits: 1 bit is a probability of
     1/2, and 10 bits is about 1/1000.
     """
-    output.show("surprise", text, file, loading)
+    output.show("surprise", prompt, file, loading)
 
 
 def tree(
