@@ -124,12 +124,13 @@ def test_the_end_token_is_text_unless_it_is_special(view, tmp_path):
 
 def test_a_tree_can_be_one_long_branch(tiny):
     def chain(length):
-        branch = views.Branch({"id": 1, "token": "a", "bytes": [97], "logprob": 0.0}, 1.0, [])
-        for _ in range(length - 1):
-            branch = views.Branch(branch.token, 1.0, [branch])
-        return branch
+        token = {"id": 1, "token": "a", "bytes": [97], "logprob": 0.0}
+        branches = []
+        for _ in range(length):
+            branches = [{"token": token, "probability": 1.0, "branches": branches}]
+        return branches
 
-    view = views.Tree("x", "a", [chain(200)])
+    view = views.Tree("x", "a", chain(200))
     assert len(shown(view, 80)) == 200 + 4
     assert json.dumps(view.record()).count('"branches"') == 201
 
@@ -269,14 +270,14 @@ def test_tree_as_text_has_a_line_for_each_token(tiny):
     def every(branches):
         for branch in branches:
             yield branch
-            yield from every(branch.branches)
+            yield from every(branch["branches"])
 
     lines = shown(view, 200)[3:-1]
     for line, branch in zip(lines, every(view.branches), strict=True):
         own, whole, rest = line.split(maxsplit=2)
-        assert own == f"{math.exp(branch.token['logprob']):.1%}"
-        assert whole == f"{branch.probability:.1%}"
-        assert rest.lstrip("├│└ ") == json.dumps(branch.token["token"])
+        assert own == f"{math.exp(branch['token']['logprob']):.1%}"
+        assert whole == f"{branch['probability']:.1%}"
+        assert rest.lstrip("├│└ ") == json.dumps(branch["token"]["token"])
 
 
 def test_surprise_can_be_zero_or_huge(tiny):

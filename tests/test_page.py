@@ -477,19 +477,19 @@ def test_the_tree_shows_and_folds_branches(look, see):
 
     def flat(branches, before=""):
         for branch in branches:
-            text = before + branch.token["token"]
+            text = before + branch["token"]["token"]
             yield text, branch
-            yield from flat(branch.branches, text)
+            yield from flat(branch["branches"], text)
 
     expected = list(flat(view.branches))
     lines = tab.locator("button.line")
     assert lines.count() == len(expected) == 20
     for line, (_, branch) in zip(lines.all(), expected, strict=True):
-        own = math.exp(branch.token["logprob"])
-        token = branch.token["token"].replace(" ", "·")
+        own = math.exp(branch["token"]["logprob"])
+        token = branch["token"]["token"].replace(" ", "·")
         assert line.locator(".token").inner_text() == token
         numbers = line.locator(".number").all_inner_texts()
-        check_percents(numbers, [f"{own:.1%}", f"{branch.probability:.1%}"])
+        check_percents(numbers, [f"{own:.1%}", f"{branch['probability']:.1%}"])
     lines.first.focus()
     for _ in range(5):
         tab.keyboard.press("ArrowDown")
@@ -499,7 +499,7 @@ def test_the_tree_shows_and_folds_branches(look, see):
     path = "".join(tab.locator(".path .token").all_inner_texts())
     assert path.replace("·", " ") == text
 
-    first = len(list(flat(view.branches[0].branches)))
+    first = len(list(flat(view.branches[0]["branches"])))
     assert first > 0
     visible = "all => all.filter(one => one.offsetParent).length"
     lines.first.click()

@@ -17,7 +17,7 @@ from gpt_cli.cli.show.views import Attention, Branch, Lens, Surprise, Token, Tre
 from gpt_cli.cli.streams import on_terminal, visible, write
 
 # Shares from 0 to 1: viridis over their square root, or a character for each step.
-_VIRIDIS = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
+_VIRIDIS = [*map(bytes.fromhex, ("440154", "3b528b", "21918c", "5ec962", "fde725"))]
 _SHARES = (0, 0.04, 0.16, 0.36, 0.64)
 _CHARACTERS = "·░▒▓█"
 _NUMBER = 5  # columns of a share as a number
@@ -25,7 +25,7 @@ _MIN_WIDTH = 30  # columns
 _SCREEN = 20  # lines that surely fit a screen
 # Bits: a colour for each step (ColorBrewer's OrRd, safe for the colour-blind); none below 1.
 _BITS = (1, 2, 4, 8, 16)
-_OR_RD = ("#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000")
+_OR_RD = [*map(bytes.fromhex, ("fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000"))]
 
 
 def print_view(view: View) -> None:
@@ -195,10 +195,10 @@ def _branches(branches: Sequence[Branch], indent: str, coloured: bool) -> Iterat
         fork, below = ("└ ", "  ") if place == len(branches) else ("├ ", "│ ")
         if len(branches) == 1:
             fork = below = "" if indent else "  "
-        own = math.exp(branch.token["logprob"])
-        line = _line(f"{_percent(own):>7}{_percent(branch.probability):>7}  ", indent + fork)
-        yield line.append(token_label(branch.token), _share_style(own) if coloured else None)
-        yield from _branches(branch.branches, indent + below, coloured)
+        own = math.exp(branch["token"]["logprob"])
+        line = _line(f"{_percent(own):>7}{_percent(branch['probability']):>7}  ", indent + fork)
+        yield line.append(token_label(branch["token"]), _share_style(own) if coloured else None)
+        yield from _branches(branch["branches"], indent + below, coloured)
 
 
 def _line(*texts: str) -> Text:
@@ -232,12 +232,9 @@ def _share_legend(coloured: bool) -> Text:
 
 def _share_style(share: float) -> Style:
     place = math.sqrt(share) * (len(_VIRIDIS) - 1)
-    index = min(int(place), len(_VIRIDIS) - 2)
-    below, above = (
-        np.frombuffer(bytes.fromhex(_VIRIDIS[i][1:]), np.uint8) for i in (index, index + 1)
-    )
-    colour = below + (place - index) * (above.astype(float) - below)
-    return _on(f"#{colour.round().astype(np.uint8).tobytes().hex()}")
+    step = min(int(place), len(_VIRIDIS) - 2)
+    pairs = zip(_VIRIDIS[step], _VIRIDIS[step + 1], strict=True)
+    return _on(bytes(round(low + (place - step) * (high - low)) for low, high in pairs))
 
 
 def _bits_style(bits: float) -> Style:
@@ -245,11 +242,11 @@ def _bits_style(bits: float) -> Style:
     return _on(_OR_RD[step - 1]) if step else Style.null()
 
 
-def _on(colour: str) -> Style:
+def _on(colour: bytes) -> Style:
     """Return a background with black or white text, whichever has the higher contrast."""
-    light = (np.frombuffer(bytes.fromhex(colour[1:]), np.uint8) / 255) ** 2.2
+    light = (np.frombuffer(colour, np.uint8) / 255) ** 2.2
     bright = light @ (0.2126, 0.7152, 0.0722) > 0.18  # equal contrast
-    return Style(color="#000000" if bright else "#ffffff", bgcolor=colour)
+    return Style(color="#000000" if bright else "#ffffff", bgcolor=f"#{colour.hex()}")
 
 
 def _padded(texts: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """The views of `gpt-cli show` as data: for --json, text, pictures and pages."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,8 @@ from gpt_cli.tree import Node
 
 # A record of `records.of_token`, without "logprob" if nothing predicts the token.
 Token: TypeAlias = dict[str, Any]
+# A "token", the "probability" of its path from the prompt, and the "branches" after it.
+Branch: TypeAlias = dict[str, Any]
 
 _JSON_FACTOR = 12  # memory for an array as Python numbers and as text / its bytes, measured
 
@@ -73,24 +75,11 @@ class Surprise(View):
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A token that may come next, and the probability of its path from the prompt."""
-
-    token: Token
-    probability: float
-    branches: list["Branch"]
-
-
-@dataclass(frozen=True)
 class Tree(View):
     """The likeliest continuations of a prompt."""
 
     prompt: str
     branches: list[Branch]
-
-    def record(self) -> dict[str, Any]:
-        """Return the view as a JSON object."""
-        return super().record() | asdict(self)
 
 
 def attention(
@@ -170,11 +159,11 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> Tree:
     """
 
     def branch(node: Node) -> Branch:
-        return Branch(
-            records.of_token(engine, node.id, node.logprob),
-            math.exp(node.total_logprob),
-            [branch(child) for child in node.children],
-        )
+        return {
+            "token": records.of_token(engine, node.id, node.logprob),
+            "probability": math.exp(node.total_logprob),
+            "branches": [*map(branch, node.children)],
+        }
 
     return Tree(engine.name, prompt, [*map(branch, engine.tree(prompt, top, special=special))])
 
