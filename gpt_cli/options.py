@@ -23,7 +23,7 @@ class Options(SamplingParams):
     )
     seed: int | None = option(
         None,
-        "The same seed gives the same text; drawn if not set.",
+        "Seed of the random choices: the same seed gives the same text; random if not set.",
         Range(lambda seed: 0 <= seed < 2**64, "from 0 to 2**64 - 1"),
         kind=WHOLE,
         aliases=("-s",),
@@ -36,7 +36,7 @@ class Options(SamplingParams):
     include_stop: bool = option(False, "Keep the stop string in the text.")
     use_cache: bool = option(
         True,
-        "Keep keys and values of earlier tokens, or compute the whole text for each token.",
+        "Cache keys and values of earlier tokens, or compute the whole text for each token.",
         flag="--cache/--no-cache",
         row=False,
     )
@@ -44,8 +44,8 @@ class Options(SamplingParams):
     special: bool = option(False, "Read <|endoftext|> in the text as the special token.", row=False)
     overflow: Overflow = option(
         "error",
-        "For a text longer than the context: refuse it, drop the beginning of the prompt, or drop "
-        "the oldest half whenever the context is full.",
+        "If the text exceeds the context: refuse it (error), drop the start of the prompt "
+        "(truncate), or drop the oldest half whenever it is full (shift).",
         kind=choice(Overflow),
         row=False,
     )

@@ -1,4 +1,4 @@
-"""`gpt-cli bench` as a user meets it: a table and curves, JSON, a picture."""
+"""The command `gpt-cli bench`: table and curves, JSON, picture."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def mode(token_s, growth):
 
 @pytest.fixture
 def found():
-    """120 tokens after 32: with the cache 2 ms each; without it 1 ms more for each 5 tokens."""
+    """120 tokens after 32: 2 ms each with the cache; without it, 1 ms more every 5 tokens."""
     return Benchmark(
         model="made up",
         parameters=1_234_567,
@@ -66,7 +66,7 @@ def found():
 # --- text ----------------------------------------------------------------------------------------
 
 
-def test_a_pipe_gets_table_curves_and_conclusion_without_escape_codes():
+def test_output_to_a_pipe_is_plain_text():
     text = run()
     assert text.isascii()
     assert "\x1b" not in text
@@ -95,7 +95,7 @@ def test_a_pipe_gets_table_curves_and_conclusion_without_escape_codes():
         ("--no-cache", ("cache off", LEGEND_OFF), LEGEND_ON),
     ],
 )
-def test_one_mode_alone_has_nothing_to_be_compared_with(flag, shown, other):
+def test_one_mode_alone_has_no_ratio(flag, shown, other):
     text = run(flag)
     assert all(words in text for words in shown)
     assert other not in text
@@ -112,8 +112,8 @@ def test_the_table_has_each_figure_with_its_range_and_its_ratio(found):
         ["first token, ms", milliseconds, milliseconds, "-"],
         ["prefill, tokens/s", seconds, seconds, "-"],
         ["decode, tokens/s", seconds, seconds, "123"],
-        ["model, ms a token", milliseconds, milliseconds, "5.7"],
-        ["the rest, ms a token", milliseconds, milliseconds, "-"],
+        ["model, ms per token", milliseconds, milliseconds, "5.7"],
+        ["other, ms per token", milliseconds, milliseconds, "-"],
         ["whole text, s", seconds, seconds, "-"],
     ]
     for start in map(table[0].index, cells[0][1:]):
@@ -136,16 +136,16 @@ def test_one_token_has_no_rate_and_one_repetition_no_range(found):
     assert re.search(r"^whole text, s +2\.00$", text, re.MULTILINE)
 
 
-def test_the_notes_tell_memory_and_loading(found):
+def test_the_notes_report_memory_and_loading(found):
     text = bench_format.as_text(found)
     assert "loaded in 0.0123 s; peak memory of the process 123 MB, weights 5 MB\n" in text
-    assert "ms a token: the time in which each row gets one\n" in text
+    assert "ms per token: time of a step, which gives each row one token\n" in text
     unknown = bench_format.as_text(replace(found, peak_bytes=None, batch=1))
     assert "peak memory of the process unknown" in unknown
-    assert "each row gets one" not in unknown
+    assert "time of a step" not in unknown
 
 
-def test_the_conclusion_says_what_was_seen_and_no_more(found):
+def test_the_conclusion_reports_only_measured_facts(found):
     said = "With the cache, tokens 143 to 152 of the text took 1.0 times as long as tokens 34 to 43"
     assert bench_format.conclusion(found) == f"{said}; without it, 12.3 times. All ids agree."
     alone = replace(found, cache_off=None, ratio=None)
@@ -162,8 +162,8 @@ def test_the_conclusion_says_what_was_seen_and_no_more(found):
     assert bench_format.as_text(shortest).endswith(f"{LEGEND_ON}\n")
 
 
-def after_a_slow_one(found):
-    """What was found, after a first token that took the time of a long prompt."""
+def after_a_slow_token(found):
+    """Return the figures with a slow first token, as after a long prompt."""
     on, off = found.cache_on, found.cache_off
     return replace(
         found,
@@ -174,7 +174,7 @@ def after_a_slow_one(found):
 
 
 def test_the_curves_are_where_the_axes_say(found):
-    lines = plot.curves(after_a_slow_one(found)).splitlines()
+    lines = plot.curves(after_a_slow_token(found)).splitlines()
     assert lines[0] == "milliseconds for each token after the first"
     marks = [line[9:].ljust(60) for line in lines[2:14]]
     assert {line[8] for line in lines[2:14]} == {"|"}
@@ -182,7 +182,9 @@ def test_the_curves_are_where_the_axes_say(found):
     assert lines[13].split()[0] == "0"
     for column in range(60):
         drawn = {11 - row: line[column] for row, line in enumerate(marks) if line[column] != " "}
-        height = 1 + (2 * column // 5 + (2 * column + 1) // 5) / 2  # milliseconds, of two tokens
+        height = (
+            1 + (2 * column // 5 + (2 * column + 1) // 5) / 2
+        )  # milliseconds, mean of two tokens
         assert drawn == {round(height / 24 * 11): "o"} | {1: "*"}, column
     assert lines[15].split(None, 1)[0] == "33"
     assert lines[15].endswith(" 152")
@@ -216,14 +218,14 @@ def test_numbers_have_three_digits(value, shown):
 
 
 @posix
-def test_a_terminal_sees_how_far_it_is_unless_quiet():
+def test_a_terminal_shows_progress_unless_quiet():
     code, shown = run_on_terminal(*FEW)
     assert code == 0
     for what in ("warming up", "cache on, repetition 1 of 2", "cache off, repetition 2 of 2"):
         assert f"\rgpt-cli: {what} " in shown
     progress, table = shown.split("median (min-max)")
     assert "All ids agree." in table
-    assert progress.count("\r\n") == 3  # the head; what was renewed has left nothing
+    assert progress.count("\r\n") == 3  # those of the head; the progress was erased
     *_, last, blank = re.findall(r"\r([^\r\n]+)\r", progress.split("tiny: ")[0])
     assert last.startswith("gpt-cli: cache off, repetition 2 of 2 ")
     assert blank.isspace()
@@ -267,7 +269,7 @@ def test_json_is_one_object_with_everything():
 @pytest.mark.parametrize(
     ("flags", "env"), [(["--threads", "5"], {}), ([], {"GPT_CLI_THREADS": "5"})]
 )
-def test_as_many_threads_compute_as_are_asked_for(flags, env):
+def test_the_number_of_threads_can_be_set(flags, env):
     command = [*COMMAND, *FEW, "--json", *flags]
     env = os.environ | {"GPT_CLI_OPS": "native"} | env
     finished = subprocess.run(command, capture_output=True, timeout=60, env=env, check=True)
@@ -276,7 +278,7 @@ def test_as_many_threads_compute_as_are_asked_for(flags, env):
 
 @pytest.fixture
 def asked(monkeypatch, found):
-    """What loading and measuring are asked for, while nothing is done."""
+    """Return the arguments of loading and measuring, which are replaced."""
     seen = {}
 
     def load(name, **options):
@@ -291,7 +293,7 @@ def asked(monkeypatch, found):
     return seen
 
 
-def test_every_flag_arrives_where_it_has_its_effect(asked, capfd, thread_variables):
+def test_every_flag_has_its_effect(asked, capfd, thread_variables):
     flags = (
         "-m some/model -p 3 -n 5 -b 7 -r 9 --no-cache --device cpu --dtype float16 --revision v1 "
         "--offline --threads 3 -q"
@@ -314,7 +316,7 @@ def test_every_flag_arrives_where_it_has_its_effect(asked, capfd, thread_variabl
 @pytest.mark.parametrize(
     ("flags", "caches"), [([], (True, False)), (["--cache"], (True,)), (["--no-cache"], (False,))]
 )
-def test_both_modes_are_measured_unless_one_is_asked_for(flags, caches, asked):
+def test_both_modes_are_measured_by_default(flags, caches, asked):
     assert app.run(["bench", *flags]) == 0
     assert asked["plan"] == Plan(caches=caches)
     assert asked["load"]["name"] == "gpt2"
@@ -336,7 +338,7 @@ def test_both_modes_are_measured_unless_one_is_asked_for(flags, caches, asked):
         (["--plot", "folder.png"], "folder.png is a folder"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_loaded(
+def test_bad_input_is_a_one_line_error_before_loading(
     flags, what, asked, capfd, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
@@ -350,7 +352,7 @@ def test_bad_input_is_one_line_before_anything_is_loaded(
     assert asked == {}
 
 
-def test_more_than_the_context_holds_is_refused(capfd):
+def test_a_text_longer_than_the_context_is_refused(capfd):
     assert app.run([*BENCH, "-p", "500", "-n", "13"]) == 2
     printed = capfd.readouterr()
     assert printed.out == ""
@@ -363,7 +365,7 @@ def test_more_than_the_context_holds_is_refused(capfd):
 # --- the picture ---------------------------------------------------------------------------------
 
 
-def test_without_matplotlib_the_flag_says_how_to_get_it(asked, capfd, monkeypatch, tmp_path):
+def test_without_matplotlib_the_error_says_how_to_install_it(asked, capfd, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert app.run([*BENCH, "--plot", str(tmp_path / "x.png")]) == 2
     assert capfd.readouterr() == (
@@ -377,7 +379,7 @@ def test_without_matplotlib_the_flag_says_how_to_get_it(asked, capfd, monkeypatc
     ("name", "beginning"),
     [("a.png", b"\x89PNG\r\n\x1a\n"), ("a.svg", b"<?xml"), ("a.PDF", b"%PDF")],
 )
-def test_a_picture_has_the_format_that_its_name_says(asked, name, beginning, capfd, tmp_path):
+def test_the_ending_chooses_the_format_of_the_picture(asked, name, beginning, capfd, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / name
     assert app.run([*BENCH, "--plot", str(file)]) == 0
@@ -387,7 +389,7 @@ def test_a_picture_has_the_format_that_its_name_says(asked, name, beginning, cap
     assert printed.err == ""
 
 
-def test_the_picture_shows_both_curves_and_says_what_they_are(found, monkeypatch, tmp_path):
+def test_the_picture_shows_both_curves_with_labels(found, monkeypatch, tmp_path):
     figure_module = pytest.importorskip("matplotlib.figure")
     drawn = []
     save = figure_module.Figure.savefig
@@ -396,7 +398,7 @@ def test_the_picture_shows_both_curves_and_says_what_they_are(found, monkeypatch
         "savefig",
         lambda figure, *args, **options: drawn.append(figure) or save(figure, *args, **options),
     )
-    plot.save(replace(after_a_slow_one(found), model="a $model$"), tmp_path / "x.png")
+    plot.save(replace(after_a_slow_token(found), model="a $model$"), tmp_path / "x.png")
     (figure,) = drawn
     (axes,) = figure.axes
     curves = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
@@ -418,7 +420,7 @@ def test_the_picture_shows_both_curves_and_says_what_they_are(found, monkeypatch
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told_after_the_table(asked, capfd, tmp_path):
+def test_a_full_disk_is_reported_after_the_table(asked, capfd, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "full.png"
     file.symlink_to("/dev/full")

@@ -1,6 +1,7 @@
-"""`--help` as a user reads it, and its examples as a user copies them into a shell."""
+"""The layout of `--help`, and its examples in a shell."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -11,7 +12,7 @@ from gpt_cli.cli import app
 
 
 def names(group, *above):
-    """Every command that does something, with what its name begins with: `show tree`."""
+    """Yield the names of all commands, such as ("show", "tree")."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from names(command, *above, name)
@@ -22,10 +23,10 @@ def names(group, *above):
 NAMES = list(names(get_command(app.application())))
 
 
-def read_help(*name):
+def read_help(*name, columns=80):
     finished = subprocess.run(
         [*COMMAND, *name, "--help"],
-        env={**os.environ, "COLUMNS": "80"},
+        env={**os.environ, "COLUMNS": str(columns)},
         capture_output=True,
         timeout=60,
         check=True,
@@ -34,7 +35,7 @@ def read_help(*name):
 
 
 def examples(text):
-    """The lines of the examples, which nothing comes after."""
+    """Return the examples, which are at the end."""
     return [line.strip() for line in text.partition("\n  Examples:\n")[2].splitlines()]
 
 
@@ -48,7 +49,18 @@ def test_help_fits_a_terminal_and_ends_with_one_to_three_examples(name):
         assert f"gpt-cli {' '.join(name)} " in f"{line} "
 
 
-def test_no_command_is_described_by_half_a_sentence():
+@pytest.mark.parametrize("name", [(), ("show",), *NAMES], ids=" ".join)
+def test_help_on_a_narrow_terminal_breaks_no_word(name):
+    def described(columns):
+        return read_help(*name, columns=columns).partition("\n  Examples:\n")[0]
+
+    narrow = described(40)
+    assert max(map(len, narrow.splitlines())) < 40
+    joined = re.sub(r"(?<=\w-)\n +", "", narrow)  # undo breaks after hyphens
+    assert joined.split() == described(80).split()
+
+
+def test_the_descriptions_of_commands_are_complete():
     text = read_help()
     assert max(map(len, text.splitlines())) < 80
     assert "..." not in text.partition("Commands:")[2]
@@ -58,8 +70,8 @@ def test_no_command_is_described_by_half_a_sentence():
 
 @posix
 @pytest.mark.parametrize("name", NAMES, ids=" ".join)
-def test_examples_that_need_no_network_do_what_they_say(name, tmp_path):
-    # The others name a published model.
+def test_examples_without_a_network_work(name, tmp_path):
+    # The others need a published model.
     lines = [line for line in examples(read_help(*name)) if "gpt2" not in line]
     assert lines or name == ("download",)
     env = {**os.environ, "PATH": path_with_command(tmp_path / "bin"), "HF_HUB_OFFLINE": "1"}

@@ -1,4 +1,4 @@
-"""`gpt-cli show` as a user meets it: numbers in JSON, text in a pipe, colours, pictures."""
+"""The commands of `gpt-cli show`: JSON, text in a pipe, colours, pictures."""
 
 import io
 import json
@@ -23,7 +23,7 @@ ODD = 'Zoë 😀 said:\n"\x1b[31m中文字很宽\x07\t$\\'
 
 
 def run(view, *arguments, code=0, **env):
-    """Run a command in a pipe; return what it wrote to standard output and to standard error."""
+    """Run a command in a pipe; return its standard output and standard error."""
     finished = subprocess.run(
         [*COMMAND, "show", view, "--model", "tiny", *arguments],
         capture_output=True,
@@ -61,10 +61,10 @@ def look(tiny, view, text=TEXT, top=5):
             return views.tree(tiny, text, top, special=False)
 
 
-# --- numbers -------------------------------------------------------------------------------------
+# --- JSON ----------------------------------------------------------------------------------------
 
 
-def test_attention_is_that_of_the_trace_for_all_heads_or_some(tiny):
+def test_attention_equals_the_trace(tiny):
     inner = tiny.trace(TEXT)
     every = record("attention", TEXT)
     assert (every["layers"], every["heads"]) == ([0, 1, 2, 3], [0, 1, 2, 3])
@@ -78,7 +78,7 @@ def test_attention_is_that_of_the_trace_for_all_heads_or_some(tiny):
     assert np.allclose(head["weights"], inner.attention[2:3, 1:2], atol=1e-5)
 
 
-def test_the_lens_is_that_of_the_trace(tiny):
+def test_lens_equals_the_trace(tiny):
     ids, logprobs = tiny.trace(TEXT).lens(3)
     found = record("lens", TEXT, "-k", "3")
     assert found["layers"] == ["embedding", "h.0", "h.1", "h.2", "h.3"]
@@ -88,7 +88,7 @@ def test_the_lens_is_that_of_the_trace(tiny):
     assert np.allclose(shown, logprobs, atol=1e-3)
 
 
-def test_surprise_is_that_of_the_score(tiny):
+def test_surprise_equals_the_score(tiny):
     score = tiny.score(TEXT)
     found = record("surprise", TEXT)
     assert [token["id"] for token in found["tokens"]] == score.ids
@@ -98,7 +98,7 @@ def test_surprise_is_that_of_the_score(tiny):
     assert found["perplexity"] == pytest.approx(score.perplexity, rel=1e-3)
 
 
-def test_the_tree_is_that_of_the_engine(tiny):
+def test_tree_equals_the_engine(tiny):
     def check(branches, nodes):
         for branch, node in zip(branches, nodes, strict=True):
             assert branch["token"]["id"] == node.id
@@ -119,17 +119,18 @@ def test_the_end_token_is_text_unless_it_is_special(view, tmp_path):
     assert plain != special
     if view != "tree":
         assert [token["id"] for token in special["tokens"]] == [2047]
-        assert record(view, "") == special  # an empty prompt begins a text
+        assert record(view, "") == special  # an empty prompt starts a text
 
 
-def test_a_tree_may_be_one_long_branch(tiny):
+def test_a_tree_can_be_one_long_branch(tiny):
     def chain(length):
-        branch = views.Branch({"id": 1, "token": "a", "bytes": [97], "logprob": 0.0}, 1.0, [])
-        for _ in range(length - 1):
-            branch = views.Branch(branch.token, 1.0, [branch])
-        return branch
+        token = {"id": 1, "token": "a", "bytes": [97], "logprob": 0.0}
+        branches = []
+        for _ in range(length):
+            branches = [{"token": token, "probability": 1.0, "branches": branches}]
+        return branches
 
-    view = views.Tree("x", "a", [chain(200)])
+    view = views.Tree("x", "a", chain(200))
     assert len(shown(view, 80)) == 200 + 4
     assert json.dumps(view.record()).count('"branches"') == 201
 
@@ -138,7 +139,7 @@ def test_a_tree_may_be_one_long_branch(tiny):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_pipe_gets_plain_text_that_fits_the_width(tiny, view):
+def test_output_to_a_pipe_is_plain_text_within_the_width(tiny, view):
     out, err = run(view, ODD, COLUMNS="80")
     assert err == ""
     assert out.split("\n") == shown(look(tiny, view, ODD, top=20 if view == "tree" else 5), 80)
@@ -151,15 +152,15 @@ def test_a_pipe_gets_plain_text_that_fits_the_width(tiny, view):
 
 
 def rows_of_map(lines):
-    """The lines of a map without colours: what stands behind number and token."""
+    """Return the cells of each line of a map without colours."""
     rows = [re.fullmatch(r' *(\d+) (".*(?:"|…)) *(\S.*)', line) for line in lines]
     return [row[3] for row in rows if row]
 
 
-def test_a_wide_map_has_the_shares_as_numbers(tiny):
+def test_a_wide_map_shows_numbers(tiny):
     view = look(tiny, "attention")
     lines = shown(view, 200)
-    assert lines[0].endswith("those before it, in the mean of 4 layers with 4 heads each")
+    assert lines[0].endswith("attends to earlier tokens, mean of all 16 heads")
     check_ruler(lines, 5, 1)
     rows = rows_of_map(lines)
     expected = view.weights.mean(axis=(0, 1))
@@ -169,7 +170,7 @@ def test_a_wide_map_has_the_shares_as_numbers(tiny):
 
 
 def check_ruler(lines, columns, together):
-    """Numbers stand above the tokens that have them, one at least for each ten columns of three."""
+    """Check that the numbers of a ruler are above their tokens, about one per ten columns."""
     place = next(place for place, line in enumerate(lines) if line.lstrip().startswith('0 "'))
     start = re.match(r' *0 "Once" *|0 "E" *', lines[place]).end()
     numbers = list(re.finditer(r"\d+", lines[place - 1]))
@@ -180,21 +181,21 @@ def check_ruler(lines, columns, together):
     assert len(numbers) >= len(lines[place - 1]) // 10 - 1
 
 
-def test_one_head_or_one_layer_is_named(tiny):
+def test_the_title_names_one_head_or_layer(tiny):
     def head_of(layer, head):
         return shown(views.attention(tiny, TEXT, layer, head, special=False), 200)[0]
 
-    assert head_of(2, 1).endswith(", by head 1 of layer 2")
-    assert head_of(2, None).endswith(", in the mean of the 4 heads of layer 2")
+    assert head_of(2, 1).endswith(", head 1 of layer 2")
+    assert head_of(2, None).endswith(", mean of the 4 heads of layer 2")
 
 
 @pytest.mark.parametrize(("count", "columns", "together"), [(20, 2, 1), (40, 1, 1), (120, 1, 2)])
-def test_a_narrow_map_has_characters_for_the_shares(tiny, count, columns, together):
+def test_a_narrow_map_shows_characters(tiny, count, columns, together):
     view = look(tiny, "attention", "Once" + " sea" * (count - 1))
     lines = shown(view, 80)
     check_ruler(lines, columns, together)
     assert "· 0%  ░ 4%  ▒ 16%  ▓ 36%  █ 64%" in lines
-    assert (f"A block is {together} x {together} tokens" in "".join(lines)) == (together > 1)
+    assert (f"maximum of {together} x {together} tokens" in "".join(lines)) == (together > 1)
     rows = rows_of_map(lines)
     expected = view.weights.mean(axis=(0, 1))
     assert len(rows) == count / together
@@ -205,10 +206,10 @@ def test_a_narrow_map_has_characters_for_the_shares(tiny, count, columns, togeth
         assert row == "".join("·░▒▓█"[step] * columns for step in steps)
 
 
-def test_heads_with_a_habit_are_named(tiny):
+def test_notable_heads_are_listed(tiny):
     view = look(tiny, "attention")
     weights = np.full((4, 4, 6, 6), 0.01, np.float32)
-    # Not in the last row, which makes a fifth of their means; the first has nothing to choose.
+    # Without the last of five rows; the first token can attend only to itself.
     weights[2, 1, range(1, 5), range(4)] = 1
     weights[3, 0, :5, 0] = 0.8
     weights[0, 2, range(5), range(5)] = 0.7
@@ -222,14 +223,14 @@ def test_heads_with_a_habit_are_named(tiny):
 
 
 def shown(view, width):
-    """The lines of a view as text without colours."""
+    """Return the lines of a view without colours."""
     console = Console(file=io.StringIO(), width=width, highlight=False)
     for part in terminal.parts(view, width, coloured=False):
         console.print(part)
     return console.file.getvalue().split("\n")
 
 
-def test_a_pipe_gets_the_next_token_by_each_layer(tiny):
+def test_lens_as_text_has_the_tokens_of_each_layer(tiny):
     view = look(tiny, "lens")
     lines = shown(view, 300)[-6:-1]
     for line, name, layer in zip(lines, view.layers, view.predictions, strict=True):
@@ -240,7 +241,7 @@ def test_a_pipe_gets_the_next_token_by_each_layer(tiny):
             )
 
 
-def test_a_pipe_gets_the_bits_of_each_character(tiny):
+def test_surprise_as_text_has_the_bits_of_each_character(tiny):
     lines = shown(look(tiny, "surprise", "Once 😀 moon"), 80)
     score = tiny.score("Once 😀 moon")
     bits = [0.0, *(-logprob / math.log(2) for logprob in score.token_logprobs[1:])]
@@ -257,23 +258,29 @@ def test_a_pipe_gets_the_bits_of_each_character(tiny):
     )
 
 
-def test_a_pipe_gets_a_line_for_each_token_of_the_tree(tiny):
+def test_surprise_with_short_tokens_has_a_complete_header(tiny):
+    lines = shown(look(tiny, "surprise", "a b"), 80)
+    assert lines[0] == "  bits  token  bar: 0 to 16"
+    assert lines[3].index("█") == lines[0].index("bar")
+
+
+def test_tree_as_text_has_a_line_for_each_token(tiny):
     view = look(tiny, "tree", "Once upon a time", 30)
 
     def every(branches):
         for branch in branches:
             yield branch
-            yield from every(branch.branches)
+            yield from every(branch["branches"])
 
     lines = shown(view, 200)[3:-1]
     for line, branch in zip(lines, every(view.branches), strict=True):
         own, whole, rest = line.split(maxsplit=2)
-        assert own == f"{math.exp(branch.token['logprob']):.1%}"
-        assert whole == f"{branch.probability:.1%}"
-        assert rest.lstrip("├│└ ") == json.dumps(branch.token["token"])
+        assert own == f"{math.exp(branch['token']['logprob']):.1%}"
+        assert whole == f"{branch['probability']:.1%}"
+        assert rest.lstrip("├│└ ") == json.dumps(branch["token"]["token"])
 
 
-def test_a_token_may_be_certain_or_all_but_impossible(tiny):
+def test_surprise_can_be_zero_or_huge(tiny):
     def lines(*logprobs):
         tokens = look(tiny, "surprise").tokens[: len(logprobs)]
         tokens = [token | {"logprob": p} for token, p in zip(tokens, logprobs, strict=True)]
@@ -281,12 +288,12 @@ def test_a_token_may_be_certain_or_all_but_impossible(tiny):
 
     assert lines(None, 0.0, 0.0)[3] == '  0.00  "very"'
     least = lines(None, -10000.0, -8 * math.log(2))
-    assert least[0] == "    bits  token   bar: to 16"
+    assert least[0] == "    bits  token   bar: 0 to 16"
     assert least[3] == '14426.95  "very"  ' + 22 * "█"
     assert least[4] == '    8.00  " day"  ' + 11 * "█"
 
 
-def test_ids_that_the_tokenizer_does_not_know_have_a_name(case_folder, capsys):
+def test_ids_unknown_to_the_tokenizer_have_a_name(case_folder, capsys):
     folder = str(case_folder("padded_vocabulary"))
     engine = gpt_cli.load(folder)
     count = engine.model.config.vocab_size
@@ -316,7 +323,7 @@ def on_terminal(view, *arguments, columns=80, **env):
 
 @posix
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_terminal_gets_colours_that_fit_and_obeys_no_stranger(view):
+def test_output_to_a_terminal_has_colours_but_no_other_control_codes(view):
     for columns in (80, 40):
         text = on_terminal(view, ODD, columns=columns)
         codes = set(re.findall(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", text))
@@ -336,12 +343,12 @@ def test_a_terminal_gets_colours_that_fit_and_obeys_no_stranger(view):
         ("lens", {"TERM": "xterm", "COLORTERM": ""}),
     ],
 )
-def test_a_terminal_without_colours_gets_what_a_pipe_gets(view, env):
+def test_output_to_a_terminal_without_colours_equals_that_to_a_pipe(view, env):
     assert on_terminal(view, TEXT, **env).replace("\r\n", "\n") == run(view, TEXT, COLUMNS="80")[0]
 
 
 @posix
-def test_surprise_leaves_the_text_as_it_is_and_its_colours_are_the_bits(tiny):
+def test_surprise_colours_the_unchanged_text_by_its_bits(tiny):
     text = on_terminal("surprise", "Once upon a time, there was hungry.")
     line = text.split("\r\n")[0]
     assert re.sub(r"\x1b\[[^m]*m", "", line) == "Once upon a time, there was hungry."
@@ -357,7 +364,7 @@ def test_surprise_leaves_the_text_as_it_is_and_its_colours_are_the_bits(tiny):
             assert not re.search(f"48;2;[0-9;]*m{word}", line)
 
 
-def test_text_on_a_colour_can_be_read():
+def test_text_is_readable_on_every_colour():
     def luminance(colour):
         parts = np.array([*bytes.fromhex(colour[1:])]) / 255
         linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
@@ -376,7 +383,7 @@ def test_text_on_a_colour_can_be_read():
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_picture_is_a_png_of_what_is_wanted(view, tmp_path):
+def test_a_picture_is_a_colour_png(view, tmp_path):
     image = pytest.importorskip("matplotlib.image")
     file = tmp_path / "picture.PNG"
     file.write_text("before", encoding="utf-8")
@@ -389,9 +396,9 @@ def test_a_picture_is_a_png_of_what_is_wanted(view, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["picture.PNG"]
 
 
-def test_maps_stand_side_by_side_and_what_is_not_seen_is_blank():
+def test_maps_form_a_grid_and_masked_weights_are_blank():
     weights = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)
-    whole = picture._side_by_side(weights)
+    whole = picture._grid(weights)
     assert whole.shape == (2 * 5 - 1, 3 * 5 - 1)
     for layer in range(2):
         for head in range(3):
@@ -400,7 +407,7 @@ def test_maps_stand_side_by_side_and_what_is_not_seen_is_blank():
     assert np.isnan(whole).sum() == whole.size - 2 * 3 * 10
 
 
-def test_maps_have_the_names_of_their_tokens_or_heads(tiny):
+def test_maps_are_labelled_with_tokens_or_heads(tiny):
     pytest.importorskip("matplotlib")
 
     def labels(view):
@@ -417,7 +424,7 @@ def test_maps_have_the_names_of_their_tokens_or_heads(tiny):
     assert labels(some) == [["0", "1", "2", "3"], ["2"]]
 
 
-def test_colours_lie_below_the_text_that_they_are_of(tiny):
+def test_each_colour_is_behind_its_text(tiny):
     pytest.importorskip("matplotlib")
     axes = picture._text(look(tiny, "tree")).axes[0]
     texts = {(*text.get_position(),): text.get_text() for text in axes.texts}
@@ -427,7 +434,7 @@ def test_colours_lie_below_the_text_that_they_are_of(tiny):
         assert cell_len(texts[x, y + 0.5]) == width
 
 
-def test_a_dot_of_a_large_map_shows_the_most_of_its_tokens():
+def test_a_dot_of_a_large_map_shows_the_maximum_of_its_tokens():
     weights = np.arange(7 * 7, dtype=np.float32).reshape(1, 1, 7, 7)
     dots, together = views.pooled(weights, 3)
     assert together == 3
@@ -443,7 +450,7 @@ def test_a_picture_that_is_too_long_is_refused(tiny):
         picture.picture(look(tiny, "surprise", "\n" * 1100))
 
 
-def test_of_two_files_none_is_left_where_one_cannot_be_made(tmp_path, capsys):
+def test_if_one_of_two_files_fails_neither_is_written(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     files = ["--html", str(tmp_path / "a.html"), "--png", str(tmp_path / "a.png")]
     assert app.run(["show", "surprise", "-m", "tiny", "\n" * 1100, *files]) == 2
@@ -451,14 +458,14 @@ def test_of_two_files_none_is_left_where_one_cannot_be_made(tmp_path, capsys):
     assert not [*tmp_path.iterdir()]
 
 
-def test_numbers_that_do_not_fit_the_memory_are_refused(tiny, monkeypatch):
+def test_json_that_exceeds_the_memory_is_refused(tiny, monkeypatch):
     view = look(tiny, "attention")
     monkeypatch.setattr(views, "free_memory", lambda: view.weights.nbytes)
     with pytest.raises(gpt_cli.ResourceError, match="choose a --layer"):
         view.record()
 
 
-def test_a_picture_and_a_page_may_be_had_with_the_numbers(tmp_path):
+def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
     pytest.importorskip("matplotlib")
     files = [tmp_path / "a.png", tmp_path / "a.html"]
     out, err = run("lens", TEXT, "--json", "-q", "--png", str(files[0]), "--html", str(files[1]))
@@ -467,7 +474,7 @@ def test_a_picture_and_a_page_may_be_had_with_the_numbers(tmp_path):
     assert all(file.stat().st_size > 1000 for file in files)
 
 
-# --- what cannot be used -------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -488,7 +495,7 @@ def test_a_picture_and_a_page_may_be_had_with_the_numbers(tmp_path):
         (["tree", "x", "--png", "picture.svg"], ".png"),
     ],
 )
-def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, capsys):
+def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, what, capsys):
     view, *rest = arguments
     assert app.run(["show", view, "--model", "tiny", *rest]) == 2
     printed = capsys.readouterr()
@@ -499,7 +506,7 @@ def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, ca
 
 
 @posix
-def test_what_was_there_stays_where_a_file_cannot_be_written(tmp_path):
+def test_an_existing_file_survives_a_failed_write(tmp_path):
     file = tmp_path / "page.html"
     file.write_text("before", encoding="utf-8")
     limited = f"ulimit -f 1; {' '.join(COMMAND)} show tree -m tiny x --html {file}"
@@ -515,6 +522,6 @@ def test_pictures_need_matplotlib(monkeypatch, capsys):
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
-def test_show_alone_says_what_there_is():
+def test_help_of_show_lists_its_views():
     finished = subprocess.run([*COMMAND, "show", "--help"], capture_output=True, timeout=60)
     assert all(view in finished.stdout.decode() for view in VIEWS)

@@ -1,4 +1,4 @@
-"""TAB in bash, zsh and fish, as a user has it: in real shells, on a terminal, in a new home."""
+"""Completion in bash, zsh and fish: real shells, on a terminal, in a new home."""
 
 import os
 import re
@@ -16,13 +16,13 @@ from gpt_cli.ops import _IMPLEMENTATIONS
 
 SHELLS = ["bash", "zsh", "fish"]
 RC = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/config.fish"}
-# What README.md says.
+# The lines of the documentation.
 READ = {
     "bash": 'eval "$(gpt-cli --show-completion)"',
     "zsh": 'autoload -Uz compinit && compinit; eval "$(gpt-cli --show-completion)"',
     "fish": "gpt-cli --show-completion | source",
 }
-# A terminal of its own for a shell, which reads its keys from a pipe.
+# A pseudo-terminal for a shell, which reads its keys from a pipe.
 ON_TERMINAL = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])"]
 
 pytestmark = posix
@@ -52,8 +52,8 @@ def shell(request):
 
 
 def press_tab(shell, *lines):
-    """Type each line and TAB; return what has become of the lines, and all that was shown."""
-    # The line is then shown by `echo`, which is put before it.
+    """Type each line and TAB; return the completed lines and the whole output."""
+    # Then put `echo` before the line to print it.
     keys = "".join(f'{line}\t\x01echo "<\x05>"\r' for line in lines) + "exit\r"
     finished = subprocess.run(
         [*ON_TERMINAL, shell, "-i"], input=keys.encode(), capture_output=True, timeout=60
@@ -63,7 +63,7 @@ def press_tab(shell, *lines):
 
 
 def answers(line):
-    """What can come next, as bash is told."""
+    """Return the completions of a line for bash."""
     words = line.split(" ")
     env = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
     env["_GPT_CLI_COMPLETE"] = "complete_bash"
@@ -90,7 +90,7 @@ def test_tab_completes_names_values_and_files(home, shell):
         "gpt-cli bench --model gpt2-ow": "gpt-cli bench --model gpt2-own",
         "gpt-cli download dis": "gpt-cli download distilgpt2",
         "gpt-cli score not": "gpt-cli score notes.txt",
-        # What cannot be completed stays as it is.
+        # Without completions, the line is unchanged.
         "gpt-cli --version ": "gpt-cli --version",
         "gpt-cli nosuch --x": "gpt-cli nosuch --x",
         "gpt-cli generate --seed abc": "gpt-cli generate --seed abc",
@@ -100,18 +100,18 @@ def test_tab_completes_names_values_and_files(home, shell):
     assert "rror" not in shown.replace("error  ", "")
 
 
-def test_it_can_be_installed(home, shell):
-    # A shell becomes the last of its commands, and would be gone when gpt-cli asks what it is.
+def test_completion_can_be_installed(home, shell):
+    # Without `exit`, the shell would exec gpt-cli, which could not detect its name then.
     command = [shell, "-c", "gpt-cli --install-completion; exit"]
     subprocess.run(command, capture_output=True, timeout=60, check=True)
     found, _ = press_tab(shell, "gpt-cli ", "gpt-cli gen")  # zsh reads the script at the first TAB
     assert found[1] == "gpt-cli generate"
 
 
-# --- what is answered ----------------------------------------------------------------------------
+# --- completions ---------------------------------------------------------------------------------
 
 
-def test_models_are_those_that_are_known_here(home):
+def test_models_are_bundled_published_and_local_ones(home):
     cached = home / ".cache/huggingface/hub/models--ann--mine/snapshots" / ("0" * 40)
     cached.parent.mkdir(parents=True)
     cached.symlink_to(bundled("tiny"))
@@ -125,18 +125,18 @@ def test_models_are_those_that_are_known_here(home):
     assert answers("gpt-cli download ") == names[1:]
 
 
-def test_types_and_devices_are_those_that_can_be_computed():
+def test_types_and_devices_are_the_implemented_ones():
     devices, dtypes = zip(*_IMPLEMENTATIONS, strict=True)
     assert set(answers("gpt-cli score --device ")) == {"auto", *devices}
     assert set(answers("gpt-cli score --dtype ")) == {"auto", *dtypes}
 
 
-def test_every_command_is_offered():
+def test_every_command_is_completed():
     assert sorted(answers("gpt-cli ")) == sorted(get_command(app.application()).commands)
 
 
 @pytest.mark.parametrize("line", ["gpt-cli ", "gpt-cli bench --", "gpt-cli next --model "])
-def test_an_answer_needs_no_numpy_and_no_client_of_the_hub(line):
+def test_completion_imports_no_slow_packages(line):
     words = line.split(" ")
     env = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     env["_GPT_CLI_COMPLETE"] = "complete_bash"

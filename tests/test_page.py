@@ -45,7 +45,7 @@ def see(tiny):
 
 
 class Parts(HTMLParser):
-    """The tags of a page with their attributes, and the text in those that matter."""
+    """The tags of a page with their attributes, and the text of title, style and scripts."""
 
     def __init__(self, text):
         super().__init__()
@@ -64,18 +64,18 @@ class Parts(HTMLParser):
 
 
 def data_of(text):
-    """What a page holds, as its script reads it."""
+    """Return the data of a page, as its script reads it."""
     data, _script = Parts(text).texts["script"]
     return json.loads(data)
 
 
 def weights_of(text):
-    """The weights that a page of attention holds: (layers, heads, those up to the diagonal)."""
+    """Return the weights of a page: (layers, heads, weights of the lower triangle)."""
     packed = data_of(text)["weights"]
     return np.array([[np.frombuffer(base64.b64decode(h), "<u2") for h in row] for row in packed])
 
 
-# --- as a file -----------------------------------------------------------------------------------
+# --- the file ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +100,7 @@ def test_a_page_is_one_file_that_loads_nothing(kind, see):
 
 @pytest.mark.parametrize("prompt", HOSTILE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_a_prompt_holds_stays_data(kind, prompt, see):
+def test_every_prompt_stays_data(kind, prompt, see):
     view = see(kind, prompt)
     text = page.page(view)
     harmless = Parts(page.page(see(kind)))
@@ -112,7 +112,7 @@ def test_whatever_a_prompt_holds_stays_data(kind, prompt, see):
     assert data == record
 
 
-def test_the_name_of_a_model_may_be_any_path(see):
+def test_the_name_of_a_model_can_be_any_path(see):
     token = {"id": 0, "token": "a", "bytes": [97], "logprob": -1.0}
     model = "/a & b/</title><script>alert(1)</script>$data\udcff"
     view = views.Surprise(model, [token | {"logprob": None}, token], math.e)
@@ -134,21 +134,21 @@ def test_weights_are_exact_to_a_65535th(see):
     assert found[:, :, 0, 0].tolist() == [[1.0] * heads] * layers
 
 
-def test_a_page_that_no_browser_would_open_is_refused_before_it_is_made(see, monkeypatch):
+def test_a_page_too_large_for_browsers_is_refused_early(see, monkeypatch):
     weights = np.broadcast_to(np.float32(0), (48, 25, 1024, 1024))  # takes no memory
     attention = views.Attention("gpt2-xl", [], list(range(48)), list(range(25)), weights)
     with monkeypatch.context() as patch:
         patch.setattr(page.base64, "b64encode", None)
         with pytest.raises(
-            InputError, match=r"^the page would have 1,679 MB, .* 64: .*--layer, --h"
+            InputError, match=r"^the page would have 1,679 MB, more than 64: .*--layer, --h"
         ):
             page.page(attention)
-    monkeypatch.setattr(page, "_LIMIT", 1000)
+    monkeypatch.setattr(page, "_MAX_BYTES", 1000)
     with pytest.raises(InputError, match="--top"):
         page.page(see("lens"))
 
 
-def test_a_text_of_too_many_tokens_is_refused(see):
+def test_a_text_with_too_many_tokens_is_refused(see):
     token = see("surprise").tokens[1]
     page.page(views.Surprise("x", [token] * 20_000, 1.0))
     with pytest.raises(InputError, match=r"20,001 tokens.*shorten the text"):
@@ -156,7 +156,7 @@ def test_a_text_of_too_many_tokens_is_refused(see):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_command_writes_it(kind, see, tmp_path, capsys):
+def test_the_command_writes_a_page(kind, see, tmp_path, capsys):
     file = tmp_path / "page.html"
     assert app.run(["show", kind, "--model", "tiny", "--html", str(file), PROMPT]) == 0
     assert capsys.readouterr() == ("", f"gpt-cli: wrote {file}\n")
@@ -179,8 +179,8 @@ def browser():
     with api.sync_playwright() as playwright:
         chromium = playwright.chromium
         if program is None and not Path(chromium.executable_path).exists():
-            pytest.exit("nothing was tested: no Chromium or Google Chrome is here", returncode=1)
-        # Its sandbox is not to be had in many containers, and the pages are ours.
+            pytest.exit("nothing was tested: install Chromium or Google Chrome", returncode=1)
+        # Many containers do not support its sandbox, and the pages are trusted.
         launched = chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield launched
         launched.close()
@@ -200,7 +200,7 @@ def window(request, browser):
 
 @pytest.fixture
 def look(window, tmp_path):
-    """Open the page of a view; nothing may be loaded, go wrong, or be wider than the window."""
+    """Open the page of a view; it must not load anything, fail, or exceed the window's width."""
     said, asked, opened = [], [], []
 
     def look(view):
@@ -225,7 +225,7 @@ def look(window, tmp_path):
 
 
 def point(tab, locator, **options):
-    """Touch with a finger, or with the pointer of a mouse."""
+    """Tap or hover over an element."""
     if tab.evaluate("navigator.maxTouchPoints"):
         locator.tap(**options)
     else:
@@ -239,8 +239,8 @@ def percents(view, layer, head, row):
     )
 
 
-def same(shown, expected):
-    """Percentages, of which a rounded half may have gone the other way."""
+def check_percents(shown, expected):
+    """Compare percentages, up to rounding."""
     assert [text == "" for text in shown] == [text == "" for text in expected]
     for one, other in zip(shown, expected, strict=True):
         assert float(one.rstrip("%") or 0) == pytest.approx(float(other.rstrip("%") or 0), abs=0.11)
@@ -257,32 +257,32 @@ def chosen(tab, selector):
 
 
 @browser_only
-def test_a_token_shows_its_row_in_the_head_that_is_chosen(look, see):
+def test_a_chosen_token_shows_its_attention_in_the_chosen_head(look, see):
     view = see("attention")
     tab = look(view)
     tokens = tab.locator(".flow .token")
     labels = ["The", "·moon", "·was", "·round", ".", "↵", "The", "·fox"]
     assert tokens.evaluate_all("all => all.map(one => one.textContent)") == labels
-    same(chips(tab), percents(view, 0, 0, len(view.tokens) - 1))
+    check_percents(chips(tab), percents(view, 0, 0, len(view.tokens) - 1))
     point(tab, tokens.nth(3))
-    same(chips(tab), percents(view, 0, 0, 3))
+    check_percents(chips(tab), percents(view, 0, 0, 3))
     assert chosen(tab, ".flow .token").get_attribute("data-i") == "3"
     first = view.weights[0, 0, 3]
     best = int(first.argmax())
     assert f"→ token {best} " in tab.locator(".panel strong").inner_text()
 
     tab.get_by_label("layer 2, head 1", exact=True).click()
-    same(chips(tab), percents(view, 2, 1, 3))
+    check_percents(chips(tab), percents(view, 2, 1, 3))
     assert tab.locator("h2").inner_text() == "Layer h.2, head 1"
     tab.locator(".pickers select").nth(1).select_option("3")
-    same(chips(tab), percents(view, 2, 3, 3))
+    check_percents(chips(tab), percents(view, 2, 3, 3))
     assert tab.locator(".heads [aria-pressed=true]").get_attribute("aria-label") == (
         "layer 2, head 3"
     )
 
 
 @browser_only
-def test_the_map_tells_each_pair_of_tokens(look, see):
+def test_the_map_describes_each_pair_of_tokens(look, see):
     view = see("attention")
     tab = look(view)
     canvas = tab.locator(".plane canvas")
@@ -291,14 +291,14 @@ def test_the_map_tells_each_pair_of_tokens(look, see):
     point(tab, canvas, position={"x": 1.5 * size, "y": 3.5 * size}, force=True)
     told = tab.locator(".panel strong").inner_text()
     assert re.fullmatch(r"token 3 “·round” → token 1 “·moon”: [\d.]+%", told)
-    same([told.split()[-1]], [f"{view.weights[0, 0, 3, 1]:.1%}"])
-    same(chips(tab), percents(view, 0, 0, 3))
+    check_percents([told.split()[-1]], [f"{view.weights[0, 0, 3, 1]:.1%}"])
+    check_percents(chips(tab), percents(view, 0, 0, 3))
     canvas.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight"):
         canvas.press(key)
     told = tab.locator(".panel strong").inner_text()
     assert told.startswith("token 4 “.” → token 4 “.”: ")
-    same([told.split()[-1]], [f"{view.weights[0, 0, 4, 4]:.1%}"])
+    check_percents([told.split()[-1]], [f"{view.weights[0, 0, 4, 4]:.1%}"])
 
 
 @browser_only
@@ -315,21 +315,21 @@ def test_the_maps_have_the_colours_of_the_weights(look, see):
         width, *data = canvas.evaluate(read)
         assert width == len(view.tokens)
         pixels = np.reshape(data, (width, width, 4))
-        assert pixels[0, 0].tolist() == [0xFD, 0xE7, 0x25, 255]  # all from itself
+        assert pixels[0, 0].tolist() == [0xFD, 0xE7, 0x25, 255]  # attends only to itself
         assert (pixels[..., 3] == 255 * np.tri(width)).all()
         rows, columns = np.tril_indices(width)
         order = np.argsort(view.weights[1, 2][rows, columns])
-        greens = pixels[rows, columns, 1][order]  # viridis has ever more of it
+        greens = pixels[rows, columns, 1][order]  # green grows along viridis
         assert (np.diff(greens) >= 0).all()
 
 
 @browser_only
-def test_a_page_of_one_head_has_only_this(look, tiny):
+def test_a_page_of_one_head_has_no_grid(look, tiny):
     view = views.attention(tiny, PROMPT, 2, 3, special=False)
     tab = look(view)
     assert tab.locator("h2").inner_text() == "Layer h.2, head 3"
     assert tab.locator(".heads").count() == 0
-    same(chips(tab), percents(view, 0, 0, len(view.tokens) - 1))
+    check_percents(chips(tab), percents(view, 0, 0, len(view.tokens) - 1))
 
 
 @browser_only
@@ -339,7 +339,7 @@ def test_the_keyboard_moves_among_heads_and_tokens(look, see):
     for key in ("ArrowDown", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowRight"):
         tab.keyboard.press(key)
     assert tab.locator("h2").inner_text() == "Layer h.0, head 2"
-    tab.keyboard.press("Tab")  # all maps are one stop
+    tab.keyboard.press("Tab")  # the maps are one tab stop
     assert tab.evaluate("document.activeElement.className").startswith("token")
     before = int(tab.evaluate("document.activeElement.dataset.i"))
     tab.keyboard.press("ArrowRight")
@@ -408,19 +408,19 @@ def test_surprise_shows_the_bits_of_each_token(look, see):
         in tab.locator("main > p").first.inner_text()
     )
     point(tab, pieces.nth(0))
-    assert "nothing is before it" in tab.locator(".panel").inner_text()
+    assert "the first token has no prediction" in tab.locator(".panel").inner_text()
     point(tab, pieces.nth(1))
     told = tab.locator(".panel").inner_text()
     assert f"“·moon”: {bits[1]:.2f} bits" in told
     assert f"id {view.tokens[1]['id']}; " in told
-    # The character is in several tokens, which are one piece.
+    # The tokens of one character are merged.
     parts = [place for place, token in enumerate(view.tokens) if "\ufffd" in token["token"]]
     fox = tab.locator(".text span", has_text="🦊")
     assert fox.inner_text() == "🦊"
     point(tab, fox)
     total = math.fsum(bits[place] for place in parts[:4])
     assert f"“🦊”: {total:.2f} bits" in tab.locator(".panel").inner_text()
-    # And the bars below lead to the tokens.
+    # The bars below select tokens.
     last = tab.locator(".strip span").last
     point(tab, last)
     assert f": {bits[-1]:.2f} bits" in tab.locator(".panel strong").inner_text()
@@ -444,11 +444,11 @@ def test_the_colours_of_surprise_are_in_steps(look):
         "all => all.map(one => getComputedStyle(one).backgroundColor)"
     )
     assert colours == ["rgba(0, 0, 0, 0)", *steps.values()]
-    assert "perplexity beyond all numbers" in tab.locator("main").inner_text()
+    assert "perplexity infinite" in tab.locator("main").inner_text()
 
 
 @browser_only
-def test_signs_that_cannot_be_seen_are_shown(look, tiny):
+def test_invisible_characters_are_shown(look, tiny):
     tab = look(views.surprise(tiny, "a\u202eb\x07 \u200bc"))
     assert tab.locator(".text").inner_text() == "a\\u202eb\\u0007 \u200bc"
     tab = look(views.attention(tiny, "a\u202eb\x07 \u200bc", 0, 0, special=False))
@@ -471,25 +471,25 @@ def test_a_long_text_has_a_bar_for_several_tokens(look):
 
 
 @browser_only
-def test_the_tree_shows_and_folds_what_may_come(look, see):
+def test_the_tree_shows_and_folds_branches(look, see):
     view = see("tree", "Once upon a time")
     tab = look(view)
 
     def flat(branches, before=""):
         for branch in branches:
-            text = before + branch.token["token"]
+            text = before + branch["token"]["token"]
             yield text, branch
-            yield from flat(branch.branches, text)
+            yield from flat(branch["branches"], text)
 
     expected = list(flat(view.branches))
     lines = tab.locator("button.line")
     assert lines.count() == len(expected) == 20
     for line, (_, branch) in zip(lines.all(), expected, strict=True):
-        own = math.exp(branch.token["logprob"])
-        token = branch.token["token"].replace(" ", "·")
+        own = math.exp(branch["token"]["logprob"])
+        token = branch["token"]["token"].replace(" ", "·")
         assert line.locator(".token").inner_text() == token
         numbers = line.locator(".number").all_inner_texts()
-        same(numbers, [f"{own:.1%}", f"{branch.probability:.1%}"])
+        check_percents(numbers, [f"{own:.1%}", f"{branch['probability']:.1%}"])
     lines.first.focus()
     for _ in range(5):
         tab.keyboard.press("ArrowDown")
@@ -499,7 +499,7 @@ def test_the_tree_shows_and_folds_what_may_come(look, see):
     path = "".join(tab.locator(".path .token").all_inner_texts())
     assert path.replace("·", " ") == text
 
-    first = len(list(flat(view.branches[0].branches)))
+    first = len(list(flat(view.branches[0]["branches"])))
     assert first > 0
     visible = "all => all.filter(one => one.offsetParent).length"
     lines.first.click()
@@ -514,7 +514,7 @@ def test_the_tree_shows_and_folds_what_may_come(look, see):
 
 @browser_only
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_texts_are_shown_and_do_nothing(kind, look, see):
+def test_hostile_texts_are_shown_as_text(kind, look, see):
     text = " ".join(HOSTILE)
     tab = look(see(kind, text))
     if kind == "surprise":
@@ -548,14 +548,14 @@ _CONTRASTS = """() => {
 
 @browser_only
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_text_can_be_read_on_its_colour(kind, look, see):
+def test_text_is_readable_on_every_colour(kind, look, see):
     found = look(see(kind)).evaluate(_CONTRASTS)
     assert len(found) > 20
     assert min(found)[0] >= 4.5, min(found)
 
 
 @browser_only
-def test_without_scripts_the_page_says_what_is_needed(browser, see, tmp_path):
+def test_without_javascript_the_page_asks_for_it(browser, see, tmp_path):
     file = tmp_path / "page.html"
     file.write_text(page.page(see("tree")), encoding="utf-8")
     context = browser.new_context(java_script_enabled=False)

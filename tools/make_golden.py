@@ -1,15 +1,15 @@
-"""Make tests/golden: what transformers computes for the small checkpoints of tests/checkpoints.py.
+"""Make tests/golden: results of transformers for the small checkpoints of tests/checkpoints.py.
 
-Needs PyTorch and transformers, which the tests do not. In an environment of its own:
+It needs PyTorch and transformers, which the tests do not. Use a separate environment:
 
     python -m venv .venv-golden
     .venv-golden/bin/pip install -e ".[train]"
     .venv-golden/bin/python tools/make_golden.py
 
-Nothing is downloaded. Run it again when tests/checkpoints.py or the bundled vocabulary changes;
-otherwise the files stay as they are, for they are the reference and not a snapshot of gpt_cli.
+Nothing is downloaded. Run it again only if tests/checkpoints.py or the bundled model changes: the
+files are the reference, not a snapshot of gpt_cli.
 """
-# ruff: noqa: RUF001 (characters that look like others are what a tokenizer must tell apart)
+# ruff: noqa: RUF001 (a tokenizer must distinguish characters that look alike)
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ from transformers import (
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
-KNOWN = ROOT / "gpt_cli" / "known.json"  # beside it, what is known of published models
+KNOWN = ROOT / "gpt_cli" / "known.json"  # also has the published models
 sys.path.insert(0, str(ROOT / "tests"))
 
 from checkpoints import CASES, END, noise, write_tokenizer  # noqa: E402 (it is not installed)
@@ -73,7 +73,7 @@ TEXTS = [
     "the\u0301 a\u200d\u200d b\u202ec",
 ]
 
-SAMPLING: list[dict[str, float]] = [  # what is not named is off
+SAMPLING: list[dict[str, float]] = [  # unnamed filters are off
     {},
     {"repeat_penalty": 1.3},
     {"repeat_penalty": 0.8},
@@ -99,14 +99,14 @@ SAMPLING: list[dict[str, float]] = [  # what is not named is off
 
 
 def load_model(case: str, folder: Path) -> GPT2LMHeadModel:
-    """Write a checkpoint, and load it as transformers does."""
+    """Write a checkpoint, and load it with transformers."""
     return GPT2LMHeadModel.from_pretrained(
         CASES[case].write(folder / case), dtype=torch.float32, attn_implementation="eager"
     ).eval()
 
 
 def model_arrays(case: str, model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
-    """Logits of ROWS, and what follows them greedily, with the lead of each choice."""
+    """Return logits of ROWS, and their greedy continuations with the margin of each choice."""
     ids = torch.tensor(ROWS)
     logits = model(ids).logits
     margins = []
@@ -122,7 +122,7 @@ def model_arrays(case: str, model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
 
 
 def padded_arrays(model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
-    """Logits of the real tokens of a left-padded batch, row after row, and its greedy ids."""
+    """Return logits of the real tokens of a left-padded batch, row by row, and its greedy ids."""
     longest = max(map(len, RAGGED))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in RAGGED])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in RAGGED])
@@ -143,9 +143,9 @@ def padded_arrays(model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
 
 
 def inner_arrays(model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
-    """What is inside a pass over the first row of ROWS, and logits of each layer's state."""
+    """Return the inner states of a pass over the first row of ROWS, and logits of each layer."""
     output = model(torch.tensor(ROWS[:1]), output_attentions=True, output_hidden_states=True)
-    states = []  # transformers gives the last one behind ln_f
+    states = []  # transformers returns the last one after ln_f
     handle = model.transformer.h[-1].register_forward_hook(
         lambda module, inputs, result: states.append(
             result[0] if isinstance(result, tuple) else result
@@ -162,7 +162,7 @@ def inner_arrays(model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
 
 
 def scored(model: GPT2LMHeadModel, ids: list[int]) -> dict[str, Any]:
-    """Log-likelihoods of a text, and transformers' own loss."""
+    """Return log-likelihoods of a text, and the perplexity of transformers' own loss."""
     row = torch.tensor([ids])
     output = model(row, labels=row)
     logprobs = output.logits[0, :-1].double().log_softmax(dim=-1)
@@ -175,7 +175,7 @@ def scored(model: GPT2LMHeadModel, ids: list[int]) -> dict[str, Any]:
 
 
 def windows(model: GPT2LMHeadModel) -> dict[str, Any]:
-    """Perplexities of a long text, by the sliding windows of transformers' documentation."""
+    """Return perplexities of a long text, by the sliding windows of transformers' documentation."""
     ids = (np.abs(noise("windows", 333)) * 1000).astype(int) % model.config.vocab_size
     text, length = torch.tensor(ids[None]), model.config.n_positions
     perplexities = {}
@@ -185,7 +185,7 @@ def windows(model: GPT2LMHeadModel) -> dict[str, Any]:
             end = min(start + length, len(ids))
             window = text[:, start:end]
             labels = window.clone()
-            labels[:, : scored - end] = -100  # seen, and scored before
+            labels[:, : scored - end] = -100  # scored by an earlier window
             known = int((labels[:, 1:] != -100).sum())
             total += model(window, labels=labels).loss.double().item() * known
             count, scored = count + known, end
@@ -196,7 +196,7 @@ def windows(model: GPT2LMHeadModel) -> dict[str, Any]:
 
 
 def tokenized(folder: Path) -> list[list[int]]:
-    """Ids of TEXTS, special tokens' names being ordinary text."""
+    """Return the ids of TEXTS, with names of special tokens as ordinary text."""
     tokenizer = GPT2Tokenizer(
         vocab=str(folder / "vocab.json"),
         merges=str(folder / "merges.txt"),
@@ -206,7 +206,7 @@ def tokenized(folder: Path) -> list[list[int]]:
 
 
 def processors(params: dict[str, float]) -> LogitsProcessorList:
-    """Those of transformers, in the order in which it applies them."""
+    """Return the filters of transformers, in the order in which it applies them."""
     made = {
         "repeat_penalty": RepetitionPenaltyLogitsProcessor,
         "temperature": TemperatureLogitsWarper,
@@ -218,9 +218,9 @@ def processors(params: dict[str, float]) -> LogitsProcessorList:
 
 
 def sampling() -> dict[str, Any]:
-    """Which tokens survive each set of filters, and their probabilities."""
+    """Return the tokens that survive each set of filters, with their probabilities."""
     logits = (1.8 * noise("sampling", 3, 60)).astype(np.float32)
-    # Positive and negative, likely and unlikely ones, and one that is there twice.
+    # Positive and negative, likely and unlikely ones, and a duplicate.
     texts = [np.argsort(row)[[-1, -2, -5, 30, 0, 30]].tolist() for row in logits]
     cases = []
     for params in SAMPLING:
@@ -239,7 +239,7 @@ def sampling() -> dict[str, Any]:
 
 
 def tiny_known() -> dict[str, Any]:
-    """What `gpt-cli verify tiny` compares: the hashes of its files, and what it writes greedily."""
+    """Return the hashes of the files of `tiny` and its greedy texts, for `gpt-cli verify tiny`."""
     folder = ROOT / "weights" / "tiny"
     model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = GPT2Tokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
@@ -260,7 +260,7 @@ def tiny_known() -> dict[str, Any]:
 
 
 def write_json(name: str, value: Any) -> None:
-    """Write one file, a line for each entry at the top."""
+    """Write a JSON file with a line for each top-level entry."""
     lines = [f"{json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()]
     (GOLDEN / name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="ascii")
 

@@ -1,12 +1,12 @@
-"""Records `docs/pictures/terminal.svg`: commands in a terminal, as an SVG that moves.
+"""Record `docs/pictures/terminal.svg`: commands in a terminal, as an animated SVG.
 
     pip install ".[docs]"
     python tools/record.py
 
-Each command is typed at a human pace and run by bash on a pseudo-terminal; what it writes appears
-when it was written, but for long waits. pyte is the terminal. Each row of the screen is in the SVG
-once for each time that it changes, and CSS shows it for as long as it stood there. That needs no
-script, so it also moves in an <img>. Who wants no movement sees the last screen.
+Each command is typed slowly and run by bash on a pseudo-terminal. Its output appears at the real
+speed, but long waits are shortened. pyte emulates the terminal. Each version of a row is a part of
+the SVG, and CSS shows it for the time that it was on the screen. This needs no script, so it also
+works in an <img>. Readers who prefer reduced motion see the last screen.
 """
 
 import os
@@ -28,7 +28,7 @@ from pyte.screens import Char
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "terminal.svg"
 
-# What is typed, and for how many seconds what it prints stands there before the next.
+# Commands, and the seconds that their output is shown before the next command.
 COMMANDS = [
     ('gpt-cli generate -m tiny --echo -s 2 -n 100 "Once upon a time"', 4.0),
     ('gpt-cli next -m tiny -k 5 "One cold morning, a"', 3.0),
@@ -45,9 +45,9 @@ The moon was round and silver.
 PROMPT = b"\x1b[1;32m$\x1b[0m "
 COLUMNS, ROWS = 80, 26
 KEY = 0.04  # seconds to type a character
-LONGEST_WAIT = 0.6  # seconds, to which longer ones are shortened
-FRAME = 1 / 15  # seconds; of what happens within one, the end is shown
-PAUSE = 4.0  # seconds before it begins again
+LONGEST_WAIT = 0.6  # seconds; longer waits are shortened to this
+FRAME = 1 / 15  # seconds; only the last state within a frame is shown
+PAUSE = 4.0  # seconds before the animation restarts
 
 CELL, LINE, MARGIN = 8.4, 19, 16  # pixels
 FONT = "14px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
@@ -60,7 +60,7 @@ COLOURS = {
     "black": "#484f58", "brightblack": "#6e7681",
     "red": "#ff7b72", "brightred": "#ffa198",
     "green": "#3fb950", "brightgreen": "#56d364",
-    "brown": "#d29922", "brightbrown": "#e3b341",  # what pyte calls yellow
+    "brown": "#d29922", "brightbrown": "#e3b341",  # pyte's names for yellow
     "blue": "#58a6ff", "brightblue": "#79c0ff",
     "magenta": "#bc8cff", "brightmagenta": "#d2a8ff",
     "cyan": "#39c5cf", "brightcyan": "#56d4dd",
@@ -69,10 +69,10 @@ COLOURS = {
 
 
 def run(command: str, folder: Path) -> Iterator[tuple[float, bytes]]:
-    """Run a command on a terminal of its own; yield what it writes, each with the wait for it."""
+    """Run a command on a pseudo-terminal; yield pieces of its output, with the wait before each."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where gpt-cli is
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # finds gpt-cli
     env = {"PATH": path, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     env["COLUMNS"] = str(COLUMNS)
     process = subprocess.Popen(
@@ -88,7 +88,7 @@ def run(command: str, folder: Path) -> Iterator[tuple[float, bytes]]:
     while True:
         try:
             data = os.read(ours, 65536)
-        except OSError:  # Linux says so when the other end is closed
+        except OSError:  # Linux raises it at the end of the output
             data = b""
         if not data:
             break
@@ -101,7 +101,7 @@ def run(command: str, folder: Path) -> Iterator[tuple[float, bytes]]:
 
 
 def record(commands: list[tuple[str, float]], folder: Path) -> list[tuple[float, list[str]]]:
-    """The screens, as parts of an SVG, with the seconds at which each appears; the last ends it."""
+    """Return the screens as parts of an SVG, with their start times; the last one is the end."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     frames: dict[int, list[str]] = {}
@@ -127,24 +127,24 @@ def record(commands: list[tuple[str, float]], folder: Path) -> list[tuple[float,
 
 
 def parts(screen: pyte.Screen) -> list[str]:
-    """The rows of a screen, and the cursor."""
+    """Return the rows of a screen and the cursor."""
     rows = [row(y, [screen.buffer[y][x] for x in range(COLUMNS)]) for y in range(ROWS)]
     cursor = rectangle(screen.cursor.x, screen.cursor.y, 1, FOREGROUND)
     return [part for part in [*rows, cursor] if part]
 
 
 def row(y: int, cells: list[Char]) -> str:
-    """A row: each word, or words with a space between, stands where the terminal has it."""
+    """Return a row, with an explicit position for each run of words."""
     svg = ""
     x = 0
-    # Beyond ASCII, characters may come from another font, whose width is another.
+    # Characters beyond ASCII may come from another font, with another width.
     for (colour, behind, bold, is_ascii), group in groupby(cells, look):
         run = "".join(cell.data or SECOND for cell in group)
         if behind != BACKGROUND:
             svg += rectangle(x, y, len(run), behind)
         for words in re.finditer(r"\S+(?: \S+)*", run):
             start = x + words.start()
-            if set(words[0]) <= set(BLOCKS):  # drawn, lest there be seams between them
+            if set(words[0]) <= set(BLOCKS):  # drawn as one, without seams
                 eighths = sum(BLOCKS.index(block) + 1 for block in words[0])
                 svg += rectangle(start, y, eighths / 8, colour)
                 continue
@@ -159,7 +159,7 @@ def row(y: int, cells: list[Char]) -> str:
 
 
 def look(cell: Char) -> tuple[str, str, bool, bool]:
-    """Colours, bold or not, and whether it is ASCII."""
+    """Return the colours of a cell, and whether it is bold and ASCII."""
     colour = COLOURS.get(cell.fg, f"#{cell.fg}")
     behind = BACKGROUND if cell.bg == "default" else COLOURS.get(cell.bg, f"#{cell.bg}")
     if cell.reverse:
@@ -168,7 +168,7 @@ def look(cell: Char) -> tuple[str, str, bool, bool]:
 
 
 def rectangle(x: float, y: int, width: float, colour: str) -> str:
-    """So many cells of a colour."""
+    """Return a coloured rectangle with the width of some cells."""
     return (
         f'<rect x="{MARGIN + x * CELL:g}" y="{MARGIN + y * LINE:g}"'
         f' width="{width * CELL:g}" height="{LINE}" fill="{colour}"/>'
@@ -176,10 +176,10 @@ def rectangle(x: float, y: int, width: float, colour: str) -> str:
 
 
 def picture(frames: list[tuple[float, list[str]]]) -> str:
-    """The SVG of what `record` returns."""
+    """Return the SVG of the screens of `record`."""
     end = frames[-1][0]
     appeared: dict[str, float] = {}
-    times: dict[tuple[float, float], str] = defaultdict(str)  # what is there from when to when
+    times: dict[tuple[float, float], str] = defaultdict(str)  # the parts from start to end
     for now, frame in frames:
         for part in [part for part in appeared if part not in frame]:
             times[appeared.pop(part), now] += part
@@ -192,7 +192,7 @@ def picture(frames: list[tuple[float, list[str]]]) -> str:
         hidden = ""
         if stop < end:
             steps += f"{stop / end:.3%}{HIDDEN}"
-            hidden = ' visibility="hidden"'  # without movement
+            hidden = ' visibility="hidden"'  # with reduced motion
         css += f"@keyframes m{number}{{{steps}}}.m{number}{{animation-name:m{number}}}\n"
         body += f'<g class="m{number}"{hidden}>{part}</g>\n'
     return f"""\

@@ -1,20 +1,18 @@
-"""Writes short children's stories from a grammar: the text that `weights/tiny` learns.
+"""Write short children's stories from a grammar: the training text of `weights/tiny`.
 
-A plot (see `story_plots.py`) is a story with the choices still open. Three marks say where:
+A plot (see `story_plots.py`) is a story with open choices, in three forms:
 
-* `[a|b|c]` takes one alternative, `[3*a|b]` takes the first three times out of four;
-* `<rule>` takes one line of the table of that name in `RULES`;
-* `{hero}` names a part of the story. It is cast the first time it is mentioned and stays the same
-  from there on, so whatever was lost on page one is what is found on page three. A dot reaches
-  into it: `{friend.his}`. The plain pronouns, `{he}` or `{His}`, and the `{family}` are the
-  hero's.
+* `[a|b|c]` chooses an alternative; `[3*a|b]` chooses the first three times out of four;
+* `<rule>` chooses a line of the table with that name in `RULES`;
+* `{hero}` names a part of the story. It is chosen at its first mention and then stays the same. A
+  dot selects a field: `{friend.his}`. Plain pronouns, such as `{he}` or `{His}`, and `{family}` are
+  the hero's.
 
-The teller adds up what every choice cost, -ln p. The sum is the grammar's own negative log
-likelihood of that derivation, an upper bound for the text's, and so the yardstick for any model
-that learns from these stories: no model can do much better on average than the grammar itself.
+The teller adds up the cost -ln p of every choice. The sum is the negative log-likelihood of the
+derivation, an upper bound of the text's. On average, no model can be much better than the grammar.
 
-    python tools/stories.py --seed 1 --count 3     prints three stories
-    python tools/stories.py --check 20000          writes that many and looks for slips
+    python tools/stories.py --seed 1 --count 3     print three stories
+    python tools/stories.py --check 20000          write 20,000 stories and look for mistakes
 """
 
 import argparse
@@ -39,7 +37,7 @@ CLOSERS = {"[": "]", "<": ">", "{": "}"}
 
 @dataclass(frozen=True)
 class Story:
-    """One finished story, with what the grammar paid for it."""
+    """A finished story, with the cost of its choices."""
 
     text: str
     nats: float
@@ -47,7 +45,7 @@ class Story:
 
 
 class Teller:
-    """Tells one story: makes the choices, remembers the parts and keeps the account."""
+    """Tells one story: makes choices, remembers the parts and adds up the cost."""
 
     def __init__(self, rng: random.Random, tables: dict[str, Table]) -> None:
         self.rng = rng
@@ -56,16 +54,16 @@ class Teller:
         self.nats = 0.0
 
     def pick(self, options: Sequence[T], weights: Sequence[int] | None = None) -> T:
-        """Choose one option and book its price."""
+        """Choose an option and add its cost."""
         weights = weights or [1] * len(options)
         index = self.rng.choices(range(len(options)), weights)[0]
         self.nats -= math.log(weights[index] / sum(weights))
         return options[index]
 
     def tell(self, template: str) -> str:
-        """Settle every open choice of a template, from left to right.
+        """Make every choice of a template, from left to right.
 
-        Outer choices come before inner ones: an alternative that was not taken costs nothing.
+        Outer choices come first, so alternatives that are not chosen cost nothing.
         """
         told = []
         position = 0
@@ -87,7 +85,7 @@ class Teller:
         return "".join(told)
 
     def look_up(self, slot: str) -> str:
-        """Return the words for `hero`, `thing.look`, `friend.his` or the hero's own `he`."""
+        """Return the words for `hero`, `thing.look`, `friend.his` or the hero's `he`."""
         name, _, field = slot.partition(".")
         if name == "family" or name.lower() in PRONOUNS["he"]:
             name, field = "hero", name
@@ -97,12 +95,12 @@ class Teller:
         return words[0].upper() + words[1:] if field[:1].isupper() else words
 
     def draw(self, name: str) -> Part:
-        """Choose a part from its table; what is still open in its name is settled for good."""
+        """Choose a part from its table, and make the choices in its name."""
         part = self.pick(self.tables[name])
         return part | {"name": self.tell(part["name"])}
 
     def cast(self) -> Part:
-        """Choose a person or an animal who is not yet in the story."""
+        """Choose a person or an animal that is not yet in the story."""
         folk = self.pick(("people", "animals"))
         he = self.pick(("she", "he"))
         taken = {part["name"] for part in self.parts.values()}
@@ -117,7 +115,7 @@ class Teller:
 
 
 def write_story(rng: random.Random) -> Story:
-    """Write the next story; the same state of `rng` always gives the same one."""
+    """Write a story, which depends only on the state of `rng`."""
     teller = Teller(rng, PARTS)
     plot = teller.pick(tuple(PLOTS))
     blocks = PLOTS[plot].strip().split("\n\n")
@@ -126,24 +124,24 @@ def write_story(rng: random.Random) -> Story:
 
 
 def _one_line(block: str) -> str:
-    """Undo the line breaks; one after a bar or a bracket is not even a space."""
+    """Join lines with spaces, but without a space after a bar or a bracket."""
     return re.sub(r"([|\[]) ", r"\1", " ".join(line.strip() for line in block.splitlines()))
 
 
 def _tidy(text: str) -> str:
-    """Close the gaps that empty alternatives leave, and make `a` `an` before a vowel."""
+    """Remove the gaps of empty alternatives, and change `a` to `an` before a vowel."""
     return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", re.sub(r" +", " ", text)).strip()
 
 
 def _closing(template: str, start: int) -> int:
-    """Return where the bracket that opens at `start` closes."""
+    """Return the position of the bracket that closes the one at `start`."""
     opener, closer = template[start], CLOSERS[template[start]]
     depth = 0
     for position in range(start, len(template)):
         depth += (template[position] == opener) - (template[position] == closer)
         if depth == 0:
             return position
-    raise ValueError(f"never closed: {template[start : start + 40]!r}")
+    raise ValueError(f"unclosed bracket: {template[start : start + 40]!r}")
 
 
 def _alternatives(inside: str) -> tuple[list[str], list[int]]:
@@ -164,7 +162,7 @@ def _alternatives(inside: str) -> tuple[list[str], list[int]]:
     return options, weights
 
 
-SLIPS = {
+MISTAKES = {
     "doubled or stray space": r"  |^ | $| [,.!?]| \n|\n ",
     "unfilled placeholder": r"[\[\]{}<>|*]",
     "a before a vowel": r"\b[Aa] [aeiou]",
@@ -176,25 +174,27 @@ SLIPS = {
 }
 
 
-def find_slips(text: str) -> list[str]:
-    """Name what is wrong with a story's form: an empty list if nothing is."""
+def find_mistakes(text: str) -> list[str]:
+    """Return the names of the mistakes in a story's form."""
     paragraphs = text.split("\n\n")
-    slips = [what for what, bad in SLIPS.items() if any(re.search(bad, p) for p in paragraphs)]
+    mistakes = [
+        what for what, bad in MISTAKES.items() if any(re.search(bad, p) for p in paragraphs)
+    ]
     if any(paragraph.count('"') % 2 for paragraph in paragraphs):
-        slips.append("unbalanced quotes")
+        mistakes.append("unbalanced quotes")
     if not 80 <= len(text.split()) <= 300:
-        slips.append("too short or too long")
+        mistakes.append("too short or too long")
     if not 3 <= len(paragraphs) <= 6:
-        slips.append("too few or too many paragraphs")
-    return slips
+        mistakes.append("too few or too many paragraphs")
+    return mistakes
 
 
 def check(seed: int, count: int) -> None:
-    """Write many stories, look for slips in each, and print what the grammar is like."""
+    """Write many stories, look for mistakes, and print statistics of the grammar."""
     rng = random.Random(seed)
     texts: set[str] = set()
     words: Counter[str] = Counter()
-    slips: Counter[str] = Counter()
+    mistakes: Counter[str] = Counter()
     plots: Counter[str] = Counter()
     lengths = []
     nats = 0.0
@@ -203,24 +203,24 @@ def check(seed: int, count: int) -> None:
         texts.add(story.text)
         lengths.append(len(story.text.split()))
         words.update(re.findall(r"[a-z']+", story.text.lower()))
-        slips.update(find_slips(story.text))
+        mistakes.update(find_mistakes(story.text))
         plots[story.plot] += 1
         nats += story.nats
-    print(f"{len(texts)} of {count} stories are different; slips: {dict(slips) or 'none'}")
+    print(f"{len(texts)} of {count} stories are different; mistakes: {dict(mistakes) or 'none'}")
     print(f"{min(lengths)} to {max(lengths)} words, {sum(lengths) / count:.0f} on average")
-    print(f"{len(words)} different words, {nats / count:.0f} nats a story")
+    print(f"{len(words)} different words, {nats / count:.0f} nats per story")
     once = sum(text.startswith("Once upon a time") for text in texts) / len(texts)
     print(f"{once:.0%} begin with 'Once upon a time'; plots: {dict(plots)}")
-    if slips or len(texts) < count:
-        raise SystemExit("the grammar slipped")
+    if mistakes or len(texts) < count:
+        raise SystemExit("the grammar makes mistakes")
 
 
 def main() -> None:
     """Print stories, or check many of them."""
     parser = argparse.ArgumentParser(description="Write children's stories from a grammar.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=1, help="how many stories to print")
-    parser.add_argument("--check", type=int, metavar="N", help="write N stories, look for slips")
+    parser.add_argument("--count", type=int, default=1, help="number of stories to print")
+    parser.add_argument("--check", type=int, metavar="N", help="write N stories, look for mistakes")
     options = parser.parse_args()
     if options.check:
         check(options.seed, options.check)

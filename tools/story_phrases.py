@@ -1,4 +1,4 @@
-"""Phrases that several plots share: `<rule>` in a template takes one line of its table."""
+"""Phrases that several plots share: `<rule>` in a template chooses a line of its table."""
 
 RULES: dict[str, tuple[str, ...]] = {
     "opening": ("[3*<once>|<plain_opening>] [|{He} <hobby>.]",),

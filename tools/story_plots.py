@@ -1,8 +1,7 @@
 """The plots of the stories.
 
-`stories.py` explains the marks. A blank line starts a new paragraph; line breaks mean nothing.
-Names are repeated more often than a grown-up writer would: wherever two characters could both be
-"she", the text says which one.
+`stories.py` explains the notation. A blank line starts a new paragraph; single line breaks have no
+meaning. Names are repeated often, so that no pronoun is ambiguous.
 """
 
 PLOTS: dict[str, str] = {

@@ -1,11 +1,11 @@
-"""The people, places and things of the stories: plain tables, one row for each choice."""
+"""The people, places and things of the stories: tables with a row for each choice."""
 
 Part = dict[str, str]
 Table = tuple[Part, ...]
 
 
 def _table(fields: str, *rows: tuple[str, ...]) -> Table:
-    """Give every row the same field names, so that a template can say `{thing.look}`."""
+    """Name the fields of rows, for `{thing.look}` in a template."""
     return tuple(dict(zip(fields.split(), row, strict=True)) for row in rows)
 
 
@@ -23,7 +23,7 @@ PRONOUNS = {
 }
 SHE, HE = PRONOUNS["she"], PRONOUNS["he"]
 
-# A name belongs to one kind of folk only, so that it tells a reader which pronoun will follow.
+# Each name is in one list only, so that it determines the pronoun.
 NAMES = {
     ("people", "she"): _words(
         "Lily Mia Nora Anna Ella Clara Ruby Molly Alice Emma Lucy Hannah Ivy Zoe Wendy Greta"
@@ -38,7 +38,7 @@ NAMES = {
         "Bruno Pip Bramble Rusty Barnaby Otis Basil Patch Chester Biscuit Fergus Rufus"
     ),
 }
-# The one relative in a story follows from the hero, too.
+# The hero also determines the relative in a story.
 FAMILY = {
     ("people", "she"): "grandmother",
     ("people", "he"): "father",
@@ -186,7 +186,7 @@ REMEDIES = _table(
     ("pumpkin stew", "stew", "a fat orange pumpkin", "cut the pumpkin into cubes"),
 )
 
-# A promise, what came between, and the damage: all three are told again in the apology.
+# A promise, the distraction and the damage; the apology repeats all three.
 PROMISES = _table(
     "name done harm mend",
     ("water the tomatoes", "watered the tomatoes", "the tomatoes hung brown and dry",
@@ -207,7 +207,7 @@ PROMISES = _table(
      "carried the letter all the way on foot"),
 )
 
-# A skill: how it fails, the teacher's advice, and how it goes at last.
+# A skill: how it fails, the teacher's advice, and how it succeeds.
 SKILLS = _table(
     "name fails advice works",
     ("swim", "sank like a stone", "Kick with your legs and trust the water",

@@ -1,15 +1,15 @@
-"""Trains `weights/tiny`, the GPT-2 that comes with the program, on the stories of `stories.py`.
+"""Train `weights/tiny`, the bundled GPT-2, on the stories of `stories.py`.
 
     pip install torch==2.13.0 transformers tokenizers safetensors
-    python tools/train_tiny.py                   the run behind the bundled weights
-    python tools/train_tiny.py --minutes 5       a shorter one, scheduled by the clock
-    python tools/train_tiny.py --report          measures and samples what is there already
+    python tools/train_tiny.py                   repeat the bundled training
+    python tools/train_tiny.py --minutes 5       train for 5 minutes
+    python tools/train_tiny.py --report          evaluate and sample an existing model
 
-Only this script needs those packages; the program itself does not. Tokenizer and model are the
-libraries' own, so that nothing of this project's code has a say in what its tests compare with.
+Only this script needs those packages; the program does not. The tokenizer and the model are those
+of the libraries, so that no code of this project influences the reference of its tests.
 
-No story is seen twice: the grammar writes fresh ones for as long as the training lasts. Its own
-perplexity is known exactly (see `stories.py`) and is the figure to compare the model's with.
+No story is used twice: the grammar writes new ones during the training. The perplexity of the
+grammar is known exactly (see `stories.py`), and the model's can be compared with it.
 """
 
 import argparse
@@ -45,7 +45,7 @@ CONFIG = GPT2Config(
     n_layer=4,
     n_head=4,
     n_embd=192,
-    # The same function as `gelu_new`, in one fused step; config.json says `gelu_new`.
+    # The same function as `gelu_new` in config.json, but fused.
     activation_function="gelu_pytorch_tanh",
     resid_pdrop=0.0,
     embd_pdrop=0.0,
@@ -58,21 +58,21 @@ CONFIG = GPT2Config(
 STEPS = 5_555
 ROWS = 8
 PEAK_RATE = 2e-3
-WARM_UP = 0.02  # of the whole run
-SHORT_ROW = 320
-WHOLE_ROWS = 0.6  # of the run is over when rows grow to the full length
+WARM_UP = 0.02  # fraction of the run
+SHORT_ROW = 320  # tokens
+FULL_ROWS = 0.6  # fraction of the run with short rows
 
-# Three streams of stories, so that what is measured was never trained on.
+# Separate streams of stories for the tokenizer, training and evaluation.
 TOKENIZER_SEED, TRAINING_SEED, HELD_OUT_SEED = 1_000, 2_000, 3_000
 TOKENIZER_STORIES, HELD_OUT_STORIES = 20_000, 500
 SAMPLE_SEEDS = (1, 2, 3)
 
 
 def train_tokenizer() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Learn byte pairs; number them as GPT-2 does: bytes, merges in order, then the end mark.
+    """Learn byte pairs; number tokens as GPT-2 does: bytes, merges in order, then the end token.
 
-    The trainer may reach one string by two different merges. Only the first is kept, so that the
-    n-th merge always makes token 256 + n; a few spare merges make up for those left out.
+    The trainer may produce one string by two merges. Only the first is kept, so that the n-th merge
+    always makes token 256 + n. A few spare merges replace the others.
     """
     tokenizer = finish(BPE())
     alphabet = sorted(ByteLevel.alphabet())
@@ -88,12 +88,12 @@ def train_tokenizer() -> tuple[dict[str, int], list[tuple[str, str]]]:
     tokens = [*alphabet, *(left + right for left, right in kept), END]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != VOCABULARY or vocabulary[END] != END_ID:
-        raise SystemExit("the tokenizer's training text is too small for this vocabulary")
+        raise SystemExit("too few stories to train a tokenizer with this vocabulary")
     return vocabulary, kept
 
 
 def finish(pairs: BPE) -> Tokenizer:
-    """Return the tokenizer that splits as GPT-2 does and then merges these pairs."""
+    """Return a tokenizer that splits text as GPT-2 does and then merges these pairs."""
     tokenizer = Tokenizer(pairs)
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = ByteLevelDecoder()
@@ -106,10 +106,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def training_batches(tokenizer: Tokenizer) -> Iterator[torch.Tensor]:
-    """Yield rows of fresh stories, each story followed by the end mark.
+    """Yield rows of new stories, each followed by the end token.
 
-    A row opens with a story's first word, as a typed prompt does, or every other time with the end
-    mark, as an empty prompt does. Its last story is cut off where the row is full.
+    Every other row starts with the end token, as an empty prompt does; the others start with a
+    story, as a typed prompt does. The last story of a row is cut at the row's end.
     """
     rng = random.Random(TRAINING_SEED)
     while True:
@@ -124,8 +124,8 @@ def training_batches(tokenizer: Tokenizer) -> Iterator[torch.Tensor]:
 
 
 def row_length(progress: float) -> int:
-    """Use rows of about one story first, which is quicker, and whole ones from then on."""
-    return CONFIG.n_positions if progress >= WHOLE_ROWS else SHORT_ROW
+    """Return the tokens per row: about one story at first, which is faster, then the context."""
+    return CONFIG.n_positions if progress >= FULL_ROWS else SHORT_ROW
 
 
 def train(
@@ -134,7 +134,7 @@ def train(
     minutes: float | None,
     write: Callable[[Path, GPT2LMHeadModel], None],
 ) -> GPT2LMHeadModel:
-    """Train for so many steps, or for so many minutes by the clock."""
+    """Train for a number of steps, or of minutes if given."""
     torch.manual_seed(TRAINING_SEED)
     model = GPT2LMHeadModel(CONFIG)
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
@@ -182,7 +182,7 @@ def train(
 
 
 def learning_rate(progress: float) -> float:
-    """Warm up in a straight line, then follow a cosine down to almost nothing."""
+    """Warm up linearly, then decay along a cosine to 1 % of the peak."""
     if progress < WARM_UP:
         return PEAK_RATE * (progress + 1e-4) / WARM_UP
     cosine = math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))
@@ -195,10 +195,7 @@ def write_model(
     vocabulary: dict[str, int],
     merges: list[tuple[str, str]],
 ) -> None:
-    """Write the folder in the layout of the published GPT-2, in half precision.
-
-    The folder is swapped in whole, so that nobody ever reads half of an old model.
-    """
+    """Write a folder like the published GPT-2's, in half precision, and replace an existing one."""
     new, old = out.with_name(f"{out.name}.new"), out.with_name(f"{out.name}.old")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
@@ -235,15 +232,15 @@ def write_model(
 
 
 def read_model(folder: Path) -> GPT2LMHeadModel:
-    """Load what was written: half-precision weights, computed with in single precision."""
+    """Load a model in single precision."""
     return GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @torch.inference_mode()
 def evaluate(folder: Path) -> None:
-    """Compare the model's perplexity on held-out stories with the grammar's own.
+    """Print the perplexity of the model and of the grammar on held-out stories.
 
-    Both are per token, end marks counted; the stories were written after training was settled.
+    Both are per token, including end tokens.
     """
     model, tokenizer = read_model(folder), read_tokenizer(folder)
     rng = random.Random(HELD_OUT_SEED)
@@ -259,13 +256,13 @@ def evaluate(folder: Path) -> None:
     for whose, nats in (("model", model_nats), ("grammar", grammar_nats)):
         print(
             f"{whose}: perplexity per token {math.exp(nats / tokens):.4f}, "
-            f"{nats / HELD_OUT_STORIES:.1f} nats a story"
+            f"{nats / HELD_OUT_STORIES:.1f} nats per story"
         )
 
 
 @torch.inference_mode()
 def print_samples(folder: Path, seeds: tuple[int, ...]) -> None:
-    """Print stories from the usual beginning, one for each seed, and the greedy one."""
+    """Print stories that begin with "Once upon a time": one per seed, and a greedy one."""
     model, tokenizer = read_model(folder), read_tokenizer(folder)
     prompt = torch.tensor([tokenizer.encode("Once upon a time").ids])
     limits = {"max_length": CONFIG.n_positions, "pad_token_id": END_ID, "use_cache": True}
@@ -278,10 +275,10 @@ def print_samples(folder: Path, seeds: tuple[int, ...]) -> None:
 
 
 def main() -> None:
-    """Train, write, read back, measure and sample."""
+    """Train and write the model, then evaluate and sample it."""
     parser = argparse.ArgumentParser(description="Train the bundled model.")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--minutes", type=float, help="train by the clock instead of by steps")
+    parser.add_argument("--minutes", type=float, help="train for this time, not for --steps")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--report", action="store_true", help="do not train")
     parser.add_argument("--samples", type=int, nargs="*", default=SAMPLE_SEEDS, metavar="SEED")

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
@@ -20,13 +21,12 @@ from gpt_cli.cli.batch import batch
 from gpt_cli.cli.bench import bench
 from gpt_cli.cli.doctor import doctor
 from gpt_cli.cli.download import download
-from gpt_cli.cli.examples import epilog
 from gpt_cli.cli.generate import generate
+from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.info import info
 from gpt_cli.cli.models import models
 from gpt_cli.cli.next import next_tokens
 from gpt_cli.cli.options import VERBOSE
-from gpt_cli.cli.options import command as with_groups
 from gpt_cli.cli.quantize import quantize
 from gpt_cli.cli.rank import rank
 from gpt_cli.cli.score import score
@@ -85,9 +85,10 @@ def application(name: str | None = None) -> typer.Typer:
     )
     app.callback()(_options)
     for each in [name] if name in COMMANDS else COMMANDS:
-        app.command(each, epilog=epilog(each))(with_groups(COMMANDS[each]))
+        add_command(app, each, COMMANDS[each])
     if name not in COMMANDS:
-        app.add_typer(show, name="show")
+        app.add_typer(show, name="show", short_help=show.info.help)
+    TyperGroup.context_class.formatter_class = HelpFormatter  # of every command
     return app
 
 

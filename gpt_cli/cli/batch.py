@@ -17,15 +17,15 @@ def batch(
         typer.Argument(
             metavar="[IN]",
             path_type=str,
-            help="Prompts, one per line, in JSON Lines or Parquet: a file, a folder, a pattern in "
-            "quotes, or an address of these; if not given, standard input.",
+            help="Prompts as plain lines, JSON Lines or Parquet: a file, a folder, a quoted "
+            "pattern, or a URL of these; standard input if not given.",
         ),
     ] = None,
     *,
     from_file: flags.RowsFile = None,
     rows: flags.Rows,
     batch_size: Annotated[
-        str, typer.Option(metavar="N|auto", help="Number of rows to compute side by side.")
+        str, typer.Option(metavar="N|auto", help="Number of rows to compute at once.")
     ] = "auto",
     options: Options,
     escape: flags.Escape = False,
@@ -35,9 +35,9 @@ def batch(
 ) -> None:
     """Continue each line of IN.
 
-    A record, a line of JSON, is written for each, in order.
+    Write one JSON record per row, in the order of the input.
 
-    A line of JSON Lines is an object with a "prompt", an optional "id", and options of its own,
+    In JSON Lines, a row is an object with a "prompt", an optional "id", and options of its own,
     such as "max_tokens", "temperature", "seed" and "stop".
     """
     file = input_file(file, from_file, "prompts")

@@ -16,16 +16,16 @@ from gpt_cli.startup import prepare
 def bench(
     *,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", "-p", help="Tokens of each prompt.")
+        int, typer.Option("--prompt-tokens", "-p", help="Prompt length in tokens.")
     ] = 32,
     max_tokens: flags.MaxTokens = 128,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="Number of texts side by side.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", "-b", help="Number of texts per batch.")] = 1,
     repetitions: Annotated[
-        int, typer.Option("--repetitions", "-r", help="Number of measurements of each.")
+        int, typer.Option("--repetitions", "-r", help="Number of runs in each mode.")
     ] = 3,
     cache: Annotated[
         bool | None,
-        typer.Option("--cache/--no-cache", help="Measure only with, or only without the cache."),
+        typer.Option("--cache/--no-cache", help="Measure only one mode; both if not set."),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -36,8 +36,8 @@ def bench(
 ) -> None:
     """Measure generation with and without KV cache.
 
-    The output is times, rates, memory and two curves. The prompt is a built-in text; the likeliest
-    tokens are generated, the same in both.
+    Print times, rates, memory use and two curves. The prompt is a built-in text. Generation is
+    greedy, so both modes generate the same tokens.
     """
     from gpt_cli.cli import plot as plots
 

@@ -8,14 +8,14 @@ from gpt_cli.cli.layout import counted
 from gpt_cli.cli.plot import curves, number
 from gpt_cli.machine import format_size
 
-# The figures of a mode: their labels, and a factor to the unit of the label.
+# The figures of a mode, with their labels and factors to the unit of the label.
 _ROWS = {
     "tokenize_s": ("tokenization, ms", 1000),
     "first_token_s": ("first token, ms", 1000),
     "prefill_tok_s": ("prefill, tokens/s", 1),
     "decode_tok_s": ("decode, tokens/s", 1),
-    "model_s": ("model, ms a token", 1000),
-    "other_s": ("the rest, ms a token", 1000),
+    "model_s": ("model, ms per token", 1000),
+    "other_s": ("other, ms per token", 1000),
     "total_s": ("whole text, s", 1),
 }
 
@@ -33,40 +33,38 @@ def as_text(found: Benchmark) -> str:
 
 def conclusion(found: Benchmark) -> str:
     """Return sentences about the growth of times and the equality of ids, if known."""
-    said = []
-    growths = [mode.growth for mode in found.modes.values() if mode.growth is not None]
+    sentences = []
+    growths = [_ratio(mode.growth) for mode in found.modes.values() if mode.growth is not None]
     if found.early and found.late:
-        said.append(
+        sentences.append(
             f"{'With' if found.cache_on else 'Without'} the cache, {_tokens(found.late)} of the "
-            f"text took {_times(growths[0])} times as long as {_tokens(found.early)}"
+            f"text took {growths[0]} times as long as {_tokens(found.early)}"
+            f"{''.join(f'; without it, {growth} times' for growth in growths[1:])}."
         )
-        said[0] += "." if len(growths) == 1 else f"; without it, {_times(growths[1])} times."
     if len(found.modes) * found.repetitions > 1:
-        said.append("All ids agree.")
-    return " ".join(said)
+        sentences.append("All ids agree.")
+    return " ".join(sentences)
 
 
 def _head(found: Benchmark) -> str:
-    what = f"{found.model}: {found.parameters:,} parameters in {found.dtype}"
-    plan = [
-        counted(found.prompt_tokens, "prompt token"),
-        counted(found.max_tokens, "new token"),
-        counted(found.batch, "row"),
-        counted(found.repetitions, "repetition"),
-    ]
-    by = f"computed by {found.ops} with {counted(found.threads, 'thread')}"
-    return f"{what}, {by}\n{', '.join(plan)}"
+    return (
+        f"{found.model}: {found.parameters:,} parameters in {found.dtype}, computed by {found.ops} "
+        f"with {counted(found.threads, 'thread')}\n"
+        f"{counted(found.prompt_tokens, 'prompt token')}, "
+        f"{counted(found.max_tokens, 'new token')}, "
+        f"{counted(found.batch, 'row')}, {counted(found.repetitions, 'repetition')}"
+    )
 
 
 def _table(found: Benchmark) -> str:
     rows = [["median (min-max)", *found.modes]]
-    for figure, (label, scale) in _ROWS.items():
-        cells = [_cell(getattr(mode, figure), scale) for mode in found.modes.values()]
-        rows.append([label, *cells])
     if found.ratio is not None:
-        ratios = [_times(found.ratio[figure]) if figure in found.ratio else "-" for figure in _ROWS]
-        for row, cell in zip(rows, ["ratio", *ratios], strict=True):
-            row.append(cell)
+        rows[0].append("ratio")
+    for figure, (label, scale) in _ROWS.items():
+        row = [label, *(_cell(getattr(mode, figure), scale) for mode in found.modes.values())]
+        if found.ratio is not None:
+            row.append(_ratio(found.ratio[figure]) if figure in found.ratio else "-")
+        rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -81,22 +79,20 @@ def _notes(found: Benchmark) -> str:
         f"weights {format_size(found.weights_bytes)}"
     ]
     if found.ratio is not None:
-        lines.append("ratio: how many times as fast with the cache")
+        lines.append("ratio: speed with the cache / speed without it")
     if found.batch > 1:
-        lines.append("ms a token: the time in which each row gets one")
+        lines.append("ms per token: time of a step, which gives each row one token")
     return "\n".join(lines)
 
 
 def _cell(spread: Spread | None, scale: float) -> str:
     if spread is None:
         return "-"
-    median, least, most = (
-        number(value * scale) for value in (spread.median, spread.min, spread.max)
-    )
-    return median if least == most else f"{median} ({least}-{most})"
+    median, low, high = (number(x * scale) for x in (spread.median, spread.min, spread.max))
+    return median if low == high else f"{median} ({low}-{high})"
 
 
-def _times(ratio: float) -> str:
+def _ratio(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 99.95 else f"{ratio:.1f}"
 
 

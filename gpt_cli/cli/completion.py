@@ -5,18 +5,18 @@ from glob import escape, glob
 
 
 def models(incomplete: str) -> list[str]:
-    """Return values of `--model`: known names, cached models, and folders with the prefix."""
+    """Return values of `--model`: known names, cached models, and folders with this prefix."""
     from gpt_cli.hub.local import BUNDLED, CONFIG, SHORT_NAMES, list_models
 
     names = dict.fromkeys([*BUNDLED, *SHORT_NAMES, *(model.name for model in list_models())])
     found = glob(f"{escape(incomplete)}*/{CONFIG}")  # noqa: PTH207 (leaves ./ as it is)
     folders = [file.removesuffix(f"/{CONFIG}") for file in sorted(found)]
-    # bash inserts names unquoted. Without completions, each shell offers files.
+    # bash inserts names unquoted, so names that need quotes are left out.
     return [name for name in [*names, *folders] if shlex.quote(name) == name]
 
 
 def downloads() -> list[str]:
-    """Return the models that `download` knows without asking the Hub."""
+    """Return the short names that `download` accepts."""
     from gpt_cli.hub.local import SHORT_NAMES
 
     return list(SHORT_NAMES)

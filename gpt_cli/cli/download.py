@@ -27,7 +27,7 @@ def download(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Download a model from the Hub; print its folder."""
+    """Download a model from the Hub and print its folder."""
     from gpt_cli import hub
 
     write(f"{hub.download(name, revision=revision, to=to, quiet=quiet)}\n")

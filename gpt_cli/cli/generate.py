@@ -27,7 +27,7 @@ _LONG = 2.0  # seconds, after which progress is shown
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="Text to continue; if not given, from a pipe."),
+        typer.Argument(metavar="[PROMPT]", help="Text to continue; read from a pipe if not given."),
     ] = None,
     *,
     file: flags.PromptFile = None,
@@ -38,7 +38,7 @@ def generate(
         typer.Option(
             min=1,
             max=10_000,  # all are computed side by side
-            help="Number of texts, which are printed when all are done, separated by ---.",
+            help="Number of texts; several are printed together at the end, separated by ---.",
         ),
     ] = 1,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
@@ -55,7 +55,7 @@ def generate(
     ] = False,
     loading: flags.Loading,
 ) -> None:
-    """Continue PROMPT, streaming the text to standard output."""
+    """Continue PROMPT and stream the text to standard output."""
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is part of the JSON: add --json")
     text = read_prompt(prompt, file)

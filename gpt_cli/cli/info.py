@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Json = False) -> None:
-    """Show a model and the memory that it needs."""
+    """Show the configuration of a model and the memory it needs."""
     from dataclasses import asdict
 
     from gpt_cli import checkpoint, hub

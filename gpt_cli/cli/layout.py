@@ -1,4 +1,4 @@
-"""Text for terminals: wrapped rows, quoted tokens, bars."""
+"""Text for terminals: wrapped rows, quoted tokens, bars, counts."""
 
 import json
 import shutil
@@ -12,10 +12,10 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def hanging(head: str, text: str) -> str:
-    """Return a row whose last cell is wrapped below itself to the width of a terminal.
+    """Return a head and a text, which is wrapped beside the head if output is a terminal.
 
-    If `head` takes half of the width, or a word does not fit beside it, the cell starts on a line
-    of its own.
+    If the head takes half of the width, or a word does not fit beside it, the text starts on the
+    next line.
     """
     if not on_terminal(sys.stdout):
         return f"{head}{text}\n"
@@ -29,20 +29,20 @@ def hanging(head: str, text: str) -> str:
 
 
 def quoted(data: bytes) -> str:
-    r"""Return bytes as a quoted text on one line, like JSON but safe for any terminal.
+    r"""Return bytes as quoted text on one line, like JSON but safe for any terminal.
 
-    Characters that are not printable are escaped; a byte that is not UTF-8 becomes `\xf0`.
+    Characters that are not printable are escaped, and a byte that is not UTF-8 is shown as `\xf0`.
     """
     return f'"{"".join(map(_escaped, data.decode(errors="surrogateescape")))}"'
 
 
 def token_label(token: dict[str, Any]) -> str:
-    """Return the text of a token's record on one line; see `records.of_token`."""
+    """Return the text of a record of `records.of_token` on one line."""
     return quoted(bytes(token["bytes"])) if token["bytes"] else str(token["token"])
 
 
 def bar(length: float) -> str:
-    """Return a bar of a length in columns, to an eighth."""
+    """Return a bar of a length in columns, in steps of 1/8."""
     whole, eighths = divmod(round(length * 8), 8)
     return "█" * whole + _EIGHTHS[eighths].rstrip()
 
@@ -56,5 +56,5 @@ def _escaped(character: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 token` and `2 tokens`."""
+    """Return a number with its noun, such as `1 token` or `2 tokens`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,11 +1,11 @@
 """`gpt-cli models`: list the models that `--model` finds without a network."""
 
-import json
 import sys
 
 from gpt_cli.cli.options import Json, Verbose
 from gpt_cli.cli.streams import on_terminal, write
 from gpt_cli.machine import format_size
+from gpt_cli.records import json_line
 
 
 def models(as_json: Json = False, verbose: Verbose = False) -> None:
@@ -17,20 +17,13 @@ def models(as_json: Json = False, verbose: Verbose = False) -> None:
         for model in found:
             row = {"name": model.name, "origin": model.origin, "size": model.size}
             row |= {"folder": str(model.folder)}
-            write(
-                (
-                    json.dumps(row, ensure_ascii=False)
-                    if as_json
-                    else "\t".join(map(str, row.values()))
-                )
-                + "\n"
-            )
+            write(json_line(row) if as_json else "\t".join(map(str, row.values())) + "\n")
         return
 
     from rich import box, console, table
 
     listing = table.Table("name", "origin", "size", box=box.SIMPLE_HEAD)
-    listing.add_column("folder", overflow="fold")  # not cut, since it is copied
+    listing.add_column("folder", overflow="fold")  # never cut, so that it can be copied
     for model in found:
         size = format_size(model.size)
         listing.add_row(model.name, model.origin, size, str(model.folder))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def next_tokens(
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="The text so far; if not given, from a pipe."),
+        typer.Argument(metavar="[PROMPT]", help="The text so far; read from a pipe if not given."),
     ] = None,
     *,
     top: Annotated[

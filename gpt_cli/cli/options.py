@@ -110,11 +110,11 @@ class Model(Declared):
         autocompletion=completion.models,
     )
     revision: str | None = option(None, "Branch, tag or commit on the Hub.", kind=TEXT)
-    offline: bool = option(False, "Do not ask the Hub.")
+    offline: bool = option(False, "Do not contact the Hub; use local files only.")
     quiet: bool = option(False, "Show no notes and no progress.", aliases=("-q",))
     verbose: bool = option(
         False,
-        "Explain choices such as CPU instead of GPU; show tracebacks.",
+        "Explain choices, such as the CPU instead of a GPU, and show tracebacks.",
         aliases=("-v",),
         callback=_set_verbose,
     )
@@ -145,7 +145,7 @@ class Loading(Model):
     )
     threads: int | None = option(
         None,
-        "Threads to compute with; all cores if not set.",
+        "Number of threads; one per core if not set.",
         kind=WHOLE,
         min=1,
         max=MOST_THREADS,
@@ -171,8 +171,8 @@ class Rows(Declared):
 
     output: str | None = option(
         None,
-        "Write to a new file (JSON Lines, or Parquet if it ends with .parquet), or to files in a "
-        "folder: FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet; here or at an address.",
+        "Write to a new file (JSON Lines, or Parquet if the name ends with .parquet), or to several "
+        "files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL such as s3://...",
         kind=TEXT,
         aliases=("-o",),
         metavar="OUT",
@@ -181,15 +181,14 @@ class Rows(Declared):
     )
     resume: bool = option(
         False,
-        "Keep the rows that OUT has and add the missing ones. Give the same flags again; the seed "
-        "is taken from OUT.",
+        "Continue an interrupted run: keep the rows in OUT and add the missing ones. Repeat the "
+        "same flags; the seed is known.",
     )
     format: Format | None = option(
         None,
-        "Format of the rows; auto: parquet by the ending of the name, jsonl if the first row "
-        "begins with {, else lines.",
+        "Input format; auto (the default): Parquet by the ending of the name, JSON Lines if the "
+        "first row begins with {, else plain lines.",
         kind=choice(Format),
-        show_default="auto",
     )
 
 
@@ -204,19 +203,19 @@ class Where(Declared):
     )
     address: str | None = option(
         None,
-        "The cluster, or auto for the one of this machine; if not set, Ray is started for the job.",
+        "The Ray cluster, or auto for that of this machine; if not set, Ray is started for the job.",
         kind=TEXT,
         metavar="HOST:PORT",
     )
     workers: int | None = option(
         None,
-        "Processes that hold the model; as many as fit, of up to 4 threads each.",
+        "Number of processes that hold the model; as many as fit if not set, with up to 4 threads.",
         kind=WHOLE,
         min=1,
     )
     gpus_per_worker: float | None = option(
         None,
-        "GPUs of each worker, such as 1 or 0.5; 0 computes on CPUs.",
+        "GPUs per worker, such as 1 or 0.5; 0 uses CPUs.",
         kind=NUMBER,
         min=0,
         metavar="G",
@@ -248,7 +247,7 @@ class Where(Declared):
 
 ModelName = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="As --model.", autocompletion=completion.models),
+    typer.Argument(metavar="[MODEL]", help="Same as --model.", autocompletion=completion.models),
 ]
 PromptFile = Annotated[
     Path | None,
@@ -256,12 +255,12 @@ PromptFile = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Read the prompt from FILE (-: standard input); PROMPT is appended.",
+        help="Read the prompt from FILE (- is standard input), and append PROMPT.",
     ),
 ]
 RowsFile = Annotated[
     str | None,
-    typer.Option("--file", "-f", metavar="FILE", path_type=str, help="In place of the argument."),
+    typer.Option("--file", "-f", metavar="FILE", path_type=str, help="Same as the argument."),
 ]
 Escape = Annotated[
     bool, typer.Option("--escape", help=r"Read \n, \t and \\ in PROMPT and --stop as escapes.")
@@ -272,7 +271,7 @@ LogProbs = Annotated[
         "--logprobs",
         metavar="N",
         min=0,
-        help="Add the log-probability of each token to the JSON, and those of the N likeliest.",
+        help="Add the log-probability of each token and of the N likeliest tokens to the JSON.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]

@@ -1,4 +1,4 @@
-"""The time of each token against its position in the text: in characters, and as a picture."""
+"""Plots of the time of each token against its position in the text, as text or as a picture."""
 
 import io
 import itertools
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from gpt_cli.bench import Benchmark
 
 _COLUMNS, _LINES = 60, 12
-_ACROSS = "position in the text, in tokens"
-_UPWARDS = "milliseconds for each token after the first"
+_X_LABEL = "position in the text, in tokens"
+_Y_LABEL = "milliseconds for each token after the first"
 FORMATS = (".png", ".svg", ".pdf")
 
-# Of each mode: its mark, its colour (told apart by all eyes), and what it does.
-_STYLES = {
+_STYLES = {  # of each mode: mark, colour (safe for the colour-blind), legend
     "cache off": (
         "o",
         "#d55e00",
@@ -30,35 +29,30 @@ _STYLES = {
 
 
 def curves(found: "Benchmark") -> str:
-    """Draw the milliseconds of each token upwards, its position in the text to the right."""
-    positions, times = _drawn(found)
+    """Plot milliseconds per token over the position in the text, in characters."""
+    positions, times = _points(found)
     heights = {name: _columns(token_s) for name, token_s in times.items()}
     top = max(map(max, heights.values()))
     grid = [[" "] * _COLUMNS for _ in range(_LINES)]
-    shown = {name: style for name, style in _STYLES.items() if name in heights}
-    for name, (mark, _, _) in shown.items():
-        for column, height in enumerate(heights[name]):
-            grid[round(height / top * (_LINES - 1))][column] = mark
+    legend = []
+    for name, (mark, _, text) in _STYLES.items():
+        if name in heights:
+            legend.append(f"{'':9}{mark}  {text}")
+            for column, height in enumerate(heights[name]):
+                grid[round(height / top * (_LINES - 1))][column] = mark
     labels = {_LINES - 1: number(1000 * top), 0: "0"}
-    drawn = [f"{labels.get(line, ''):>7} |{''.join(grid[line])}".rstrip() for line in range(_LINES)]
+    rows = [f"{labels.get(y, ''):>7} |{''.join(row)}".rstrip() for y, row in enumerate(grid)]
     first, last = str(positions[0]), str(positions[-1])
-    return "\n".join(
-        [
-            _UPWARDS,
-            "",
-            *reversed(drawn),
-            f"{'':8}+{'-' * _COLUMNS}",
-            f"{'':9}{first}{_ACROSS:^{_COLUMNS - len(first) - len(last)}}{last}",
-            "",
-            *(f"{'':9}{mark}  {what}" for mark, _, what in shown.values()),
-        ]
-    )
+    x_axis = f"{'':9}{first}{_X_LABEL:^{_COLUMNS - len(first) - len(last)}}{last}"
+    base = f"{'':8}+{'-' * _COLUMNS}"
+    return "\n".join([_Y_LABEL, "", *reversed(rows), base, x_axis, "", *legend])
 
 
-def _drawn(found: "Benchmark") -> tuple[list[int], dict[str, list[float]]]:
-    """Positions, and of each mode the seconds: of all but the first token, if there are others.
+def _points(found: "Benchmark") -> tuple[list[int], dict[str, list[float]]]:
+    """Return positions, and seconds per mode.
 
-    The first takes the time of the whole prompt, beside which all others would lie on the ground.
+    The first token is left out if there are others: it includes the time of the prompt, which would
+    flatten the curves.
     """
     start = 1 if len(found.positions) > 1 else 0
     times = {name: mode.token_s[start:] for name, mode in found.modes.items()}
@@ -66,7 +60,7 @@ def _drawn(found: "Benchmark") -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _columns(token_s: list[float]) -> list[float]:
-    """Medians of as many stretches as there are columns; a few tokens take several columns each."""
+    """Return a median for each column; few tokens take several columns each."""
     count = len(token_s)
     edges = [column * count // _COLUMNS for column in range(_COLUMNS + 1)]
     return [
@@ -76,50 +70,43 @@ def _columns(token_s: list[float]) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A number above 0 for people: three digits, or all before the point."""
+    """Return a positive number with three digits, or with all digits of its integer part."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
 def check_library(option: str) -> None:
-    """Raise InputError unless matplotlib is here, before anything costly is done for a picture."""
+    """Raise InputError early, before costly work, if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise InputError(f"{option} needs matplotlib: pip install matplotlib")
 
 
 def save(found: "Benchmark", file: Path) -> None:
-    """Draw the curves as a picture.
+    """Plot the curves to a file.
 
     Raises:
         ResourceError: the file cannot be written.
     """
-    from matplotlib.figure import Figure  # no pyplot: nothing asks for a display
+    from matplotlib.figure import Figure  # pyplot would need a display
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    positions, times = _drawn(found)
-    for name, (_, colour, what) in _STYLES.items():
+    positions, times = _points(found)
+    for name, (_, colour, text) in _STYLES.items():
         if name in times:
             milliseconds = [1000 * seconds for seconds in times[name]]
-            axes.plot(positions, milliseconds, ".-", markersize=3, color=colour, label=what)
-            axes.annotate(
-                name,
-                (positions[-1], milliseconds[-1]),
-                xytext=(6, 0),
-                textcoords="offset points",
-                va="center",
-                color=colour,
-            )
+            axes.plot(positions, milliseconds, ".-", markersize=3, color=colour, label=text)
+            end, shift = (positions[-1], milliseconds[-1]), (6, 0)
+            axes.annotate(name, end, shift, textcoords="offset points", va="center", color=colour)
     rows = "" if found.batch == 1 else f", {found.batch} rows side by side"
     figure.suptitle(
         f"{found.model}, {found.max_tokens} tokens after a prompt of {found.prompt_tokens}{rows}: "
         "time for each token",
         wrap=True,
-        parse_math=False,  # the name of a folder may hold a $
+        parse_math=False,  # the name of a folder may contain a $
     )
-    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above, in no curve's way
-    axes.set_xlabel(_ACROSS)
-    axes.set_ylabel(_UPWARDS)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above the curves
+    axes.set(xlabel=_X_LABEL, ylabel=_Y_LABEL)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)

@@ -17,7 +17,7 @@ def quantize(
 ) -> None:
     """Write a model with int8 weights.
 
-    It is written into a new folder, for --model; the name of the folder is printed.
+    Write it to a new folder, which --model takes, and print the name of the folder.
     """
     from gpt_cli import hub
     from gpt_cli.quantize import write as write_int8

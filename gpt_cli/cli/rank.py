@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def rank(
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="Text before the choices; if not given, a pipe."),
+        typer.Argument(
+            metavar="[PROMPT]", help="Text before the choices; from a pipe if not given."
+        ),
     ] = None,
     *,
     choices: Annotated[
@@ -34,12 +36,12 @@ def rank(
     by: Annotated[
         Literal["total", "token", "byte"],
         typer.Option(
-            help="Compare the likelihood of the whole choice, which favours short ones, or its "
-            "mean per token or byte."
+            help="Rank by the total log-likelihood, which favours short choices, or by its mean per "
+            "token or byte."
         ),
     ] = "total",
     exact: Annotated[
-        bool, typer.Option("--exact", help="Use the choices unchanged, without a space before.")
+        bool, typer.Option("--exact", help="Use the choices as given: remove and add no spaces.")
     ] = False,
     file: flags.PromptFile = None,
     loading: flags.Loading,
@@ -49,7 +51,7 @@ def rank(
 
     The output is a table, or JSON in a pipe.
 
-    Spaces around a choice are dropped, and one is put before it unless the prompt ends with one.
+    Spaces around a choice are removed. One is added before it unless PROMPT ends with a space.
     """
     if choices_file == Path("-") and prompt is None:
         raise InputError("PROMPT and --choices-file cannot both be read from the pipe")

@@ -24,8 +24,8 @@ def score(
         typer.Argument(
             metavar="[FILE]",
             path_type=str,
-            help="The text; if not given, from a pipe. With --output or --format, rows as for "
-            "batch.",
+            help="The text; read from a pipe if not given. With --output or --format, rows as "
+            "for batch.",
         ),
     ] = None,
     *,
@@ -37,12 +37,12 @@ def score(
 ) -> None:
     """Show how likely a text is.
 
-    The numbers are tokens, log-likelihood, perplexity and bits per byte. With --lines, write a line
-    for each line: the four numbers and the text. The first token of a text has nothing before it
-    and is not scored, so a line needs two tokens.
+    Print the number of tokens, the log-likelihood, the perplexity and the bits per byte. With
+    --lines, print these numbers and the text for each line. The first token of a text has nothing
+    before it and is not scored, so a text needs at least two tokens.
 
     With --output or --format, FILE has rows: lines, JSON Lines with a "text" and an optional "id",
-    or Parquet with such columns. A record with the numbers is written for each row.
+    or Parquet with these columns. A record with the numbers is written for each row.
     """
     file = input_file(file, from_file, "text")
     as_rows = rows.output is not None or rows.format is not None

@@ -71,22 +71,22 @@ class Form(Declared):
     tokens: bool = option(False, "Show the log-likelihood of each token.")
     max_perplexity: float | None = option(
         None,
-        "Write lines of at most X unchanged; never those of 0 or 1 tokens.",
+        "Print only lines with a perplexity of at most X, unchanged; a line needs 2 tokens.",
         _POSITIVE,
         kind=NUMBER,
         metavar="X",
     )
     min_perplexity: float | None = option(
         None,
-        "Write lines of at least X unchanged; never those of 0 or 1 tokens.",
+        "Print only lines with a perplexity of at least X, unchanged; a line needs 2 tokens.",
         _POSITIVE,
         kind=NUMBER,
         metavar="X",
     )
     stride: int | None = option(
         None,
-        "For a text longer than the context, score N tokens at a time, each after as many tokens "
-        "before it as fit; half of the context if not set.",
+        "For a text longer than the context, score N tokens per window, with as many preceding "
+        "tokens as fit; half of the context if not set.",
         kind=WHOLE,
         metavar="N",
     )

@@ -27,7 +27,7 @@ _LONGEST_ID = 18  # digits; int() refuses thousands
 def tokenize(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="[TEXT]", help="Text to tokenize; if not given, from a pipe."),
+        typer.Argument(metavar="[TEXT]", help="Text to tokenize; read from a pipe if not given."),
     ] = None,
     *,
     file: Annotated[
@@ -36,15 +36,17 @@ def tokenize(
             "--file", "-f", metavar="FILE", help="Read the text from FILE (-: standard input)."
         ),
     ] = None,
-    count: Annotated[bool, typer.Option("--count", help="Print only their number.")] = False,
+    count: Annotated[
+        bool, typer.Option("--count", help="Print only the number of tokens.")
+    ] = False,
     special: flags.Special = False,
     model: flags.Model,
     as_json: flags.Json = False,
 ) -> None:
-    """Print the ids of the tokens of TEXT.
+    """Print the token ids of TEXT.
 
-    The output on a terminal is a table with the tokens. Every byte counts, also a line end at the
-    end, and bytes that are not UTF-8.
+    On a terminal, print a table with the tokens. Every byte counts, also a final line end and bytes
+    that are not UTF-8.
     """
     data = _read(None if text is None else os.fsencode(text), file)
     tokenizer = _read_tokenizer(model)
@@ -67,7 +69,7 @@ def detokenize(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[IDS]...", help="Ids, separated by white space; if not given, from a pipe."
+            metavar="[IDS]...", help="Ids, separated by white space; read from a pipe if not given."
         ),
     ] = None,
     *,
@@ -79,7 +81,7 @@ def detokenize(
     ] = None,
     model: flags.Model,
 ) -> None:
-    """Write the bytes of the tokens IDS."""
+    """Write the text of the token ids IDS."""
     words = _read(os.fsencode(" ".join(ids)) if ids else None, file)
     tokenizer = _read_tokenizer(model)
     data = bytearray()  # bytes.join takes 80 bytes of memory for each token

@@ -16,10 +16,10 @@ def verify(
     threads: flags.Threads = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Check that a model computes what it should.
+    """Check that a model gives the expected results.
 
-    The checks are of its files, its texts, and that all ways to compute it agree. The exit code is
-    4 if a check fails. A check that cannot be made on this machine says why.
+    Check its files and known texts, and that all implementations agree. The exit code is 4 if a
+    check fails. A check that cannot run on this machine reports the reason.
     """
     model = model.named(name)
     prepare(threads)

@@ -1,1 +1,1 @@
-"""`gpt-cli show`: what a model computes, to be seen."""
+"""`gpt-cli show`: views of the computation inside a model."""

@@ -2,49 +2,55 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpt_cli.atomic import check_file, write_file
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.examples import epilog
+from gpt_cli.cli.help import add_command
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.streams import note, write
 from gpt_cli.declare import PATH, Declared, option
 from gpt_cli.errors import InputError
-
-if TYPE_CHECKING:
-    from gpt_cli.cli.show.views import View
+from gpt_cli.records import json_line
 
 Prompt = Annotated[
     str | None,
-    typer.Argument(metavar="[PROMPT]", help="The text; if not given, from a pipe."),
+    typer.Argument(metavar="[PROMPT]", help="Text to show; read from a pipe if not given."),
 ]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Output(Declared):
-    """The forms of output of a view."""
+    """The output of a view."""
 
-    html: Path | None = option(
-        None, "Write an interactive page for a browser.", kind=PATH, metavar="FILE"
-    )
-    png: Path | None = option(None, "Draw a picture (matplotlib).", kind=PATH, metavar="FILE")
+    html: Path | None = option(None, "Write an interactive web page.", kind=PATH, metavar="FILE")
+    png: Path | None = option(None, "Write a picture (matplotlib).", kind=PATH, metavar="FILE")
     as_json: bool = option(False, "Print JSON.", flag="--json")
 
-    def check(self) -> None:
-        """Raise InputError if a file cannot be written, before a model is loaded."""
-        from gpt_cli.cli import plot
-
+    def show(
+        self,
+        kind: str,
+        prompt: str | None,
+        file: Path | None,
+        loading: flags.Loading,
+        *details: int | None,
+        **special: bool,
+    ) -> None:
+        """Compute a view with the function of this name in `views`; write its files or print it."""
         if self.html is not None:
             check_file("--html", self.html, (".html", ".htm"))
         if self.png is not None:
-            check_file("--png", self.png, (".png",))
-            plot.check_library("--png")
+            from gpt_cli.cli.plot import check_library
 
-    def deliver(self, view: "View", *, quiet: bool) -> None:
-        """Write the files of a view, or else print it."""
+            check_file("--png", self.png, (".png",))
+            check_library("--png")
+        text = read_prompt(prompt, file)
+        engine = loading.load()
+        from gpt_cli.cli.show import views
+
+        view = getattr(views, kind)(engine, text, *details, **special)
         files = {}
         if self.html is not None:
             from gpt_cli.cli.show.page import page
@@ -54,18 +60,16 @@ class Output(Declared):
             from gpt_cli.cli.show.picture import picture
 
             files[self.png] = picture(view)
-        for file, data in files.items():
-            write_file(file, data)
+        for name, data in files.items():
+            write_file(name, data)
         if self.as_json:
-            from gpt_cli import records
-
-            write(records.json_line(view.record()))
+            write(json_line(view.record()))
         elif not files:
             from gpt_cli.cli.show.terminal import print_view
 
             print_view(view)
-        elif not quiet:
-            note(*(f"gpt-cli: wrote {file}" for file in files))
+        elif not loading.quiet:
+            note(*(f"gpt-cli: wrote {name}" for name in files))
 
 
 show = typer.Typer(
@@ -81,41 +85,33 @@ def _list(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@show.command(epilog=epilog("show attention"))
-@flags.command
 def attention(
     prompt: Prompt = None,
     *,
     layer: Annotated[
-        int | None, typer.Option("--layer", "-l", metavar="L", help="Only this layer, from 0.")
+        int | None,
+        typer.Option("--layer", "-l", metavar="L", help="Layer to show, counted from 0."),
     ] = None,
     head: Annotated[
-        int | None, typer.Option("--head", metavar="H", help="Only this head of it, from 0.")
+        int | None,
+        typer.Option("--head", metavar="H", help="Head to show, counted from 0; needs --layer."),
     ] = None,
     file: flags.PromptFile = None,
     special: flags.Special = False,
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show how much each token attends to those before it.
+    """Show how much each token attends to the tokens before it.
 
-    A row is a token, and its blocks are the tokens that it attends to. Without --layer it is the
-    mean of all heads, with a list of notable heads; with --layer the mean of that layer; with
-    --head, too, the attention of one head.
+    Each row is a token; the blocks of the row are the tokens that it attends to. The default is the
+    mean of all heads, with a list of notable heads. --layer shows the mean of one layer; --layer
+    with --head shows one head.
     """
     if head is not None and layer is None:
         raise InputError("--head needs --layer")
-    output.check()
-    text = read_prompt(prompt, file)
-    engine = loading.load()
-    from gpt_cli.cli.show import views
-
-    view = views.attention(engine, text, layer, head, special=special)
-    output.deliver(view, quiet=loading.quiet)
+    output.show("attention", prompt, file, loading, layer, head, special=special)
 
 
-@show.command(epilog=epilog("show lens"))
-@flags.command
 def lens(
     prompt: Prompt = None,
     *,
@@ -126,8 +122,8 @@ def lens(
             "-k",
             metavar="N",
             min=1,
-            max=100,  # of each token of the prompt, in each layer
-            help="Number of tokens per layer; text and pictures show as many as fit.",
+            max=100,  # for each token of the prompt, in each layer
+            help="Number of tokens per layer; text and pictures show those that fit.",
         ),
     ] = 5,
     file: flags.PromptFile = None,
@@ -135,52 +131,36 @@ def lens(
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show the next token as each layer would predict it.
+    """Show the next token that each layer would predict.
 
-    The state of each layer goes through the last layer norm and the head, as if the model ended
-    there (the "logit lens"). The page and the JSON have it after each token of PROMPT.
+    The output of each layer goes through the final layer norm and the output matrix, as if the
+    model ended there (the "logit lens"). The page and the JSON show the predictions after every
+    token of PROMPT.
     """
-    output.check()
-    text = read_prompt(prompt, file)
-    engine = loading.load()
-    from gpt_cli.cli.show import views
-
-    output.deliver(views.lens(engine, text, top, special=special), quiet=loading.quiet)
+    output.show("lens", prompt, file, loading, top, special=special)
 
 
-@show.command(epilog=epilog("show surprise"))
-@flags.command
 def surprise(
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="[TEXT]", help="The text; if not given, from a pipe."),
-    ] = None,
+    prompt: Prompt = None,
     *,
     file: flags.PromptFile = None,
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show how surprising each token of TEXT is.
+    """Show how surprising each token of PROMPT is.
 
-    Surprise is minus the logarithm of the probability to base 2, in bits: 1 bit is a probability of
-    one half, 10 bits one in a thousand.
+    Surprise is the negative base-2 logarithm of the probability, in bits: 1 bit is a probability of
+    1/2, and 10 bits is about 1/1000.
     """
-    output.check()
-    given = read_prompt(text, file)
-    engine = loading.load()
-    from gpt_cli.cli.show import views
-
-    output.deliver(views.surprise(engine, given), quiet=loading.quiet)
+    output.show("surprise", prompt, file, loading)
 
 
-@show.command(epilog=epilog("show tree"))
-@flags.command
 def tree(
     prompt: Prompt = None,
     *,
     top: Annotated[
         int,
-        # More do not help the eye, and a tree may be as deep as it has continuations.
+        # More are hard to read, and a tree may be as deep as it has continuations.
         typer.Option("--top", "-k", metavar="N", min=1, max=200, help="Number of continuations."),
     ] = 20,
     file: flags.PromptFile = None,
@@ -188,15 +168,14 @@ def tree(
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show the likeliest continuations of PROMPT, as a tree.
+    """Show the likeliest continuations of PROMPT as a tree.
 
-    They have all lengths: a long continuation is shown if, as a whole, it is likelier than every
-    shorter one that was left out. The percentages are the probability of a token given those before
-    it, and the probability of all tokens since PROMPT.
+    Continuations differ in length: a long one is shown if it is likelier than every shorter one
+    that is not. The percentages are the probability of the token after those before it, and of the
+    whole path from PROMPT.
     """
-    output.check()
-    text = read_prompt(prompt, file)
-    engine = loading.load()
-    from gpt_cli.cli.show import views
+    output.show("tree", prompt, file, loading, top, special=special)
 
-    output.deliver(views.tree(engine, text, top, special=special), quiet=loading.quiet)
+
+for command in (attention, lens, surprise, tree):
+    add_command(show, f"show {command.__name__}", command)

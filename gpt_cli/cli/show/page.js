@@ -1,27 +1,27 @@
 
 "use strict";
-// Draws the view that the page holds as JSON. Tokens and prompts are anybody's: they get into the
-// page as text, never as HTML.
+// Draw the view that the page contains as JSON. Tokens and prompts are untrusted: they are inserted
+// as text, never as HTML.
 
-// The same as on a terminal: shares by their square root, as most are small; bits in steps.
+// The colours are those of a terminal: shares by their square root, since most are small; bits in steps.
 const VIRIDIS = ["#440154", "#3b528b", "#21918c", "#5ec962", "#fde725"].map(rgb);
 const SHADES = Array.from({ length: 256 }, (_, i) => between(VIRIDIS, i / 255));
 const STEPS = [1, 2, 4, 8, 16];
 const OR_RD = ["#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000"].map(rgb);
-const WHOLE = 65535; // the weight 1
+const ONE = 65535; // the weight 1
 const main = document.querySelector("main");
 
 // --- attention ----------------------------------------------------------------------------------
 
 function attention({ tokens, layers, heads, weights }) {
   const last = tokens.length - 1;
-  let [l, h, row] = [0, 0, last]; // l and h are places in `layers` and `heads`
+  let [l, h, row] = [0, 0, last]; // l and h are indices into `layers` and `heads`
 
   function matrix(l, h) {
     if (typeof weights[l][h] === "string") weights[l][h] = unpacked(weights[l][h]);
     return weights[l][h];
   }
-  const share = (i, j) => matrix(l, h)[(i * (i + 1)) / 2 + j] / WHOLE;
+  const share = (i, j) => matrix(l, h)[(i * (i + 1)) / 2 + j] / ONE;
 
   function chooseHead(newL, newH) {
     [l, h] = [newL, newH];
@@ -38,11 +38,10 @@ function attention({ tokens, layers, heads, weights }) {
     row = i;
     text.mark(i, j, share);
     plane.mark(i, j);
-    const told = percent(share(i, j));
-    const most = strongest(i).map((j) => `${percent(share(i, j))} from ${j} “${label(tokens[j])}”`);
+    const most = strongest(i).map((j) => `${percent(share(i, j))} to ${j} “${label(tokens[j])}”`);
     panel.replaceChildren(
-      el("p", {}, el("strong", {}, `${named(tokens, i)} → ${named(tokens, j)}: ${told}`)),
-      el("p", { class: "more" }, `it takes ${most.join(", ")}`),
+      el("p", {}, el("strong", {}, `${named(tokens, i)} → ${named(tokens, j)}: ${percent(share(i, j))}`)),
+      el("p", { class: "more" }, `most attention: ${most.join(", ")}`),
     );
   }
   function strongest(i) {
@@ -70,10 +69,10 @@ function unpacked(text) {
   const binary = atob(text);
   const bytes = new Uint8Array(binary.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
-  return new Uint16Array(bytes.buffer); // every browser's machine has the low byte first
+  return new Uint16Array(bytes.buffer); // all browsers run on little-endian machines
 }
 
-/** Draw a triangle of weights, `size` pixels wide; where there are fewer than tokens, the largest. */
+/** Draw a triangle of weights, `size` pixels wide. A pixel for several weights shows the maximum. */
 function drawWeights(canvas, matrix, T, size) {
   const most = new Uint16Array(size * size);
   for (let i = 0, k = 0; i < T; i++) {
@@ -87,13 +86,13 @@ function drawWeights(canvas, matrix, T, size) {
   const image = new ImageData(size, size);
   for (let y = 0; y < size; y++) {
     for (let x = 0; x <= y; x++) {
-      image.data.set([...shade(most[y * size + x] / WHOLE), 255], 4 * (y * size + x));
+      image.data.set([...shade(most[y * size + x] / ONE), 255], 4 * (y * size + x));
     }
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-/** A small map of each head; layers go down, heads go across. */
+/** Return a grid of small maps, with a row for each layer and a column for each head. */
 function headGrid(layers, heads, T, matrix, choose) {
   const maps = layers.map((layer) => heads.map((head) => (
     el("button", { "aria-label": `layer ${layer}, head ${head}`, tabindex: -1 }, el("canvas")))));
@@ -102,7 +101,7 @@ function headGrid(layers, heads, T, matrix, choose) {
     const i = buttons.indexOf(button);
     return [Math.floor(i / heads.length), i % heads.length];
   }
-  const box = el("div", { class: "heads", role: "group", "aria-label": "heads: a map of each" },
+  const box = el("div", { class: "heads", role: "group", "aria-label": "maps of the heads" },
     el("span"), ...heads.map((head) => el("span", {}, String(head))),
     ...layers.flatMap((layer, l) => [el("span", {}, `h.${layer}`), ...maps[l]]));
   box.style.setProperty("--heads", heads.length);
@@ -111,7 +110,7 @@ function headGrid(layers, heads, T, matrix, choose) {
     const [down, right] = ARROWS[key] ?? [NaN, NaN];
     return maps[l + down]?.[h + right];
   });
-  // A layer in each frame: the page can be used before all are drawn.
+  // One layer per frame, so that the page responds before all are drawn.
   function draw(l) {
     maps[l].forEach((button, h) => drawWeights(button.firstChild, matrix(l, h), T, Math.min(T, 48)));
     if (l + 1 < layers.length) requestAnimationFrame(() => draw(l + 1));
@@ -133,7 +132,7 @@ function headPickers(layers, heads, choose) {
   return { box, mark: (l, h) => { layer.value = l; head.value = h; } };
 }
 
-/** The text; a token's row is told by the colours of those before it. */
+/** Return the text; the colours of its tokens show the attention of the chosen token. */
 function tokenFlow(tokens, choose) {
   const chips = tokens.map((token, i) =>
     el("span", { class: "token", role: "option", tabindex: -1, "data-i": i }, label(token)));
@@ -151,7 +150,7 @@ function tokenFlow(tokens, choose) {
   return { box, mark };
 }
 
-/** The map of a head: rows are the tokens that look, columns those that are looked at. */
+/** Return the map of a head: each token (row) attends to tokens (columns). */
 function attentionMap(tokens, choose) {
   const T = tokens.length;
   const canvas = el("canvas", { role: "img", tabindex: 0 });
@@ -210,7 +209,7 @@ function lens({ tokens, layers, predictions }) {
     el("tbody", {}, ...layers.map((layer, l) => el("tr", {}, el("th", { scope: "row" }, layer), ...cells[l]))));
   const box = el("div", { class: "scroll" }, table);
   const panel = el("output", { class: "panel" });
-  main.append(box, shadeLegend(" ✓ what the text goes on with"), panel);
+  main.append(box, shadeLegend(" ✓ the next token of the text"), panel);
 
   let chosen = cells.at(-1).at(-1);
   function choose(cell) {
@@ -221,7 +220,7 @@ function lens({ tokens, layers, predictions }) {
     const next = tokens[t + 1];
     panel.replaceChildren(
       el("p", {}, el("strong", {}, `${layers[l]}, after ${named(tokens, t)}`),
-        next ? `: the text goes on with “${label(next)}”` : ": here the text ends"),
+        next ? `: the next token is “${label(next)}”` : ": the text ends here"),
       el("ol", { class: "bars" }, ...predictions[l][t].map((token) => predicted(token, token.id === next?.id))),
     );
   }
@@ -244,7 +243,7 @@ function predicted(token, right) {
 function surprise({ tokens, perplexity }) {
   const pieces = characters(tokens);
   const spans = pieces.map(({ text, bits }, i) => {
-    const span = el("span", { role: "option", tabindex: -1, "data-i": i }, tamed(text));
+    const span = el("span", { role: "option", tabindex: -1, "data-i": i }, printable(text));
     span.classList.toggle("ends", text.includes("\n"));
     paint(span, stepColour(bits));
     return span;
@@ -254,9 +253,9 @@ function surprise({ tokens, perplexity }) {
   const strip = bitsStrip(pieces);
   const bits = tokens.slice(1).map((token) => -token.logprob / Math.LN2);
   const mean = (bits.reduce((sum, bits) => sum + bits, 0) / bits.length).toFixed(2);
-  const told = perplexity === null ? "beyond all numbers" : number(perplexity);
+  const shownPerplexity = perplexity === null ? "infinite" : number(perplexity);
   main.append(
-    el("p", {}, `${tokens.length.toLocaleString("en")} tokens (${bits.length.toLocaleString("en")} scored), ${mean} bits each, perplexity ${told}`),
+    el("p", {}, `${tokens.length.toLocaleString("en")} tokens (${bits.length.toLocaleString("en")} scored), ${mean} bits each, perplexity ${shownPerplexity}`),
     el("p", { class: "legend" },
       "bits: ", ...["<1", ...STEPS].map((step) => painted(String(step), stepColour(step)))),
     text,
@@ -273,7 +272,7 @@ function surprise({ tokens, perplexity }) {
     details.replaceChildren(
       el("p", {}, el("strong", {}, `“${shown(text)}”`, bits === null ? "" : `: ${bits.toFixed(2)} bits`)),
       el("p", { class: "more" }, `id ${ids.join(" + ")}; `,
-        bits === null ? "nothing is before it that could let it be expected" : `probability ${chance(2 ** -bits)}`),
+        bits === null ? "the first token has no prediction" : `probability ${chance(2 ** -bits)}`),
     );
   }
   explore(text, "span", HOVER, (span) => choose(Number(span.dataset.i)), (span, key) => inText(spans, span, key));
@@ -282,7 +281,7 @@ function surprise({ tokens, perplexity }) {
   choose(strip.highest);
 }
 
-/** Tokens that are only together a character, in one piece with the sum of their bits. */
+/** Merge tokens that share a character, and add up their bits. */
 function characters(tokens) {
   const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
   const pieces = [];
@@ -294,14 +293,14 @@ function characters(tokens) {
     try {
       pieces.push({ text: decoder.decode(new Uint8Array(bytes)), ids, bits });
     } catch {
-      continue; // the character goes on in the next token
+      continue; // the character continues in the next token
     }
     [bytes, ids, bits] = [[], [], null];
   }
   return pieces;
 }
 
-/** A bar for each token; of a long text for several, as high as the highest of them. */
+/** Return a bar for each token. In a long text, a bar shows the maximum of several tokens. */
 function bitsStrip(pieces) {
   const count = Math.min(pieces.length, 300);
   const column = (i) => Math.floor((i * count) / pieces.length);
@@ -338,10 +337,10 @@ function stepColour(bits) {
 // --- tree ---------------------------------------------------------------------------------------
 
 function tree({ prompt, branches }) {
-  const found = new Map(); // of each line, its branch and the line that it hangs from
+  const found = new Map(); // from each line to its branch and parent line
   const panel = el("output", { class: "panel" });
 
-  /** The lines of what may follow. Without anything to choose they go straight down, unfolded. */
+  /** Return the lines of some branches. Without a choice, they are neither indented nor foldable. */
   function list(branches, parent) {
     const fork = branches.length > 1;
     return el("ul", { class: fork ? "fork" : "" }, ...branches.map((branch) => {
@@ -374,7 +373,7 @@ function tree({ prompt, branches }) {
     const [own, all] = [Math.exp(branch.token.logprob), branch.probability].map(percent);
     panel.replaceChildren(
       el("p", {}, el("span", { class: "before" }, ending(prompt)), el("span", { class: "after" }, text)),
-      el("p", { class: "more" }, `chance ${own} after what is before it, ${all} in all since the prompt`),
+      el("p", { class: "more" }, `probability ${own} after the tokens before it, ${all} for the path from the prompt`),
     );
   }
   function next(line, key) {
@@ -384,7 +383,7 @@ function tree({ prompt, branches }) {
   }
 
   const heading = el("div", { class: "line head" }, el("span"), el("span"),
-    el("span", { class: "number" }, "chance"), el("span", { class: "number" }, "in all"));
+    el("span", { class: "number" }, "token"), el("span", { class: "number" }, "path"));
   const box = el("div", { class: "tree" }, heading, list(branches, null));
   main.append(el("p", { class: "before" }, ending(prompt)), el("div", { class: "scroll" }, box), panel);
   explore(box, "button", HOVER, choose, next);
@@ -399,7 +398,7 @@ function ending(text) {
   return text.length > 120 ? `…${text.slice(-120)}` : text;
 }
 
-// --- what they share ----------------------------------------------------------------------------
+// --- shared -------------------------------------------------------------------------------------
 
 function el(name, attributes = {}, ...children) {
   const node = document.createElement(name);
@@ -408,12 +407,12 @@ function el(name, attributes = {}, ...children) {
   return node;
 }
 
-// Of a key, how far it goes down and to the right.
+// The steps of a key: down and to the right.
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 const HOVER = ["pointerover", "focusin", "click"]; // also a tap
 
-/** Choose the item of a box to which an event or a key leads; the Tab key stops at one of them. */
+/** Choose the item of an event, or the next item after a key; the Tab key stops at one of them. */
 function explore(box, selector, events, choose, next) {
   let stop = box.querySelector(selector);
   stop.tabIndex = 0;
@@ -435,7 +434,7 @@ function explore(box, selector, events, choose, next) {
   });
 }
 
-/** The token to which a key leads: one further in the text, or the nearest of the line beside. */
+/** Return the item after a key: the next one in the text, or the nearest one on the next line. */
 function inText(items, item, key) {
   const [down, right] = ARROWS[key];
   let i = items.indexOf(item) + down + right;
@@ -447,7 +446,7 @@ function inText(items, item, key) {
   return items[i];
 }
 
-/** A token on one line, in which all can be seen; of half a character its bytes. */
+/** Return a token as visible text on one line; incomplete characters are shown as bytes. */
 function label({ token, bytes }) {
   if (!token.includes("\ufffd")) return shown(token);
   const character = (byte) => (byte < 128 ? String.fromCharCode(byte) : `\\x${byte.toString(16)}`);
@@ -459,8 +458,8 @@ function shown(text) {
     .replace(/[\p{C}\p{Z}]/gu, (sign) => `\\u${sign.codePointAt().toString(16).padStart(4, "0")}`);
 }
 
-/** Text as it is, but for what would do something with the page, such as turning its direction. */
-function tamed(text) {
+/** Return text with its control characters made visible, such as those that change its direction. */
+function printable(text) {
   return text.replace(/[\u202a-\u202e\u2066-\u2069]|(?![\n\t])\p{Cc}/gu, shown);
 }
 
@@ -491,7 +490,7 @@ function painted(text, colour) {
   return node;
 }
 
-/** Give a node a colour, and its text the one of black and white that can be read on it. */
+/** Set the colour of a node, and black or white for its text, whichever has the higher contrast. */
 function paint(node, colour) {
   node.style.backgroundColor = colour ? `rgb(${colour})` : "";
   node.style.color = colour ? (luminance(colour) > 0.179 ? "#000" : "#fff") : "";

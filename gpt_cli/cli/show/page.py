@@ -1,4 +1,4 @@
-"""What `gpt-cli show` shows, as a page to be explored in a browser: one file that loads nothing."""
+"""Views of `gpt-cli show` as a web page: one interactive file that loads nothing."""
 
 import base64
 import hashlib
@@ -13,53 +13,52 @@ import numpy as np
 from gpt_cli.cli.show.views import Attention, Surprise, View
 from gpt_cli.errors import InputError
 
-_LIMIT = 64_000_000  # bytes that a browser opens without trouble, also that of a phone
-_MOST_TOKENS = 20_000  # of a text in `surprise`, each a node of the page; more take many seconds
+_MAX_BYTES = 64_000_000  # of a page, also for browsers of phones
+_MAX_TOKENS = 20_000  # of a text in `surprise`; each is a node, and more take many seconds
 
 _LEADS = {
     "attention": (
-        "What each token takes from itself and from those before it, by one head of one layer "
-        "(counted from 0): choose a token of the text, and another head where there are several."
+        "How much each token attends to itself and to the tokens before it, in one head of one "
+        "layer (counted from 0). Choose a token of the text, or another head if there are several."
     ),
     "lens": (
         "Each cell is the next token that a layer (row, counted from 0) would predict after a "
-        "token of the text (column), if the model ended there: choose a cell for its alternatives."
+        "token of the text (column), if the model ended there. Choose a cell for its alternatives."
     ),
     "surprise": (
-        "The redder a token, the less the model expected it after those before it: 1 bit is a "
-        "chance of one half, 10 bits one in a thousand."
+        "The redder a token, the less the model expected it after the tokens before it: 1 bit is a "
+        "probability of 1/2, and 10 bits is about 1/1000."
     ),
     "tree": (
-        "The likeliest continuations: each token has its chance after the one that it hangs from, "
-        "and the chance of all since the prompt; a click folds what follows it."
+        "The likeliest continuations. Each token has its probability after the tokens before it, "
+        "and the probability of its path from the prompt. A click folds or unfolds a branch."
     ),
 }
 
 
 def page(view: View) -> str:
-    """Return a view as a page that needs nothing else, not even a network.
+    """Return a view as a self-contained page.
 
     Raises:
-        InputError: it would be too large for a browser.
+        InputError: the page would be too large for a browser.
     """
-    if isinstance(view, Surprise) and len(view.tokens) > _MOST_TOKENS:
+    if isinstance(view, Surprise) and len(view.tokens) > _MAX_TOKENS:
         raise InputError(
-            f"the page would have {len(view.tokens):,} tokens, and browsers manage "
-            f"{_MOST_TOKENS:,}: shorten the text"
+            f"the page would have {len(view.tokens):,} tokens, more than {_MAX_TOKENS:,}: "
+            "shorten the text"
         )
-    kind = type(view).__name__.lower()
     data = _data(view)
     _check_size(len(data))
     style, script = _part("page.css"), _part("page.js")
-    # Only this style and this script may run, whatever a prompt or a token may hold.
+    # The browser applies only this style and this script, whatever a prompt or a token contains.
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     return Template(_part("page.html")).substitute(
         policy=policy,
-        title=_escaped(f"{view.model} · {kind}"),
-        lead=_LEADS[kind],
+        title=_escaped(f"{view.model} · {view.kind}"),
+        lead=_LEADS[view.kind],
         style=style,
         data=data,
         script=script,
@@ -67,41 +66,38 @@ def page(view: View) -> str:
 
 
 def _data(view: View) -> str:
-    """Return a record as JSON that can stand in a page: in ASCII, and without any `<`."""
+    """Return a record as JSON that is safe in a page: ASCII without `<`."""
     if isinstance(view, Attention):
-        record = {"view": "attention", **vars(view), "weights": _packed(view)}
+        record = View.record(view) | {"weights": _packed(view)}
     else:
         record = view.record()
     return json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
 
 
 def _packed(view: Attention) -> list[list[str]]:
-    """Return the weights of each head, row by row up to the diagonal: after it all are 0.
+    """Return the lower triangle of each head, row by row.
 
-    They are multiples of 1/65535, as unsigned 16-bit numbers with the low byte first, in base64.
+    It is base64 of little-endian 16-bit integers, in units of 1/65535.
     """
     layers, heads, T, _ = view.weights.shape
     _check_size(layers * heads * T * (T + 1) * 4 // 3)
-    rows, columns = np.tril_indices(T)
+    seen = np.tri(T, dtype=bool)
     return [
-        [
-            base64.b64encode(np.rint(head[rows, columns] * 65535).astype("<u2")).decode()
-            for head in layer
-        ]
+        [base64.b64encode(np.rint(head[seen] * 65535).astype("<u2")).decode() for head in layer]
         for layer in view.weights
     ]
 
 
 def _check_size(size: int) -> None:
-    if size > _LIMIT:
+    if size > _MAX_BYTES:
         raise InputError(
-            f"the page would have {size / 1e6:,.0f} MB, and browsers manage {_LIMIT / 1e6:.0f}: "
-            "shorten the text, or choose less of it (--layer, --head, --top)"
+            f"the page would have {size / 1e6:,.0f} MB, more than {_MAX_BYTES / 1e6:.0f}: "
+            "shorten the text, or show less (--layer, --head, --top)"
         )
 
 
 def _escaped(text: str) -> str:
-    """Return text as HTML, also of a path with bytes that are no UTF-8."""
+    """Return text as HTML; bytes of a path that are not UTF-8 become `?`."""
     return html.escape(text).encode(errors="replace").decode()
 
 

@@ -1,7 +1,8 @@
-"""What `gpt-cli show` shows, as a picture: maps of attention, and else what a terminal shows."""
+"""Views of `gpt-cli show` as pictures: maps of attention; the others as on a terminal."""
 
 import io
 import warnings
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,72 +18,69 @@ from gpt_cli.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLUMNS, _MOST_LINES = 100, 1000
-_FONT, _CELL, _LINE = 10, 0.602 * 10 / 72, 0.19  # points; of a character of it, inches
-_DOTS = 150  # an inch
-_MOST_LABELS, _LONGEST_NAME = 80, 20  # tokens that are named beside a map, characters of a name
-_MOST_DOTS = 1500  # of all maps beside one another
+_COLUMNS, _MAX_LINES = 100, 1000
+_FONT = 10  # points
+_CELL, _LINE = 0.602 * _FONT / 72, 0.19  # width and height of a character in inches
+_DPI = 150
+_MAX_LABELS, _MAX_LABEL = 80, 20  # labelled tokens beside a map, and characters of a label
+_MAX_DOTS = 1500  # of all maps in a row
 
 
 def picture(view: View) -> bytes:
     """Draw a view as a PNG.
 
     Raises:
-        InputError: it would be too long.
+        InputError: the picture would be too long.
     """
     from matplotlib import rc_context
 
-    figure = _maps(view) if isinstance(view, Attention) else _text(view)
-    drawn = io.BytesIO()
-    # Unhinted letters are as wide as the font says, so that columns line up.
-    with warnings.catch_warnings(), rc_context({"text.hinting": "none"}):
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for it
-        figure.savefig(drawn, format="png", dpi=_DOTS)
-    return drawn.getvalue()
+    png = io.BytesIO()
+    # Without hinting, characters have the font's exact width, so columns line up.
+    with warnings.catch_warnings(), rc_context({"text.hinting": "none", "text.parse_math": False}):
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # matplotlib draws a box
+        figure = _maps(view) if isinstance(view, Attention) else _text(view)
+        figure.savefig(png, format="png", dpi=_DPI)
+    return png.getvalue()
 
 
 def _maps(view: Attention) -> "Figure":
-    """All heads beside one another: layers downwards, heads to the right; or one head, named."""
+    """Draw one head with its tokens, or a grid with a row for each layer."""
     from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure  # no pyplot: nothing asks for a display
+    from matplotlib.figure import Figure  # pyplot would need a display
 
     layers, heads, T, _ = view.weights.shape
-    weights, together = pooled(view.weights, _MOST_DOTS // heads)
-    n = weights.shape[-1]
+    weights, size = pooled(view.weights, _MAX_DOTS // heads)
     one = layers * heads == 1
-    size = max(5.0, min(14.0, 0.22 * T if one else 0.8 * heads))
-    figure = Figure((size + 1.5, size * layers / heads + 1.2), layout="constrained")
+    inches = max(5.0, min(14.0, 0.22 * T if one else 0.8 * heads))
+    figure = Figure((inches + 1.5, inches * layers / heads + 1.2), layout="constrained")
     axes = figure.add_subplot()
     norm = PowerNorm(0.5, 0, 1)  # most weights are small
-    image = axes.imshow(_side_by_side(weights), norm=norm, interpolation="nearest")
+    image = axes.imshow(_grid(weights), norm=norm, interpolation="nearest")
     if one:
         title = f"{view.model}: layer {view.layers[0]}, head {view.heads[0]}"
-        if T <= _MOST_LABELS:
-            names = [cut(token_label(token), _LONGEST_NAME) for token in view.tokens]
-            axes.set_xticks(range(T), names, rotation=90, parse_math=False)
-            axes.set_yticks(range(T), names, parse_math=False)
-        axes.set_xlabel("takes from")
-        axes.set_ylabel("token")
+        if T <= _MAX_LABELS:
+            labels = [cut(token_label(token), _MAX_LABEL) for token in view.tokens]
+            axes.set_xticks(range(T), labels, rotation=90)
+            axes.set_yticks(range(T), labels)
+        axes.set(xlabel="attends to", ylabel="token")
     else:
-        title = f"{view.model}: how much each token (row) takes from each (column), by head"
-        middle = (n - 1) / 2
-        axes.set_xticks([middle + (n + 1) * place for place in range(heads)], map(str, view.heads))
-        axes.set_yticks(
-            [middle + (n + 1) * place for place in range(layers)], map(str, view.layers)
-        )
-        axes.set_xlabel("head")
-        axes.set_ylabel("layer")
-    if together > 1:
-        title += f"; a dot is {together} x {together} tokens, of which it shows the most"
+        title = f"{view.model}: attention of each token (row) to each token (column), by head"
+        step = weights.shape[-1] + 1
+        centers = step / 2 - 1 + step * np.arange(max(layers, heads))
+        axes.set_xticks(centers[:heads], map(str, view.heads))
+        axes.set_yticks(centers[:layers], map(str, view.layers))
+        axes.set(xlabel="head", ylabel="layer")
+    if size > 1:
+        title += f"; a dot shows the maximum of {size} x {size} tokens"
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    figure.suptitle(title, wrap=True, parse_math=False)
+    figure.suptitle(title, wrap=True)
     figure.colorbar(image, shrink=0.6, format=lambda share, _: f"{share:.0%}")
     return figure
 
 
-def _side_by_side(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(L, H, T, T) as one map, with lines between; what a token cannot see is left blank."""
+def _grid(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Join (L, H, T, T) to one map with lines between; masked weights and lines are NaN."""
     layers, heads, T, _ = weights.shape
     whole = np.full((layers, T + 1, heads, T + 1), np.nan, np.float32)
     seen = np.where(np.tri(T, dtype=bool), weights, np.nan)
@@ -91,41 +89,32 @@ def _side_by_side(weights: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _text(view: View) -> "Figure":
-    """What a terminal of some columns shows, character for character."""
+    """Draw the text of a terminal, character by character."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     console = Console(
         file=io.StringIO(), width=_COLUMNS, force_terminal=True, color_system="truecolor"
     )
-    segments = (
-        piece for part in parts(view, _COLUMNS, coloured=True) for piece in console.render(part)
-    )
-    lines = list(Segment.split_lines(segments))
-    if len(lines) > _MOST_LINES:
+    rendered = map(console.render, parts(view, _COLUMNS, coloured=True))
+    lines = list(Segment.split_lines(chain.from_iterable(rendered)))
+    if len(lines) > _MAX_LINES:
         raise InputError(
-            f"the picture would have {len(lines)} lines, more than {_MOST_LINES}: shorten the text"
+            f"the picture would have {len(lines)} lines, more than {_MAX_LINES}: shorten the text"
         )
     figure = Figure(((_COLUMNS + 2) * _CELL, (len(lines) + 1) * _LINE))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-1, _COLUMNS + 1), ylim=(len(lines) + 0.5, -0.5))
     axes.set_axis_off()
-    for place, line in enumerate(lines):
-        column = 0
+    for y, line in enumerate(lines):
+        x = 0
         for text, style, _ in line:
             width = Segment(text).cell_length
             if style is not None and style.bgcolor is not None:
                 colour = style.bgcolor.get_truecolor().hex
-                axes.add_patch(Rectangle((column, place), width, 1, color=colour, linewidth=0))
+                axes.add_patch(Rectangle((x, y), width, 1, color=colour, linewidth=0))
             ink = "#000000" if style is None or style.color is None else style.color.name
             axes.text(
-                column,
-                place + 0.5,
-                text,
-                color=ink,
-                family="monospace",
-                fontsize=_FONT,
-                va="center_baseline",
-                parse_math=False,
+                x, y + 0.5, text, color=ink, family="monospace", size=_FONT, va="center_baseline"
             )
-            column += width
+            x += width
     return figure

@@ -1,7 +1,7 @@
-"""What `gpt-cli show` shows, as data: --json prints it, and every picture is made of it."""
+"""The views of `gpt-cli show` as data: for --json, text, pictures and pages."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,94 +13,82 @@ from gpt_cli.errors import InputError
 from gpt_cli.machine import check_room, free_memory
 from gpt_cli.tree import Node
 
-# As `records.of_token` makes it; without "logprob" where nothing has predicted it.
+# A record of `records.of_token`, without "logprob" if nothing predicts the token.
 Token: TypeAlias = dict[str, Any]
+# A "token", the "probability" of its path from the prompt, and the "branches" after it.
+Branch: TypeAlias = dict[str, Any]
 
-# Times its bytes is what an array takes as numbers of Python and as text, as measured.
-_IN_JSON = 12
+_JSON_FACTOR = 12  # memory for an array as Python numbers and as text / its bytes, measured
 
 
 @dataclass(frozen=True)
-class Attention:
-    """How much each token (row) takes from each (column), by these heads of these layers."""
+class View:
+    """The data of a view."""
 
     model: str
+
+    @property
+    def kind(self) -> str:
+        """Return the name of the view."""
+        return type(self).__name__.lower()
+
+    def record(self) -> dict[str, Any]:
+        """Return the view as a JSON object."""
+        return {"view": self.kind, **vars(self)}
+
+
+@dataclass(frozen=True)
+class Attention(View):
+    """How much each token (row) attends to each token (column), in some heads of some layers."""
+
     tokens: list[Token]
     layers: list[int]
     heads: list[int]
     weights: NDArray[np.float32]  # (layers, heads, T, T)
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON has it.
+        """Return the view as a JSON object.
 
         Raises:
             ResourceError: there is not enough memory.
         """
         cure = "choose a --layer or a --head, or shorten the text"
-        check_room("the JSON takes", _IN_JSON * self.weights.nbytes, free_memory(), cure)
-        weights = self.weights.astype(float).round(6).tolist()
-        return {"view": "attention", **vars(self), "weights": weights}
+        check_room("the JSON takes", _JSON_FACTOR * self.weights.nbytes, free_memory(), cure)
+        return super().record() | {"weights": self.weights.astype(float).round(6).tolist()}
 
 
 @dataclass(frozen=True)
-class Lens:
-    """What would follow each token if the model ended after a layer."""
+class Lens(View):
+    """The predictions after each token if the model ended after a layer."""
 
-    model: str
     tokens: list[Token]
     layers: list[str]
-    predictions: list[list[list[Token]]]  # (layers, T, the likeliest first)
-
-    def record(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {"view": "lens", **vars(self)}
+    predictions: list[list[list[Token]]]  # (layers, T, likeliest first)
 
 
 @dataclass(frozen=True)
-class Surprise:
-    """How likely each token of a text is after those before it."""
+class Surprise(View):
+    """The probability of each token of a text."""
 
-    model: str
     tokens: list[Token]
-    perplexity: float | None
-
-    def record(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {"view": "surprise", **vars(self)}
+    perplexity: float | None  # None if infinite
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A token that may come next; the probability is that of all since the prompt."""
-
-    token: Token
-    probability: float
-    branches: list["Branch"]
-
-
-@dataclass(frozen=True)
-class Tree:
+class Tree(View):
     """The likeliest continuations of a prompt."""
 
-    model: str
     prompt: str
     branches: list[Branch]
-
-    def record(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {"view": "tree", **asdict(self)}
-
-
-View: TypeAlias = Attention | Lens | Surprise | Tree
 
 
 def attention(
     engine: Engine, prompt: str, layer: int | None, head: int | None, *, special: bool
 ) -> Attention:
-    """Compute the attention of all heads, or of a layer's, or of one.
+    """Compute the attention of all heads, of one layer, or of one head.
 
     Raises:
-        InputError: there is no such layer or head, or the prompt does not fit the context.
+        InputError: the layer or head does not exist, or the prompt does not fit the context.
     """
     config = engine.model.config
     layers = _chosen("layer", layer, config.n_layer)
@@ -111,28 +99,28 @@ def attention(
 
 
 def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
-    """Return (..., T, T) in at most `most` blocks of tokens each way, and how many are in a block.
+    """Reduce (..., T, T) to at most `most` blocks each way; return them and the size of a block.
 
-    A block is the most that any of them takes: the mean would hide what few tokens do.
+    A block has the maximum of its weights, because a mean would hide single tokens.
     """
     T = weights.shape[-1]
-    together = -(-T // most)
-    n = -(-T // together)
-    padded = np.zeros((*weights.shape[:-2], n * together, n * together), np.float32)
-    padded[..., :T, :T] = weights
-    return padded.reshape(*weights.shape[:-2], n, together, n, together).max((-3, -1)), together
+    size = -(-T // most)
+    n = -(-T // size)
+    padding = [(0, 0)] * (weights.ndim - 2) + [(0, n * size - T)] * 2
+    blocks = np.pad(weights, padding).reshape(*weights.shape[:-2], n, size, n, size)
+    return blocks.max((-3, -1)), size
 
 
-def _chosen(what: str, number: int | None, count: int) -> list[int]:
+def _chosen(flag: str, number: int | None, count: int) -> list[int]:
     if number is None:
         return list(range(count))
     if not 0 <= number < count:
-        raise InputError(f"--{what} must be from 0 to {count - 1} with this model, not {number}")
+        raise InputError(f"--{flag} must be from 0 to {count - 1} with this model, not {number}")
     return [number]
 
 
 def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> Lens:
-    """Compute what each layer would predict after each token, the `top` likeliest.
+    """Compute the `top` likeliest tokens that each layer would predict after each token.
 
     Raises:
         InputError: the prompt does not fit the context.
@@ -151,7 +139,7 @@ def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> Lens:
 
 
 def surprise(engine: Engine, text: str) -> Surprise:
-    """Compute how likely each token of a text is, of any length.
+    """Compute the probability of each token of a text of any length.
 
     Raises:
         InputError: the text has fewer than 2 tokens.
@@ -171,11 +159,11 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> Tree:
     """
 
     def branch(node: Node) -> Branch:
-        return Branch(
-            records.of_token(engine, node.id, node.logprob),
-            math.exp(node.total_logprob),
-            [branch(child) for child in node.children],
-        )
+        return {
+            "token": records.of_token(engine, node.id, node.logprob),
+            "probability": math.exp(node.total_logprob),
+            "branches": [*map(branch, node.children)],
+        }
 
     return Tree(engine.name, prompt, [*map(branch, engine.tree(prompt, top, special=special))])
 

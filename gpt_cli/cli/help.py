@@ -1,4 +1,11 @@
-"""Examples at the end of the help of each command."""
+"""The help of commands: its layout, and the examples at its end."""
+
+import shutil
+from collections.abc import Callable, Sequence
+
+import typer
+
+from gpt_cli.cli.options import command as with_groups
 
 _EXAMPLES = {
     "generate": [
@@ -64,7 +71,22 @@ _EXAMPLES = {
 }
 
 
-def epilog(command: str) -> str:
-    """Return the examples of a command for its help."""
-    # After a backspace, click does not rewrap the lines of a paragraph.
-    return "\n  ".join(["\b\nExamples:", *_EXAMPLES[command]])
+def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
+    """Add a command, such as `show tree`, with its help and examples."""
+    # After a backspace, typer does not rewrap the lines of a paragraph.
+    epilog = "\n  ".join(["\b\nExamples:", *_EXAMPLES[name]])
+    # A given short help is wrapped; without one, typer would cut the docstring.
+    short_help = (function.__doc__ or "").partition("\n")[0]
+    app.command(name.split()[-1], epilog=epilog, short_help=short_help)(with_groups(function))
+
+
+class HelpFormatter(typer.Context.formatter_class):  # type: ignore[valid-type,misc]
+    """A formatter for narrow terminals: typer's needs 50 columns, and 30 of them for names."""
+
+    def __init__(self, **limits: int | None):
+        columns = shutil.get_terminal_size().columns
+        super().__init__(width=max(min(columns, 80), 20) - 2)
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Write names and their descriptions in two columns."""
+        super().write_dl(rows, 30 if self.width >= 60 else 12)
