@@ -171,8 +171,8 @@ class Rows(Declared):
 
     output: str | None = option(
         None,
-        "Write to a new file (JSON Lines, or Parquet if the name ends with .parquet), or to several "
-        "files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL such as s3://...",
+        "Write to a new file (JSON Lines, or Parquet if the name ends with .parquet), or to "
+        "several files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL such as s3://...",
         kind=TEXT,
         aliases=("-o",),
         metavar="OUT",
@@ -203,7 +203,7 @@ class Where(Declared):
     )
     address: str | None = option(
         None,
-        "The Ray cluster, or auto for that of this machine; if not set, Ray is started for the job.",
+        "The Ray cluster, or auto for that of this machine; if not set, Ray is started here.",
         kind=TEXT,
         metavar="HOST:PORT",
     )

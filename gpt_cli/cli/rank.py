@@ -36,8 +36,8 @@ def rank(
     by: Annotated[
         Literal["total", "token", "byte"],
         typer.Option(
-            help="Rank by the total log-likelihood, which favours short choices, or by its mean per "
-            "token or byte."
+            help="Rank by the total log-likelihood, which favours short choices, or by its mean "
+            "per token or byte."
         ),
     ] = "total",
     exact: Annotated[
