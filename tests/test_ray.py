@@ -462,11 +462,11 @@ def test_the_weights_come_to_a_machine_once(hub, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
-        (["--workers", "9"], 2, "has room for --workers 3, not 9, of --threads 1 each"),
+        (["--workers", "9"], 2, "has room for --workers 3, not 9, with --threads 1 each"),
         (["--gpus-per-worker", "0.4", "--workers", "2"], 2, "room for --workers 1, not 2"),
         (["--gpus-per-worker", "2"], 5, "--threads 1, --gpus-per-worker 2"),
         (["--model", "no/model", "--offline"], 3, "no/model"),
-        (["--dtype", "float7"], 2, "float7 on cpu"),
+        (["--dtype", "float7"], 2, "--dtype float7"),
         (["--address", "127.0.0.1:1"], 5, "127.0.0.1:1"),
         (["--address", "ray://127.0.0.1:1"], 2, "--address auto"),
         (["--engine", "local"], 2, "--engine ray"),
