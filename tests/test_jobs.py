@@ -9,8 +9,10 @@ import pytest
 
 import gpt_cli
 from gpt_cli import jobs
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import runner
+from gpt_cli.jobs.manifest import Manifest
+from gpt_cli.jobs.sinks import JSONLines
 from gpt_cli.jobs.tasks import error_record, place
 from gpt_cli.options import draw_seed
 
@@ -305,3 +307,196 @@ def test_the_manifest_has_everything_that_records_depend_on(here):
 def test_seeds_are_drawn_of_32_bits(monkeypatch):
     monkeypatch.setattr(os, "urandom", lambda count: b"\1\2\3\4\5\6"[:count])
     assert draw_seed() == 0x04030201
+
+
+# --- one file of lines ---------------------------------------------------------------------------
+
+
+def lines(*records):
+    return "".join(f"{json.dumps(record)}\n" for record in records).encode()
+
+
+def row(index, text, id=None):
+    return jobs.Row(index, index + 1, None, id, {"text": text})
+
+
+@pytest.fixture
+def sink(here):
+    """An output with two records and an error, not yet entered."""
+    Path("out").write_bytes(
+        lines(
+            {"index": 0, "text": "one"},
+            {"index": 1, "id": [1], "text": "two"},
+            {"index": 2, "line": 3, "error": {}},
+        )
+    )
+    Path(".out.job.json").write_text('{"seed": 5, "model": "m"}')
+    return JSONLines(Path("out"), "text", {"model": "m", "seed": None, "input": 1, "format": 2})
+
+
+def test_lines_are_appended_at_once(sink):
+    with sink:
+        assert sink.resume() == jobs.Resumed(rows=3, failed=1, seed=5)
+        before = Path("out").read_bytes()
+        sink.write({"index": 3, "text": "\udcff"})
+        assert Path("out").read_bytes() == before + b'{"index": 3, "text": "\xff"}\n'
+        sink.finish(4)
+
+
+def test_rows_are_compared_by_id_and_text(sink):
+    with sink:
+        sink.resume()
+        for same in (row(0, "one"), row(1, "two", [1]), row(2, "another")):
+            sink.check(same)
+        for other in (row(0, "two"), row(0, "one", 0), row(1, "two")):
+            with pytest.raises(InputError, match=f"row {other.index} is not line {other.line};"):
+                sink.check(other)
+        with pytest.raises(InputError, match="of at least 3 rows, not 2"):
+            sink.finish(2)
+        sink.finish(3)
+
+
+@pytest.mark.parametrize(
+    ("torn", "kept"), [(b"", True), (b'{"index": 3, "te', True), (b"{", True), (b'{"i": 3', False)]
+)
+def test_a_torn_record_is_dropped_by_the_next(torn, kept, sink):
+    whole = Path("out").read_bytes()
+    Path("out").write_bytes(whole + torn)
+    with sink:
+        if not kept:
+            with pytest.raises(InputError, match="out, line 4, is not a record of this command"):
+                sink.resume()
+            return
+        assert sink.resume().rows == 3
+        assert Path("out").read_bytes() == whole + torn
+        sink.write({})
+    assert Path("out").read_bytes() == whole + b"{}\n"
+
+
+@pytest.mark.parametrize("record", [{"index": 3}, {"index": 4, "text": ""}, {"text": ""}, [3]])
+def test_a_line_that_is_no_record_is_refused(record, sink):
+    with Path("out").open("ab") as file:
+        file.write(lines(record))
+    with sink, pytest.raises(InputError, match="out, line 4, is not a record of this command"):
+        sink.resume()
+
+
+def test_a_file_of_lines_is_written_by_one_run(sink):
+    pytest.importorskip("fcntl")
+    other = JSONLines(Path("out"), "text", {})
+    with sink:
+        with pytest.raises(ResourceError, match=r"^out is being written by another run: wait"):
+            other.__enter__()
+        assert other._file.closed
+    with other:
+        pass
+
+
+def test_lines_need_their_manifest_unless_there_are_none(sink):
+    Path(".out.job.json").unlink()
+    message = r"^out cannot be resumed without its manifest \.out\.job\.json: name"
+    with sink, pytest.raises(InputError, match=message):
+        sink.resume()
+    Path("out").write_bytes(b'{"ind')
+    with JSONLines(Path("out"), "text", {"seed": 9, "input": 1}) as torn:
+        assert torn.resume() == jobs.Resumed(0, 0, 9)
+    assert json.loads(Path(".out.job.json").read_text()) == {"seed": 9}
+    Path("out").write_bytes(b"")  # the manifest of an empty output does not count
+    with JSONLines(Path("out"), "text", {"seed": 8}) as empty:
+        assert empty.resume().seed == 8
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_output_without_a_record_is_removed_after_an_error(there, here):
+    if there:
+        Path("out").touch()
+    sink = JSONLines(Path("out"), "text", {})
+    with pytest.raises(KeyError), sink:
+        sink.resume()
+        raise KeyError
+    assert Path("out").exists() is there
+    assert Path(".out.job.json").exists() is there
+    sink = JSONLines(Path("new"), "text", {})
+    with sink:
+        sink.resume()
+    assert Path("new").read_bytes() == b""  # of an input without rows
+    sink = JSONLines(Path("some"), "text", {})
+    with pytest.raises(KeyError), sink:
+        sink.resume()
+        sink.write({})
+        raise KeyError
+    assert Path("some").read_bytes() == b"{}\n"
+
+
+def test_a_full_disk_is_an_error_of_the_output(sink):
+    class Full:
+        def truncate(self):
+            raise OSError(28, "full")
+
+        def close(self):
+            raise OSError(28, "full")
+
+    message = r"^cannot write out: full; --resume continues when that is fixed$"
+    with pytest.raises(ResourceError, match=message), sink:
+        sink.resume()
+        sink._file.close()
+        sink._file = Full()
+        sink.write({})
+    with pytest.raises(OSError, match="full"):
+        sink.__exit__(None, None, None)
+    Path("folder").mkdir()
+    for name in ("no/out", "folder"):
+        message = f"^cannot write {name}: .*; name another --output$"
+        with pytest.raises(ResourceError, match=message):
+            JSONLines(Path(name), "text", {}).__enter__()
+
+
+# --- the manifest --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("earlier", "job", "says"),
+    [
+        ({"a": 1}, {"a": 1}, None),
+        ({"a": 1, "b": 2}, {"a": 1}, None),
+        ({"a": [1]}, {"a": (1,)}, None),
+        ({"a": None}, {"a": None}, None),
+        ({"input": 1}, {"input": 1}, None),
+        ({"a": 1}, {"a": 2}, "out was made with a 1, not 2: name another --output"),
+        ({"a": 1}, {"a": 1, "b": None}, "out was made with b null, not null: name"),
+        ({"a": "x" * 300}, {"a": 1}, 'a "' + "x" * 199 + ", not 1: name"),
+        ({"a": 1}, {"a": "x" * 300}, 'not "' + "x" * 199 + ": name"),
+        ({"input": 1}, {"input": 2}, "out was made from another input: name another --output"),
+        ({}, {"input": 2}, "out was made from another input"),
+        ([], {}, "manifest is not a manifest: name another --output"),
+        (None, {}, "is not a manifest"),
+    ],
+)
+def test_a_manifest_is_compared(earlier, job, says, here):
+    Path("manifest").write_text(json.dumps(earlier))
+    about = Manifest("out", "manifest", job)
+    assert about.exists()
+    if says is None:
+        about.compare()
+    else:
+        with pytest.raises(InputError) as caught:
+            about.compare()
+        assert says in str(caught.value)
+
+
+def test_a_manifest_has_the_seed_of_the_first_run(here):
+    about = Manifest("out", "manifest", {"a": 1})
+    assert (about.exists(), about.seed, about.begin()) == (False, None, b'{\n "a": 1\n}')
+    Path("manifest").touch()
+    assert not about.exists()
+    for seed in (None, 7):
+        Path("manifest").write_text(json.dumps({"seed": 7}))
+        again = Manifest("out", "manifest", {"seed": seed})
+        again.compare()
+        assert again.seed == 7
+    drawn = Manifest("out", "manifest", {"seed": None})
+    assert json.loads(drawn.begin()) == {"seed": drawn.seed}
+    assert isinstance(drawn.seed, int)
+    assert json.loads(Manifest("out", "manifest", {"seed": 0}).begin()) == {"seed": 0}
+    with pytest.raises(InputError, match="seed 7, not 8"):
+        Manifest("out", "manifest", {"seed": 8}).compare()
