@@ -240,6 +240,8 @@ def test_defaults_of_a_task():
 
     task = Plain()
     assert (task.together, task.settings, task.tokens({})) == (256, {}, 0)
+    assert jobs.Resumed() == jobs.Resumed(rows=0, failed=0, seed=None)
+    assert not jobs.Sink.compares
     assert task.with_seed(1) is task
 
 
@@ -272,6 +274,12 @@ def test_a_job_is_resumed(output, here, capfd):
     assert capfd.readouterr() == ("", "")
     with pytest.raises(InputError, match="out exists: "):
         jobs.run(task, "in", output)
+    Path("in").write_text("another\n")
+    if "://" in output:  # a complete file is not looked into
+        assert jobs.run(task, "in", output, resume=True) == jobs.Summary(1, 0)
+        return
+    with pytest.raises(InputError, match="out was made from another input"):
+        jobs.run(task, "in", output, resume=True)
 
 
 @pytest.mark.parametrize("output", ["out", "out/"])
@@ -300,7 +308,8 @@ def test_the_manifest_has_everything_that_records_depend_on(here):
         assert found == {name: job[name] for name in known}
         assert Path(file).read_text().startswith('{\n "task": "shout",\n ')
         for options in ({"revision": "v2"}, {"dtype": "int8"}):
-            with pytest.raises(InputError, match=next(iter(options))):
+            (name,) = options
+            with pytest.raises(InputError, match=f"^{output.strip('/')} was made with {name} "):
                 jobs.run(Shout(), "in", output, model="m", resume=True, **options)
 
 
@@ -341,6 +350,8 @@ def test_lines_are_appended_at_once(sink):
         sink.write({"index": 3, "text": "\udcff"})
         assert Path("out").read_bytes() == before + b'{"index": 3, "text": "\xff"}\n'
         sink.finish(4)
+    with JSONLines(Path("out"), "text", {"model": "m"}) as again:
+        assert again.resume().rows == 4
 
 
 def test_rows_are_compared_by_id_and_text(sink):
@@ -426,6 +437,14 @@ def test_an_output_without_a_record_is_removed_after_an_error(there, here):
         sink.write({})
         raise KeyError
     assert Path("some").read_bytes() == b"{}\n"
+    with pytest.raises(KeyError), JSONLines(Path("other"), "text", {}):
+        raise KeyError
+    assert not Path("other").exists()
+    Path("other").touch()
+    Path(".other.job.json").mkdir()
+    message = r"^cannot write \.other\.job\.json: .*; name another --output$"
+    with pytest.raises(ResourceError, match=message), JSONLines(Path("other"), "text", {}) as sink:
+        sink.resume()
 
 
 def test_a_full_disk_is_an_error_of_the_output(sink):
@@ -487,8 +506,9 @@ def test_a_manifest_is_compared(earlier, job, says, here):
 def test_a_manifest_has_the_seed_of_the_first_run(here):
     about = Manifest("out", "manifest", {"a": 1})
     assert (about.exists(), about.seed, about.begin()) == (False, None, b'{\n "a": 1\n}')
-    Path("manifest").touch()
-    assert not about.exists()
+    for data in ("", "7"):
+        Path("manifest").write_text(data)
+        assert about.exists() is bool(data)
     for seed in (None, 7):
         Path("manifest").write_text(json.dumps({"seed": 7}))
         again = Manifest("out", "manifest", {"seed": seed})
