@@ -274,9 +274,9 @@ def test_a_job_is_resumed(output, here, capfd):
     assert capfd.readouterr() == ("", "")
     with pytest.raises(InputError, match="out exists: "):
         jobs.run(task, "in", output)
-    Path("in").write_text("another\n")
+    Path("in").write_text("another\n" * 4)
     if "://" in output:  # a complete file is not looked into
-        assert jobs.run(task, "in", output, resume=True) == jobs.Summary(1, 0)
+        assert jobs.run(task, "in", output, resume=True) == jobs.Summary(4, 0)
         return
     with pytest.raises(InputError, match="out was made from another input"):
         jobs.run(task, "in", output, resume=True)
@@ -349,9 +349,10 @@ def test_lines_are_appended_at_once(sink):
         before = Path("out").read_bytes()
         sink.write({"index": 3, "text": "\udcff"})
         assert Path("out").read_bytes() == before + b'{"index": 3, "text": "\xff"}\n'
-        sink.finish(4)
+        sink.write({"index": 4, "error": {}})
+        sink.finish(5)
     with JSONLines(Path("out"), "text", {"model": "m"}) as again:
-        assert again.resume().rows == 4
+        assert again.resume() == jobs.Resumed(rows=5, failed=2)
 
 
 def test_rows_are_compared_by_id_and_text(sink):
