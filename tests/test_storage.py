@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -57,6 +58,7 @@ def caught(kind, function, *arguments):
         ("a/.b", ".b", True),
         ("_a", "_a", True),
         ("_a/b", "b", False),
+        ("a/_b/", "_b", True),
         ("s3://c/_d", "_d", True),
         ("s3://_c/d_.", "d_.", False),
         ("x_", "x_", False),
@@ -195,13 +197,32 @@ def test_what_is_in_a_pipe_comes_at_once(monkeypatch):
         assert list(blocks) == [[b"e"]]
 
 
-def test_without_select_a_block_is_what_one_read_gives(monkeypatch, place):
-    def fail(*arguments):
-        raise OSError("sockets only")
+@pytest.mark.parametrize(
+    ("ready", "blocks"),
+    [
+        ([True] * 3, [[b"ab\n", b"cd"]]),
+        ([True, False, True], [[b"ab\n"], [b"cd"]]),
+        ([OSError("sockets only")] * 4, [[b"ab\n"], [b"cd"]]),
+    ],
+)
+def test_a_block_is_what_is_ready(ready, blocks, monkeypatch):
+    pieces = [b"a", b"b\nc", b"d"]
 
-    monkeypatch.setattr("select.select", fail)
-    name, _ = place(b"a\nb")
-    assert [line for block in storage.read_lines(name) for line in block] == [b"a\n", b"b"]
+    class Stream:
+        def read1(self, count):
+            return pieces.pop(0) if pieces else b""
+
+    def select(reading, writing, failing, timeout):
+        assert timeout == 0
+        answer = left.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return (reading if answer else [], [], [])
+
+    left = list(ready)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Stream()))
+    monkeypatch.setattr("select.select", select)
+    assert list(storage.read_lines("-")) == blocks
 
 
 def test_a_range_of_a_file(place):
@@ -211,6 +232,21 @@ def test_a_range_of_a_file(place):
         assert storage.read_range(name, 3, 3) == b""
         said = caught(InputError, storage.read_range, name, 8, 11)
         assert said == f"{name} became shorter while it was read"
+        said = caught(InputError, storage.read_range, f"{name}2", 0, 1)
+        assert said.startswith(f"cannot read {name}2: ")
+
+
+def test_a_server_that_gives_the_whole_file_is_said(place, memory, monkeypatch):
+    _, name = place(b"0123456789")
+    monkeypatch.setattr(type(memory), "cat_file", lambda self, path, start, end: b"0123456789")
+    said = caught(InputError, storage.read_range, name, 4, 7)
+    assert said == f"{name}: the server does not support range requests; copy the file here"
+
+
+def test_a_pattern_may_span_folders(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c").touch()
+    assert storage.find(f"{tmp_path}/**/c") == [f"{tmp_path}/a/b/c"]
 
 
 def test_standard_input_may_be_closed(monkeypatch):
