@@ -824,18 +824,26 @@ def test_a_reader_that_leaves_ends_it_quietly(long_job):
 
 
 @posix
-def test_rows_of_a_slow_pipe_are_answered_one_by_one():
+def test_a_program_that_keeps_the_pipe_open_gets_each_record_before_it_writes_the_next_row():
+    rows = [{"prompt": "Once"}, {"id": 7}, {"id": 8, "prompt": "🦊\nOne day"}]
     with start("-n", 3, "-q", stdin=subprocess.PIPE) as process:
-        guard = threading.Timer(60, process.kill)
+        guard = threading.Timer(60, process.kill)  # else a row without an answer would never end
         guard.start()
-        for index, prompt in enumerate(["Once", "One day", "🦊"]):
-            process.stdin.write(lines(prompt))
+        for index, row in enumerate(rows):
+            process.stdin.write(jsonl(row))
             process.stdin.flush()
             (record,) = records_of(process.stdout.readline())
-            assert (record["index"], record["prompt"]) == (index, prompt)
+            assert [record.get(name) for name in ("index", "id", "prompt")] == [
+                *(index, row.get("id"), row.get("prompt"))
+            ]
+        process.stdin.write(jsonl(*rows))  # together
+        process.stdin.flush()
+        together = [json.loads(process.stdout.readline()) for _ in rows]
+        assert [record["index"] for record in together] == [3, 4, 5]
         out, errors = process.communicate(timeout=60)
         guard.cancel()
-    assert (process.returncode, out, errors) == (0, b"", b"")
+    assert out == b""
+    assert_one_line_error(process.returncode, 6, errors.decode())
 
 
 @posix

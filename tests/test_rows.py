@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.rows import Source, blocks
+from gpt_cli.jobs.rows import Reader, Row, Source, blocks
 
 BOM = b"\xef\xbb\xbf"
 FIELDS = ("prompt", "max_tokens")
@@ -169,6 +169,15 @@ def test_a_file_that_changes_is_said(rest, says, tmp_path):
         next(blocks)
 
 
+def test_a_file_that_becomes_blank_is_said(tmp_path):
+    file = tmp_path / "in"
+    file.write_bytes(b"one\ntwo\n")
+    cut = source(file, together=2)
+    file.write_bytes(b"\n" * 8)
+    with pytest.raises(InputError, match="in has changed while it was read"):
+        list(cut.rows())
+
+
 def test_a_table_that_gets_fewer_rows_is_said(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -233,6 +242,31 @@ def test_no_rows_are_no_pieces(tmp_path):
 def test_a_pipe_is_no_parquet():
     with pytest.raises(InputError, match="name a file"):
         source("-", "parquet")
+
+
+def test_a_row_has_nothing_but_its_place_where_it_cannot_be_read():
+    reader = Reader("jsonl", FIELDS)
+    good, bad = reader.parse([b'{"prompt": "x"}\n', b"no JSON"], 5, 7, "in")
+    assert good == Row(5, 7, "in", None, {"prompt": "x"}, None)
+    assert (bad.index, bad.line, bad.file, bad.id, bad.fields) == (6, 8, "in", None, {})
+    assert Row(0, 1, None) == Row(0, 1, None, None, {}, None)
+    assert reader == Reader("jsonl", FIELDS, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'"\xff"', "the row is not UTF-8 at byte 1"),
+        (b"[1", "the row is not valid JSON: Expecting ',' delimiter at character 2"),
+        (b"[1]", 'a row must be a JSON object, such as {"prompt": "Once"}'),
+        (b'{"id": NaN}', "the row cannot be written as JSON again, or is nested too deeply"),
+        (b'{"id": "\\ud800"}', "the row cannot be written as JSON again, or is nested too deeply"),
+        (b'{"a":' * 9**6, "the row cannot be written as JSON again, or is nested too deeply"),
+    ],
+)
+def test_a_row_that_cannot_be_read_says_why(line, says):
+    (row,) = Reader("jsonl", FIELDS).parse([line], 0, 1, None)
+    assert str(row.error) == says
 
 
 def test_what_a_row_says_is_its_request_without_its_id(tmp_path):

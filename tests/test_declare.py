@@ -1,0 +1,227 @@
+"""Options that are declared once: values are converted and checked, by any way they come."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from gpt_cli.declare import (
+    BIASES,
+    NUMBER,
+    PATH,
+    SWITCH,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    Declared,
+    OptionError,
+    Range,
+    choice,
+    declarations,
+    option,
+    takes,
+)
+from gpt_cli.errors import InputError
+from gpt_cli.options import Options
+from gpt_cli.sampling import SamplingParams
+
+COLOUR = choice(Literal["red", "green"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(Declared):
+    count: int = option(
+        3,
+        "A count.",
+        Range(lambda n: n >= 1, "1 or more"),
+        flag="--n",
+        aliases=("-c",),
+        hidden=True,
+    )
+    rate: float = option(0.5)
+    on: bool = option(False, row=False)
+    name: str = option("x")
+    words: Sequence[str] = option(())
+    maybe: int | None = option(None, kind=WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "converted"),
+    [
+        (WHOLE, np.int64(3), 3),
+        (WHOLE, 10**30, 10**30),
+        (NUMBER, 3, 3),
+        (NUMBER, Fraction(1, 2), Fraction(1, 2)),
+        (SWITCH, False, False),
+        (TEXT, "", ""),
+        (PATH, "a/b", Path("a/b")),
+        (TEXTS, "ab", ("ab",)),
+        (TEXTS, ["a", ""], ("a", "")),
+        (BIASES, {"7": 1, 3: -1}, ((3, -1.0), (7, 1.0))),
+        (BIASES, ["7=1", "3=-1e1"], ((3, -10.0), (7, 1.0))),
+        (BIASES, [(7, 1), (7, 2)], ((7, 2.0),)),
+        (COLOUR, "red", "red"),
+    ],
+)
+def test_a_value_is_converted(kind, value, converted):
+    found = kind.convert(value)
+    assert found == converted
+    assert type(found) is type(converted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *((WHOLE, value) for value in (True, 1.0, "1", None)),
+        *((NUMBER, value) for value in (True, "1", Decimal(1), None)),
+        *((SWITCH, value) for value in (1, "true", None)),
+        *((TEXT, value) for value in (1, b"a", None)),
+        *((TEXTS, value) for value in (1, ["a", 1], [b"a"])),
+        *((BIASES, value) for value in (1, ["1"], ["1=2=3"], {"x": 1})),
+        *((COLOUR, value) for value in ("blue", 1, None)),
+    ],
+)
+def test_a_value_of_another_type_is_refused(kind, value):
+    with pytest.raises((TypeError, ValueError)):
+        kind.convert(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("count", "many", 'must be a whole number, not "many"'),
+        ("count", 0, "must be 1 or more"),
+        ("rate", "x" * 99, 'must be a number, not "' + "x" * 39),
+        ("on", Path("p"), 'must be true or false, not "p"'),
+        ("name", None, "must be a string, not null"),
+        ("words", 1, "must be a string or a list of strings, not 1"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_name(name, value, complaint):
+    with pytest.raises(OptionError) as caught:
+        Group(**{name: value})
+    assert str(caught.value) == f"{name} {complaint}"
+    assert (caught.value.name, caught.value.complaint) == (name, complaint)
+
+
+def test_a_group_holds_converted_values():
+    assert Group(words="ab", count=np.int64(1)) == Group(words=("ab",), count=1)
+    assert Group().maybe is None
+    assert Group(maybe=2).maybe == 2
+
+
+def test_a_row_has_options_of_its_own():
+    group = Group(rate=2, words="a")
+    assert group.with_row({"count": 5, "rate": None}) == Group(rate=2, words="a", count=5)
+    assert group.with_row({}) == group
+    assert Group.row_fields() == ("count", "rate", "name", "words", "maybe")
+    for name in ("on", "colour"):
+        with pytest.raises(InputError) as caught:
+            group.with_row({"count": 1, name: True})
+        assert str(caught.value) == (
+            f"unknown field '{name}'; the options of a row are count, rate, name, words, maybe"
+        )
+
+
+def test_a_declaration_has_everything_about_a_flag():
+    found = {field.name: declared for field, declared in declarations(Group)}
+    count, rate = found["count"], found["rate"]
+    assert (count.kind, count.help, count.flag, count.aliases) == (
+        WHOLE,
+        "A count.",
+        "--n",
+        ("-c",),
+    )
+    assert (count.range.name, count.row, count.typer) == ("1 or more", True, {"hidden": True})
+    assert (rate.kind, rate.help, rate.flag, rate.aliases) == (NUMBER, "", None, ())
+    assert (rate.range, rate.row, rate.typer) == (None, True, {})
+    kinds = [found[name].kind for name in ("on", "name", "words", "maybe")]
+    assert kinds == [SWITCH, TEXT, TEXTS, WHOLE]
+    parsed = [kind.flag_type for kind in (*kinds, NUMBER, PATH, BIASES)]
+    assert parsed == [bool, str, list[str], int, float, Path, list[str]]
+    assert COLOUR.flag_type == Literal["red", "green"]
+    assert COLOUR.name == "one of red, green"
+    assert (PATH.name, BIASES.name) == ("a path", "a number for each token id")
+
+
+def test_a_signature_shows_the_options_of_a_group():
+    @takes(Group)
+    def function(text: str, *, model: str = "m", **options: object) -> str:
+        return text
+
+    signature = inspect.signature(function)
+    assert function("a") == "a"
+    assert list(signature.parameters) == ["text", "model", *asdict(Group())]
+    count = signature.parameters["count"]
+    assert (count.kind, count.default) == (count.KEYWORD_ONLY, 3)
+    assert count.annotation in (int, "int")
+    assert signature.return_annotation is str
+
+
+# --- the options of a request --------------------------------------------------------------------
+
+
+def test_the_options_of_a_request_are_those_of_the_guide():
+    own = {field.name: declared for field, declared in declarations(Options)}
+    for name in asdict(SamplingParams()):
+        del own[name]
+    assert asdict(Options()) == asdict(SamplingParams()) | {
+        "max_tokens": 128,
+        "seed": None,
+        "stop": (),
+        "include_stop": False,
+        "use_cache": True,
+        "ignore_eos": False,
+        "special": False,
+        "overflow": "error",
+        "top_logprobs": 0,
+    }
+    rows = [name for name, declared in own.items() if declared.row]
+    assert rows == ["max_tokens", "seed", "stop", "include_stop"]
+    flags = {name: (declared.flag, declared.aliases) for name, declared in own.items()}
+    special = {"max_tokens": (None, ("-n",)), "seed": (None, ("-s",))}
+    special["use_cache"] = ("--cache/--no-cache", ())
+    assert flags == dict.fromkeys(own, (None, ())) | special
+    assert [name for name, declared in own.items() if not declared.help] == ["top_logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "complaint"),
+    [
+        ("max_tokens", [1, 10**9], [0, -1, 1.0, None], "1 or more|a whole number"),
+        ("seed", [None, 0, 2**64 - 1], [-1, 2**64, 1.0], "from 0 to|a whole number"),
+        ("stop", ["a", (), ["a", "b"]], ["", ["a", ""], 1], "strings that are not|a string or"),
+        ("include_stop", [True], [1, None], "true or false"),
+        ("use_cache", [False], [0, None], "true or false"),
+        ("ignore_eos", [True], [1], "true or false"),
+        ("special", [True], ["yes"], "true or false"),
+        ("overflow", ["error", "truncate", "shift"], ["", "wrap"], "one of error, truncate, shift"),
+        ("top_logprobs", [0, 5], [-1, 0.5], "0 or more|a whole number"),
+    ],
+)
+def test_an_option_has_a_type_and_a_range(name, good, bad, complaint):
+    for value in good:
+        Options(**{name: value})
+    for value in bad:
+        with pytest.raises(InputError, match=f"^{name} must be ({complaint})"):
+            Options(**{name: value})
+
+
+def test_a_seed_is_its_own_or_the_one_given_or_drawn():
+    assert Options(seed=0).with_seed(5).seed == 0
+    assert Options(top_k=3).with_seed(0) == Options(top_k=3, seed=0)
+    seeds = {Options().with_seed().seed for _ in range(9)}
+    assert len(seeds) > 1
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_the_sampling_options_are_a_part():
+    options = Options(temperature=0.25, top_k=3, max_tokens=2)
+    assert options.sampling == SamplingParams(temperature=0.25, top_k=3)
+    assert type(options.sampling) is SamplingParams

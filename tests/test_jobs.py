@@ -1,0 +1,523 @@
+"""`gpt_cli.jobs` in Python: tasks, sinks and observers of one's own."""
+
+import json
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+
+import gpt_cli
+from gpt_cli import jobs
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.jobs import runner
+from gpt_cli.jobs.manifest import Manifest
+from gpt_cli.jobs.sinks import JSONLines
+from gpt_cli.jobs.tasks import error_record, place
+from gpt_cli.options import draw_seed
+
+TEXTS = ["one", "two", "", "three four", "five"]  # the third is no row
+ROWS = [text for text in TEXTS if text]
+
+
+SCHEMA = {"text": "string", "upper": "string"}
+
+
+class Upper(jobs.Task):
+    """Write texts in capital letters; an exclamation mark is refused."""
+
+    fields = ("text",)
+    schema = SCHEMA
+    together = 2
+
+    def __init__(self):
+        self.seen = []
+
+    def records(self, engine, rows):
+        for row in rows:
+            self.seen.append(row.index)
+            text = row.fields.get("text", "")
+            if row.error or "!" in text:
+                yield error_record(row, row.error or InputError("too loud"))
+            else:
+                yield place(row) | {"text": text, "upper": text.upper()}
+
+    def tokens(self, record):
+        return len(record["text"].split())
+
+
+class Calls(jobs.Observer):
+    """Record each call."""
+
+    def __init__(self):
+        self.made = []
+
+    def note(self, message):
+        self.made.append(("note", message))
+
+    def start(self, total, done, failed):
+        self.made.append(("start", total, done, failed))
+
+    def advance(self, tokens, failed):
+        self.made.append(("advance", tokens, failed))
+
+
+class Keep(jobs.Sink):
+    """Record each call; an earlier run has written some rows."""
+
+    def __init__(self, earlier=None, compares=False):
+        self.earlier = earlier or jobs.Resumed()
+        self.compares = compares
+        self.calls = []
+
+    def __enter__(self):
+        self.calls.append("enter")
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.calls.append(f"exit {kind.__name__}" if kind else "exit")
+
+    def resume(self):
+        self.calls.append("resume")
+        return self.earlier
+
+    def check(self, row):
+        self.calls.append(f"check {row.index}")
+
+    def write(self, record):
+        self.calls.append(record.get("upper", "failed"))
+
+    def finish(self, rows):
+        self.calls.append(f"finish {rows}")
+
+
+@pytest.fixture(autouse=True)
+def loaded(monkeypatch):
+    """Load no model; list what is asked for."""
+    calls = []
+    monkeypatch.setattr(runner, "load", lambda name, **options: calls.append((name, options)))
+    return calls
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Be in a new folder with an input."""
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("".join(f"{text}\n" for text in TEXTS))
+    return tmp_path
+
+
+def uppers(output):
+    """Return the results in an output of lines; None for an error."""
+    path = Path(output)
+    files = sorted(path.glob("part-*")) if path.is_dir() else [path]
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    return [json.loads(line).get("upper") for line in lines]
+
+
+DONE = [text.upper() for text in ROWS]
+
+
+def test_a_job_computes_with_the_model_that_it_names(here, case_folder, monkeypatch):
+    monkeypatch.setattr(runner, "load", gpt_cli.load)
+
+    class Count(Upper):
+        def records(self, engine, rows):
+            for row in rows:
+                yield {"index": row.index, "text": "", "upper": len(engine.encode("the"))}
+
+    model = str(case_folder("saved"))
+    assert jobs.run(Count(), "in", "out", model=model, threads=1) == jobs.Summary(4, 0)
+    assert uppers("out") == [len(gpt_cli.load(model).encode("the"))] * 4
+
+
+@pytest.mark.parametrize("output", ["out", "out/", "out/*.jsonl", "file:{}/out"])
+def test_a_task_of_ones_own_prints_nothing(output, here, loaded, capfd):
+    output = output.format(f"//{here}")
+    summary = jobs.run(Upper(), "in", output, model="some/model", revision="v1", threads=2)
+    assert summary == jobs.Summary(rows=4, failed=0)
+    assert uppers("out") == DONE
+    assert loaded == [("some/model", {"revision": "v1", "threads": 2})]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_table_may_be_made_of_the_records(here):
+    table = pytest.importorskip("pyarrow.parquet")
+    jobs.run(Upper(), "in", "out.parquet")
+    assert table.read_table("out.parquet").to_pylist()[2] == {
+        "index": 2,
+        "id": None,
+        "text": "three four",
+        "upper": "THREE FOUR",
+        "file": None,
+        "line": None,
+        "error": None,
+    }
+    calls = Calls()
+    assert jobs.run(Upper(), "in", "out.parquet", resume=True, observer=calls) == jobs.Summary(4, 0)
+    assert calls.made == [("note", "out.parquet is complete; its content was not checked")]
+
+
+def test_an_observer_receives_each_row(here):
+    Path("in").write_text("one\ntwo!\nthree four\n")
+    calls = Calls()
+    assert jobs.run(Upper(), "in", "out", observer=calls) == jobs.Summary(3, 1)
+    advances = [("advance", 1, False), ("advance", 0, True), ("advance", 2, False)]
+    assert calls.made == [("start", 3, 0, 0), *advances]
+    Path("out").write_bytes(b"".join(Path("out").read_bytes().splitlines(keepends=True)[:2]))
+    calls = Calls()
+    assert jobs.run(Upper(), "in", "out", observer=calls, resume=True) == jobs.Summary(3, 1)
+    assert calls.made == [("start", 3, 2, 1), ("advance", 2, False)]
+
+
+def test_a_pipe_has_no_number_of_rows_before_its_end(here, monkeypatch):
+    calls, sink = Calls(), Keep()
+    with Path("in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert jobs.run(Upper(), "-", sink, observer=calls) == jobs.Summary(4, 0)
+    assert calls.made[0] == ("start", None, 0, 0)
+    assert sink.calls[-2:] == ["finish 4", "exit"]
+
+
+@pytest.mark.parametrize(
+    ("done", "compares", "seen", "called"),
+    [
+        (0, False, [0, 1, 2, 3], DONE),
+        (2, False, [2, 3], DONE[2:]),
+        (3, True, [3], ["check 0", "check 1", "check 2", *DONE[3:]]),
+        (4, True, [], [f"check {row}" for row in range(4)]),
+    ],
+)
+def test_a_sink_of_ones_own_receives_the_rows_that_it_lacks(done, compares, seen, called, here):
+    task, sink = Upper(), Keep(jobs.Resumed(done, 1), compares)
+    assert jobs.run(task, "in", sink) == jobs.Summary(4, 1)
+    assert task.seen == seen
+    assert sink.calls == ["enter", "resume", *called, "finish 4", "exit"]
+
+
+def test_a_sink_of_ones_own_needs_only_write(here):
+    written = []
+
+    class Prompts(jobs.Sink):
+        def write(self, record):
+            written.append(record["upper"])
+
+    assert jobs.run(Upper(), "in", Prompts()) == jobs.Summary(4, 0)
+    assert written == DONE
+
+
+def test_a_task_has_the_seed_of_the_sink(here):
+    class Seeded(Upper):
+        def with_seed(self, seed):
+            assert seed == 7
+            return Upper()
+
+    sink = Keep(jobs.Resumed(seed=7))
+    jobs.run(Seeded(), "in", sink)
+    assert sink.calls[2:6] == DONE
+    assert Upper().with_seed(7).seen == []
+
+
+def test_a_bug_of_a_task_ends_the_job_and_reaches_the_sink(here):
+    class Broken(Upper):
+        def records(self, engine, rows):
+            yield from super().records(engine, rows[:1])
+            raise ZeroDivisionError
+
+    sink = Keep()
+    with pytest.raises(ZeroDivisionError):
+        jobs.run(Broken(), "in", sink)
+    assert sink.calls == ["enter", "resume", "ONE", "exit ZeroDivisionError"]
+    for output in ("out", "folder/"):
+        with pytest.raises(ZeroDivisionError):
+            jobs.run(Broken(), "in", output)
+        assert uppers(output) == ["ONE"]
+
+
+def test_defaults_of_a_task():
+    class Plain(jobs.Task):
+        fields = ("text",)
+
+    task = Plain()
+    assert (task.together, task.settings, task.tokens({})) == (256, {}, 0)
+    assert jobs.Resumed() == jobs.Resumed(rows=0, failed=0, seed=None)
+    assert not jobs.Sink.compares
+    assert task.with_seed(1) is task
+
+
+# --- resumed outputs -----------------------------------------------------------------------------
+
+
+def interrupted(output, rows=2, task=Upper, **options):
+    """Run a job that is interrupted after some rows."""
+
+    class Stopped(task):
+        def records(self, engine, found):
+            for record in super().records(engine, found):
+                if record["index"] == rows:
+                    raise KeyboardInterrupt
+                yield record
+
+    Stopped.__name__ = task.__name__
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run(Stopped(), "in", output, **options)
+
+
+@pytest.mark.parametrize("output", ["out", "out/", "file:{}/out"])
+def test_a_job_is_resumed(output, here, capfd):
+    output = output.format(f"//{here}")
+    interrupted(output)
+    task = Upper()
+    assert jobs.run(task, "in", output, resume=True) == jobs.Summary(4, 0)
+    assert task.seen == [2, 3]
+    assert uppers("out") == DONE
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(InputError, match="out exists: "):
+        jobs.run(task, "in", output)
+    Path("in").write_text("another\n" * 4)
+    if "://" in output:  # a complete file is not looked into
+        assert jobs.run(task, "in", output, resume=True) == jobs.Summary(4, 0)
+        return
+    with pytest.raises(InputError, match="out was made from another input"):
+        jobs.run(task, "in", output, resume=True)
+
+
+@pytest.mark.parametrize("output", ["out", "out/"])
+def test_an_interrupt_before_the_first_record_leaves_nothing(output, here):
+    interrupted(output, 0)
+    assert [file.name for file in here.iterdir()] == ["in"]
+    Path("out").touch() if output == "out" else Path("out").mkdir()
+    interrupted(output, 0, resume=True)
+    assert Path("out").exists()  # it was there before
+
+
+def test_the_manifest_has_everything_that_records_depend_on(here):
+    class Shout(Upper):
+        @property
+        def settings(self):
+            return {"mark": ("!", 1), "seed": None}
+
+    job = {"task": "shout", "format": "lines", "input": [], "model": "m"}
+    job["input"] = [["in", 25, zlib.crc32(Path("in").read_bytes())]]
+    job |= {"revision": None, "dtype": "auto", "mark": ["!", 1]}
+    for output, file in (("out", ".out.job.json"), ("folder/", "folder/_job.json")):
+        jobs.run(Shout(), "in", output, model="m")
+        found = json.loads(Path(file).read_text())
+        assert 0 <= found.pop("seed") < 2**32
+        known = job if "folder" in file else job.keys() - {"format", "input"}
+        assert found == {name: job[name] for name in known}
+        assert Path(file).read_text().startswith('{\n "task": "shout",\n ')
+        for options in ({"revision": "v2"}, {"dtype": "int8"}):
+            (name,) = options
+            with pytest.raises(InputError, match=f"^{output.strip('/')} was made with {name} "):
+                jobs.run(Shout(), "in", output, model="m", resume=True, **options)
+
+
+def test_seeds_are_drawn_of_32_bits(monkeypatch):
+    monkeypatch.setattr(os, "urandom", lambda count: b"\1\2\3\4\5\6"[:count])
+    assert draw_seed() == 0x04030201
+
+
+# --- one file of lines ---------------------------------------------------------------------------
+
+
+def lines(*records):
+    return "".join(f"{json.dumps(record)}\n" for record in records).encode()
+
+
+def row(index, text, id=None):
+    return jobs.Row(index, index + 1, None, id, {"text": text})
+
+
+@pytest.fixture
+def sink(here):
+    """An output with two records and an error, not yet entered."""
+    Path("out").write_bytes(
+        lines(
+            {"index": 0, "text": "one"},
+            {"index": 1, "id": [1], "text": "two"},
+            {"index": 2, "line": 3, "error": {}},
+        )
+    )
+    Path(".out.job.json").write_text('{"seed": 5, "model": "m"}')
+    return JSONLines(Path("out"), "text", {"model": "m", "seed": None, "input": 1, "format": 2})
+
+
+def test_lines_are_appended_at_once(sink):
+    with sink:
+        assert sink.resume() == jobs.Resumed(rows=3, failed=1, seed=5)
+        before = Path("out").read_bytes()
+        sink.write({"index": 3, "text": "\udcff"})
+        assert Path("out").read_bytes() == before + b'{"index": 3, "text": "\xff"}\n'
+        sink.write({"index": 4, "error": {}})
+        sink.finish(5)
+    with JSONLines(Path("out"), "text", {"model": "m"}) as again:
+        assert again.resume() == jobs.Resumed(rows=5, failed=2)
+
+
+def test_rows_are_compared_by_id_and_text(sink):
+    with sink:
+        sink.resume()
+        for same in (row(0, "one"), row(1, "two", [1]), row(2, "another")):
+            sink.check(same)
+        for other in (row(0, "two"), row(0, "one", 0), row(1, "two")):
+            with pytest.raises(InputError, match=f"row {other.index} is not line {other.line};"):
+                sink.check(other)
+        with pytest.raises(InputError, match="of at least 3 rows, not 2"):
+            sink.finish(2)
+        sink.finish(3)
+
+
+@pytest.mark.parametrize(
+    ("torn", "kept"), [(b"", True), (b'{"index": 3, "te', True), (b"{", True), (b'{"i": 3', False)]
+)
+def test_a_torn_record_is_dropped_by_the_next(torn, kept, sink):
+    whole = Path("out").read_bytes()
+    Path("out").write_bytes(whole + torn)
+    with sink:
+        if not kept:
+            with pytest.raises(InputError, match="out, line 4, is not a record of this command"):
+                sink.resume()
+            return
+        assert sink.resume().rows == 3
+        assert Path("out").read_bytes() == whole + torn
+        sink.write({})
+    assert Path("out").read_bytes() == whole + b"{}\n"
+
+
+@pytest.mark.parametrize("record", [{"index": 3}, {"index": 4, "text": ""}, {"text": ""}, [3]])
+def test_a_line_that_is_no_record_is_refused(record, sink):
+    with Path("out").open("ab") as file:
+        file.write(lines(record))
+    with sink, pytest.raises(InputError, match="out, line 4, is not a record of this command"):
+        sink.resume()
+
+
+def test_a_file_of_lines_is_written_by_one_run(sink):
+    pytest.importorskip("fcntl")
+    other = JSONLines(Path("out"), "text", {})
+    with sink:
+        with pytest.raises(ResourceError, match=r"^out is being written by another run: wait"):
+            other.__enter__()
+        assert other._file.closed
+    with other:
+        pass
+
+
+def test_lines_need_their_manifest_unless_there_are_none(sink):
+    Path(".out.job.json").unlink()
+    message = r"^out cannot be resumed without its manifest \.out\.job\.json: name"
+    with sink, pytest.raises(InputError, match=message):
+        sink.resume()
+    Path("out").write_bytes(b'{"ind')
+    with JSONLines(Path("out"), "text", {"seed": 9, "input": 1}) as torn:
+        assert torn.resume() == jobs.Resumed(0, 0, 9)
+    assert json.loads(Path(".out.job.json").read_text()) == {"seed": 9}
+    Path("out").write_bytes(b"")  # the manifest of an empty output does not count
+    with JSONLines(Path("out"), "text", {"seed": 8}) as empty:
+        assert empty.resume().seed == 8
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_output_without_a_record_is_removed_after_an_error(there, here):
+    if there:
+        Path("out").touch()
+    sink = JSONLines(Path("out"), "text", {})
+    with pytest.raises(KeyError), sink:
+        sink.resume()
+        raise KeyError
+    assert Path("out").exists() is there
+    assert Path(".out.job.json").exists() is there
+    sink = JSONLines(Path("new"), "text", {})
+    with sink:
+        sink.resume()
+    assert Path("new").read_bytes() == b""  # of an input without rows
+    sink = JSONLines(Path("some"), "text", {})
+    with pytest.raises(KeyError), sink:
+        sink.resume()
+        sink.write({})
+        raise KeyError
+    assert Path("some").read_bytes() == b"{}\n"
+    with pytest.raises(KeyError), JSONLines(Path("other"), "text", {}):
+        raise KeyError
+    assert not Path("other").exists()
+    Path("other").touch()
+    Path(".other.job.json").mkdir()
+    message = r"^cannot write \.other\.job\.json: .*; name another --output$"
+    with pytest.raises(ResourceError, match=message), JSONLines(Path("other"), "text", {}) as sink:
+        sink.resume()
+
+
+def test_a_full_disk_is_an_error_of_the_output(sink):
+    class Full:
+        def truncate(self):
+            raise OSError(28, "full")
+
+        def close(self):
+            raise OSError(28, "full")
+
+    message = r"^cannot write out: full; --resume continues when that is fixed$"
+    with pytest.raises(ResourceError, match=message), sink:
+        sink.resume()
+        sink._file.close()
+        sink._file = Full()
+        sink.write({})
+    with pytest.raises(OSError, match="full"):
+        sink.__exit__(None, None, None)
+    Path("folder").mkdir()
+    for name in ("no/out", "folder"):
+        message = f"^cannot write {name}: .*; name another --output$"
+        with pytest.raises(ResourceError, match=message):
+            JSONLines(Path(name), "text", {}).__enter__()
+
+
+# --- the manifest --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("earlier", "job", "says"),
+    [
+        ({"a": 1}, {"a": 1}, None),
+        ({"a": 1, "b": 2}, {"a": 1}, None),
+        ({"a": [1]}, {"a": (1,)}, None),
+        ({"a": None}, {"a": None}, None),
+        ({"input": 1}, {"input": 1}, None),
+        ({"a": 1}, {"a": 2}, "out was made with a 1, not 2: name another --output"),
+        ({"a": 1}, {"a": 1, "b": None}, "out was made with b null, not null: name"),
+        ({"a": "x" * 300}, {"a": 1}, 'a "' + "x" * 199 + ", not 1: name"),
+        ({"a": 1}, {"a": "x" * 300}, 'not "' + "x" * 199 + ": name"),
+        ({"input": 1}, {"input": 2}, "out was made from another input: name another --output"),
+        ({}, {"input": 2}, "out was made from another input"),
+        ([], {}, "manifest is not a manifest: name another --output"),
+        (None, {}, "is not a manifest"),
+    ],
+)
+def test_a_manifest_is_compared(earlier, job, says, here):
+    Path("manifest").write_text(json.dumps(earlier))
+    about = Manifest("out", "manifest", job)
+    assert about.exists()
+    if says is None:
+        about.compare()
+    else:
+        with pytest.raises(InputError) as caught:
+            about.compare()
+        assert says in str(caught.value)
+
+
+def test_a_manifest_has_the_seed_of_the_first_run(here):
+    about = Manifest("out", "manifest", {"a": 1})
+    assert (about.exists(), about.seed, about.begin()) == (False, None, b'{\n "a": 1\n}')
+    for data in ("", "7"):
+        Path("manifest").write_text(data)
+        assert about.exists() is bool(data)
+    for seed in (None, 7):
+        Path("manifest").write_text(json.dumps({"seed": 7}))
+        again = Manifest("out", "manifest", {"seed": seed})
+        again.compare()
+        assert again.seed == 7
+    drawn = Manifest("out", "manifest", {"seed": None})
+    assert json.loads(drawn.begin()) == {"seed": drawn.seed}
+    assert isinstance(drawn.seed, int)
+    assert json.loads(Manifest("out", "manifest", {"seed": 0}).begin()) == {"seed": 0}
+    with pytest.raises(InputError, match="seed 7, not 8"):
+        Manifest("out", "manifest", {"seed": 8}).compare()

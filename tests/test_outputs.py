@@ -1,0 +1,186 @@
+"""The sink for each name of an output, and the names that are refused."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpt_cli.errors import InputError
+from gpt_cli.jobs import Scoring
+from gpt_cli.jobs.outputs import open_sink
+from gpt_cli.jobs.parts import File, Folder
+from gpt_cli.jobs.rows import Source
+from gpt_cli.jobs.sinks import JSONLines
+
+JOB = {"task": "scoring", "input": 1}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, memory):
+    """Be in a new folder with inputs."""
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("one\n")
+    for file in ("rows/a.txt", "rows/b.txt", "deep/er/a.txt", "out/x"):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text("one\n")
+    memory.pipe_file("/bucket/rows/a", b"one\n")
+    return tmp_path
+
+
+def open_output(name, input="in", *, resume=False, form="lines"):
+    return open_sink(name, Source(input, form, ("text",), 4), Scoring(), JOB, resume=resume)
+
+
+def refused(name, *arguments, **options):
+    with pytest.raises(InputError) as caught:
+        open_output(name, *arguments, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "place", "ending"),
+    [
+        ("new", JSONLines, None, None),
+        ("new.txt", JSONLines, None, None),
+        ("rows/_new", JSONLines, None, None),
+        ("./out/new.jsonl", JSONLines, None, None),
+        ("new/", Folder, "new", ".jsonl"),
+        ("new//", Folder, "new", ".jsonl"),
+        ("new/*.jsonl", Folder, "new", ".jsonl"),
+        ("new/*.parquet", Folder, "new", ".parquet"),
+        ("deep/er/../new/*.jsonl", Folder, "deep/er/../new", ".jsonl"),
+        ("memory://bucket/new/", Folder, "memory://bucket/new", ".jsonl"),
+        ("memory://bucket/new/*.jsonl", Folder, "memory://bucket/new", ".jsonl"),
+        ("new.parquet", File, "new.parquet.parts", ".parquet"),
+        ("memory://bucket/new", File, "memory://bucket/new.parts", ".jsonl"),
+        ("memory://bucket/new.csv", File, "memory://bucket/new.csv.parts", ".jsonl"),
+        ("memory://bucket/new.parquet", File, "memory://bucket/new.parquet.parts", ".parquet"),
+    ],
+)
+def test_the_name_chooses_the_sink(name, kind, place, ending, here):
+    pytest.importorskip("pyarrow")
+    before = sorted(here.rglob("*"))
+    sink = open_output(name)
+    assert type(sink) is kind
+    assert (getattr(sink, "place", None), getattr(sink, "_ending", None)) == (place, ending)
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_folder_of_records_of_tables_has_tables(here):
+    table = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    for ids, kind in (([1], "int64"), (["a"], "string")):
+        table.write_table(pyarrow.table({"id": ids, "text": ["one"]}), "in.parquet")
+        sink = open_output("new/", "in.parquet", form="auto")
+        assert (sink._ending, sink._schema["id"]) == (".parquet", kind)
+    assert list(sink._schema) == [
+        *("index", "id", "text", "model", "tokens", "tokens_scored", "total_logprob"),
+        *("perplexity", "bits_per_byte", "file", "line", "error"),
+    ]
+    assert open_output("new/*.jsonl", "in.parquet", form="auto")._ending == ".jsonl"
+
+
+def test_lines_are_compared_by_the_first_field(here):
+    with open_output("new") as sink:
+        sink.resume()
+        sink.write({"index": 0, "text": "one"})
+    assert json.loads(Path(".new.job.json").read_text()) == {"task": "scoring"}
+    with open_output("new", resume=True) as sink:
+        assert sink.resume().rows == 1
+    Path("folder").mkdir()
+    assert type(open_output("folder")) is Folder
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("new.csv", "--output new.csv: the name must end with .jsonl or .parquet"),
+        ("new.JSONL.GZ", "--output new.JSONL.GZ: the name must end with .jsonl or .parquet"),
+        ("in", "in is the input: name another --output"),
+        ("./in", "in is the input: name another --output"),
+        ("out/x", "out/x exists: continue it with --resume, or name another --output"),
+        ("pipe", "pipe is not a file: name another --output"),
+        ("new/*", "--output new/*: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"),
+        ("*.csv", "--output *.csv: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"),
+        ("new/a*.jsonl", "--output new/a*.jsonl: name a folder as FOLDER/*.jsonl or FOLDER/*.p"),
+        ("/", "--output / is not a folder that can hold records: name another --output"),
+        ("memory://", "--output memory:// is not a folder that can hold records"),
+        ("memory:///*.jsonl", "--output memory:///*.jsonl is not a folder that can hold records"),
+        ("memory://b*/c", "--output memory://b*/c: an address must not contain *, ? or ["),
+        ("memory://b?/c/", "--output memory://b?/c/: an address must not contain *, ? or ["),
+        ("memory://[b/*.jsonl", "--output memory://[b/*.jsonl: an address must not contain"),
+        ("no/new", "cannot write no/new: there is no folder no"),
+        ("no/new/", "cannot write no/new: there is no folder no"),
+        ("no/er/*.jsonl", "cannot write no/er: there is no folder no"),
+        ("out", "out has other files: name another --output"),
+    ],
+)
+def test_a_name_that_would_do_harm_is_refused(name, says, here):
+    if name == "pipe":
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("needs pipes with names")
+        os.mkfifo("pipe")
+    assert refused(name).startswith(says)
+
+
+@pytest.mark.parametrize("name", ["new.parquet", "new/", "memory://bucket/new"])
+def test_parts_cannot_be_resumed_with_a_pipe(name, here):
+    pytest.importorskip("pyarrow")
+    said = refused(name, "-", resume=True)
+    assert said == f"--resume: {name} cannot be resumed with a pipe as its input"
+    assert open_output(name, "-")
+    assert type(open_output("new.jsonl", "-", resume=True)) is JSONLines
+
+
+@pytest.mark.parametrize("name", ["new.parquet", "memory://bucket/new.jsonl"])
+def test_a_file_that_is_there_is_complete(name, here, memory):
+    pytest.importorskip("pyarrow")
+    Path("new.parquet").touch()
+    memory.pipe_file("/bucket/new.jsonl", b"")
+    assert open_output(name, resume=True) is None
+    assert refused(name) == f"{name} exists: name another --output"
+
+
+@pytest.mark.parametrize(
+    ("input", "name", "inside"),
+    [
+        ("rows", "rows/c", True),
+        ("rows/", "./rows/c.parquet", True),
+        ("rows", "rows/.c", False),
+        ("rows", "rows/_c", False),
+        ("rows", "c", False),
+        ("rows", "deep/c", False),
+        ("rows", "rows/c/", False),
+        ("rows/*.txt", "rows/c.txt", True),
+        ("rows/*.txt", "rows/c.jsonl", False),
+        ("rows/*.txt", "deep/c.txt", False),
+        ("**/*.txt", "deep/er/c.txt", True),
+        ("**/*.txt", "deep/er/c", False),
+        ("in", "in2", False),
+        ("memory://bucket/rows", "memory://bucket/rows/b", True),
+        ("memory://bucket/rows/", "memory://bucket/rows/_b", False),
+        ("memory://bucket/rows/*", "memory://bucket/rows/b", True),
+        ("memory://bucket/rows/*", "memory://bucket/b", False),
+    ],
+)
+def test_an_output_is_no_part_of_the_input(input, name, inside, here):
+    pytest.importorskip("pyarrow")
+    if inside:
+        assert refused(name, input) == (
+            f"{name} would be among the files of {input}: name another --output"
+        )
+    else:
+        assert open_output(name, input)
+
+
+@pytest.mark.parametrize("place", ["out", "memory://bucket/out"])
+def test_a_part_of_an_output_is_no_output(place, here, memory):
+    Path("out/_job.json").touch()
+    memory.pipe_file("/bucket/out/_job.json", b"")
+    said = refused(f"{place}/part-1.jsonl", resume=True)
+    assert said == (
+        f"{place}/part-1.jsonl is a part of the output {place}/*.jsonl: put --output in quotes"
+    )
+    assert open_output(f"{place}/new.jsonl")
+    assert open_output("part-1.jsonl")

@@ -1,0 +1,287 @@
+"""Sinks of parts: folders, and files that are joined of parts."""
+
+import json
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.jobs import parts, storage
+from gpt_cli.jobs.parts import File, Folder
+from gpt_cli.jobs.sinks import Resumed
+from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
+
+SCHEMA = PLACE | {"text": "string"} | ERROR_PLACE | ERROR
+RECORDS = [{"index": index, "id": "é", "text": "x" * index} for index in range(5)]
+FAILED = {"index": 5, "line": 7, "error": {"code": "c", "message": "m"}}
+JOB = {"task": "t", "seed": None}
+
+
+@pytest.fixture(params=["here", "memory://bucket"])
+def place(request, tmp_path, monkeypatch, memory):
+    """A folder for outputs: the current one, or one at an address."""
+    monkeypatch.chdir(tmp_path)
+    if request.param == "here":
+        Path("here").mkdir()
+    return request.param
+
+
+@pytest.fixture(params=[".jsonl", ".parquet"])
+def ending(request):
+    if request.param == ".parquet":
+        pytest.importorskip("pyarrow")
+    return request.param
+
+
+def folder(place, ending=".jsonl", *, job=JOB, resume=True):
+    return Folder(f"{place}/out", ending, SCHEMA, job, resume=resume)
+
+
+def file(place, ending=".jsonl", *, job=JOB, resume=True):
+    return File(f"{place}/one{ending}", SCHEMA, job, resume=resume)
+
+
+def write(sink, *records, finish=True):
+    """Write records with a sink; return what an earlier run has written."""
+    with sink:
+        resumed = sink.resume()
+        for record in records:
+            sink.write(record)
+        if finish:
+            sink.finish(len(records))
+    return resumed
+
+
+def names(folder):
+    fs, path = storage.filesystem(folder)
+    return sorted(name.rpartition("/")[2] for name in fs.ls(path, detail=False))
+
+
+def put(name, data):
+    fs, path = storage.filesystem(name)
+    fs.pipe_file(path, data)
+
+
+def texts(name):
+    if name.endswith(".parquet"):
+        from pyarrow.parquet import read_table
+
+        return read_table(BytesIO(storage.read_bytes(name)))["text"].to_pylist()
+    return [json.loads(line).get("text") for line in storage.read_bytes(name).splitlines()]
+
+
+def refused(function, *arguments, kind=InputError):
+    with pytest.raises(kind) as caught:
+        function(*arguments)
+    return str(caught.value)
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_resumed_after_its_last_part(place, ending):
+    first = write(folder(place, ending, resume=False), *RECORDS[:2], finish=False)
+    assert (first.rows, first.failed) == (0, 0)
+    again = write(folder(place, ending), RECORDS[2], FAILED, finish=False)
+    assert again == Resumed(2, 0, first.seed)
+    assert write(folder(place, ending)) == Resumed(4, 1, first.seed)
+    out = f"{place}/out"
+    shown = [f"part-{row:012}{ending}" for row in (0, 2)]
+    assert names(out) == ["_job.json", *shown]
+    assert [texts(f"{out}/{name}") for name in shown] == [["", "x"], ["xx", None]]
+    assert json.loads(storage.read_bytes(f"{out}/_job.json")) == JOB | {"seed": first.seed}
+
+
+@pytest.mark.parametrize(("name", "value"), [("BYTES", 74), ("SECONDS", 5.0)])
+def test_a_part_ends_when_it_is_large_or_late(name, value, place, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(parts.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(parts, name, value)
+    sink = folder(place)
+    with sink:
+        sink.resume()
+        shown = []
+        for record in RECORDS:  # the first two are of 37 bytes
+            now += 2.5
+            sink.write(record)
+            shown.append(len(names(f"{place}/out")) - 1)
+        sink.finish(5)
+    assert shown == [0, 1, 1, 2, 2]
+    found = [texts(f"{place}/out/{name}") for name in names(f"{place}/out")[1:]]
+    assert found == [["", "x"], ["xx", "xxx"], ["xxxx"]]
+
+
+def test_a_part_has_64_mebibytes_or_a_minute():
+    assert (parts.BYTES, parts.SECONDS) == (67108864, 60)
+
+
+def test_a_folder_of_an_earlier_run_needs_resume(place):
+    write(folder(place), RECORDS[0])
+    said = refused(lambda: folder(place, resume=False))
+    assert said == f"{place}/out exists: continue it with --resume, or name another --output"
+    said = refused(lambda: folder(place, job={"task": "u", "seed": None}))
+    assert said == f'{place}/out was made with task "t", not "u": name another --output'
+
+
+@pytest.mark.parametrize("name", ["notes", "part-000000000000.jsonl"])
+def test_a_folder_of_other_files_is_refused(name, place):
+    if place == "here":
+        Path("here/out").mkdir()
+    put(f"{place}/out/{name}", b"mine")
+    assert refused(folder, place) == f"{place}/out has other files: name another --output"
+
+
+def test_hidden_files_are_no_parts(place):
+    write(folder(place), *RECORDS[:2])
+    put(f"{place}/out/.hidden", b"mine")
+    put(f"{place}/out/_SUCCESS", b"mine")
+    assert write(folder(place)).rows == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("part-000000000003.jsonl", b"{}\n", "is not the part that begins with row 2"),
+        ("part-000000000002.parquet", b"{}\n", "is not the part that begins with row 2"),
+    ],
+)
+def test_a_part_of_something_else_is_refused(name, data, says, place):
+    write(folder(place), *RECORDS[:2])
+    put(f"{place}/out/{name}", data)
+    with folder(place) as sink:
+        assert refused(sink.resume) == f"{place}/out/{name} {says}: name another --output"
+
+
+@pytest.mark.parametrize("data", [b"[", b"7\n", b"{}\n\n"])
+def test_a_part_that_is_damaged_is_refused(data, tmp_path):
+    write(folder(tmp_path), *RECORDS[:2])
+    (tmp_path / "out" / "part-000000000002.jsonl").write_bytes(data)
+    with folder(tmp_path) as sink:
+        said = refused(sink.resume)
+    assert said.endswith(
+        "out/part-000000000002.jsonl has no records of this command: name another --output"
+    )
+
+
+def test_parts_of_another_run_are_noticed_at_the_end(place):
+    with folder(place) as sink:
+        sink.resume()
+        sink.write(RECORDS[0])
+        put(f"{place}/out/part-000000000009.jsonl", b"")
+        said = refused(sink.finish, 1)
+    assert said == f"{place}/out has files of another run: name another --output"
+
+
+def test_another_run_may_have_begun_in_between(place):
+    sink = folder(place, resume=False)
+    write(folder(place), RECORDS[0])
+    with sink:
+        assert "exists: continue it with --resume" in refused(sink.resume)
+    sink = folder(place)
+    with sink:
+        assert sink.resume().rows == 1
+
+
+@pytest.mark.parametrize("written", [0, 1])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_new_folder_without_parts_is_removed_after_an_error(there, written, place):
+    fs, path = storage.filesystem(f"{place}/out")
+    if there:
+        fs.mkdir(path)
+        write(folder(place), finish=False)
+    with pytest.raises(KeyError), folder(place) as sink:
+        sink.resume()
+        for record in RECORDS[:written]:
+            sink.write(record)
+        raise KeyError
+    assert storage.exists(f"{place}/out") is bool(there or written)
+    assert len(texts(f"{place}/out/part-000000000000.jsonl") if written else []) == written
+
+
+def test_a_folder_without_rows_stays(place):
+    write(folder(place))
+    assert names(f"{place}/out") == ["_job.json"]
+
+
+def test_a_folder_is_written_by_one_run(place):
+    pytest.importorskip("fcntl")
+    with folder(place) as sink:
+        sink.resume()
+        if place == "here":
+            said = refused(folder(place).__enter__, kind=ResourceError)
+            assert said == "here/out is being written by another run: wait until it ends"
+        else:
+            with folder(place):  # what is remote cannot be locked
+                pass
+    with folder(place):
+        pass
+
+
+def test_a_folder_of_no_folder_is_refused(tmp_path, monkeypatch, memory):
+    monkeypatch.chdir(tmp_path)
+    for name in ("no/out", "memory://no/out", "memory://no"):
+        sink = Folder(name, ".jsonl", SCHEMA, JOB, resume=False)
+        said = refused(sink.__enter__, kind=ResourceError)
+        assert said == f"cannot write {name}: No such file or directory; name another --output"
+    assert not memory.exists("/no")
+    Folder("file", ".jsonl", SCHEMA, JOB, resume=False).__enter__().__exit__(None, None, None)
+
+
+def test_a_part_appears_whole_or_not_at_all(place, monkeypatch):
+    fs, _ = storage.filesystem(place)
+    real = type(fs).open
+
+    def full(data):
+        raise OSError(28, "full")
+
+    def open(self, path, mode="rb", **options):
+        stream = real(self, path, mode, **options)
+        if mode == "wb":
+            stream.write = full
+        return stream
+
+    with folder(place) as sink:
+        sink.resume()
+        sink.write(RECORDS[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(type(fs), "open", open)
+            said = refused(sink.finish, 1, kind=ResourceError)
+    assert said == f"cannot write {place}/out: full; --resume continues when that is fixed"
+    assert names(f"{place}/out") == ["_job.json"]
+
+
+# --- one file ------------------------------------------------------------------------------------
+
+
+def test_a_file_is_joined_of_its_parts(place, ending, monkeypatch):
+    monkeypatch.setattr(parts, "BYTES", 60)
+    one = f"{place}/one{ending}"
+    seed = write(file(place, ending), *RECORDS[:3], finish=False).seed
+    assert not storage.exists(one)
+    assert len(names(f"{one}.parts")) > 2
+    assert write(file(place, ending), *RECORDS[3:], FAILED) == Resumed(3, 0, seed)
+    assert texts(one) == ["", "x", "xx", "xxx", "xxxx", None]
+    assert names(place) == [f"one{ending}"]
+    for resume in (True, False):
+        said = refused(lambda resume=resume: file(place, ending, resume=resume))
+        assert said == f"{one} exists: name another --output"
+
+
+def test_parts_of_a_file_need_resume(place):
+    write(file(place), RECORDS[0], finish=False)
+    said = refused(lambda: file(place, resume=False))
+    assert said.startswith(f"{place}/one.jsonl.parts exists: continue it with --resume, or")
+
+
+def test_a_file_of_no_records(place, ending):
+    write(file(place, ending))
+    assert texts(f"{place}/one{ending}") == []
+    assert names(place) == [f"one{ending}"]
+
+
+def test_tables_need_pyarrow(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    said = refused(lambda: folder(place, ".parquet"), kind=ResourceError)
+    assert said == "Parquet needs pyarrow: pip install pyarrow"

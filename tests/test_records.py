@@ -1,0 +1,108 @@
+"""Results as records: JSON and tables have the same fields, with the same values."""
+
+import math
+from io import BytesIO
+from types import SimpleNamespace
+
+import pytest
+
+from gpt_cli import records
+from gpt_cli.errors import ContextError, InputError
+from gpt_cli.generate import Completion
+from gpt_cli.jobs import Generation, Scoring, parquet
+from gpt_cli.options import Options
+from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
+from gpt_cli.score import Score
+
+
+class Tokens:
+    """Ids that are bytes."""
+
+    def token_bytes(self, id):
+        if id > 255:
+            raise InputError("no such id")
+        return bytes([id])
+
+
+ENGINE = SimpleNamespace(name="m", load_seconds=1.23456, tokenizer=Tokens())
+COMPLETION = Completion(
+    3, 7, "a\xe9", [97, 195, 300], [-0.5, -1.0, -2.0], [[(97, -0.5), (98, -1.5)], [], []],
+    [0.12345, 0.2, 0.32345], "length",
+)  # fmt: skip
+A = {"id": 97, "token": "a", "bytes": [97], "logprob": -0.5}
+FIRST = {"id": 195, "token": "\ufffd", "bytes": [195], "logprob": -1.0}
+NONE = {"id": 300, "token": "<300>", "bytes": [], "logprob": -2.0}
+
+
+def test_the_record_of_a_completion():
+    record = {
+        "prompt": "p",
+        "text": "a\xe9",
+        "finish_reason": "length",
+        "seed": 7,
+        "model": "m",
+        "usage": {"prompt_tokens": 3, "completion_tokens": 3},
+        "timing": {"load_s": 1.2346, "ttft_s": 0.1235, "decode_tok_s": 10.0},
+    }
+    assert records.of_completion(ENGINE, "p", COMPLETION) == record
+    b = {"id": 98, "token": "b", "bytes": [98], "logprob": -1.5}
+    told = [A | {"top": [A, b]}, FIRST | {"top": []}, NONE | {"top": []}]
+    assert records.of_completion(ENGINE, "p", COMPLETION, logprobs=True) == record | {
+        "logprobs": told
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first", "rate"), [([], None, None), ([0.5], 0.5, None), ([0.5, 1.25], 0.5, 1.33)]
+)
+def test_a_rate_needs_two_tokens(seconds, first, rate):
+    found = records.timing(ENGINE, Completion(1, 1, seconds=seconds))
+    assert found == {"load_s": 1.2346, "ttft_s": first, "decode_tok_s": rate}
+
+
+def test_the_record_of_a_score():
+    score = Score([97, 195], [None, -1.0], 2)
+    record = {
+        "model": "m",
+        "tokens": 2,
+        "tokens_scored": 1,
+        "total_logprob": -1.0,
+        "perplexity": math.e,
+        "bits_per_byte": 0.5 / math.log(2),
+    }
+    assert records.of_score(ENGINE, score) == pytest.approx(record)
+    told = records.of_score(ENGINE, score, logprobs=True)
+    assert told.pop("logprobs") == [A | {"logprob": None}, FIRST]
+    assert told == pytest.approx(record)
+    assert records.of_score(ENGINE, Score([1, 2], [None, -1000.0], 1))["perplexity"] is None
+
+
+def test_the_record_of_an_error():
+    for error, code in (
+        (InputError("m"), "invalid_input"),
+        (ContextError("m"), "context_overflow"),
+    ):
+        assert records.of_error(error) == {"error": {"code": code, "message": "m"}}
+
+
+def test_a_line_of_json_is_one_line():
+    assert records.json_line({"a": "é\n"}) == '{"a": "é\\n"}\n'
+    with pytest.raises(ValueError, match="JSON"):
+        records.json_line(math.nan)
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_table_holds_all_of_a_record(logprobs):
+    table = pytest.importorskip("pyarrow.parquet")
+    place = {"index": 2**40, "id": "x"}
+    score = records.of_score(ENGINE, Score([97, 195], [None, -1.0], 2), logprobs=logprobs)
+    completion = records.of_completion(ENGINE, "p", COMPLETION, logprobs=logprobs)
+    for task, record in (
+        (Generation(Options(), logprobs=logprobs), place | completion),
+        (Scoring(logprobs=logprobs), place | {"text": "a"} | score),
+    ):
+        schema = PLACE | task.schema | ERROR_PLACE | ERROR
+        error = {"file": "f", "line": 2**40, "error": {"code": "c", "message": "m"}}
+        stream = BytesIO()
+        parquet.write([record | error], schema, stream)
+        assert table.read_table(stream).to_pylist() == [record | error]

@@ -1,0 +1,297 @@
+"""Files here and at addresses, and standard input: what is read, and the errors."""
+
+import io
+import os
+import sys
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.jobs import storage
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def place(tmp_path, memory):
+    """Write a file here and at an address; return both names."""
+
+    def write(data):
+        (tmp_path / "file").write_bytes(data)
+        memory.pipe_file("/bucket/file", data)
+        return str(tmp_path / "file"), "memory://bucket/file"
+
+    return write
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Let standard input have these bytes."""
+
+    def give(data):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Set the free memory; None is unknown."""
+    return lambda count: monkeypatch.setattr(storage, "free_memory", lambda: count)
+
+
+def caught(kind, function, *arguments):
+    with pytest.raises(kind) as error:
+        function(*arguments)
+    return str(error.value)
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "hidden"),
+    [
+        ("a/b.txt", "b.txt", False),
+        ("a/.b", ".b", True),
+        ("_a", "_a", True),
+        ("_a/b", "b", False),
+        ("a/_b/", "_b", True),
+        ("s3://c/_d", "_d", True),
+        ("s3://_c/d_.", "d_.", False),
+        ("x_", "x_", False),
+    ],
+)
+def test_the_last_part_of_a_name(name, base, hidden):
+    assert storage.base(name) == base
+    assert storage.is_hidden(name) is hidden
+
+
+def test_a_file_system_and_the_path_within_it(tmp_path, memory, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fs, path = storage.filesystem("a")
+    assert (type(fs), path) == (type(fsspec.filesystem("file")), f"{tmp_path.as_posix()}/a")
+    assert storage.filesystem("memory://b/c") == (memory, "/b/c")
+
+
+def test_whether_there_is_a_file_or_a_folder(place, tmp_path):
+    for name in place(b"four"):
+        folder = name.removesuffix("/file")
+        assert (storage.exists(name), storage.exists(folder)) == (True, True)
+        assert storage.exists(f"{name}2") is False
+        assert (storage.is_folder(name), storage.is_folder(folder)) == (False, True)
+        assert storage.size(name) == 4
+    for function in (storage.exists, storage.is_folder, storage.find):
+        assert "cannot access nope://x: " in caught(InputError, function, "nope://x")
+
+
+@pytest.mark.parametrize("function", ["exists", "isdir", "info", "size"])
+def test_errors_at_an_address_name_it(function, place, memory, monkeypatch):
+    def fail(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    _, name = place(b"x")
+    monkeypatch.setattr(memory, function, fail)
+    call = {"isdir": storage.is_folder, "info": storage.find}.get(function)
+    said = caught(InputError, call or getattr(storage, function), name)
+    doing, cure = "access", "check the address"
+    if function in ("info", "size"):
+        doing, cure = "read", "name a file that can be read"
+    assert said == f"cannot {doing} {name}: Permission denied; {cure}"
+
+
+def test_files_of_a_folder_at_an_address(memory):
+    for name in ("b", "a", ".c", "_d", "e/f", "x*y"):
+        memory.pipe_file(f"/bucket/in/{name}", b"")
+    found = [f"memory:///bucket/in/{name}" for name in ("a", "b", "x*y")]
+    assert storage.find("memory://bucket/in") == found
+    assert storage.find("memory://bucket/in/a") == ["memory://bucket/in/a"]
+    assert storage.find("memory://bucket/in/*")[-1] == found[-1]
+    assert "memory:///bucket/in/e" not in storage.find("memory://bucket/in/*")
+
+
+def test_a_file_system_that_cannot_name_its_files_is_refused(place, memory, monkeypatch):
+    place(b"x")
+    monkeypatch.setattr(type(memory), "unstrip_protocol", lambda self, name: f"memory:/{name}x")
+    assert "memory://bucket: folders and patterns are not supported at such an address" in caught(
+        InputError, storage.find, "memory://bucket"
+    )
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def test_the_whole_of_a_file(place, stdin):
+    data = "é\r\n".encode() * 500_000  # 2 MB: two blocks
+    stdin(data)
+    for name in (*place(data), "-"):
+        assert storage.read_bytes(name) == data
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_text_has_no_byte_order_mark(mark, place, stdin):
+    stdin(mark + b"\xc3\xa9\r\n")
+    for name in (*place(mark + b"\xc3\xa9\r\n"), "-"):
+        assert storage.read_text(name) == "é\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "is empty: a text is needed"),
+        (b"\xef\xbb\xbf", "is empty: a text is needed"),
+        (b"ab\xff", "is not UTF-8: byte 2 cannot be decoded; convert it, for example with iconv"),
+    ],
+)
+def test_a_text_that_cannot_be_used(data, says, place, stdin):
+    stdin(data)
+    for name in (*place(data), "-"):
+        label = "standard input" if name == "-" else name
+        assert caught(InputError, storage.read_text, name) == f"{label} {says}"
+
+
+def test_a_text_must_fit_the_memory(place, stdin, free):
+    data = b"x" * (3 * MEBIBYTE)
+    for name in (*place(data), "-"):
+        label = "standard input" if name == "-" else name
+        for read in (storage.read_bytes, lambda name: b"".join(*storage.read_lines(name))):
+            stdin(data)
+            free(32 * len(data) - 1)
+            assert caught(ResourceError, read, name) == (
+                f"{label} has a text of more than 3 MB, which does not fit the free memory: "
+                "split it"
+            )
+            for enough in (32 * len(data), None):
+                stdin(data)
+                free(enough)
+                assert read(name) == data
+
+
+def test_lines_may_be_longer_than_a_block(place, free):
+    free(32 * 3 * MEBIBYTE)  # of one line, not of all
+    long = b"y" * (5 * MEBIBYTE // 2) + b"\n"
+    data = [b"a\n", long, b"\n", long, b"b\r\n", b"c"]
+    for name in place(b"".join(data)):
+        assert [line for block in storage.read_lines(name) for line in block] == data
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"a", b"a\n", b"a\n\nb"])
+def test_lines_keep_their_ends(data, place):
+    for name in place(data):
+        assert b"".join(line for block in storage.read_lines(name) for line in block) == data
+
+
+def test_what_is_in_a_pipe_comes_at_once(monkeypatch):
+    ours, theirs = os.pipe()
+    with open(ours) as stream:  # noqa: PTH123 (of a number)
+        monkeypatch.setattr(sys, "stdin", stream)
+        blocks = storage.read_lines("-")
+        os.write(theirs, b"a\nb\n")
+        os.write(theirs, b"c")
+        assert next(blocks) == [b"a\n", b"b\n"]
+        os.write(theirs, b"d\ne")
+        assert next(blocks) == [b"cd\n"]
+        os.close(theirs)
+        assert list(blocks) == [[b"e"]]
+
+
+@pytest.mark.parametrize(
+    ("ready", "blocks"),
+    [
+        ([True] * 3, [[b"ab\n", b"cd"]]),
+        ([True, False, True], [[b"ab\n"], [b"cd"]]),
+        ([OSError("sockets only")] * 4, [[b"ab\n"], [b"cd"]]),
+    ],
+)
+def test_a_block_is_what_is_ready(ready, blocks, monkeypatch):
+    pieces = [b"a", b"b\nc", b"d"]
+
+    class Stream:
+        def read1(self, count):
+            return pieces.pop(0) if pieces else b""
+
+    def select(reading, writing, failing, timeout):
+        assert timeout == 0
+        answer = left.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return (reading if answer else [], [], [])
+
+    left = list(ready)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Stream()))
+    monkeypatch.setattr("select.select", select)
+    assert list(storage.read_lines("-")) == blocks
+
+
+def test_a_range_of_a_file(place):
+    for name in place(b"0123456789"):
+        assert storage.read_range(name, 2, 5) == b"234"
+        assert storage.read_range(name, 0, 10) == b"0123456789"
+        assert storage.read_range(name, 3, 3) == b""
+        said = caught(InputError, storage.read_range, name, 8, 11)
+        assert said == f"{name} became shorter while it was read"
+        said = caught(InputError, storage.read_range, f"{name}2", 0, 1)
+        assert said.startswith(f"cannot read {name}2: ")
+
+
+def test_a_server_that_gives_the_whole_file_is_said(place, memory, monkeypatch):
+    _, name = place(b"0123456789")
+    monkeypatch.setattr(type(memory), "cat_file", lambda self, path, start, end: b"0123456789")
+    said = caught(InputError, storage.read_range, name, 4, 7)
+    assert said == f"{name}: the server does not support range requests; copy the file here"
+
+
+def test_a_pattern_may_span_folders(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c").touch()
+    assert storage.find(f"{tmp_path}/**/c") == [f"{tmp_path}/a/b/c"]
+
+
+def test_standard_input_may_be_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert caught(InputError, storage.read_bytes, "-") == "standard input is closed"
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [("a\n", "a"), ("a\r\n", "a"), ("a\r", "a\r"), ("a\n\n", "a\n"), ("\r\n", ""), ("", "")],
+)
+def test_one_line_end_is_removed(text, without):
+    assert storage.without_line_end(text) == without
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+READ = "cannot read NAME: {}; name a file that can be read"
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "kind", "says"),
+    [
+        ("a", FileNotFoundError("/a"), InputError, READ.format("No such file or directory")),
+        ("a", OSError(5, "I/O error"), InputError, READ.format("I/O error")),
+        ("a", OSError("no number"), InputError, READ.format("no number")),
+        ("a", ValueError("a bug"), ValueError, "a bug"),
+        ("m://a", ValueError("x" * 400), InputError, f"cannot read NAME: {'x' * 300}"),
+        ("m://a", ImportError("no s3fs"), ResourceError, "cannot read NAME: no s3fs"),
+        ("a", ResourceError("as it is"), ResourceError, "as it is"),
+    ],
+)
+def test_errors_of_a_file_system(name, error, kind, says):
+    def fail():
+        with storage.reading(name):
+            raise error
+
+    assert caught(kind, fail) == says.replace("NAME", name)
+
+
+def test_errors_of_writing():
+    def fail():
+        with storage.writing("a", "do this"):
+            raise OSError(28, "full")
+
+    assert caught(ResourceError, fail) == "cannot write a: full; do this"
+    with storage.writing("a", "b"), storage.reading("c"):
+        pass
