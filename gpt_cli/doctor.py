@@ -16,6 +16,7 @@ from rich.console import Console
 import gpt_cli
 from gpt_cli import gpu, hub, machine
 from gpt_cli.errors import GPTCLIError
+from gpt_cli.hub.local import cache_folder, list_models
 from gpt_cli.machine import MOST_THREADS, format_size, native_library
 
 _COLOURS = {
@@ -143,8 +144,8 @@ def _bundled_model() -> Finding:
 
 
 def _cache() -> Finding:
-    folder = hub.cache_folder()
-    models = [model for model in hub.list_models() if model.origin == "cached"]
+    folder = cache_folder()
+    models = [model for model in list_models() if model.origin == "cached"]
     size = format_size(sum(model.size for model in models))
     beside = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
     free = format_size(shutil.disk_usage(beside).free)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from gpt_cli.errors import MALFORMED, CheckpointError
 
 INDEX = "model.safetensors.index.json"  # names the files of a model in shards
+_SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a plain name, never a path
 LARGEST = 64_000_000  # bytes; GPT-2's tokenizer.json, the largest of the small files, has 1.4 MB
 
 
@@ -56,15 +58,39 @@ def read_small(path: Path) -> bytes:
         return file.read(LARGEST)
 
 
-def read_json(path: Path) -> Any:
-    """Return the parsed content of a small JSON file.
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a small JSON file.
 
     Raises:
-        CheckpointError: it cannot be read, or is not JSON.
+        CheckpointError: it cannot be read, or is not a JSON object.
     """
     try:
-        return json.loads(read_small(path))
+        value = json.loads(read_small(path))
     except (OSError, *MALFORMED) as error:
         raise CheckpointError(
             f"{path} cannot be read as JSON ({error!s:.100}): get it again"
         ) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object: get it again")
+    return value
+
+
+def read_index(path: Path) -> list[str]:
+    """Return the names of the shards that an index lists.
+
+    Raises:
+        CheckpointError: it cannot be read, or names something other than a file beside it.
+    """
+    try:
+        names = sorted(set(read_json(path)["weight_map"].values()))
+        odd = next((name for name in names if not _SHARD.fullmatch(name)), None)
+        if not names:
+            raise ValueError("it lists no files")
+    except MALFORMED as error:
+        raise CheckpointError(f"{path} is damaged ({error!r:.80}): get another copy") from None
+    if odd is not None:
+        raise CheckpointError(
+            f"{path} names {odd!r:.80}, a path outside its folder: do not trust this model, "
+            "get another copy"
+        )
+    return names
