@@ -371,6 +371,8 @@ def test_a_folder_in_place_of_the_file_is_refused(folder):
 def test_a_missing_shard_is_named(sharded):
     (sharded / SHARDS[1]).unlink()
     assert f"{SHARDS[1]} is missing" in refusal(sharded)
+    (sharded / INDEX).write_text(json.dumps({"weight_map": {"x": "x" * 300 + ".safetensors"}}))
+    assert "xxx is missing" in refusal(sharded)
 
 
 def test_a_damaged_shard_is_named(sharded):
@@ -401,7 +403,6 @@ def test_shards_that_are_not_all_in_the_index_lack_tensors(sharded):
         "",
         "pytorch_model.bin",
         "a\0b",
-        "x" * 300 + "{}",
     ],
 )
 def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, path):
@@ -409,7 +410,8 @@ def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, pa
     index = json.loads((sharded / INDEX).read_bytes())
     index["weight_map"]["transformer.wte.weight"] = path.format(SHARDS[0])
     (sharded / INDEX).write_text(json.dumps(index))
-    assert str(sharded / INDEX) in refusal(sharded)
+    said = f"{sharded / INDEX} names {index['weight_map']['transformer.wte.weight']!r:.80}, a path"
+    assert said in refusal(sharded)
 
 
 @pytest.mark.parametrize(
@@ -421,6 +423,7 @@ def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, pa
         b"[]",
         b"null",
         b"{}",
+        b'{"weight_map": {}}',
         b'{"weight_map": null}',
         b'{"weight_map": ["a.safetensors"]}',
         b'{"weight_map": {"a": 1}}',
@@ -432,12 +435,7 @@ def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, pa
 )
 def test_a_damaged_index_is_refused_by_its_name(sharded, content):
     (sharded / INDEX).write_bytes(content)
-    assert f"{sharded / INDEX} is damaged" in refusal(sharded)
-
-
-def test_an_index_of_nothing_lacks_every_tensor(sharded):
-    (sharded / INDEX).write_text('{"weight_map": {}}')
-    assert "wte.weight is missing" in refusal(sharded)
+    assert refusal(sharded).startswith(str(sharded / INDEX))
 
 
 # --- config.json and the weights together --------------------------------------------------------
