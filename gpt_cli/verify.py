@@ -56,16 +56,11 @@ class Check:
 @cache
 def known() -> dict[str, Any]:
     """Return the facts of known.json, by Hub id or bundled name."""
-    facts: dict[str, Any] = json.loads(files("gpt_cli").joinpath("known.json").read_bytes())
-    return facts
+    return json.loads(files("gpt_cli").joinpath("known.json").read_bytes())
 
 
 def verify(name: str, folder: Path) -> Iterator[Check]:
-    """Yield the result of each check of a model.
-
-    Args:
-        name: as the user gives it.
-        folder: the folder of the model.
+    """Yield the result of each check of the model `name`, as the user gives it, in `folder`.
 
     Raises:
         GPTCLIError: the model cannot be loaded.
@@ -130,25 +125,21 @@ def _facts(name: str, folder: Path) -> dict[str, Any]:
 
 def _check_files(folder: Path, expected: dict[str, str]) -> Check:
     """Compare the files with their known hashes, or with the hashes that name the cache's blobs."""
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    missing = sorted(expected.keys() - {path.name for path in paths})
-    if missing:
+    paths = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    if missing := sorted(expected.keys() - paths.keys()):
         return Check("files", False, f"missing: {', '.join(missing)}")
-    wrong, checked = [], 0
-    for path in paths:
-        # The cache names a file by its hash.
-        blob = path.resolve().name if path.is_symlink() else ""
-        wanted = expected.get(path.name) or (blob if _HASH.fullmatch(blob) else None)
-        if wanted is None:
-            continue
-        checked += 1
-        if (git_hash(path) if len(wanted) == 40 else sha256(path)) != wanted:
-            wrong.append(path.name)
+    blobs = {name: path.resolve().name for name, path in paths.items() if path.is_symlink()}
+    hashes = {name: digest for name, digest in blobs.items() if _HASH.fullmatch(digest)} | expected
+    wrong = [
+        name
+        for name, digest in hashes.items()
+        if (git_hash if len(digest) == 40 else sha256)(paths[name]) != digest
+    ]
     if wrong:
-        return Check("files", False, f"not as published: {', '.join(wrong)}")
-    if not checked:
+        return Check("files", False, f"not as published: {', '.join(sorted(wrong))}")
+    if not hashes:
         return Check("files", None, "no known hashes for a model in a plain folder")
-    return Check("files", True, f"{checked} files have their known hashes")
+    return Check("files", True, f"{len(hashes)} files have their known hashes")
 
 
 def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]) -> Check:
@@ -167,14 +158,8 @@ def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]
 def _continue(
     engine: Engine, prompts: Sequence[str] = PROMPTS, *, use_cache: bool = True
 ) -> list[Completion]:
-    return engine.generate(
-        prompts,
-        max_tokens=_NEW_TOKENS,
-        temperature=0,
-        ignore_eos=True,
-        use_cache=use_cache,
-        overflow="truncate",
-    )
+    options = {"max_tokens": _NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+    return engine.generate(prompts, **options, use_cache=use_cache, overflow="truncate")
 
 
 def _check_same(
@@ -183,8 +168,8 @@ def _check_same(
     """Compare the tokens and the log-probabilities of several texts."""
     if [one.ids for one in found] != [other.ids for other in expected]:
         return Check(name, False, "the tokens differ")
-    pairs = [[logprob for one in each for logprob in one.logprobs] for each in (found, expected)]
-    check = _compare(name, np.array(pairs[0]), np.array(pairs[1]), ops.dtype)
+    logprobs = (np.concatenate([text.logprobs for text in texts]) for texts in (found, expected))
+    check = _compare(name, *logprobs, dtype=ops.dtype)
     if ops.name != "native":
         return check
     detail = "the same bits" if check.largest == 0 else f"different bits: {check.detail}"
