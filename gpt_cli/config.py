@@ -80,11 +80,7 @@ class GPT2Config:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], source: str = "config") -> "GPT2Config":
-        """Validate a parsed `config.json`; errors name `source`.
-
-        Raises:
-            CheckpointError: a field has a value that no GPT-2 can have.
-        """
+        """Validate a parsed `config.json`; a CheckpointError names `source` and the field."""
         raw = {_ALIASES.get(name, name): value for name, value in raw.items()}
         try:
             if (model_type := raw.get("model_type", "gpt2")) != "gpt2":

@@ -76,11 +76,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_index(path: Path) -> list[str]:
-    """Return the names of the shards that an index lists.
-
-    Raises:
-        CheckpointError: it cannot be read, or names something other than a file beside it.
-    """
+    """Return the names of the shards that an index lists; they are files beside it."""
     try:
         names = sorted(set(read_json(path)["weight_map"].values()))
         odd = next((name for name in names if not _SHARD.fullmatch(name)), None)

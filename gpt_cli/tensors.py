@@ -139,11 +139,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> list[tuple[str, Tensor]]:
-    """Return the name and position of each tensor in a safetensors file.
-
-    Raises:
-        CheckpointError: the file is not a complete and valid safetensors file.
-    """
+    """Return the name and position of each tensor in a complete, valid safetensors file."""
     lead = header = b""
     try:
         with path.open("rb") as file:

@@ -70,15 +70,13 @@ class Tokenizer:
         ids = list(ranks.values())[len(alphabet) :]
         if len(ids) != len(merged) or ids != sorted(ids):
             raise CheckpointError(
-                f"{source}: the ids are not in the order of the merges, or a merge is repeated: "
-                f"{_SAME}"
+                f"{source}: the ids are not in the order of the merges, or one repeats: {_SAME}"
             )
         in_bpe = set(ranks.values())
         special = {token: id for token, id in vocab.items() if id not in in_bpe}
         if lost := [token for token in special if token not in added and _is_made(token, vocab)]:
             raise CheckpointError(
-                f"{source}: no merge makes {len(lost)} of the tokens, such as {lost[0]!r:.40}: "
-                f"{_SAME}"
+                f"{source}: no merge makes {len(lost)} tokens, such as {lost[0]!r:.40}: {_SAME}"
             )
         # Transformers also lists added tokens that the BPE has; they need no entry.
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}

@@ -115,12 +115,11 @@ def cure(failed: Sequence[str]) -> str:
 def _facts(name: str, folder: Path) -> dict[str, Any]:
     """Return the known facts of a model, found by its name or by the hash of its weights."""
     weights = folder / "model.safetensors"
-    by_name = known().get(SHORT_NAMES.get(name, name))
-    if by_name is not None or not weights.is_file():
-        return by_name or {}
+    full_name = SHORT_NAMES.get(name, name)
+    if full_name in known() or not weights.is_file():
+        return known().get(full_name, {})
     digest = sha256(weights)
-    same = (facts for facts in known().values() if facts["sha256"][weights.name] == digest)
-    return next(same, {})
+    return next((each for each in known().values() if each["sha256"][weights.name] == digest), {})
 
 
 def _check_files(folder: Path, expected: dict[str, str]) -> Check:
@@ -168,8 +167,8 @@ def _check_same(
     """Compare the tokens and the log-probabilities of several texts."""
     if [one.ids for one in found] != [other.ids for other in expected]:
         return Check(name, False, "the tokens differ")
-    logprobs = (np.concatenate([text.logprobs for text in texts]) for texts in (found, expected))
-    check = _compare(name, *logprobs, dtype=ops.dtype)
+    ours, theirs = ([each.logprobs for each in texts] for texts in (found, expected))
+    check = _compare(name, np.concatenate(ours), np.concatenate(theirs), ops.dtype)
     if ops.name != "native":
         return check
     detail = "the same bits" if check.largest == 0 else f"different bits: {check.detail}"
@@ -217,10 +216,9 @@ def _compare(
     """Compare log-probabilities within the limits of a dtype."""
     differences = np.abs(found - expected)
     largest, mean = float(differences.max()), float(differences.mean())
-    most, most_in_the_mean = LIMITS[dtype]
-    passed = largest <= most and mean <= most_in_the_mean
+    limit, mean_limit = LIMITS[dtype]
     detail = (
         f"log-probabilities differ by at most {largest:.1e}, mean {mean:.1e} "
-        f"(limits: {most:.0e}, {most_in_the_mean:.0e})"
+        f"(limits: {limit:.0e}, {mean_limit:.0e})"
     )
-    return Check(name, passed, detail, largest, mean)
+    return Check(name, largest <= limit and mean <= mean_limit, detail, largest, mean)

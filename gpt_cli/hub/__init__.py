@@ -54,21 +54,13 @@ def resolve(
 
 
 def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:
-    """Return the configuration of a model; fetch only its config.json if it is not local.
-
-    Raises:
-        The errors of `resolve`.
-    """
+    """Return the configuration of a model; fetch only config.json if the model is not local."""
     with _folder_of(lambda names: [local.CONFIG], name, revision, offline) as folder:
         return GPT2Config.from_folder(folder)
 
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
-    """Return the tokenizer of a model; fetch only the tokenizer's files if it is not local.
-
-    Raises:
-        The errors of `resolve`.
-    """
+    """Return the tokenizer of a model; fetch only its files if the model is not local."""
     from gpt_cli.tokenizer import Tokenizer  # imports tiktoken
 
     with _folder_of(local.tokenizer_files, name, revision, offline) as folder:

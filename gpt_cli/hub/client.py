@@ -313,11 +313,12 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
         case errors.FileMetadataError():
             return f"{endpoint} does not answer like a Hub: check HF_ENDPOINT and the proxy"
     kind = type(error).__name__  # httpx's, or httpx2's from version 2 of the client
-    if "Timeout" not in kind and kind not in ("ConnectError", "ProxyError"):
-        return f"the download of {repo} failed ({kind}: {reason}): run the command again"
-    failure = f"does not answer ({reason or kind}; HF_HUB_ETAG_TIMEOUT=30 waits longer)"
-    if "Timeout" not in kind:
+    if "Timeout" in kind:
+        failure = "does not answer (HF_HUB_ETAG_TIMEOUT=30 waits longer)"
+    elif kind in ("ConnectError", "ProxyError"):
         failure = f"cannot be reached ({reason})"
+    else:
+        return f"the download of {repo} failed ({kind}: {reason}): run the command again"
     return (
         f"{endpoint} {failure}, and {repo} is not local{nearest(repo)}: check the network and the "
         f"proxy, {WAY_OUT}"

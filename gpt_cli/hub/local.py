@@ -44,7 +44,11 @@ class LocalModel:
     name: str  # as for `--model`
     folder: Path
     origin: str  # "bundled" or "cached"
-    size: int  # of all its files, in bytes
+
+    @property
+    def size(self) -> int:
+        """Return the size of all its files in bytes."""
+        return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
 
 
 def list_models() -> list[LocalModel]:
@@ -53,12 +57,8 @@ def list_models() -> list[LocalModel]:
     for folder in sorted(cache_folder().glob("models--*/snapshots/*")):
         name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
         found.append((name, folder, "cached"))
-    models = []
-    for name, folder, origin in found:
-        if _is_complete(folder) and _is_gpt2(folder):
-            size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-            models.append(LocalModel(name, folder, origin, size))
-    return models
+    models = [LocalModel(*each) for each in found]
+    return [model for model in models if _is_complete(model.folder) and _is_gpt2(model.folder)]
 
 
 def cache_folder() -> Path:
@@ -128,18 +128,13 @@ def checked_revision(revision: str | None) -> str:
 def cached_snapshot(repo: str, revision: str) -> Path | None:
     """Return the folder of a revision in the Hub's cache if the model is complete, else None."""
     # Other tools may have cached a model under its short name.
-    names = [repo, *(short for short, full in SHORT_NAMES.items() if full == repo)]
-    for name in names:
-        folder = repo_folder(name)
-        commit = revision
+    for name in (repo, *(short for short, full in SHORT_NAMES.items() if full == repo)):
+        folder, commit = repo_folder(name), revision
         if not _COMMIT.fullmatch(revision):
-            try:
+            with suppress(OSError, ValueError):
                 commit = (folder / "refs" / revision).read_text().strip()
-            except (OSError, ValueError):
-                continue
-        snapshot = folder / "snapshots" / commit
-        if _COMMIT.fullmatch(commit) and _is_complete(snapshot):
-            return snapshot
+        if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit):
+            return folder / "snapshots" / commit
     return None
 
 
@@ -152,10 +147,6 @@ def model_files(names: Collection[str], repo: str, get_index: Callable[[], Path]
     """Select the files of the model from `names`.
 
     config.json is last: in the cache, its presence means that the download is complete.
-
-    Raises:
-        ModelNotFoundError: a file is missing.
-        CheckpointError: the weights are not in safetensors, or their index is damaged.
     """
     weights = [WEIGHTS]
     if WEIGHTS not in names and INDEX in names:
