@@ -294,27 +294,21 @@ DAMAGED_FILES = {
     "a pickle": (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94.", "a pickle file, which can run code"),
     "a PyTorch archive": (b"PK\x03\x04\x14\0\0\0\x08\x08", "a PyTorch archive"),
     "text": (b"not a model at all, just some text", ""),
+    "a byte missing": (lambda raw: raw[:-1], ""),
+    "a byte too many": (lambda raw: raw + b"\0", ""),
+    "a piece only": (lambda raw: raw[:2000], ""),
+    "no length": (lambda raw: raw[8:], ""),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGED_FILES)
 def test_what_is_no_safetensors_file_is_refused_by_its_name(folder, damage):
     content, complaint = DAMAGED_FILES[damage]
-    (folder / FILE).write_bytes(content)
+    raw = (folder / FILE).read_bytes()
+    (folder / FILE).write_bytes(content(raw) if callable(content) else content)
     message = refusal(folder)
     assert f"{folder / FILE} is not safetensors: " in message
     assert complaint in message
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: raw[:2000], lambda raw: raw[8:]],
-    ids=["a byte missing", "a byte too many", "a piece only", "no length"],
-)
-def test_a_file_of_the_wrong_length_is_refused_by_its_name(folder, change):
-    path = folder / FILE
-    path.write_bytes(change(path.read_bytes()))
-    assert f"{path} is not safetensors: " in refusal(folder)
 
 
 @pytest.mark.parametrize("change", ["cut", "replaced", "deleted"])
@@ -357,10 +351,6 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_noticed(folder, tmp_path_
 def test_other_formats_are_not_opened(folder):
     (folder / FILE).rename(folder / "pytorch_model.bin")
     assert "has no model.safetensors: get the model as safetensors" in refusal(folder)
-
-
-def test_a_folder_in_place_of_the_file_is_refused(folder):
-    (folder / FILE).unlink()
     (folder / FILE).mkdir()
     assert "has no model.safetensors" in refusal(folder)
 
@@ -455,11 +445,6 @@ def test_a_damaged_index_is_refused_by_its_name(sharded, content):
 def test_a_config_that_does_not_fit_the_weights_is_refused(folder, changes, complaint):
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
     assert complaint in refusal(folder)
-
-
-def test_a_folder_without_config_is_refused(folder):
-    (folder / "config.json").unlink()
-    assert f"{folder / 'config.json'} is missing" in refusal(folder)
 
 
 @pytest.mark.parametrize(
