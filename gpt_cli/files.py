@@ -26,20 +26,15 @@ def version(where: Path | int) -> tuple[int, int] | None:
     return about.st_size, about.st_mtime_ns
 
 
-def sha256(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal digits."""
+def file_hash(path: Path, digits: int = 64) -> str:
+    """Return the sha256 of a file in hexadecimal; with 40 digits, git's hash of a small file."""
     import hashlib  # loads OpenSSL: 4 MB that few commands need
 
+    if digits == 40:
+        data = path.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def git_hash(path: Path) -> str:
-    """Return git's hash of a small file."""
-    import hashlib
-
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def read_small(path: Path) -> bytes:

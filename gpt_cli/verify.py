@@ -23,7 +23,7 @@ import numpy as np
 from gpt_cli import checkpoint, gpu
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
-from gpt_cli.files import git_hash, sha256
+from gpt_cli.files import file_hash
 from gpt_cli.generate import Completion
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Ops, get_ops
@@ -118,7 +118,7 @@ def _facts(name: str, folder: Path) -> dict[str, Any]:
     full_name = SHORT_NAMES.get(name, name)
     if full_name in known() or not weights.is_file():
         return known().get(full_name, {})
-    digest = sha256(weights)
+    digest = file_hash(weights)
     return next((each for each in known().values() if each["sha256"][weights.name] == digest), {})
 
 
@@ -130,9 +130,7 @@ def _check_files(folder: Path, expected: dict[str, str]) -> Check:
     blobs = {name: path.resolve().name for name, path in paths.items() if path.is_symlink()}
     hashes = {name: digest for name, digest in blobs.items() if _HASH.fullmatch(digest)} | expected
     wrong = [
-        name
-        for name, digest in hashes.items()
-        if (git_hash if len(digest) == 40 else sha256)(paths[name]) != digest
+        name for name, digest in hashes.items() if file_hash(paths[name], len(digest)) != digest
     ]
     if wrong:
         return Check("files", False, f"not as published: {', '.join(sorted(wrong))}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
-from gpt_cli.files import INDEX, git_hash, sha256
+from gpt_cli.files import INDEX, file_hash
 from gpt_cli.hub.local import cache_folder, model_files, nearest, repo_folder
 from gpt_cli.machine import format_size
 
@@ -70,40 +70,42 @@ class _Snapshot:
         revision = revision or self.commit
         if name not in self.files:
             raise ModelNotFoundError(f"{self.repo} has no file {name} at {revision}")
-        kind, expected = self._expected_hash(name)
+        expected = self._expected_hash(name)
         with _client(self.repo, revision, bars):
-            found = self.api.hf_hub_download(
+            fetched = self.api.hf_hub_download(
                 self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=to
             )
-        path = Path(found)
+        path = Path(fetched)
         if to is None and path.parent.name != self.commit:
             raise ModelNotFoundError(
                 f"{self.repo} changed during the download: run the command again"
             )
-        hashed = expected and (sha256(path) if kind == "sha256" else git_hash(path))
-        if hashed == expected:
+        if expected is None or (found := file_hash(path, len(expected))) == expected:
             return path
         for damaged in (path, path.resolve()):  # a snapshot's file is a link to a blob
             damaged.unlink(missing_ok=True)
+        kind = "git hash" if len(expected) == 40 else "sha256"
         raise CheckpointError(
-            f"{self.repo}/{name} is damaged: its {kind} is {hashed:.12}…, not {expected:.12}…; "
+            f"{self.repo}/{name} is damaged: its {kind} is {found:.12}…, not {expected:.12}…; "
             "it was deleted, run the command again"
         )
 
-    def _expected_hash(self, name: str) -> tuple[str, str | None]:
-        """Return the kind of a file's hash, and the hash or None if the server has none."""
-        listed = self.files[name]
-        if listed.lfs:
-            return "sha256", listed.lfs.sha256
-        if listed.blob_id:
-            return "git hash", listed.blob_id
+    def _expected_hash(self, name: str) -> str | None:
+        """Return the sha256 or git hash of a file, or None if the server has neither."""
+        if listed := _hash_of(self.files[name]):
+            return listed
         # The list of a mirror may have no hashes. The ETag of an LFS file is its sha256.
         with _client(self.repo, self.commit):
             from huggingface_hub import hf_hub_url
 
             url = hf_hub_url(self.repo, name, revision=self.commit, endpoint=_endpoint())
             etag = self.api.get_hf_file_metadata(url=url).etag
-        return "sha256", etag if etag and _SHA256.fullmatch(etag) else None
+        return etag if etag and _SHA256.fullmatch(etag) else None
+
+
+def _hash_of(file: "RepoSibling") -> str | None:
+    """Return a file's hash in the list; it is also the name of the file's blob in the cache."""
+    return file.lfs.sha256 if file.lfs else file.blob_id
 
 
 @contextmanager
@@ -157,11 +159,9 @@ def problem() -> str | None:
 
 def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say: bool) -> None:
     """Raise ResourceError if the disk has no space for the files; else announce the download."""
-    blobs = repo_folder(repo) / "blobs"  # the cache's files, named by their hashes
+    blobs = repo_folder(repo) / "blobs"
     missing = sum(
-        file.size or 0
-        for file in files
-        if to or not (blobs / str(file.lfs.sha256 if file.lfs else file.blob_id)).exists()
+        file.size or 0 for file in files if to or not (blobs / str(_hash_of(file))).exists()
     )
     place = to.parents[1] if to else blobs  # `to` is in a temporary folder
     free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
