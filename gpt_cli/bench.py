@@ -119,10 +119,7 @@ def measure(
 ) -> Benchmark:
     """Generate greedily in each mode, and return the times.
 
-    Args:
-        engine: the model.
-        plan: what to measure.
-        starting: called with the name of the next part, outside the measured time.
+    `starting` is called with the name of each part before its time is measured.
 
     Raises:
         InputError: prompt and new tokens do not fit the context.
@@ -147,12 +144,36 @@ def measure(
             starting(f"{name} of {plan.repetitions}")
             runs.append(_run(engine, texts, plan.max_tokens, cache, name))
             _check_alike(runs[0], runs[-1])
-    prompt_tokens = len(engine.encode(texts[0]))
+    prompt_tokens, kinds = len(engine.encode(texts[0])), len(plan.caches)
     modes = {
-        cache: _mode(runs[place :: len(plan.caches)], plan.batch, prompt_tokens)
+        cache: _mode(runs[place::kinds], plan.batch, prompt_tokens)
         for place, cache in enumerate(plan.caches)
     }
-    return _benchmark(engine, plan, prompt_tokens, runs[0].ids, modes)
+    ops, sizes = engine.model.ops, checkpoint.memory(engine.model.config, engine.model.ops.dtype)
+    first, last = prompt_tokens + 1, prompt_tokens + plan.max_tokens
+    width = _edge(plan.max_tokens)
+    return Benchmark(
+        model=engine.name,
+        parameters=sizes["parameters"],
+        weights_bytes=sizes["weights_bytes"],
+        dtype=ops.dtype,
+        ops=ops.name,
+        threads=ops.threads,
+        prompt_tokens=prompt_tokens,
+        max_tokens=plan.max_tokens,
+        batch=plan.batch,
+        repetitions=plan.repetitions,
+        load_s=engine.load_seconds,
+        peak_bytes=peak_memory(),
+        positions=list(range(first, last + 1)),
+        early=(first + 1, first + width) if width else None,
+        late=(last - width + 1, last) if width else None,
+        cache_on=modes.get(True),
+        cache_off=modes.get(False),
+        ratio=_ratio(modes[True], modes[False]) if kinds == 2 else None,
+        ids_equal=True if kinds == 2 else None,  # else `_check_alike` has raised MismatchError
+        ids=runs[0].ids,
+    )
 
 
 def prompts(engine: Engine, tokens: int, batch: int) -> list[str]:
@@ -178,7 +199,6 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, cache: bool, nam
     for text in texts:
         engine.encode(text)
     tokenize_s = time.perf_counter() - begin
-
     options = Options(
         max_tokens=max_tokens, temperature=0.0, seed=0, ignore_eos=True, use_cache=cache
     )
@@ -238,42 +258,11 @@ def _edge(new_tokens: int) -> int:
     return min(_EDGE, (new_tokens - 1) // 2)
 
 
-def _benchmark(
-    engine: Engine, plan: Plan, prompt_tokens: int, ids: list[list[int]], modes: dict[bool, Mode]
-) -> Benchmark:
-    sizes = checkpoint.memory(engine.model.config, engine.model.ops.dtype)
-    first, last = prompt_tokens + 1, prompt_tokens + plan.max_tokens
-    width = _edge(plan.max_tokens)
-    return Benchmark(
-        model=engine.name,
-        parameters=sizes["parameters"],
-        weights_bytes=sizes["weights_bytes"],
-        dtype=engine.model.ops.dtype,
-        ops=engine.model.ops.name,
-        threads=engine.model.ops.threads,
-        prompt_tokens=prompt_tokens,
-        max_tokens=plan.max_tokens,
-        batch=plan.batch,
-        repetitions=plan.repetitions,
-        load_s=engine.load_seconds,
-        peak_bytes=peak_memory(),
-        positions=list(range(first, last + 1)),
-        early=(first + 1, first + width) if width else None,
-        late=(last - width + 1, last) if width else None,
-        cache_on=modes.get(True),
-        cache_off=modes.get(False),
-        ratio=_ratio(modes[True], modes[False]) if len(modes) == 2 else None,
-        ids_equal=True if len(modes) == 2 else None,  # else `measure` has raised MismatchError
-        ids=ids,
-    )
-
-
 def _ratio(on: Mode, off: Mode) -> dict[str, float]:
+    """Return the speed with the cache / the speed without, for each figure that depends on it."""
     found = {}
     for name, spread in vars(on).items():
-        other = getattr(off, name)
-        if isinstance(spread, Spread) and name != "tokenize_s":  # the same work in both modes
-            more_is_better = name.endswith("_tok_s")
-            better, worse = (spread, other) if more_is_better else (other, spread)
-            found[name] = better.median / worse.median
+        if isinstance(spread, Spread) and name != "tokenize_s":
+            ratio = spread.median / getattr(off, name).median
+            found[name] = ratio if name.endswith("_tok_s") else 1 / ratio
     return found

@@ -36,11 +36,7 @@ SCALE = "_scale"  # suffix of the names of scales
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
-    """Load the checkpoint in a folder onto the device of `ops`.
-
-    Raises:
-        CheckpointError: see `read`.
-    """
+    """Read the checkpoint in a folder, and place it on the device of `ops`."""
     config, tensors = read(folder)
     return assemble(config, ops, tensors)
 
@@ -53,16 +49,12 @@ def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
     """
     config = GPT2Config.from_folder(folder)
     tensors = find_tensors(folder)
-    check_tensors(tensors, config, folder)
+    _check(tensors, config, folder)
     return config, tensors
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
-    """Return the tensors of a folder by GPT-2's own names, without reading their data.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
+    """Return the tensors of a folder by GPT-2's own names, without reading their data."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
         for name, tensor in read_header(path):
@@ -91,7 +83,7 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
     for name, weight in tensors.items():
         scale = tensors.get(name + SCALE)
         if weight.dtype != "I8" or scale is None or not is_matrix(name, weight.shape):
-            continue  # `check_tensors` refuses a matrix or a scale without its counterpart
+            continue  # `_check` refuses a matrix or a scale without its counterpart
         transposed = is_transposed(name)
         blocks = list(weight.shape)
         blocks[transposed] = -(-blocks[transposed] // BLOCK)
@@ -125,9 +117,8 @@ def expected_shapes(
         ):
             yield f"{h}{name}.weight", (n_in, n_out)
             yield f"{h}{name}.bias", (n_out,)
-        for name in ("ln_1", "ln_2"):
-            yield f"{h}{name}.weight", (C,)
-            yield f"{h}{name}.bias", (C,)
+        for part in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"):
+            yield h + part, (C,)
     yield "ln_f.weight", (C,)
     yield "ln_f.bias", (C,)
     if head or not config.tie_word_embeddings:
@@ -157,21 +148,12 @@ def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
     weights = 4 * parameters - saved.get(dtype, 0)
     number = 2 if dtype in ("int8", "float16") else 4  # bytes in the cache
     per_token = 2 * number * config.n_layer * config.n_embd  # a key and a value in each layer
-    return {
-        "parameters": parameters,
-        "weights_bytes": weights,
-        "kv_cache_bytes": per_token * config.n_positions,
-    }
+    cache = per_token * config.n_positions
+    return {"parameters": parameters, "weights_bytes": weights, "kv_cache_bytes": cache}
 
 
-def check_tensors(
-    tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config, folder: Path
-) -> None:
-    """Compare the tensors with those that the configuration requires.
-
-    Raises:
-        CheckpointError: a tensor is missing, unknown, or has a wrong shape or dtype.
-    """
+def _check(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config, folder: Path) -> None:
+    """Compare the tensors with those that the configuration requires."""
     known = set()
     for name, shape in expected_shapes(config, head="lm_head.weight" in tensors):
         known.add(name)
@@ -201,11 +183,17 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
     A head that is stored although it is tied is used if it differs from wte, as in transformers.
     """
     tensors = without_tied_head(tensors, config)
+
+    def place(name: str) -> Any:
+        tensor = tensors[name]
+        if is_matrix(name, tensor.shape):
+            return ops.place_matrix(tensor, transposed=is_transposed(name))
+        return ops.place(tensor[:])
+
     # The largest first, so that the threads end at about the same time.
     names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))
     with ThreadPoolExecutor(min(_READERS, cores())) as pool:
-        placed = pool.map(lambda name: _place(ops, name, tensors[name]), names)
-        arrays = dict(zip(names, placed, strict=True))
+        arrays = dict(zip(names, pool.map(place, names), strict=True))
 
     def linear(name: str) -> Linear:
         return Linear(arrays[f"{name}.weight"], arrays[f"{name}.bias"])
@@ -239,22 +227,11 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
 
 def without_tied_head(tensors: Mapping[str, T], config: GPT2Config) -> dict[str, T]:
     """Remove a head that is stored although it is tied and equal to wte."""
+    kept = dict(tensors)
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
-    if head is None or not config.tie_word_embeddings or not _equal(wte, head):
-        return dict(tensors)
-    return {name: tensor for name, tensor in tensors.items() if tensor is not head}
-
-
-def _equal(one: Rows, other: Rows) -> bool:
-    """Return whether two matrices of the same shape are equal; compare some rows at a time."""
-    starts = range(0, one.shape[0], _COMPARED)
-    return all(
-        np.array_equal(one[start : start + _COMPARED], other[start : start + _COMPARED])
-        for start in starts
-    )
-
-
-def _place(ops: Ops, name: str, tensor: Rows) -> Any:
-    if is_matrix(name, tensor.shape):
-        return ops.place_matrix(tensor, transposed=is_transposed(name))
-    return ops.place(tensor[:])
+    if head is not None and config.tie_word_embeddings:
+        starts = range(0, wte.shape[0], _COMPARED)
+        parts = [slice(start, start + _COMPARED) for start in starts]
+        if all(np.array_equal(wte[part], head[part]) for part in parts):
+            del kept["lm_head.weight"]
+    return kept

@@ -1,8 +1,7 @@
 """GPT2Config: the hyperparameters of a checkpoint, read from its `config.json`."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ _ACTIVATION_ALIASES = {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new",
 # quantization_config of a checkpoint that `quantize` has written.
 INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
 
-_LARGEST_SIZE = 2**20  # far above any GPT-2; a larger size means a damaged file
+_LARGEST = 2**20  # far above any GPT-2; a larger size means a damaged file
 
 
 @dataclass(frozen=True)
@@ -68,116 +67,81 @@ class GPT2Config:
             CheckpointError: a file is missing, is not a JSON object, or is not GPT-2's.
         """
         path = folder / "config.json"
-        raw = _read_object(path)
+        if not path.exists():
+            raise CheckpointError(
+                f"{path} is missing: give the folder of a whole model, or get the model again"
+            )
+        raw = read_json(path)
         generation = folder / "generation_config.json"
         if generation.is_file():
-            eos = _read_object(generation).get("eos_token_id")
+            eos = read_json(generation).get("eos_token_id")
             raw |= {} if eos is None else {"eos_token_id": eos}
         return cls.from_dict(raw, source=str(path))
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], source: str = "config") -> "GPT2Config":
-        """Validate a parsed `config.json`; errors name `source`.
-
-        Raises:
-            CheckpointError: a field has a value that no GPT-2 can have.
-        """
+        """Validate a parsed `config.json`; a CheckpointError names `source` and the field."""
         raw = {_ALIASES.get(name, name): value for name, value in raw.items()}
         try:
             if (model_type := raw.get("model_type", "gpt2")) != "gpt2":
-                raise _OtherModelError(f"model_type is {model_type!r:.40}")
+                raise ValueError(f"model_type is {model_type!r:.40}, not gpt2")
             if raw.get("add_cross_attention"):
-                raise _OtherModelError("add_cross_attention is set, unlike in GPT-2")
-            config = cls(**{name: read(name, raw[name]) for name, read in _FIELDS if name in raw})
-            config = replace(config, dtype=_dtype(raw.get("quantization_config")))
-            if config.n_positions < 2:
-                raise ValueError("n_positions is 1, too few for a new token")
+                raise ValueError("add_cross_attention is set, unlike in GPT-2")
+            if (quantization := raw.get("quantization_config")) not in (None, INT8):
+                raise ValueError(f"quantization_config is {quantization!r:.80}, not {INT8}")
+            values = {name: raw[name] for name in _FIELDS if name in raw}
+            if "activation_function" in values:
+                name = values["activation_function"]
+                values["activation_function"] = _ACTIVATION_ALIASES.get(str(name), name)
+            for name, value in values.items():
+                is_valid, kind = _FIELDS[name]
+                if not is_valid(value):
+                    raise ValueError(f"{name} is {value!r:.40}, not {kind}")
+            if "eos_token_id" in values:
+                values["eos_token_id"] = tuple(_ids(values["eos_token_id"]))
+            config = cls(**values, dtype="float32" if quantization is None else "int8")
             if config.n_embd % config.n_head:
                 raise ValueError(f"n_head {config.n_head} does not divide n_embd {config.n_embd}")
-        except _OtherModelError as error:
-            raise CheckpointError(f"{source}: {error}: use a GPT-2 model") from None
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{source}: {error}; correct the file or get it again") from None
+            raise CheckpointError(
+                f"{source}: {error}: correct the file or get it again, or use a GPT-2 model"
+            ) from None
         return config
 
 
-class _OtherModelError(ValueError):
-    """The configuration is valid, but not of a model that this program runs."""
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _LARGEST
 
 
-def _size(name: str, value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= _LARGEST_SIZE:
-        raise ValueError(f"{name} is {value!r:.40}, not an integer from 1 to {_LARGEST_SIZE}")
-    return value
+def _is_token(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 <= value <= _LARGEST)
 
 
-def _optional_size(name: str, value: Any) -> int | None:
-    return None if value is None else _size(name, value)
+def _ids(tokens: Any) -> list[int]:
+    """Return the ids of a field that may be one id, a list of ids, or null."""
+    return [id for id in (tokens if isinstance(tokens, list) else [tokens]) if id is not None]
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r:.40}, not true or false")
-    return value
-
-
-def _activation(name: str, value: Any) -> str:
-    activation = _ACTIVATION_ALIASES.get(str(value), value)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{name} is {value!r:.40}, not one of {', '.join(ACTIVATIONS)}")
-    return str(activation)
-
-
-def _epsilon(name: str, value: Any) -> float:
-    if type(value) not in (int, float) or not (0 < value < 1 and math.isfinite(value)):
-        raise ValueError(f"{name} is {value!r:.40}, not a number between 0 and 1")
-    return float(value)
-
-
-def _token(name: str, value: Any) -> int | None:
-    if value is not None and (type(value) is not int or not 0 <= value <= _LARGEST_SIZE):
-        raise ValueError(f"{name} is {value!r:.40}, not a token id")
-    return value
-
-
-def _tokens(name: str, value: Any) -> tuple[int, ...]:
-    ids = value if isinstance(value, list) else [value]
-    return tuple(id for id in (_token(name, item) for item in ids) if id is not None)
-
-
-def _dtype(quantization: Any) -> str:
-    if quantization is None:
-        return "float32"
-    if quantization != INT8:
-        raise _OtherModelError(
-            f"quantization_config is {quantization!r:.80}, but only {INT8} is supported"
-        )
-    return "int8"
-
-
-_FIELDS: list[tuple[str, Callable[[str, Any], Any]]] = [
-    ("vocab_size", _size),
-    ("n_positions", _size),
-    ("n_embd", _size),
-    ("n_layer", _size),
-    ("n_head", _size),
-    ("n_inner", _optional_size),
-    ("activation_function", _activation),
-    ("layer_norm_epsilon", _epsilon),
-    ("scale_attn_weights", _flag),
-    ("scale_attn_by_inverse_layer_idx", _flag),
-    ("tie_word_embeddings", _flag),
-    ("bos_token_id", _token),
-    ("eos_token_id", _tokens),
-]
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise CheckpointError(
-            f"{path} is missing: give the folder of a whole model, or get the model again"
-        )
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is not a JSON object: get it again")
-    return value
+_SIZE = _is_size, f"an integer from 1 to {_LARGEST}"
+_FLAG = (lambda value: isinstance(value, bool)), "true or false"
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # the valid values
+    "vocab_size": _SIZE,
+    "n_positions": (
+        lambda value: _is_size(value) and value > 1,
+        f"an integer from 2 to {_LARGEST}",
+    ),
+    "n_embd": _SIZE,
+    "n_layer": _SIZE,
+    "n_head": _SIZE,
+    "n_inner": (lambda value: value is None or _is_size(value), _SIZE[1]),
+    "activation_function": (ACTIVATIONS.__contains__, f"one of {', '.join(ACTIVATIONS)}"),
+    "layer_norm_epsilon": (
+        lambda value: type(value) in (int, float) and 0 < value < 1,
+        "a number between 0 and 1",
+    ),
+    "scale_attn_weights": _FLAG,
+    "scale_attn_by_inverse_layer_idx": _FLAG,
+    "tie_word_embeddings": _FLAG,
+    "bos_token_id": (_is_token, "a token id"),
+    "eos_token_id": (lambda value: all(map(_is_token, _ids(value))), "a token id or a list of ids"),
+}

@@ -42,11 +42,7 @@ def damaged_weight(model: Any) -> str | None:
     """Return the name of the first weight of a model that has an infinity or a NaN."""
     isfinite = model.ops.xp.isfinite
     for name, weight in _weights(model, ""):
-        if hasattr(weight, "is_finite"):  # a matrix in a layout of its own
-            finite = weight.is_finite()
-        else:
-            finite = isfinite(weight).all() if hasattr(weight, "shape") else True
-        if not finite:
+        if not (weight.is_finite() if hasattr(weight, "is_finite") else isfinite(weight).all()):
             return name
     return None
 
@@ -56,8 +52,8 @@ def _weights(part: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(part, tuple):
         for place, block in enumerate(part):
             yield from _weights(block, f"{name}.{place}")
-    elif is_dataclass(part) and not hasattr(part, "is_finite"):
+    elif hasattr(part, "is_finite") or hasattr(part, "shape"):  # a packed matrix, or an array
+        yield name.removeprefix("."), part
+    elif is_dataclass(part):
         for field in fields(part):
             yield from _weights(getattr(part, field.name), f"{name}.{field.name}")
-    else:
-        yield name.removeprefix("."), part

@@ -16,12 +16,11 @@ from rich.console import Console
 import gpt_cli
 from gpt_cli import gpu, hub, machine
 from gpt_cli.errors import GPTCLIError
+from gpt_cli.hub.local import cache_folder, list_models
 from gpt_cli.machine import MOST_THREADS, format_size, native_library
 
-_COLOURS = {
-    "256": "256 colours",
-    "truecolor": "all colours",
-}  # otherwise `show` draws with characters
+# With fewer, `show` draws with characters.
+_COLOURS = {"256": "256 colours", "truecolor": "all colours"}
 _LITTLE = 1 << 30  # bytes of memory: just enough for gpt2 and a prompt
 
 
@@ -39,7 +38,9 @@ def examine() -> Iterator[Finding]:
     """Yield the findings; only the last uses the network."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Finding("gpt-cli", "ok", f"{gpt_cli.__version__} with Python {python}")
-    yield _numpy()
+    blas: Any = np.show_config(mode="dicts")
+    library = blas["Build Dependencies"]["blas"]["name"]
+    yield Finding("numpy", "ok", f"{np.__version__} with {library}")
     yield _library()
     yield _threads()
     yield _memory()
@@ -50,10 +51,9 @@ def examine() -> Iterator[Finding]:
     yield _hub()
 
 
-def _numpy() -> Finding:
-    blas: Any = np.show_config(mode="dicts")
-    library = blas["Build Dependencies"]["blas"]["name"]
-    return Finding("numpy", "ok", f"{np.__version__} with {library}")
+def _ok_or_note(name: str, found: str, cure: str | None) -> Finding:
+    """Return a finding that is ok unless it has a cure."""
+    return Finding(name, "note" if cure else "ok", found, cure)
 
 
 def _library() -> Finding:
@@ -65,29 +65,23 @@ def _library() -> Finding:
 
     try:
         available = levels()
+        level = choose_level() if available else None
     except ImportError as error:
-        cure = "reinstall gpt2-cli"
-        return Finding("library", "problem", f"cannot be loaded: {error}", cure)
-    if not available:
-        found = "this processor has no fused multiply-add: NumPy computes, slower, and no int8"
-        return Finding("library", "note", found)
-    try:
-        level = choose_level()
+        return Finding("library", "problem", f"cannot be loaded: {error}", "reinstall gpt2-cli")
     except GPTCLIError as error:
         return Finding("library", "problem", str(error), "unset GPT_CLI_LEVEL")
+    if level is None:
+        found = "this processor has no fused multiply-add: NumPy computes, slower, and no int8"
+        return Finding("library", "note", found)
     lower = [other for other in available if other != level]
     also = f" (also here: {', '.join(lower)})" if lower else ""
-    chosen = os.environ.get("GPT_CLI_OPS")
-    if chosen not in (None, "", "native", "numpy"):
-        return Finding(
-            "library",
-            "problem",
-            f"GPT_CLI_OPS={chosen:.40} must be native or numpy",
-            "unset GPT_CLI_OPS",
-        )
+    chosen, cure = os.environ.get("GPT_CLI_OPS") or "native", "unset GPT_CLI_OPS"
+    if chosen not in ("native", "numpy"):
+        found = f"GPT_CLI_OPS={chosen:.40} must be native or numpy"
+        return Finding("library", "problem", found, cure)
     if chosen == "numpy":
         found = f"compiled, for {level}{also}, but GPT_CLI_OPS=numpy is set"
-        return Finding("library", "note", found, "unset GPT_CLI_OPS")
+        return Finding("library", "note", found, cure)
     return Finding("library", "ok", f"computes at the level {level}{also}")
 
 
@@ -98,21 +92,16 @@ def _threads() -> Finding:
         found = f"GPT_CLI_THREADS={given:.40} must be a number from 1 to {MOST_THREADS}"
         return Finding("threads", "problem", found, "unset GPT_CLI_THREADS")
     found = f"{taken} threads; this process may use {cores} of {os.cpu_count()} processors"
-    if taken > cores:
-        cure = f"give --threads {cores}, or unset GPT_CLI_THREADS"
-        return Finding("threads", "note", found, cure)
-    return Finding("threads", "ok", found)
+    cure = f"give --threads {cores}, or unset GPT_CLI_THREADS"
+    return _ok_or_note("threads", found, cure if taken > cores else None)
 
 
 def _memory() -> Finding:
     free = machine.free_memory()
     if free is None:
         return Finding("memory", "note", "the free memory is unknown")
-    found = f"{format_size(free)} free"
-    if free < _LITTLE:
-        cure = "raise the limit of the container or of ulimit -v, or use distilgpt2 or int8"
-        return Finding("memory", "note", found, cure)
-    return Finding("memory", "ok", found)
+    cure = "raise the limit of the container or of ulimit -v, or use distilgpt2 or int8"
+    return _ok_or_note("memory", f"{format_size(free)} free", cure if free < _LITTLE else None)
 
 
 def _gpu() -> Finding:
@@ -143,8 +132,8 @@ def _bundled_model() -> Finding:
 
 
 def _cache() -> Finding:
-    folder = hub.cache_folder()
-    models = [model for model in hub.list_models() if model.origin == "cached"]
+    folder = cache_folder()
+    models = [model for model in list_models() if model.origin == "cached"]
     size = format_size(sum(model.size for model in models))
     beside = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
     free = format_size(shutil.disk_usage(beside).free)
@@ -160,16 +149,16 @@ def _terminal() -> Finding:
     columns, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
     colours = _COLOURS.get(Console(file=sys.stdout).color_system or "", "fewer than 256 colours")
     found = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {colours}, {encoding}"
-    if encoding.lower().replace("-", "") != "utf8":
-        return Finding("terminal", "note", found, "set a locale with UTF-8, such as LANG=C.UTF-8")
-    return Finding("terminal", "ok", found)
+    cure = "set a locale with UTF-8, such as LANG=C.UTF-8"
+    is_utf8 = encoding.lower().replace("-", "") == "utf8"
+    return _ok_or_note("terminal", found, None if is_utf8 else cure)
 
 
 def _hub() -> Finding:
     problem = hub.problem()
-    if problem is not None:
-        cure = "check the network, the proxy and HF_ENDPOINT; local models work without"
-        if hub.switched_off():
-            cure = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to fetch models"
-        return Finding("hub", "note", problem, cure)
-    return Finding("hub", "ok", f"{os.getenv('HF_ENDPOINT', 'https://huggingface.co')} answers")
+    if problem is None:
+        return Finding("hub", "ok", f"{os.getenv('HF_ENDPOINT', 'https://huggingface.co')} answers")
+    cure = "check the network, the proxy and HF_ENDPOINT; local models work without"
+    if hub.switched_off():
+        cure = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to fetch models"
+    return Finding("hub", "note", problem, cure)

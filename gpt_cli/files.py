@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from gpt_cli.errors import MALFORMED, CheckpointError
 
 INDEX = "model.safetensors.index.json"  # names the files of a model in shards
+_SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a plain name, never a path
 LARGEST = 64_000_000  # bytes; GPT-2's tokenizer.json, the largest of the small files, has 1.4 MB
 
 
@@ -24,20 +26,15 @@ def version(where: Path | int) -> tuple[int, int] | None:
     return about.st_size, about.st_mtime_ns
 
 
-def sha256(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal digits."""
+def file_hash(path: Path, digits: int = 64) -> str:
+    """Return the sha256 of a file in hexadecimal; with 40 digits, git's hash of a small file."""
     import hashlib  # loads OpenSSL: 4 MB that few commands need
 
+    if digits == 40:
+        data = path.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def git_hash(path: Path) -> str:
-    """Return git's hash of a small file."""
-    import hashlib
-
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def read_small(path: Path) -> bytes:
@@ -56,15 +53,35 @@ def read_small(path: Path) -> bytes:
         return file.read(LARGEST)
 
 
-def read_json(path: Path) -> Any:
-    """Return the parsed content of a small JSON file.
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a small JSON file.
 
     Raises:
-        CheckpointError: it cannot be read, or is not JSON.
+        CheckpointError: it cannot be read, or is not a JSON object.
     """
     try:
-        return json.loads(read_small(path))
+        value = json.loads(read_small(path))
     except (OSError, *MALFORMED) as error:
         raise CheckpointError(
             f"{path} cannot be read as JSON ({error!s:.100}): get it again"
         ) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object: get it again")
+    return value
+
+
+def read_index(path: Path) -> list[str]:
+    """Return the names of the shards that an index lists; they are files beside it."""
+    try:
+        names = sorted(set(read_json(path)["weight_map"].values()))
+        odd = next((name for name in names if not _SHARD.fullmatch(name)), None)
+        if not names:
+            raise ValueError("it lists no files")
+    except MALFORMED as error:
+        raise CheckpointError(f"{path} is damaged ({error!r:.80}): get another copy") from None
+    if odd is not None:
+        raise CheckpointError(
+            f"{path} names {odd!r:.80}, a path outside its folder: do not trust this model, "
+            "get another copy"
+        )
+    return names

@@ -1,5 +1,6 @@
 """Memory, threads and the compiled library of this machine."""
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,11 @@ def free_memory() -> int | None:
     It is the minimum of Linux's available memory, of what the limits of the process's control
     groups (the container) leave, and of what its own limit (`ulimit -v`) leaves.
     """
-    known = [bytes for bytes in (_available(), _cgroup(), addresses()) if bytes is not None]
+    known = [*_group_rooms()]
+    if (available := _fields(Path("/proc/meminfo")).get("MemAvailable:")) is not None:
+        known.append(available * 1024)
+    if (room := addresses()) is not None:
+        known.append(room)
     return max(0, min(known)) if known else None
 
 
@@ -36,13 +41,9 @@ def format_size(size: float) -> str:
 
 
 def check_room(what: str, needed: int, free: int | None, cure: str) -> None:
-    """Raise ResourceError if less memory is free than needed.
+    """Raise ResourceError if fewer bytes are free (None: unknown) than needed.
 
-    Args:
-        what: the subject and verb of the message, such as "the weights of tiny take".
-        needed: bytes.
-        free: bytes; None if unknown.
-        cure: what the user can do.
+    `what` is the subject and verb of the message, such as "the weights of tiny take".
     """
     if free is not None and needed > free:
         raise ResourceError(
@@ -101,18 +102,19 @@ def threads() -> int:
     It is GPT_CLI_THREADS, or else the number of usable cores, limited by OPENBLAS_NUM_THREADS or
     OMP_NUM_THREADS.
     """
-    given = os.environ.get("GPT_CLI_THREADS", "")
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
-    return min(cores(), blas_threads())
+    return _first_number("GPT_CLI_THREADS") or min(cores(), blas_threads())
 
 
 def blas_threads() -> int:
     """Return how many threads NumPy's OpenBLAS uses for a matrix product."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):  # in OpenBLAS's order
-        if (given := os.environ.get(name, "")).isdecimal() and int(given) > 0:
-            return min(int(given), _affinity())
-    return _affinity()
+    most = _affinity()
+    return min(_first_number("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or most, most)
+
+
+def _first_number(*variables: str) -> int | None:
+    """Return the value of the first environment variable that is a number above 0."""
+    values = [os.environ.get(name, "") for name in variables]
+    return next((int(value) for value in values if value.isdecimal() and int(value)), None)
 
 
 def native_library() -> Path | None:
@@ -139,22 +141,20 @@ def _affinity() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _available() -> int | None:
-    fields = _fields(Path("/proc/meminfo"))
-    return fields["MemAvailable:"] * 1024 if "MemAvailable:" in fields else None
-
-
-def _cgroup() -> int | None:
-    left = [
-        room
-        for group in _groups()
-        for limit, usage in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        )
-        if (room := _room(group / limit, group / usage)) is not None
-    ]
-    return min(left, default=None)
+def _group_rooms() -> Iterator[int]:
+    """Yield the bytes that each control group with a limit may still allocate."""
+    files = (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    )
+    for group, (limit, usage) in itertools.product(_groups(), files):
+        try:
+            most, used = int((group / limit).read_text()), int((group / usage).read_text())
+        except (OSError, ValueError):  # no such group, or its limit is "max"
+            continue
+        # Cached pages of files count as used, but can be reclaimed.
+        stat = _fields(group / "memory.stat")
+        yield most - used + stat.get("inactive_file", 0) + stat.get("active_file", 0)
 
 
 def _groups() -> Iterator[Path]:
@@ -170,17 +170,6 @@ def _groups() -> Iterator[Path]:
             group = _CGROUP / controllers / path.lstrip("/")
             yield group
             yield from group.parents[: len(Path(path).parts)]
-
-
-def _room(limit: Path, usage: Path) -> int | None:
-    """Return the bytes that a group may still allocate; None if it has no limit."""
-    try:
-        most, used = int(limit.read_text()), int(usage.read_text())
-    except (OSError, ValueError):  # no such group, or its limit is "max"
-        return None
-    # Cached pages of files count as used, but can be reclaimed.
-    stat = _fields(limit.with_name("memory.stat"))
-    return most - used + stat.get("inactive_file", 0) + stat.get("active_file", 0)
 
 
 def _fields(path: Path) -> dict[str, int]:

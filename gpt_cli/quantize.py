@@ -9,11 +9,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from gpt_cli import checkpoint, hub
+from gpt_cli import checkpoint
 from gpt_cli.atomic import new_folder
 from gpt_cli.config import INT8
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
-from gpt_cli.files import read_small
+from gpt_cli.files import read_json
+from gpt_cli.hub.local import other_files
 from gpt_cli.ops import Array, Rows
 from gpt_cli.ops.int8 import quantize
 
@@ -29,16 +30,15 @@ def write(source: Path, to: Path) -> None:
     config, tensors = checkpoint.read(source)
     if config.dtype == "int8":
         raise InputError(f"{source} is in int8 already: use it with --model {source}")
-    others = hub.other_files(source)
-    if missing := [file.name for file in others if not file.is_file()]:
+    names = {file.name for file in source.iterdir() if file.is_file()}
+    if missing := [name for name in other_files(names) if name not in names]:
         raise CheckpointError(f"{source} has no {' and no '.join(missing)}: get the whole model")
     try:
         with new_folder(to.resolve()) as folder:
-            described = json.loads(read_small(source / "config.json"))
-            described["quantization_config"] = INT8
+            described = read_json(source / "config.json") | {"quantization_config": INT8}
             (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-            for file in others:
-                shutil.copyfile(file, folder / file.name)
+            for name in other_files(names):
+                shutil.copyfile(source / name, folder / name)
             rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config), source))
             save_file(rounded, folder / "model.safetensors", {"format": "pt"})
             (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)

@@ -8,7 +8,6 @@ file starts its data at an odd byte, so mapped views are misaligned and slow; Nu
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from gpt_cli.errors import MALFORMED, CheckpointError
-from gpt_cli.files import INDEX, read_small, version
+from gpt_cli.files import INDEX, read_index, version
 from gpt_cli.ops.memory import aligned_empty
 
 _AGAIN = "run the command again"
@@ -69,8 +68,13 @@ class Tensor:
         start, stop, _ = rows.indices(self.shape[0])
         stored = aligned_empty((stop - start, *self.shape[1:]), np.dtype(_STORED[self.dtype]))
         first = start * math.prod(self.shape[1:])
+        rest = stored.data.cast("B")
         with self.opened() as (file, offset):
-            _fill(stored.data.cast("B"), file, offset + first * stored.itemsize)
+            file.seek(offset + first * stored.itemsize)
+            while rest:
+                if not (count := file.readinto(rest)):
+                    raise EOFError
+                rest = rest[count:]
         if self.dtype in ("F32", "I8"):
             return stored
         array = aligned_empty(stored.shape, np.dtype("<f4"))
@@ -97,16 +101,6 @@ class Tensor:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         if not whole:
             raise CheckpointError(f"{self.path} changed while it was read: {_AGAIN}")
-
-
-def _fill(rest: memoryview, file: FileIO, offset: int) -> None:
-    """Fill `rest` from a file at `offset`; raise EOFError if the file is too short."""
-    file.seek(offset)
-    while rest:
-        count = file.readinto(rest)
-        if not count:
-            raise EOFError
-        rest = rest[count:]
 
 
 @contextmanager
@@ -137,66 +131,45 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} has no model.safetensors: get the model as safetensors; other formats can "
             "run code and are not opened"
         )
-    try:
-        names = sorted(set(json.loads(read_small(index))["weight_map"].values()))
-        shards = [folder / name for name in names]
-    except (OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{index} is damaged ({error!r:.80}): get it again") from None
-    for shard in shards:
-        if shard.parent != folder or shard.suffix != ".safetensors":
-            raise CheckpointError(
-                f"{index} names {str(shard)!r:.80}, a path outside its folder: do not trust this "
-                "model, get another copy"
-            )
-        if not os.path.isfile(shard):  # noqa: PTH113 (never raises, however long the name is)
-            raise CheckpointError(f"{shard!s:.200} is missing, but {index} names it: get it too")
-    return shards
+    present = {path.name for path in folder.iterdir() if path.is_file()}
+    names = read_index(index)
+    if missing := [name for name in names if name not in present]:
+        raise CheckpointError(f"{missing[0]:.200} is missing, but {index} names it: get it too")
+    return [folder / name for name in names]
 
 
-def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and position of each tensor in a safetensors file.
-
-    Raises:
-        CheckpointError: the file is not a complete and valid safetensors file.
-    """
+def read_header(path: Path) -> list[tuple[str, Tensor]]:
+    """Return the name and position of each tensor in a complete, valid safetensors file."""
+    lead = header = b""
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            lead = file.read(8)
+            if not lead:
+                raise ValueError("it is empty")
+            length = int.from_bytes(lead, "little")
+            header = file.read(min(length, _LARGEST_HEADER))
             if length > _LARGEST_HEADER:
                 raise ValueError(f"its header claims {length} bytes")
-            header = file.read(length)
-            if not path.stat().st_size:
-                raise ValueError("it is empty")
             if not header.startswith(b"{"):  # the library accepts spaces
                 raise ValueError("its header does not begin with a brace")
             read = version(file.fileno())
         with safe_open(path, framework="np"):
             pass  # this validates the lengths, the offsets and the shapes
-        tensors = [
-            (name, _tensor(path, read, 8 + length, dict(fields)))
-            for name, fields in json.loads(header, object_pairs_hook=list)
-            if name != "__metadata__"
-        ]
+        tensors = []
+        for name, fields in json.loads(header, object_pairs_hook=list):  # keeps duplicates
+            if name == "__metadata__":
+                continue
+            entry = dict(fields)
+            dtype, offset = entry["dtype"], 8 + length + entry["data_offsets"][0]
+            if not isinstance(dtype, str):  # the library also accepts other JSON forms of an enum
+                raise TypeError(f"{dtype!r:.40} is not a dtype")
+            tensors.append((name, Tensor(path, read, offset, dtype, tuple(entry["shape"]))))
     except (SafetensorError, OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{path} is not safetensors: {_what_it_is(path, error)}") from None
-    yield from tensors
-
-
-def _tensor(path: Path, read: tuple[int, int] | None, start: int, entry: dict[str, Any]) -> Tensor:
-    """Return the tensor of a header's entry, whose offsets count from `start`."""
-    dtype = entry["dtype"]
-    if not isinstance(dtype, str):  # the library also accepts other JSON forms of an enum
-        raise TypeError(f"{dtype!r:.40} is not a dtype")
-    offset = start + entry["data_offsets"][0]
-    return Tensor(path, read, offset, dtype, tuple(entry["shape"]))
-
-
-def _what_it_is(path: Path, error: Exception) -> str:
-    reason = str(error).removeprefix("Error while deserializing header: ")
-    damaged = f"{reason}; it is damaged or incomplete, get it again"
-    try:
-        with path.open("rb") as file:
-            start = file.read(64).lstrip()
-    except OSError:
-        return damaged
-    return next((what for magic, what in _IMPOSTORS.items() if start.startswith(magic)), damaged)
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        damage = f"{reason}; it is damaged or incomplete, get it again"
+        start = (lead + header[:64]).lstrip()
+        damage = next(
+            (kind for magic, kind in _IMPOSTORS.items() if start.startswith(magic)), damage
+        )
+        raise CheckpointError(f"{path} is not safetensors: {damage}") from None
+    return tensors

@@ -70,19 +70,17 @@ class Tokenizer:
         ids = list(ranks.values())[len(alphabet) :]
         if len(ids) != len(merged) or ids != sorted(ids):
             raise CheckpointError(
-                f"{source}: the ids are not in the order of the merges, or a merge is repeated: "
-                f"{_SAME}"
+                f"{source}: the ids are not in the order of the merges, or one repeats: {_SAME}"
             )
         in_bpe = set(ranks.values())
-        lost = [token for token in vocab if vocab[token] not in in_bpe and _is_made(token, vocab)]
-        if lost := [token for token in lost if token not in added]:
+        special = {token: id for token, id in vocab.items() if id not in in_bpe}
+        if lost := [token for token in special if token not in added and _is_made(token, vocab)]:
             raise CheckpointError(
-                f"{source}: no merge makes {len(lost)} of the tokens, such as {lost[0]!r:.40}: "
-                f"{_SAME}"
+                f"{source}: no merge makes {len(lost)} tokens, such as {lost[0]!r:.40}: {_SAME}"
             )
         # Transformers also lists added tokens that the BPE has; they need no entry.
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
-        self.special = {token: id for token, id in vocab.items() if id not in in_bpe} | added
+        self.special = special | added
         if "" in self.special:  # tiktoken would find it endlessly
             raise CheckpointError(f"{source}: a token is empty: {_AGAIN}")
         self._byte_ids = [ranks[bytes([byte])] for byte in range(256)]
@@ -91,10 +89,7 @@ class Tokenizer:
             raise CheckpointError(f"{source}: two tokens have the same id: {_AGAIN}")
         self._ids = array("q", ids)  # 8 bytes each; a set would take 60
         self._encoding = tiktoken.Encoding(
-            source,
-            pat_str=PATTERN,
-            mergeable_ranks=ranks,
-            special_tokens=self.special,
+            source, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=self.special
         )
 
     @classmethod
@@ -110,9 +105,12 @@ class Tokenizer:
         try:
             if vocab.is_file() and merges.is_file():
                 source = f"{vocab} and {merges.name}"
-                text = read_small(merges).decode()
+                # A line is `left right`, and the files' alphabet has no white space.
+                merged = read_small(merges).decode().replace(" ", "").split()
+                if merged and merged[0].startswith("#version"):
+                    del merged[0]
                 more = read_json(added) if added.is_file() else {}
-                return cls(read_json(vocab), _read_merges(text), more, source)
+                return cls(read_json(vocab), merged, more, source)
             if single.is_file():
                 return cls._from_tokenizer_json(read_json(single), source)
         except (OSError, *MALFORMED) as error:
@@ -143,9 +141,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of `text`.
 
-        Args:
-            text: any text; `<|endoftext|>` in it is ordinary text unless `special`.
-            special: encode the names of special tokens as these tokens.
+        `<|endoftext|>` in it is ordinary text, or with `special` a token, as other special names.
 
         Raises:
             InputError: the text has a lone surrogate, which is not a character.
@@ -161,20 +157,14 @@ class Tokenizer:
         return self._encoding.encode_ordinary(text)
 
     def encode_bytes(self, data: bytes, *, special: bool = False) -> list[int]:
-        """Return ids whose joined bytes are `data`.
+        """Return ids whose joined bytes are `data`, which may be any bytes.
 
         Valid UTF-8 is encoded by `encode`. Every other byte becomes the token of this single byte.
-
-        Args:
-            data: any bytes.
-            special: encode the names of special tokens as these tokens.
         """
         ids: list[int] = []
         for stretch in _STRETCHES.finditer(data.decode(errors="surrogateescape")):
-            if stretch[1]:
-                ids += (
-                    self._byte_ids[byte] for byte in stretch[1].encode(errors="surrogateescape")
-                )
+            if bad := stretch[1]:
+                ids += (self._byte_ids[byte] for byte in bad.encode(errors="surrogateescape"))
             else:
                 ids += self.encode(stretch[0], special=special)
         return ids
@@ -210,12 +200,6 @@ def _is_made(token: str, vocab: dict[str, int]) -> bool:
     if (token[:1], token[-1:]) in (("<", ">"), ("[", "]")):
         return False
     return any(token[:cut] in vocab and token[cut:] in vocab for cut in range(1, len(token)))
-
-
-def _read_merges(text: str) -> list[str]:
-    """Return the token of each line `left right`; the files' alphabet has no white space."""
-    merged = text.replace(" ", "").split()
-    return merged[1:] if merged and merged[0].startswith("#version") else merged
 
 
 class StreamDecoder:

@@ -23,7 +23,7 @@ import numpy as np
 from gpt_cli import checkpoint, gpu
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
-from gpt_cli.files import git_hash, sha256
+from gpt_cli.files import file_hash
 from gpt_cli.generate import Completion
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Ops, get_ops
@@ -56,16 +56,11 @@ class Check:
 @cache
 def known() -> dict[str, Any]:
     """Return the facts of known.json, by Hub id or bundled name."""
-    facts: dict[str, Any] = json.loads(files("gpt_cli").joinpath("known.json").read_bytes())
-    return facts
+    return json.loads(files("gpt_cli").joinpath("known.json").read_bytes())
 
 
 def verify(name: str, folder: Path) -> Iterator[Check]:
-    """Yield the result of each check of a model.
-
-    Args:
-        name: as the user gives it.
-        folder: the folder of the model.
+    """Yield the result of each check of the model `name`, as the user gives it, in `folder`.
 
     Raises:
         GPTCLIError: the model cannot be loaded.
@@ -120,35 +115,28 @@ def cure(failed: Sequence[str]) -> str:
 def _facts(name: str, folder: Path) -> dict[str, Any]:
     """Return the known facts of a model, found by its name or by the hash of its weights."""
     weights = folder / "model.safetensors"
-    by_name = known().get(SHORT_NAMES.get(name, name))
-    if by_name is not None or not weights.is_file():
-        return by_name or {}
-    digest = sha256(weights)
-    same = (facts for facts in known().values() if facts["sha256"][weights.name] == digest)
-    return next(same, {})
+    full_name = SHORT_NAMES.get(name, name)
+    if full_name in known() or not weights.is_file():
+        return known().get(full_name, {})
+    digest = file_hash(weights)
+    return next((each for each in known().values() if each["sha256"][weights.name] == digest), {})
 
 
 def _check_files(folder: Path, expected: dict[str, str]) -> Check:
     """Compare the files with their known hashes, or with the hashes that name the cache's blobs."""
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    missing = sorted(expected.keys() - {path.name for path in paths})
-    if missing:
+    paths = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    if missing := sorted(expected.keys() - paths.keys()):
         return Check("files", False, f"missing: {', '.join(missing)}")
-    wrong, checked = [], 0
-    for path in paths:
-        # The cache names a file by its hash.
-        blob = path.resolve().name if path.is_symlink() else ""
-        wanted = expected.get(path.name) or (blob if _HASH.fullmatch(blob) else None)
-        if wanted is None:
-            continue
-        checked += 1
-        if (git_hash(path) if len(wanted) == 40 else sha256(path)) != wanted:
-            wrong.append(path.name)
+    blobs = {name: path.resolve().name for name, path in paths.items() if path.is_symlink()}
+    hashes = {name: digest for name, digest in blobs.items() if _HASH.fullmatch(digest)} | expected
+    wrong = [
+        name for name, digest in hashes.items() if file_hash(paths[name], len(digest)) != digest
+    ]
     if wrong:
-        return Check("files", False, f"not as published: {', '.join(wrong)}")
-    if not checked:
+        return Check("files", False, f"not as published: {', '.join(sorted(wrong))}")
+    if not hashes:
         return Check("files", None, "no known hashes for a model in a plain folder")
-    return Check("files", True, f"{checked} files have their known hashes")
+    return Check("files", True, f"{len(hashes)} files have their known hashes")
 
 
 def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]) -> Check:
@@ -167,14 +155,8 @@ def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]
 def _continue(
     engine: Engine, prompts: Sequence[str] = PROMPTS, *, use_cache: bool = True
 ) -> list[Completion]:
-    return engine.generate(
-        prompts,
-        max_tokens=_NEW_TOKENS,
-        temperature=0,
-        ignore_eos=True,
-        use_cache=use_cache,
-        overflow="truncate",
-    )
+    options = {"max_tokens": _NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+    return engine.generate(prompts, **options, use_cache=use_cache, overflow="truncate")
 
 
 def _check_same(
@@ -183,8 +165,8 @@ def _check_same(
     """Compare the tokens and the log-probabilities of several texts."""
     if [one.ids for one in found] != [other.ids for other in expected]:
         return Check(name, False, "the tokens differ")
-    pairs = [[logprob for one in each for logprob in one.logprobs] for each in (found, expected)]
-    check = _compare(name, np.array(pairs[0]), np.array(pairs[1]), ops.dtype)
+    ours, theirs = ([each.logprobs for each in texts] for texts in (found, expected))
+    check = _compare(name, np.concatenate(ours), np.concatenate(theirs), ops.dtype)
     if ops.name != "native":
         return check
     detail = "the same bits" if check.largest == 0 else f"different bits: {check.detail}"
@@ -232,10 +214,9 @@ def _compare(
     """Compare log-probabilities within the limits of a dtype."""
     differences = np.abs(found - expected)
     largest, mean = float(differences.max()), float(differences.mean())
-    most, most_in_the_mean = LIMITS[dtype]
-    passed = largest <= most and mean <= most_in_the_mean
+    limit, mean_limit = LIMITS[dtype]
     detail = (
         f"log-probabilities differ by at most {largest:.1e}, mean {mean:.1e} "
-        f"(limits: {most:.0e}, {most_in_the_mean:.0e})"
+        f"(limits: {limit:.0e}, {mean_limit:.0e})"
     )
-    return Check(name, passed, detail, largest, mean)
+    return Check(name, largest <= limit and mean <= mean_limit, detail, largest, mean)

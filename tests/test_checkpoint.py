@@ -294,27 +294,21 @@ DAMAGED_FILES = {
     "a pickle": (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94.", "a pickle file, which can run code"),
     "a PyTorch archive": (b"PK\x03\x04\x14\0\0\0\x08\x08", "a PyTorch archive"),
     "text": (b"not a model at all, just some text", ""),
+    "a byte missing": (lambda raw: raw[:-1], ""),
+    "a byte too many": (lambda raw: raw + b"\0", ""),
+    "a piece only": (lambda raw: raw[:2000], ""),
+    "no length": (lambda raw: raw[8:], ""),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGED_FILES)
 def test_what_is_no_safetensors_file_is_refused_by_its_name(folder, damage):
     content, complaint = DAMAGED_FILES[damage]
-    (folder / FILE).write_bytes(content)
+    raw = (folder / FILE).read_bytes()
+    (folder / FILE).write_bytes(content(raw) if callable(content) else content)
     message = refusal(folder)
     assert f"{folder / FILE} is not safetensors: " in message
     assert complaint in message
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: raw[:2000], lambda raw: raw[8:]],
-    ids=["a byte missing", "a byte too many", "a piece only", "no length"],
-)
-def test_a_file_of_the_wrong_length_is_refused_by_its_name(folder, change):
-    path = folder / FILE
-    path.write_bytes(change(path.read_bytes()))
-    assert f"{path} is not safetensors: " in refusal(folder)
 
 
 @pytest.mark.parametrize("change", ["cut", "replaced", "deleted"])
@@ -357,10 +351,6 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_noticed(folder, tmp_path_
 def test_other_formats_are_not_opened(folder):
     (folder / FILE).rename(folder / "pytorch_model.bin")
     assert "has no model.safetensors: get the model as safetensors" in refusal(folder)
-
-
-def test_a_folder_in_place_of_the_file_is_refused(folder):
-    (folder / FILE).unlink()
     (folder / FILE).mkdir()
     assert "has no model.safetensors" in refusal(folder)
 
@@ -371,6 +361,8 @@ def test_a_folder_in_place_of_the_file_is_refused(folder):
 def test_a_missing_shard_is_named(sharded):
     (sharded / SHARDS[1]).unlink()
     assert f"{SHARDS[1]} is missing" in refusal(sharded)
+    (sharded / INDEX).write_text(json.dumps({"weight_map": {"x": "x" * 300 + ".safetensors"}}))
+    assert "xxx is missing" in refusal(sharded)
 
 
 def test_a_damaged_shard_is_named(sharded):
@@ -401,7 +393,6 @@ def test_shards_that_are_not_all_in_the_index_lack_tensors(sharded):
         "",
         "pytorch_model.bin",
         "a\0b",
-        "x" * 300 + "{}",
     ],
 )
 def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, path):
@@ -409,7 +400,8 @@ def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, pa
     index = json.loads((sharded / INDEX).read_bytes())
     index["weight_map"]["transformer.wte.weight"] = path.format(SHARDS[0])
     (sharded / INDEX).write_text(json.dumps(index))
-    assert str(sharded / INDEX) in refusal(sharded)
+    said = f"{sharded / INDEX} names {index['weight_map']['transformer.wte.weight']!r:.80}, a path"
+    assert said in refusal(sharded)
 
 
 @pytest.mark.parametrize(
@@ -421,6 +413,7 @@ def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, pa
         b"[]",
         b"null",
         b"{}",
+        b'{"weight_map": {}}',
         b'{"weight_map": null}',
         b'{"weight_map": ["a.safetensors"]}',
         b'{"weight_map": {"a": 1}}',
@@ -432,12 +425,7 @@ def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, pa
 )
 def test_a_damaged_index_is_refused_by_its_name(sharded, content):
     (sharded / INDEX).write_bytes(content)
-    assert f"{sharded / INDEX} is damaged" in refusal(sharded)
-
-
-def test_an_index_of_nothing_lacks_every_tensor(sharded):
-    (sharded / INDEX).write_text('{"weight_map": {}}')
-    assert "wte.weight is missing" in refusal(sharded)
+    assert refusal(sharded).startswith(str(sharded / INDEX))
 
 
 # --- config.json and the weights together --------------------------------------------------------
@@ -457,11 +445,6 @@ def test_an_index_of_nothing_lacks_every_tensor(sharded):
 def test_a_config_that_does_not_fit_the_weights_is_refused(folder, changes, complaint):
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
     assert complaint in refusal(folder)
-
-
-def test_a_folder_without_config_is_refused(folder):
-    (folder / "config.json").unlink()
-    assert f"{folder / 'config.json'} is missing" in refusal(folder)
 
 
 @pytest.mark.parametrize(

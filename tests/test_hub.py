@@ -1,6 +1,5 @@
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -91,11 +90,7 @@ def test_the_bundled_model_is_in_the_package_or_in_the_checkout(place, tmp_path,
 def test_an_installation_without_the_bundled_model_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
     assert "reinstall gpt2-cli" in raised(ModelNotFoundError, product.resolve, "tiny")
-    assert product.list_models() == []
-
-
-def test_a_folder_is_itself(tmp_path):
-    assert product.resolve(str(tmp_path)) == tmp_path
+    assert local.list_models() == []
 
 
 def test_a_short_name_comes_before_a_folder_and_a_path_forces_the_folder(
@@ -205,7 +200,7 @@ def test_the_cache_is_where_the_client_has_it(settings, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     code = (
         "from huggingface_hub import constants\n"
-        "assert str(hub.cache_folder()) == constants.HF_HUB_CACHE, hub.cache_folder()\n"
+        "assert str(hub.local.cache_folder()) == constants.HF_HUB_CACHE, hub.local.cache_folder()\n"
     )
     process = python(code, HOME=str(tmp_path), **settings)
     _, errors = process.communicate()
@@ -271,7 +266,7 @@ def test_every_whole_snapshot_is_used(hub, cache, files):
 def test_an_incomplete_snapshot_is_not_used(hub, cache, changes):
     put_in_cache(cache, REPO, model_files(**changes))
     raised(ModelNotFoundError, product.resolve, REPO, offline=True)
-    assert product.list_models()[1:] == []
+    assert local.list_models()[1:] == []
 
 
 @posix
@@ -293,7 +288,7 @@ def test_a_damaged_reference_is_no_way_out_of_the_cache(hub, cache, tmp_path):
 # --- downloading ---
 
 
-def test_a_download_fetches_what_is_needed_and_only_once(hub, cache, capfd):
+def test_a_download_fetches_what_is_needed_and_only_once(hub, cache, capfd, caplog):
     folder = product.resolve(REPO)
     assert names(folder) == PUBLISHED
     for file in folder.iterdir():
@@ -306,8 +301,7 @@ def test_a_download_fetches_what_is_needed_and_only_once(hub, cache, capfd):
     hub.requests.clear()
     assert product.resolve(REPO) == folder
     assert hub.requests == []
-    output, errors = capfd.readouterr()
-    assert (output, errors) == ("", "downloading acme/gpt (4 kB)\n")
+    assert (capfd.readouterr().out, caplog.messages) == ("", ["downloading acme/gpt (4 kB)"])
 
 
 def test_the_client_finds_what_was_downloaded(hub, cache):
@@ -317,11 +311,6 @@ def test_the_client_finds_what_was_downloaded(hub, cache):
     assert folder.name == hub.commit(REPO)
     for name in PUBLISHED:
         assert try_to_load_from_cache(REPO, name, cache_dir=cache) == str(folder / name)
-
-
-def test_quiet_is_quiet(hub, capfd):
-    product.resolve(REPO, quiet=True)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_the_settings_of_the_client_are_as_before(hub):
@@ -381,18 +370,18 @@ def test_a_sharded_model_brings_its_index_and_its_shards(hub):
 
 
 @pytest.mark.parametrize(
-    "index", [b'{"weight_map": {"a": "../x.safetensors"}}', b'{"weight_map": {}}', b"[]", b"{"]
+    ("index", "says"),
+    [
+        (b'{"weight_map": {"a": "../x.safetensors"}}', "names '../x.safetensors'"),
+        (b'{"weight_map": {}}', "is damaged"),
+        (b"[]", "is not a JSON object"),
+        (b"{", "cannot be read as JSON"),
+    ],
 )
-def test_a_damaged_index_is_refused(hub, index):
+def test_a_damaged_index_is_refused(hub, index, says):
     hub.add("acme/big", model_files(**SHARDED | {"model.safetensors.index.json": index}))
     message = raised(CheckpointError, product.resolve, "acme/big")
-    assert "index.json is damaged" in message
-
-
-def test_a_missing_shard_is_named(hub):
-    hub.add("acme/big", model_files(**SHARDED | {"model-00002-of-00002.safetensors": None}))
-    message = raised(ModelNotFoundError, product.resolve, "acme/big")
-    assert "has no model-00002-of-00002.safetensors" in message
+    assert f"/model.safetensors.index.json {says}" in message
 
 
 def test_a_pickle_is_never_fetched(hub):
@@ -409,24 +398,20 @@ def test_a_tokenizer_json_does_where_there_is_no_vocabulary(hub):
     assert "vocab.json" not in hub.fetched()
 
 
-def test_added_tokens_come_with_the_vocabulary(hub):
-    hub.add("acme/more", model_files(**{"added_tokens.json": b"{}"}))
-    assert "added_tokens.json" in names(product.resolve("acme/more"))
-
-
 @pytest.mark.parametrize(
     ("changes", "missing"),
     [
         ({"config.json": None}, "config.json"),
         ({"merges.txt": None, "tokenizer.json": None}, "merges.txt"),
         ({"model.safetensors": None, "pytorch_model.bin": None}, "model.safetensors"),
+        (SHARDED | {"model-00002-of-00002.safetensors": None}, "model-00002-of-00002.safetensors"),
     ],
 )
 def test_a_file_that_the_repository_lacks_is_named(hub, changes, missing):
     hub.add("acme/half", model_files(**changes))
     message = raised(ModelNotFoundError, product.resolve, "acme/half")
     assert f"acme/half has no {missing}: " in message
-    assert hub.fetched() == []
+    assert hub.fetched() in ([], ["model.safetensors.index.json"])
 
 
 # --- the tokenizer alone ---
@@ -451,13 +436,6 @@ def test_added_tokens_are_fetched_with_the_tokenizer(hub, tokenizer_files):
     hub.add(REPO, tokenizer_files | {"added_tokens.json": b'{"<pad>": 300}'})
     assert product.read_tokenizer(REPO).special["<pad>"] == 300
     assert sorted(hub.fetched()) == ["added_tokens.json", "merges.txt", "vocab.json"]
-
-
-def test_a_tokenizer_json_is_fetched_only_where_it_is_needed(hub):
-    hub.add("acme/new", model_files(**{"merges.txt": None}))
-    with pytest.raises(CheckpointError):  # that of `model_files` cannot be read
-        product.read_tokenizer("acme/new")
-    assert hub.fetched() == ["tokenizer.json"]
 
 
 def test_the_tokenizer_of_a_model_that_is_here_is_read_from_it(hub, cache, tokenizer_files):
@@ -490,10 +468,10 @@ def test_a_tokenizer_that_cannot_be_fetched_is_explained(hub):
         ("404-bare", "HF_ENDPOINT"),
         ("404-repo", "check the name"),
         ("404-revision", "has no revision main"),
-        ("418", "rejects the request for acme/gpt (418)"),
+        ("418", "answers 418 for acme/gpt: try again later"),
         ("429", "too many requests"),
-        ("500", "has a problem (500): try again later"),
-        ("503", "has a problem (503): try again later"),
+        ("500", "answers 500 for acme/gpt: try again later"),
+        ("503", "answers 503 for acme/gpt: try again later"),
         ("drop", "run the command again"),
         ("html", "run the command again"),
     ],
@@ -505,14 +483,6 @@ def test_each_answer_of_the_hub_has_its_message(hub, cache, fault, says, monkeyp
     assert len(hub.requests) == (3 if fault in ("429", "500", "503") else 1)
     assert not cache.exists()
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("repo", "revision", "says"),
-    [("acme/none", None, "named acme/none"), (REPO, "v9", "has no revision v9")],
-)
-def test_what_the_hub_does_not_have(hub, repo, revision, says):
-    assert says in raised(ModelNotFoundError, product.resolve, repo, revision=revision)
 
 
 def test_a_hub_that_is_busy_is_asked_again(hub, monkeypatch):
@@ -528,8 +498,8 @@ def test_a_hub_that_is_busy_is_asked_again(hub, monkeypatch):
         ("403-gated", "HEAD", "accept its terms"),
         ("404-entry", "vocab.json", "acme/gpt has no file vocab.json"),
         ("429", "GET /cdn/", "too many requests"),
-        ("500", "GET /cdn/", "has a problem (500)"),
-        ("503", "HEAD", "has a problem (503)"),
+        ("500", "GET /cdn/", "answers 500"),
+        ("503", "HEAD", "answers 503"),
         ("drop", "GET /cdn/", "run the command again"),
         ("no-headers", "vocab.json", "does not answer like a Hub"),
     ],
@@ -542,7 +512,7 @@ def test_a_fault_in_the_middle_leaves_nothing_that_is_trusted(hub, fault, on, sa
     hub.heal()
     message = raised(ModelNotFoundError, product.resolve, REPO, offline=True)
     assert "cannot fetch acme/gpt" in message
-    assert product.list_models()[1:] == []
+    assert local.list_models()[1:] == []
     assert names(product.resolve(REPO)) == PUBLISHED
 
 
@@ -567,37 +537,6 @@ def test_wrong_bytes_are_deleted(hub, cache, to, tmp_path, hashes):
     assert not [path for path in cache.glob("*/blobs/*") if path.stat().st_size == 4000]
     assert not to or not to.exists()
     assert names(product.download(REPO, to=to)) == PUBLISHED
-
-
-def test_a_damaged_blob_that_was_cached_is_found_by_the_next_download(hub, cache):
-    folder = product.download(REPO)
-    damaged = bytearray((folder / "model.safetensors").read_bytes())
-    damaged[7] ^= 4
-    (folder / "model.safetensors").write_bytes(damaged)
-    raised(CheckpointError, product.download, REPO)
-    assert product.download(REPO) == folder
-    assert (folder / "model.safetensors").read_bytes() == model_files()["model.safetensors"]
-
-
-@posix
-def test_a_killed_download_is_not_trusted_and_the_next_one_succeeds(hub, cache):
-    hub.fail("stall-half", on="/cdn/", times=1)
-    process = python(f"hub.resolve({REPO!r})")
-    assert hub.half_sent.wait(20)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    raised(ModelNotFoundError, product.resolve, REPO, offline=True)
-    assert product.list_models()[1:] == []
-    assert names(product.resolve(REPO)) == PUBLISHED
-
-
-def test_two_downloads_at_once_both_succeed(hub):
-    hub.delay = ("GET /cdn/", 0.5)  # so that they do meet
-    processes = [python(f"print(hub.resolve({REPO!r}))") for _ in range(2)]
-    outputs = [process.communicate()[0] for process in processes]
-    folder = product.resolve(REPO, offline=True)
-    assert outputs == [f"{folder}\n"] * 2
-    assert names(folder) == PUBLISHED
 
 
 def test_an_interrupt_passes_through(hub, monkeypatch):
@@ -717,10 +656,6 @@ def test_a_failed_download_leaves_no_folder(hub, tmp_path):
     assert [name for name in names(tmp_path) if name != "cache"] == ["hub"]
 
 
-def test_there_is_nothing_to_download_for_a_bundled_model():
-    assert "is bundled" in raised(InputError, product.download, "tiny")
-
-
 # --- a dead network ---
 
 
@@ -741,20 +676,10 @@ def test_a_dead_network_is_known_at_once(dead, cache, tmp_path, monkeypatch):
         seconds = time.monotonic() - start
     message = errors.splitlines()[-1]
     assert "ModelNotFoundError" in message
-    assert ("does not answer" if dead in ("silent", "resolver") else "cannot reach") in message
+    assert ("not answer" if dead in ("silent", "resolver") else "cannot be reached") in message
     assert "check the network and the proxy" in message
     assert "--model tiny" in message
     assert seconds < 5  # 2.3 on an idle machine, of which 2.0 are patience; the promise is 3
-
-
-def test_a_dead_proxy_is_a_dead_network(cache, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    use_hub("http://hub.invalid", cache, monkeypatch)
-    code = f"hub.resolve({REPO!r})"
-    _, errors = python(code, NO_PROXY="", HTTP_PROXY=f"http://127.0.0.1:{port}").communicate()
-    assert "Connection refused" in errors.splitlines()[-1]
-    assert "the proxy" in errors.splitlines()[-1]
 
 
 def test_a_slow_network_can_be_given_more_time(hub, monkeypatch):
@@ -788,18 +713,10 @@ def test_the_list_has_every_whole_gpt2(hub, cache, tmp_path, monkeypatch):
     (cache / "models--a--b" / "snapshots").mkdir(parents=True)
     (cache / "models--a--b" / "snapshots" / "file").touch()
     folder = product.resolve(REPO)
-    size = sum(path.stat().st_size for path in folder.iterdir())
     hub.requests.clear()
 
-    bundled, acme, gpt2 = product.list_models()
-    assert (bundled.name, bundled.origin, bundled.commit) == ("tiny", "bundled", None)
-    assert bundled.folder == tmp_path / "weights" / "tiny"
-    assert acme == product.LocalModel(REPO, folder, "cached", size, folder.name)
-    assert (gpt2.name, gpt2.commit) == ("gpt2", "b" * 40)
+    bundled, acme, gpt2 = local.list_models()
+    assert bundled == local.LocalModel("tiny", tmp_path / "weights" / "tiny", "bundled")
+    assert (acme, acme.size) == (local.LocalModel(REPO, folder, "cached"), 4049)
+    assert (gpt2.name, gpt2.folder.name) == ("gpt2", "b" * 40)
     assert hub.requests == []
-
-
-def test_the_list_needs_no_cache(cache, tmp_path, monkeypatch):
-    use_hub("http://127.0.0.1:1", cache, monkeypatch)
-    monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
-    assert product.list_models() == []

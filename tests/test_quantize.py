@@ -1,6 +1,5 @@
 """Checkpoints in int8: `gpt-cli quantize` writes them, and all that loads a model reads them."""
 
-import errno
 import functools
 import json
 import os
@@ -327,17 +326,6 @@ def test_a_folder_that_cannot_be_made_is_exit_code_5(source, tmp_path, capsys):
     assert "give another folder" in said
 
 
-def test_an_error_while_files_are_copied_leaves_nothing(source, tmp_path, capsys, monkeypatch):
-    def copyfile(source, to):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("gpt_cli.quantize.shutil.copyfile", copyfile)
-    before = everything_below(tmp_path)
-    said = refusal(capsys, 5, "quantize", source, "-o", tmp_path / "new")
-    assert "No space left on device" in said
-    assert everything_below(tmp_path) == before
-
-
 @posix
 def test_a_full_disk_is_exit_code_5(tmp_path):
     import resource
@@ -381,76 +369,48 @@ def test_another_kind_of_quantization_is_refused(source, tmp_path, capsys, quant
         load(source)
 
 
-def test_no_quantization_may_be_said_so(source):
-    (source / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": None}))
-    assert load(source).model.ops.dtype == "float32"
-
-
 def int8_tensor(*shape: int) -> Stored:
     return Stored("I8", shape, bytes(int(np.prod(shape))))
 
 
-FC, PROJ = "h.1.mlp.c_fc.weight", "h.1.mlp.c_proj.weight"
+def int8_matrix(name: str, shape: tuple[int, ...], blocks: tuple[int, ...], dtype: str = "F32"):
+    """A matrix in int8 with its scales, which are all 1."""
+    scale = store(np.ones(blocks, np.float32), dtype)
+    return {name: int8_tensor(*shape), name + "_scale": scale}
+
+
+FC, PROJ, WTE = "h.1.mlp.c_fc.weight", "h.1.mlp.c_proj.weight", "wte.weight"
+ONES = store(np.ones((1, 128), np.float32))
 WRONG_TENSORS = {
     "no scale": ({FC: int8_tensor(32, 128)}, f"{FC} is I8"),
-    "no int8": ({FC + "_scale": store(np.ones((1, 128), np.float32))}, FC + "_scale"),
+    "no int8": ({FC + "_scale": ONES}, FC + "_scale"),
     "no weight": ({"h.3_scale": store(np.ones(3, np.float32))}, "h.3_scale"),
     "an unsigned weight": (
-        {
-            FC: Stored("U8", (32, 128), bytes(32 * 128)),
-            FC + "_scale": store(np.ones((1, 128), np.float32)),
-        },
+        {FC: Stored("U8", (32, 128), bytes(32 * 128)), FC + "_scale": ONES},
         FC,
     ),
     "too many blocks": (
-        {
-            FC: int8_tensor(32, 128),
-            FC + "_scale": store(np.ones((2, 128), np.float32)),
-        },
+        int8_matrix(FC, (32, 128), (2, 128)),
         f"{FC}_scale is F32 [2, 128], but must be F32 [1, 128]",
     ),
     "too few blocks": (
-        {
-            PROJ: int8_tensor(128, 32),
-            PROJ + "_scale": store(np.ones((1, 32), np.float32)),
-        },
+        int8_matrix(PROJ, (128, 32), (1, 32)),
         f"{PROJ}_scale is F32 [1, 32], but must be F32 [2, 32]",
     ),
     "transposed scales": (
-        {
-            "wte.weight": int8_tensor(290, 32),
-            "wte.weight_scale": store(np.ones((5, 32), np.float32)),
-        },
+        int8_matrix(WTE, (290, 32), (5, 32)),
         "wte.weight_scale is F32 [5, 32], but must be F32 [290, 1]",
     ),
     "half scales": (
-        {
-            FC: int8_tensor(32, 128),
-            FC + "_scale": store(np.ones((1, 128), np.float32), "F16"),
-        },
+        int8_matrix(FC, (32, 128), (1, 128), "F16"),
         f"{FC}_scale is F16 [1, 128], but must be F32 [1, 128]",
     ),
     "a weight of another size": (
-        {
-            FC: int8_tensor(32, 127),
-            FC + "_scale": store(np.ones((1, 127), np.float32)),
-        },
+        int8_matrix(FC, (32, 127), (1, 127)),
         f"{FC} has the shape [32, 127], but config.json requires [32, 128]",
     ),
-    "a single number": (
-        {
-            FC: int8_tensor(),
-            FC + "_scale": store(np.ones((), np.float32)),
-        },
-        FC,
-    ),
-    "a row": (
-        {
-            "wte.weight": int8_tensor(290),
-            "wte.weight_scale": store(np.ones(5, np.float32)),
-        },
-        "wte.weight",
-    ),
+    "a single number": (int8_matrix(FC, (), ()), FC),
+    "a row": (int8_matrix(WTE, (290,), (5,)), WTE),
 }
 
 

@@ -10,9 +10,9 @@ from gpt_cli.records import json_line
 
 def models(as_json: Json = False, verbose: Verbose = False) -> None:
     """List the models that are on this machine."""
-    from gpt_cli import hub
+    from gpt_cli.hub.local import list_models
 
-    found = hub.list_models()
+    found = list_models()
     if as_json or not on_terminal(sys.stdout):
         for model in found:
             row = {"name": model.name, "origin": model.origin, "size": model.size}

@@ -1,47 +1,20 @@
 """From a model's name to its folder: bundled, a path, cached, or downloaded."""
 
 import os
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpt_cli.atomic import new_folder
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError, ResourceError
-from gpt_cli.hub import client
-from gpt_cli.hub.local import (
-    BUNDLED,
-    CONFIG,
-    SHORT_NAMES,
-    LocalModel,
-    bundled,
-    cache_folder,
-    cached_snapshot,
-    check_folder,
-    checked_revision,
-    hub_id,
-    list_models,
-    nearest,
-    other_files,
-    tokenizer_files,
-)
+from gpt_cli.hub import client, local
+from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
 
 if TYPE_CHECKING:
     from gpt_cli.tokenizer import Tokenizer
-
-__all__ = [
-    "LocalModel",
-    "cache_folder",
-    "download",
-    "find",
-    "is_folder",
-    "list_models",
-    "other_files",
-    "problem",
-    "read_config",
-    "read_tokenizer",
-    "resolve",
-]
 
 
 def find(name: str, revision: str | None = None) -> Path | None:
@@ -59,10 +32,10 @@ def find(name: str, revision: str | None = None) -> Path | None:
             raise InputError(
                 f"--revision: {name} is not a model on the Hub, so it has no revisions"
             )
-        return bundled(name) if name in BUNDLED else check_folder(Path(name))
+        return local.bundled(name) if name in BUNDLED else local.check_folder(Path(name))
     if os.path.isfile(name):  # noqa: PTH113 (never raises)
         raise ModelNotFoundError(f"{name} is a file: give the folder that holds the model")
-    return cached_snapshot(hub_id(name), checked_revision(revision))
+    return local.cached_snapshot(hub_id(name), checked_revision(revision))
 
 
 def resolve(
@@ -76,50 +49,40 @@ def resolve(
         CheckpointError: the Hub has no safetensors of it, or a file arrived damaged.
         ResourceError: the disk is full or not writable.
     """
-    if found := find(name, revision):
-        return found
-    _go_online(hub_id(name), offline)
-    return download(name, revision=revision, quiet=quiet)
+    found = find(name, revision)
+    return found or download(name, revision=revision, offline=offline, quiet=quiet)
 
 
 def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:
-    """Return the configuration of a model; fetch only its config.json if it is not local.
-
-    Raises:
-        The errors of `resolve`.
-    """
-    with _folder_of(lambda names: [CONFIG], name, revision, offline) as folder:
+    """Return the configuration of a model; fetch only config.json if the model is not local."""
+    with _folder_of(lambda names: [local.CONFIG], name, revision, offline) as folder:
         return GPT2Config.from_folder(folder)
 
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
-    """Return the tokenizer of a model; fetch only the tokenizer's files if it is not local.
-
-    Raises:
-        The errors of `resolve`.
-    """
+    """Return the tokenizer of a model; fetch only its files if the model is not local."""
     from gpt_cli.tokenizer import Tokenizer  # imports tiktoken
 
-    with _folder_of(tokenizer_files, name, revision, offline) as folder:
+    with _folder_of(local.tokenizer_files, name, revision, offline) as folder:
         return Tokenizer.from_folder(folder)
 
 
-@contextmanager
 def _folder_of(
     choose: Callable[[Collection[str]], list[str]], name: str, revision: str | None, offline: bool
-) -> Iterator[Path]:
-    """Yield the folder of a local model, or a temporary one with the files that `choose` picks."""
+) -> AbstractContextManager[Path]:
+    """Return the folder of a local model, or a temporary one with the files that `choose` picks."""
     if found := find(name, revision):
-        yield found
-        return
-    repo = hub_id(name)
-    _go_online(repo, offline)
-    with client.fetch_few(repo, checked_revision(revision), choose) as folder:
-        yield folder
+        return nullcontext(found)
+    return client.fetch_few(_online_id(name, offline), checked_revision(revision), choose)
 
 
 def download(
-    name: str, *, revision: str | None = None, to: Path | None = None, quiet: bool = False
+    name: str,
+    *,
+    revision: str | None = None,
+    to: Path | None = None,
+    offline: bool = False,
+    quiet: bool = False,
 ) -> Path:
     """Fetch the current files of a model, check their hashes, and return their folder.
 
@@ -131,14 +94,16 @@ def download(
     if name in BUNDLED or is_folder(name):
         kind = "bundled" if name in BUNDLED else "a folder"
         raise InputError(f"{name} is {kind}: use it with --model {name}, without a download")
-    repo, revision = hub_id(name), checked_revision(revision)
-    _go_online(repo)
+    repo, revision = _online_id(name, offline), checked_revision(revision)
     try:
         if to is None:
             return client.fetch_model(repo, revision, None, quiet)
-        return client.fetch_folder(repo, revision, to.resolve(), quiet)
+        with new_folder(to.resolve()) as folder:
+            client.fetch_model(repo, revision, folder, quiet)
+            shutil.rmtree(folder / ".cache")  # the client's own notes
+        return to.resolve()
     except OSError as error:
-        path = to or error.filename or cache_folder()
+        path = to or error.filename or local.cache_folder()
         hint = "set HF_HOME to another place" if to is None else "give another folder"
         raise ResourceError(f"cannot use {path}: {error.strerror or error}; {hint}") from error
 
@@ -154,11 +119,9 @@ def problem() -> str | None:
     if switched_off():
         return "switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
     try:
-        _check_endpoint()
-        client.check_reachable()
+        return client.problem()
     except GPTCLIError as error:
         return str(error)
-    return None
 
 
 def is_folder(name: str) -> bool:
@@ -166,16 +129,12 @@ def is_folder(name: str) -> bool:
     return name not in (*BUNDLED, *SHORT_NAMES) and os.path.isdir(name)  # noqa: PTH112 (never raises)
 
 
-def _go_online(repo: str, offline: bool = False) -> None:
-    """Raise an error if the Hub is switched off, or has an invalid address."""
-    _check_endpoint()
+def _online_id(name: str, offline: bool) -> str:
+    """Return the Hub id of a model's name; raise an error if the Hub is switched off."""
+    repo = hub_id(name)
     if offline or switched_off():
         raise ModelNotFoundError(
-            f"cannot fetch {repo}{nearest(repo)}: the Hub is switched off (--offline, or "
+            f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (--offline, or "
             f"HF_HUB_OFFLINE is set); download it once online, {client.WAY_OUT}"
         )
-
-
-def _check_endpoint() -> None:
-    if not os.getenv("HF_ENDPOINT", "https://").startswith(("http://", "https://")):
-        raise InputError("HF_ENDPOINT must begin with http:// or https://")
+    return repo

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpt_cli.atomic import new_folder
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
-from gpt_cli.files import INDEX, git_hash, read_small, sha256
+from gpt_cli.files import INDEX, file_hash
 from gpt_cli.hub.local import cache_folder, model_files, nearest, repo_folder
 from gpt_cli.machine import format_size
 
@@ -52,7 +51,7 @@ class _Snapshot:
 
     @classmethod
     def of(cls, repo: str, revision: str) -> "_Snapshot":
-        """Ask the Hub for a revision."""
+        """Request the commit of a revision and its files, with their sizes and hashes."""
         with _client(repo, revision):
             from huggingface_hub import HfApi
 
@@ -71,52 +70,42 @@ class _Snapshot:
         revision = revision or self.commit
         if name not in self.files:
             raise ModelNotFoundError(f"{self.repo} has no file {name} at {revision}")
-        kind, expected = self._expected_hash(name)
+        expected = self._expected_hash(name)
         with _client(self.repo, revision, bars):
-            found = self.api.hf_hub_download(
+            fetched = self.api.hf_hub_download(
                 self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=to
             )
-        path = Path(found)
+        path = Path(fetched)
         if to is None and path.parent.name != self.commit:
             raise ModelNotFoundError(
                 f"{self.repo} changed during the download: run the command again"
             )
-        hashed = expected and (sha256(path) if kind == "sha256" else git_hash(path))
-        if hashed == expected:
+        if expected is None or (found := file_hash(path, len(expected))) == expected:
             return path
-        while path.is_symlink():  # a snapshot's file is a link to a blob, which may be a link too
-            target = path.parent / path.readlink()
-            path.unlink()
-            path = target
-        path.unlink()
+        for damaged in (path, path.resolve()):  # a snapshot's file is a link to a blob
+            damaged.unlink(missing_ok=True)
+        kind = "git hash" if len(expected) == 40 else "sha256"
         raise CheckpointError(
-            f"{self.repo}/{name} is damaged: its {kind} is {hashed:.12}…, not {expected:.12}…; "
+            f"{self.repo}/{name} is damaged: its {kind} is {found:.12}…, not {expected:.12}…; "
             "it was deleted, run the command again"
         )
 
-    def _expected_hash(self, name: str) -> tuple[str, str | None]:
-        """Return the kind of a file's hash, and the hash or None if the server has none."""
-        listed = self.files[name]
-        if listed.lfs:
-            return "sha256", listed.lfs.sha256
-        if listed.blob_id:
-            return "git hash", listed.blob_id
+    def _expected_hash(self, name: str) -> str | None:
+        """Return the sha256 or git hash of a file, or None if the server has neither."""
+        if listed := _hash_of(self.files[name]):
+            return listed
         # The list of a mirror may have no hashes. The ETag of an LFS file is its sha256.
         with _client(self.repo, self.commit):
             from huggingface_hub import hf_hub_url
 
             url = hf_hub_url(self.repo, name, revision=self.commit, endpoint=_endpoint())
             etag = self.api.get_hf_file_metadata(url=url).etag
-        return "sha256", etag if etag and _SHA256.fullmatch(etag) else None
+        return etag if etag and _SHA256.fullmatch(etag) else None
 
 
-def fetch_folder(repo: str, revision: str, to: Path, quiet: bool) -> Path:
-    """Fetch the files of a model into a new folder, which appears when it is complete."""
-    with new_folder(to) as folder:
-        # The client copies what its cache has, and fetches the rest straight into the folder.
-        fetch_model(repo, revision, folder, quiet)
-        shutil.rmtree(folder / ".cache")  # the client's own notes
-    return to
+def _hash_of(file: "RepoSibling") -> str | None:
+    """Return a file's hash in the list; it is also the name of the file's blob in the cache."""
+    return file.lfs.sha256 if file.lfs else file.blob_id
 
 
 @contextmanager
@@ -135,7 +124,7 @@ def fetch_few(
 
 
 def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
-    """Fetch the files of a model into the folder `to` or into the cache."""
+    """Fetch the files of a model into the folder `to`, also from the cache, or into the cache."""
     snapshot = _Snapshot.of(repo, revision)
     quiet = quiet or sys.stderr is None
     bars = not quiet and sys.stderr.isatty()
@@ -143,7 +132,7 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
     def fetch(name: str, revision: str | None = None) -> Path:
         return snapshot.fetch(name, to, revision, bars=bars)
 
-    *others, config = model_files(snapshot.files, repo, lambda: read_small(fetch(INDEX)))
+    *others, config = model_files(snapshot.files, repo, lambda: fetch(INDEX))
     files = [snapshot.files[name] for name in (*others, config)]
     _check_space(repo, files, to, say=not quiet and not bars)
     for name in others:
@@ -151,12 +140,8 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
     return fetch(config, None if to else revision).parent
 
 
-def check_reachable() -> None:
-    """Send the Hub a small request.
-
-    Raises:
-        ModelNotFoundError: the Hub does not answer.
-    """
+def problem() -> str | None:
+    """Send the Hub a small request; return the reason why it does not answer, or None."""
     url = f"{_endpoint()}/api/models?limit=1"
     try:
         with _client("", ""):
@@ -167,18 +152,16 @@ def check_reachable() -> None:
             if answer.status_code >= 500:
                 raise ValueError(f"status {answer.status_code}")
     except ModelNotFoundError as error:
-        cause = error.__cause__
-        reason = _reason(cause) if cause and str(cause) else type(cause).__name__
-        raise ModelNotFoundError(f"{_endpoint()} does not answer ({reason})") from error
+        cause = error.__cause__ or error
+        return f"{_endpoint()} does not answer ({_reason(cause) or type(cause).__name__})"
+    return None
 
 
 def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say: bool) -> None:
     """Raise ResourceError if the disk has no space for the files; else announce the download."""
-    blobs = repo_folder(repo) / "blobs"  # the cache's files, named by their hashes
+    blobs = repo_folder(repo) / "blobs"
     missing = sum(
-        file.size or 0
-        for file in files
-        if to or not (blobs / str(file.lfs.sha256 if file.lfs else file.blob_id)).exists()
+        file.size or 0 for file in files if to or not (blobs / str(_hash_of(file))).exists()
     )
     place = to.parents[1] if to else blobs  # `to` is in a temporary folder
     free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
@@ -192,7 +175,7 @@ def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say:
 
 
 def _ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
-    """Request the commit of a revision and its files, with their sizes and hashes."""
+    """Request the description of a revision; ask an overloaded Hub again."""
     from huggingface_hub.errors import HfHubHTTPError
 
     patience = float(os.getenv("HF_HUB_ETAG_TIMEOUT") or _FIRST_ANSWER)
@@ -229,6 +212,8 @@ def _within(seconds: float, ask: Callable[[], T]) -> T:
 @contextmanager
 def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
     """Mute the Hub's client and translate its errors for one use of it."""
+    if not _endpoint().startswith(("http://", "https://")):
+        raise InputError("HF_ENDPOINT must begin with http:// or https://")
     # The client reads this at import. Without it, the client first sends a request of its own,
     # which takes 3 seconds on a dead network.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -322,39 +307,40 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
         case errors.RemoteEntryNotFoundError():
             return f"{repo} has no file {Path(error.response.url.path).name} at {revision}"
         case errors.HfHubHTTPError():
-            return _explain_status(error.response.status_code, _wait(error.response), repo)
+            return _explain_status(error.response, repo)
         case errors.HFValidationError():
             return f"{repo} cannot be a name on the Hub: {reason}"
         case errors.FileMetadataError():
             return f"{endpoint} does not answer like a Hub: check HF_ENDPOINT and the proxy"
     kind = type(error).__name__  # httpx's, or httpx2's from version 2 of the client
     if "Timeout" in kind:
-        return (
-            f"{endpoint} does not answer, and {repo} is not local{nearest(repo)}: check the "
-            f"network and the proxy (HF_HUB_ETAG_TIMEOUT=30 waits longer), {WAY_OUT}"
-        )
-    if kind in ("ConnectError", "ProxyError"):
-        return (
-            f"cannot reach {endpoint} ({reason}), and {repo} is not local{nearest(repo)}: check "
-            f"the network and the proxy, {WAY_OUT}"
-        )
-    return f"the download of {repo} failed ({kind}: {reason}): run the command again"
+        failure = "does not answer (HF_HUB_ETAG_TIMEOUT=30 waits longer)"
+    elif kind in ("ConnectError", "ProxyError"):
+        failure = f"cannot be reached ({reason})"
+    else:
+        return f"the download of {repo} failed ({kind}: {reason}): run the command again"
+    return (
+        f"{endpoint} {failure}, and {repo} is not local{nearest(repo)}: check the network and the "
+        f"proxy, {WAY_OUT}"
+    )
 
 
-def _explain_status(status: int, wait: int, repo: str) -> str:
-    if status in (401, 403):
-        return (
-            f"the Hub denies access to {repo} ({status}): set HF_TOKEN to a token that has access, "
-            "or run `hf auth login`"
-        )
-    if status == 404:
-        return f"{_endpoint()} has no {repo} (404): check the name, and HF_ENDPOINT if it is set"
-    if status == 429:
-        time = f"{wait} seconds" if wait else "some minutes"
-        return f"too many requests to the Hub (429): wait {time}, or set HF_TOKEN"
-    if status >= 500:
-        return f"the Hub has a problem ({status}): try again later, {WAY_OUT}"
-    return f"the Hub rejects the request for {repo} ({status}): try again later, {WAY_OUT}"
+def _explain_status(response: Any, repo: str) -> str:
+    match response.status_code:
+        case 401 | 403 as status:
+            return (
+                f"the Hub denies access to {repo} ({status}): set HF_TOKEN to a token that has "
+                "access, or run `hf auth login`"
+            )
+        case 404:
+            endpoint = _endpoint()
+            return f"{endpoint} has no {repo} (404): check the name, and HF_ENDPOINT if it is set"
+        case 429:
+            wait = _wait(response)
+            time = f"{wait} seconds" if wait else "some minutes"
+            return f"too many requests to the Hub (429): wait {time}, or set HF_TOKEN"
+        case status:
+            return f"the Hub answers {status} for {repo}: try again later, {WAY_OUT}"
 
 
 def _endpoint() -> str:

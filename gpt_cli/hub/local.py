@@ -4,24 +4,21 @@ The cache is read without the Hub's client, which takes longer to import than a 
 to find.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from gpt_cli.errors import (
-    MALFORMED,
     CheckpointError,
     GPTCLIError,
     InputError,
     ModelNotFoundError,
     did_you_mean,
 )
-from gpt_cli.files import INDEX, read_small
+from gpt_cli.files import INDEX, read_index, read_json
 
 BUNDLED = ("tiny",)
 SHORT_NAMES = {
@@ -34,12 +31,9 @@ SHORT_NAMES = {
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-_ADDED_TOKENS = "added_tokens.json"
-_GENERATION_CONFIG = "generation_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
-_SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a plain name, never a path
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -49,43 +43,29 @@ class LocalModel:
 
     name: str  # as for `--model`
     folder: Path
-    origin: Literal["bundled", "cached"]
-    size: int  # of all its files, in bytes
-    commit: str | None  # None if bundled
+    origin: str  # "bundled" or "cached"
 
-
-def other_files(folder: Path) -> list[Path]:
-    """Return the files of a model's folder other than its weights and config.json."""
-    names = {path.name for path in folder.iterdir()}
-    return [folder / name for name in _other_names(names)]
+    @property
+    def size(self) -> int:
+        """Return the size of all its files in bytes."""
+        return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
 
 
 def list_models() -> list[LocalModel]:
     """Return every complete GPT-2 that is bundled or in the Hub's cache; use no network."""
-    found = [
-        LocalModel(name, folder, "bundled", _folder_size(folder), None)
-        for name in BUNDLED
-        for folder in _bundled_places(name)
-        if _is_complete(folder)
-    ]
+    found = [(name, folder, "bundled") for name in BUNDLED for folder in _bundled_places(name)]
     for folder in sorted(cache_folder().glob("models--*/snapshots/*")):
-        if _is_complete(folder) and _model_type(folder) == "gpt2":
-            name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
-            found.append(LocalModel(name, folder, "cached", _folder_size(folder), folder.name))
-    return found
+        name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+        found.append((name, folder, "cached"))
+    models = [LocalModel(*each) for each in found]
+    return [model for model in models if _is_complete(model.folder) and _is_gpt2(model.folder)]
 
 
 def cache_folder() -> Path:
     """Return the folder of the Hub's cache, from the same variables as its client."""
-    user_cache = os.getenv("XDG_CACHE_HOME", "~/.cache")
-    home = _expand(os.getenv("HF_HOME", f"{user_cache}/huggingface"))
-    return Path(
-        _expand(os.getenv("HF_HUB_CACHE", os.getenv("HUGGINGFACE_HUB_CACHE", f"{home}/hub")))
-    )
-
-
-def _expand(path: str) -> str:
-    return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (never raises)
+    home = os.getenv("HF_HOME", f"{os.getenv('XDG_CACHE_HOME', '~/.cache')}/huggingface")
+    cache = os.getenv("HF_HUB_CACHE", os.getenv("HUGGINGFACE_HUB_CACHE", f"{home}/hub"))
+    return Path(os.path.expandvars(os.path.expanduser(cache)))  # noqa: PTH111 (never raises)
 
 
 def _bundled_places(name: str) -> list[Path]:
@@ -126,20 +106,12 @@ def nearest(name: str) -> str:
 
 
 def check_folder(folder: Path) -> Path:
-    """Return a folder that may be a model.
-
-    Raises:
-        ModelNotFoundError: it is none, but its subfolders are, such as the checkpoints of training.
-    """
+    """Return the folder of a model; refuse one whose subfolders are models, as in training."""
     if not (folder / CONFIG).exists() and (inside := [*folder.glob(f"*/{CONFIG}")]):
-        newest = max((path.parent for path in inside), key=lambda path: _by_number(path.name))
+        models = sorted(path.parent for path in inside)
+        newest = max(models, key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
         raise ModelNotFoundError(f"{folder} holds {len(inside)} models: give one, such as {newest}")
     return folder
-
-
-def _by_number(name: str) -> tuple[list[int], str]:
-    """Return a sort key by which `checkpoint-1000` comes after `checkpoint-500`."""
-    return [int(digits) for digits in re.findall(r"\d+", name)], name
 
 
 def checked_revision(revision: str | None) -> str:
@@ -156,18 +128,13 @@ def checked_revision(revision: str | None) -> str:
 def cached_snapshot(repo: str, revision: str) -> Path | None:
     """Return the folder of a revision in the Hub's cache if the model is complete, else None."""
     # Other tools may have cached a model under its short name.
-    names = [repo, *(short for short, full in SHORT_NAMES.items() if full == repo)]
-    for name in names:
-        folder = repo_folder(name)
-        commit = revision
+    for name in (repo, *(short for short, full in SHORT_NAMES.items() if full == repo)):
+        folder, commit = repo_folder(name), revision
         if not _COMMIT.fullmatch(revision):
-            try:
+            with suppress(OSError, ValueError):
                 commit = (folder / "refs" / revision).read_text().strip()
-            except (OSError, ValueError):
-                continue
-        snapshot = folder / "snapshots" / commit
-        if _COMMIT.fullmatch(commit) and _is_complete(snapshot):
-            return snapshot
+        if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit):
+            return folder / "snapshots" / commit
     return None
 
 
@@ -176,34 +143,28 @@ def repo_folder(repo: str) -> Path:
     return cache_folder() / f"models--{repo.replace('/', '--')}"
 
 
-def model_files(
-    names: Collection[str], repo: str, read_index: Callable[[], str | bytes]
-) -> list[str]:
+def model_files(names: Collection[str], repo: str, get_index: Callable[[], Path]) -> list[str]:
     """Select the files of the model from `names`.
 
     config.json is last: in the cache, its presence means that the download is complete.
-
-    Raises:
-        ModelNotFoundError: a file is missing.
-        CheckpointError: the weights are not in safetensors, or their index is damaged.
     """
     weights = [WEIGHTS]
     if WEIGHTS not in names and INDEX in names:
-        weights = [INDEX, *_shards(read_index, repo)]
+        weights = [INDEX, *read_index(get_index())]
     elif WEIGHTS not in names and (pickles := [n for n in names if n.endswith(_PICKLES)]):
         raise CheckpointError(
             f"{repo} has its weights only in {pickles[0]}, a format that can run code: "
             "use a model that has safetensors"
         )
-    needed = [*weights, *_other_names(names), CONFIG]
+    needed = [*weights, *other_files(names), CONFIG]
     if missing := [name for name in needed if name not in names]:
         raise ModelNotFoundError(f"{repo} has no {', '.join(missing)}: use a complete GPT-2")
     return needed
 
 
-def _other_names(names: Collection[str]) -> list[str]:
-    optional = [_GENERATION_CONFIG] if _GENERATION_CONFIG in names else []
-    return [*tokenizer_files(names), *optional]
+def other_files(names: Collection[str]) -> list[str]:
+    """Select the files other than the weights and config.json from `names`."""
+    return tokenizer_files(names) + [name for name in names if name == "generation_config.json"]
 
 
 def tokenizer_files(names: Collection[str]) -> list[str]:
@@ -211,34 +172,19 @@ def tokenizer_files(names: Collection[str]) -> list[str]:
     files = ["vocab.json", "merges.txt"]
     if "tokenizer.json" in names and not all(name in names for name in files):
         files = ["tokenizer.json"]
-    return [*files, _ADDED_TOKENS] if _ADDED_TOKENS in names else files
-
-
-def _shards(read_index: Callable[[], str | bytes], repo: str) -> list[str]:
-    try:
-        names = sorted(set(json.loads(read_index())["weight_map"].values()))
-        if names and all(_SHARD.fullmatch(name) for name in names):
-            return names
-    except MALFORMED:
-        pass
-    raise CheckpointError(f"{repo}: {INDEX} is damaged: use another copy of the model")
+    return files + [name for name in names if name == "added_tokens.json"]
 
 
 def _is_complete(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
-        return bool(model_files(names, str(folder), lambda: read_small(folder / INDEX)))
+        return bool(model_files(names, str(folder), lambda: folder / INDEX))
     except (OSError, GPTCLIError):
         return False
 
 
-def _model_type(folder: Path) -> Any:
+def _is_gpt2(folder: Path) -> bool:
     try:
-        config = json.loads(read_small(folder / CONFIG))
-    except (OSError, *MALFORMED):
-        return None
-    return config.get("model_type") if isinstance(config, dict) else None
-
-
-def _folder_size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        return read_json(folder / CONFIG).get("model_type") == "gpt2"
+    except CheckpointError:
+        return False

@@ -81,9 +81,9 @@ FAULTS = [
     row(26, "403, gated", "403-gated", "/api/", "is gated", "accept its terms"),
     row(26, "403, gated in the middle", "403-gated", "HEAD", "is gated", "accept its terms"),
     row(28, "429 to every question", "429", "/api/", "too many requests", "wait some minutes"),
-    row(28, "500 to every question", "500", "/api/", "has a problem (500)", LATER),
-    row(28, "503 to every question", "503", "/api/", "has a problem (503)", LATER),
-    row(28, "503 to every file", "503", "/cdn/", "has a problem (503)", LATER),
+    row(28, "500 to every question", "500", "/api/", "answers 500", LATER),
+    row(28, "503 to every question", "503", "/api/", "answers 503", LATER),
+    row(28, "503 to every file", "503", "/cdn/", "answers 503", LATER),
     row(29, "the connection drops at half", "drop-half", "/cdn/", "failed", AGAIN),
     row(30, "no answer", "stall", "/api/", "does not answer", NETWORK),
     row(30, "no answer for a file", "stall", "vocab.json", "does not answer", NETWORK,
@@ -95,8 +95,8 @@ FAULTS = [
     row(58, "403", "403", "/api/", "acme/gpt (403)", "set HF_TOKEN"),
     row(58, "404 that is no Hub's", "404-bare", "/api/", "(404)", "check the name"),
     row(58, "404 of a file that is listed", "404-entry", "vocab.json", "no file", "vocab.json"),
-    row(58, "416", "416", "/cdn/", "(416)", LATER),
-    row(58, "418", "418", "/api/", "(418)", LATER),
+    row(58, "416", "416", "/cdn/", "answers 416", LATER),
+    row(58, "418", "418", "/api/", "answers 418", LATER),
     row(58, "429, and a day to wait", "429-wait", "/api/", "(429)", "wait 86400 seconds"),
     row(58, "429, and a day to wait for a file", "429-wait", "/cdn/", "(429)",
         "wait 86400 seconds"),
@@ -175,7 +175,7 @@ def test_a_damaged_index_is_not_kept(hub, world, files, sharded, suffer):
 def test_an_index_beyond_all_is_refused(hub, world, files, sharded, suffer):
     hub.add("acme/shards", {INDEX: b" " * 65_000_000})
     arguments = ("download", "acme/shards", "-q")
-    suffer(*arguments, code=4, says=INDEX, do="use another copy", changes=True)
+    suffer(*arguments, code=4, says=INDEX, do="get it again", changes=True)
 
 
 @pytest.mark.fault(23, "a flipped bit in a vocabulary that only tokenize needs", 4, intact=NONE)
@@ -218,7 +218,7 @@ def test_without_a_network_a_cached_model_works(hub, world, files):
 @pytest.mark.fault(60, "a proxy that is dead", 3, intact=NONE)
 def test_a_dead_proxy_is_told(hub, world, suffer):
     world.env |= {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}
-    suffer("download", REPO, code=3, says="cannot reach", do="the proxy", changes=True)
+    suffer("download", REPO, code=3, says="cannot be reached", do="the proxy", changes=True)
     assert hub.requests == []
 
 
