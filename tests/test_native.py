@@ -176,13 +176,6 @@ def test_store_writes_the_new_tokens_of_each_row_and_nothing_else(
         assert np.array_equal(stored, expected)
 
 
-@given(rows=rows_of_x, C=sizes, seed=seeds)
-@at_each_level
-def test_add(level, native, rows, C, seed):
-    x, y = array("x", rows, C, seed=seed), array("y", rows, C, seed=seed)
-    assert_same_bits(native("float32").add(x, y), x + y)
-
-
 @given(rows=rows_of_x, n=st.integers(1, 700), scale=st.sampled_from([1, 20]), seed=seeds)
 @at_each_level
 def test_log_normalizer(level, native, rows, n, scale, seed):
@@ -451,7 +444,6 @@ def test_array_layout_changes_no_bit(native, dtype, layout):
             ops.layer_norm(laid(x), LayerNorm(*map(laid, norm), 1e-5)),
             *(ops.linear(laid(x), w, activation) for activation in (None, "gelu_new")),
             ops.attend(q, *cache, 0.3, laid(visible)),
-            ops.add(laid(x), laid(x)),
             ops.exp(laid(x)),
             ops.log_normalizer(laid(x[0])).astype(np.float32),
         ]
@@ -464,7 +456,6 @@ def test_broadcast_arrays_are_accepted(native):
     ops, w = native("float32"), Linear(native("float32").place_matrix(array("matrix", 20, 33)))
     x = np.broadcast_to(array("x", 1, 20), (15, 20))
     assert_same_bits(ops.linear(x, w), ops.linear(x.copy(), w))
-    assert_same_bits(ops.add(x, x), x + x)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -552,7 +543,7 @@ def test_empty_inputs_give_empty_outputs(native, dtype):
     assert ops.linear(x, w).shape == (0, 20)
     assert ops.linear(x[None], w, "gelu").shape == (1, 0, 20)
     assert ops.layer_norm(x, LayerNorm(matrix[:, 0], matrix[:, 1], 1e-5)).shape == (0, 8)
-    assert ops.add(x, x).shape == ops.exp(x).shape == (0, 8)
+    assert ops.exp(x).shape == (0, 8)
     assert ops.log_normalizer(x).shape == (0,)
     assert (
         ops.embed(w.weight, matrix[:, :8], np.empty((2, 0), int), np.empty((1, 0), int)).size == 0
@@ -601,9 +592,6 @@ def test_other_operations_reject_wrong_shapes(parts):
         for ln in (LayerNorm(wrong, norm, 1e-5), LayerNorm(norm, wrong, 1e-5)):
             with pytest.raises(ValueError, match="cannot be"):
                 ops.layer_norm(x, ln)
-    for wrong in (x[:1], x[:, :11], x[None]):
-        with pytest.raises(ValueError, match="cannot be"):
-            ops.add(x, wrong)
     ids = np.array([[1, 2]])
     for wrong in (parts["wpe"][:, :11], parts["wpe"][0]):
         with pytest.raises(ValueError, match="wpe cannot be"):

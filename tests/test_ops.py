@@ -231,7 +231,6 @@ def test_arguments_are_not_modified(ops, cached):
     for activation in (None, *ACTIVATIONS):
         ops.linear(x, Linear(placed, matrix[0]), activation=activation)
     ops.attend(heads, *cached(ops, heads, heads), 0.5, causal(2, 4, 4))
-    ops.add(x, x)
     ops.exp(x)
     ops.log_normalizer(x[0])
     ops.embed(placed, matrix, np.array([[1, 2]]), np.array([[0, 1]]))
@@ -269,9 +268,8 @@ def test_nan_propagates(ops, cached):
         assert np.isnan(y[0, 0, :, 0]).all()
 
 
-def test_add_and_exp(ops):
-    x, y = array("x", 2, 3, 8), array("y", 2, 3, 8)
-    assert np.array_equal(ops.to_host(ops.add(x, y)), x + y)
+def test_exp(ops):
+    x = array("x", 2, 3, 8)
     assert_close(ops, ops.exp(x), np.exp(x.astype(np.float64)), tolerance=5e-7)
     assert not ops.to_host(ops.exp(np.full((1, 3), -np.inf, np.float32))).any()
 

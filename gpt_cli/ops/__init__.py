@@ -9,13 +9,13 @@ Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
 import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import FileIO
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -160,10 +160,6 @@ class Ops(Protocol):
         """
         ...
 
-    def add(self, x: Array, y: Array) -> Array:
-        """Return x + y."""
-        ...
-
     def exp(self, x: Array) -> Array:
         """Return e to the power of each element."""
         ...
@@ -173,32 +169,17 @@ class Ops(Protocol):
         ...
 
 
-class _Implementation(NamedTuple):
-    module: str
-    name: str
-    on_demand: bool = False  # used only if GPT_CLI_OPS names it
-
-
-def _native(name: str) -> _Implementation:
-    return _Implementation("gpt_cli.ops.native_ops", name)
-
-
-# The implementations by device and type of weights, the fastest first.
+# The implementations by device and type of weights, the fastest first: for "native", the class is
+# in `gpt_cli.ops.native_ops`, and so on.
 _IMPLEMENTATIONS = {
-    ("cuda", "float32"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "CuPyOps")},
-    ("cuda", "float16"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "Float16CuPyOps")},
-    ("cpu", "float32"): {
-        "native": _native("NativeOps"),
-        "numpy": _Implementation("gpt_cli.ops.numpy_ops", "NumPyOps"),
-    },
-    ("cpu", "bfloat16"): {"native": _native("BFloat16NativeOps")},
-    ("cpu", "float16"): {"native": _native("Float16NativeOps")},
-    ("cpu", "int8"): {
-        "native": _native("Int8NativeOps"),
-        # The reference, which is slower than float32.
-        "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
-    },
+    ("cuda", "float32"): {"cupy": "CuPyOps"},
+    ("cuda", "float16"): {"cupy": "Float16CuPyOps"},
+    ("cpu", "float32"): {"native": "NativeOps", "numpy": "NumPyOps"},
+    ("cpu", "bfloat16"): {"native": "BFloat16NativeOps"},
+    ("cpu", "float16"): {"native": "Float16NativeOps"},
+    ("cpu", "int8"): {"native": "Int8NativeOps", "numpy": "Int8NumPyOps"},
 }
+_ON_DEMAND = "Int8NumPyOps"  # slower than float32, so only used if GPT_CLI_OPS names it
 _SYNONYMS = {"gpu": "cuda", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT = ("float16", "bfloat16")  # the 16-bit types
 _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
@@ -206,8 +187,8 @@ _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
 _log = logging.getLogger(__name__)
 
 
-def check_available(device: str, dtype: str) -> None:
-    """Check that `get_ops` has an implementation for this, without loading it.
+def check_available(device: str, dtype: str) -> dict[str, str]:
+    """Return the implementations that `get_ops` tries, by name, without loading one.
 
     Raises:
         InputError: there is no implementation, a requirement is not installed, or GPT_CLI_OPS is
@@ -215,11 +196,18 @@ def check_available(device: str, dtype: str) -> None:
         ResourceError: it needs a GPU, and none can be used.
     """
     offered = _implementations(device, dtype)
-    problems = [_missing_requirement(name) for name in _candidates(offered, dtype)]
+    if choice := os.environ.get(_VARIABLE):
+        if choice not in offered:
+            known = " or ".join(offered)
+            raise InputError(f"{_VARIABLE} must be {known} for {dtype}, not {choice!r}")
+        offered = {choice: offered[choice]}
+    else:
+        offered = {name: kind for name, kind in offered.items() if kind != _ON_DEMAND}
+    problems = [_missing_requirement(name) for name in offered]
     if all(problems):
-        choice = os.environ.get(_VARIABLE)
         what = f"{_VARIABLE}={choice}" if choice else f"--dtype {dtype}"
         raise InputError(f"{what} needs {problems[0]}")
+    return offered
 
 
 def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
@@ -234,14 +222,12 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise InputError(f"--threads must be from 1 to {MOST_THREADS}")
-    check_available(device, dtype)
-    offered = _implementations(device, dtype)
+    candidates = check_available(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
-    for name in _candidates(offered, dtype):
+    for name, kind in candidates.items():
         try:
-            module = importlib.import_module(offered[name].module)
-            ops: Ops = getattr(module, offered[name].name)()
+            ops: Ops = getattr(importlib.import_module(f"gpt_cli.ops.{name}_ops"), kind)()
         except ImportError as error:
             reason = error
             _log.info("%s cannot be used: %s", name, error)
@@ -270,20 +256,6 @@ def held_dtype(stored: str, device: str) -> str:
     return "float32"
 
 
-def _candidates(offered: Mapping[str, _Implementation], dtype: str) -> list[str]:
-    """Return the names of the implementations to try: that of GPT_CLI_OPS, or the fastest first.
-
-    Raises:
-        InputError: GPT_CLI_OPS is not in `offered`.
-    """
-    choice = os.environ.get(_VARIABLE)
-    if not choice:
-        return [name for name in offered if not offered[name].on_demand]
-    if choice not in offered:
-        raise InputError(f"{_VARIABLE} must be {' or '.join(offered)} for {dtype}, not {choice!r}")
-    return [choice]
-
-
 def _missing_requirement(name: str) -> str | None:
     """Return the missing requirement of an implementation and how to install it, or None."""
     if name == "cupy" and not find_spec("cupy"):
@@ -296,13 +268,8 @@ def _missing_requirement(name: str) -> str | None:
     return None
 
 
-def _implementations(device: str, dtype: str) -> dict[str, _Implementation]:
-    """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's.
-
-    Raises:
-        InputError: there are none.
-        ResourceError: it needs a GPU, and none can be used.
-    """
+def _implementations(device: str, dtype: str) -> dict[str, str]:
+    """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's."""
     devices = ["cuda", "cpu"] if device == "auto" else [device]
     offered = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
     if not any(offered.values()):
@@ -319,4 +286,4 @@ def _implementations(device: str, dtype: str) -> dict[str, _Implementation]:
         if not offered.get("cpu"):
             raise ResourceError(f"--device cuda: {problem}")
         offered["cuda"] = {}
-    return {name: entry for each in offered.values() for name, entry in each.items()}
+    return {name: kind for each in offered.values() for name, kind in each.items()}
