@@ -61,8 +61,7 @@ class Rows(Protocol):
 class StoredRows(Rows, Protocol):
     """Rows that are stored in a file."""
 
-    dtype: str
-    """The stored type, as safetensors names it: F32, F16, BF16 or I8."""
+    dtype: str  # as safetensors names it: F32, F16, BF16 or I8
 
     def opened(self) -> AbstractContextManager[tuple[FileIO, int]]:
         """Open the file. Yield it with the byte offset of the rows.
@@ -74,30 +73,16 @@ class StoredRows(Rows, Protocol):
 
 
 class Ops(Protocol):
-    """The operations of a device that the model is written in.
+    """The operations of a device; an implementation may fuse steps inside an operation."""
 
-    An implementation may fuse steps inside an operation. `layers`, if it is not None, runs the same
-    operations in one call.
-    """
+    name: str  # of the implementation, as shown to users
+    dtype: str  # of the weights in memory
+    cache_block: int  # number of tokens per index of a cache's fourth axis
+    threads: int  # of the CPU
+    xp: ModuleType  # NumPy or CuPy, for everything that is not an operation below
 
-    name: str
-    """The name of the implementation, as shown to users."""
-
-    dtype: str
-    """The type of the weights in memory."""
-
-    cache_block: int
-    """Number of tokens per index of a cache's fourth axis."""
-
-    threads: int
-    """Number of CPU threads that compute."""
-
+    # `model.layers` in one call, with the same bits: (x, h, visible, cache) -> x
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None
-    """`model.layers` in one call, with the same bits: (x, h, visible, cache) -> x. None if the
-    implementation has no such function."""
-
-    xp: ModuleType
-    """The array namespace, NumPy or CuPy, for everything that is not an operation below."""
 
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""

@@ -87,8 +87,7 @@ class Layers:
         self.width: int = h[0].attn.c_attn.weight.n_in
         self._blocks = [weakref.ref(b) for b in h]
         self._kept: list[object] = []
-        shape = self._shape(h[0])
-        check(all(self._shape(b) == shape for b in h), "a layer", h[0].ln_1.weight)
+        check(len({self._shape(b) for b in h}) == 1, "a layer", h[0].ln_1.weight)
         self._structs = (_Block * len(h))(*map(self._describe, h))
         self.struct = ctypes.addressof(self._structs)
 
