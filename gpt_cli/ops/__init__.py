@@ -50,11 +50,9 @@ class Rows(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the length of each axis."""
-        ...
 
     def __getitem__(self, rows: slice, /) -> Array:
         """Return a range of rows."""
-        ...
 
 
 @runtime_checkable
@@ -69,7 +67,6 @@ class StoredRows(Rows, Protocol):
         Raises:
             CheckpointError: on exit, if the file has changed or the block raised EOFError.
         """
-        ...
 
 
 class Ops(Protocol):
@@ -81,42 +78,35 @@ class Ops(Protocol):
     threads: int  # of the CPU
     xp: ModuleType  # NumPy or CuPy, for everything that is not an operation below
 
-    # `model.layers` in one call, with the same bits: (x, h, visible, cache) -> x
+    # `model.layers` in one call, with the same bits, or None: (x, h, visible, cache) -> x
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None
 
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""
-        ...
 
     def place(self, array: Array) -> Array:
         """Copy a float32 array from the host to the device, or return it if that is the host."""
-        ...
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Matrix:
         """Convert a float32 matrix on the host to the layout that `linear` and `embed` take.
 
         `rows` is (n_in, n_out), or (n_out, n_in) if `transposed`.
         """
-        ...
 
     def to_host(self, array: Array) -> Array:
         """Copy an array from the device to the host."""
-        ...
 
     def embed(self, wte: Matrix, wpe: Array, ids: Array, positions: Array) -> Array:
         """Return columns of wte (C, V) plus rows of wpe (n_positions, C).
 
         ids (B, T), positions (B or 1, T) -> (B, T, C).
         """
-        ...
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         """Normalize x (..., C) to mean 0 and variance 1, then apply gain and offset: (..., C)."""
-        ...
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         """Return activation(x @ weight + bias): x (..., n_in) -> (..., n_out)."""
-        ...
 
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
@@ -125,7 +115,6 @@ class Ops(Protocol):
 
         The implementation chooses the remaining axes. `size` is D.
         """
-        ...
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
@@ -135,7 +124,6 @@ class Ops(Protocol):
         k, v (B, H, T, D); past (B,) number of cached tokens of each row; lengths (B,) number of its
         new tokens, from 0 to T.
         """
-        ...
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         """Return softmax(scale * q keysT, over the visible keys) values.
@@ -143,15 +131,12 @@ class Ops(Protocol):
         q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) is the number of
         keys that each query sees, from key 0, at least 1 -> (B, H, T, D).
         """
-        ...
 
     def exp(self, x: Array) -> Array:
         """Return e to the power of each element."""
-        ...
 
     def log_normalizer(self, logits: Array) -> Array:
         """Return log(sum(exp(logits))) of each row: logits (B, V) -> (B,) float64."""
-        ...
 
 
 # The implementations by device and type of weights, the fastest first: for "native", the class is
