@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from gpt_cli.config import GPT2Config
 from gpt_cli.errors import InputError
 from gpt_cli.generate import Completion, Request, generate, working_set
 from gpt_cli.model import GPT2
@@ -81,20 +80,17 @@ def _batches(model: GPT2, requests: dict[int, Request], batch_size: int | None) 
     def length(place: int) -> tuple[int, int]:
         return len(requests[place].prompt), requests[place].options.max_tokens
 
+    def needed(places: list[int]) -> int:
+        return working_set(model.config, [requests[place] for place in places])
+
     places = sorted(requests, key=length, reverse=True)
     batches = []
     free = model.ops.free_memory()
     while places:
-        longest = [requests[place] for place in places[:LARGEST]]
-        size = batch_size or _fitting(model.config, longest, free)
+        size = batch_size or LARGEST
+        if batch_size is None and free is not None:
+            while size > 1 and 2 * needed(places[:size]) > free:
+                size //= 2
         batches.append(places[:size])
         places = places[size:]
     return sorted(batches, key=min)
-
-
-def _fitting(config: GPT2Config, requests: list[Request], free: int | None) -> int:
-    """Return the size of a batch: LARGEST, halved until its rows fit half of the free memory."""
-    size = LARGEST
-    while free is not None and size > 1 and 2 * working_set(config, requests[:size]) > free:
-        size //= 2
-    return size

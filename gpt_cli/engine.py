@@ -45,10 +45,8 @@ class Engine:
     """
 
     def __init__(self, model: GPT2, tokenizer: Tokenizer, name: str, load_seconds: float):
-        self.model = model
-        self.tokenizer = tokenizer
-        self.name = name
-        self.load_seconds = load_seconds
+        self.model, self.tokenizer = model, tokenizer
+        self.name, self.load_seconds = name, load_seconds
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of a text.
@@ -282,16 +280,15 @@ class Engine:
         return ids
 
     def _prompt_ids(self, prompt: str, special: bool = False) -> list[int]:
-        ids = self.encode(prompt, special=special)
-        if not ids:
-            bos = self.model.config.bos_token_id
-            if bos is None or bos >= self.model.config.vocab_size:
-                raise InputError(
-                    "the prompt is empty, and this model has no start token (bos_token_id)"
-                )
-            ids = [bos]
-        self._check_ids(ids)
-        return ids
+        config = self.model.config
+        if ids := self.encode(prompt, special=special):
+            self._check_ids(ids)
+            return ids
+        if config.bos_token_id is None or config.bos_token_id >= config.vocab_size:
+            raise InputError(
+                "the prompt is empty, and this model has no start token (bos_token_id)"
+            )
+        return [config.bos_token_id]
 
     def _fitting_ids(self, text: str, special: bool) -> list[int]:
         ids = self._prompt_ids(text, special)

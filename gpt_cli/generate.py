@@ -78,38 +78,30 @@ class Completion:
 
 
 class StopStrings:
-    """Pass text on up to the first stop string, even if the string spans several tokens.
+    """Pass text on up to the first stop string, or with `include` up to its end.
 
-    Text that may be the beginning of a stop string is held back until that is decided.
-
-    Args:
-        stops: the stop strings.
-        include: whether the stop string itself is passed on.
+    Text that may be the beginning of a stop string is held back until that is decided, since a
+    string may span several tokens.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False):
-        self._stops = stops
-        self._include = include
+        self._stops, self._include = stops, include
         self._held = ""
         self.found = False
 
     def push(self, text: str) -> str:
         """Take text; return the text that is certain to be before any stop string."""
         self._held += text
-        places = [
-            (place + len(stop), place)
-            for stop in self._stops
-            if (place := self._held.find(stop)) >= 0
-        ]
+        held = self._held
+        places = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
         if places:
             self.found = True
             end, start = min(places)  # the first complete one, wherever the text was cut
-            passed, self._held = self._held[: end if self._include else start], ""
-            return passed
-        keep = max((self._undecided(stop) for stop in self._stops), default=0)
-        cut = len(self._held) - keep
-        passed, self._held = self._held[:cut], self._held[cut:]
-        return passed
+            self._held = ""
+            return held[: end if self._include else start]
+        cut = len(held) - max((self._undecided(stop) for stop in self._stops), default=0)
+        self._held = held[cut:]
+        return held[:cut]
 
     def flush(self) -> str:
         """Return the text that was held back: no more text follows."""
@@ -132,18 +124,12 @@ class _Row:
         self.sampling = options.sampling
         self.key = request.seed, request.index
         self.ids = list(request.prompt)  # of the whole text
-        self.prompt_tokens = len(request.prompt)
+        self.generated: list[int] = []
         self.window = list(request.prompt)  # the end of the text, which the model sees
-        self.shift = options.overflow == "shift"
         self.remaining = options.max_tokens
         self._config = config
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopStrings(options.stop, include=options.include_stop)
-
-    @property
-    def generated(self) -> list[int]:
-        """Return the ids after the prompt."""
-        return self.ids[self.prompt_tokens :]
 
     @property
     def growth(self) -> int:
@@ -152,24 +138,23 @@ class _Row:
 
     def push(self, id: int) -> tuple[str, FinishReason | None]:
         """Take a token; return the text that is now certain, and a reason if the row ends."""
-        self.ids.append(id)
-        self.window.append(id)
+        for ids in (self.ids, self.generated, self.window):
+            ids.append(id)
         self.remaining -= 1
-        passed = ""
-        finish: FinishReason | None = None
-        if id in self._config.eos_token_id:
-            finish = "eos"
-        else:
-            passed = self._stops.push(self._decoder.push(id))
+        ended = id in self._config.eos_token_id
+        passed = "" if ended else self._stops.push(self._decoder.push(id))
         if self._stops.found:
             return passed, "stop"
-        if finish is None and self.remaining == 0:
+        finish: FinishReason
+        if ended:
+            finish = "eos"
+        elif self.remaining == 0:
             finish = "length"
-        elif finish is None and self.growth == 0 and not self.shift:
+        elif self.growth == 0 and self.options.overflow != "shift":
             finish = "context"
-        if finish is not None:
-            passed += self._stops.push(self._decoder.flush()) + self._stops.flush()
-        return passed, finish
+        else:
+            return passed, None
+        return passed + self._stops.push(self._decoder.flush()) + self._stops.flush(), finish
 
 
 def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
@@ -210,9 +195,7 @@ class _Batch:
     """Rows that are computed side by side, with their cache."""
 
     def __init__(self, model: GPT2, rows: list[_Row], use_cache: bool):
-        self.rows = rows
-        self._model = model
-        self._use_cache = use_cache
+        self._model, self.rows, self._use_cache = model, rows, use_cache
         self._cache: KVCache | None = None
 
     def next_logits(self) -> Array:
@@ -277,16 +260,10 @@ def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:
 
 
 def generate(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> Iterator[Step]:
-    """Continue prompts side by side, a token of each row at a time.
+    """Return an iterator that continues prompts side by side, a token of each row at a time.
 
-    Args:
-        model: the weights.
-        tokenizer: decodes the tokens, and knows which ids have none.
-        requests: the rows. The cache is used if all of them have `use_cache`.
-
-    Returns:
-        An iterator of a step for each token of each row, until all rows have ended. It raises
-        CheckpointError if the weights are damaged.
+    The cache is used if all rows have `use_cache`. The iterator raises CheckpointError if the
+    weights are damaged.
 
     Raises:
         ResourceError: there is not enough memory.
@@ -327,12 +304,10 @@ def _steps(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> It
         seconds = time.perf_counter() - start
 
         unfinished = []
-        for place, row in enumerate(batch.rows):
-            text, finish = row.push(ids[place])
-            logprob = logprobs[place]
-            yield Step(
-                row.place, ids[place], logprob, top[place], text, finish, seconds, model_seconds
-            )
+        for place, (row, id) in enumerate(zip(batch.rows, ids, strict=True)):
+            text, finish = row.push(id)
+            details = logprobs[place], top[place], text, finish
+            yield Step(row.place, id, *details, seconds, model_seconds)
             if finish is None:
                 unfinished.append(place)
         batch.keep(unfinished)
@@ -347,11 +322,10 @@ def _choose(ops: Ops, logits: Array, rows: Sequence[_Row], step: int) -> Array:
         alike.setdefault(row.sampling, []).append(place)
     chosen = xp.empty(len(rows), xp.int64)
     for params, places in alike.items():
-        seen = [rows[place].ids for place in places]
-        generated = [rows[place].generated for place in places]
+        group = [rows[place] for place in places]
+        seen, generated = [row.ids for row in group], [row.generated for row in group]
         some = places if len(alike) > 1 else slice(None)  # a list would make a copy
-        # The likeliest token needs no draw.
-        keys = [rows[place].key for place in places] if params.temperature else []
+        keys = [row.key for row in group if params.temperature]  # the likeliest needs no draw
         draws = xp.asarray(uniforms(keys, step))
         chosen[some] = sample(ops, logits[some], draws, params, seen, generated)
     return chosen

@@ -31,30 +31,18 @@ class KVCache:
         self.new = self.lengths
 
     def reserve(self, new: NDArray[np.int64]) -> None:
-        """Set how many tokens of each text (B,) the layers will append.
-
-        Raises:
-            IndexError: they exceed the capacity.
-        """
+        """Set `new`; raise IndexError if a text would exceed the capacity."""
         most = max((self.lengths + new).tolist(), default=0)
         if most > self.capacity:
             raise IndexError(f"the cache has room for {self.capacity} tokens, not for {most}")
         self.new = new
 
     def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
-        """Store the k, v (B, H, T, D) of one layer for the tokens that `reserve` has set.
-
-        Returns:
-            All keys and all values of the layer.
-        """
-        keys, values = self.layer(layer)
+        """Store the k, v (B, H, T, D) of one layer; return all its keys and values."""
+        layer %= len(self.keys)  # a pass without a cache has only one, which all layers share
+        keys, values = self.keys[layer], self.values[layer]
         self._ops.store(k, v, keys, values, self.lengths, self.new)
         return keys, values
-
-    def layer(self, layer: int) -> tuple[Array, Array]:
-        """Return the keys and values of one layer."""
-        layer %= len(self.keys)  # a pass without a cache has only one, which all layers share
-        return self.keys[layer], self.values[layer]
 
     def advance(self) -> None:
         """Count the tokens that the layers have stored in this forward pass."""

@@ -100,8 +100,8 @@ def mlp(ops: Ops, x: Array, m: MLP) -> Array:
 
 def block(ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: int) -> Array:
     """Run one layer: attention and MLP each read the normalized x and add to x (B, T, C)."""
-    x = ops.add(x, attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer))
-    return ops.add(x, mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp))
+    x = x + attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer)
+    return x + mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp)
 
 
 def layers(ops: Ops, x: Array, h: tuple[Block, ...], visible: Array, cache: KVCache) -> Array:

@@ -79,37 +79,11 @@ class SamplingParams(Declared):
     )
 
 
-def logit_bias(logits: Array, biases: Sequence[tuple[int, float]]) -> Array:
-    """Add a bias to the logits (B, V) of some ids, as OpenAI's completions do."""
-    logits = logits.copy()
-    for id, bias in biases:
-        logits[:, id] += bias
-    return logits
-
-
-def generated_penalty(
-    xp: ModuleType,
-    logits: Array,
-    generated: Sequence[Sequence[int]],
-    presence: float,
-    frequency: float,
-) -> Array:
-    """Lower the logits (B, V) of the ids that each row has generated, as OpenAI's completions do.
-
-    The logit of a token that was generated n times falls by `presence` + n * `frequency`.
-    """
-    logits = logits.copy()
-    for row, ids in enumerate(generated):
-        for id, count in Counter(ids).items():
-            logits[row, id] -= presence + count * frequency
-    return logits
-
-
 def uniforms(keys: Sequence[tuple[int, int]], step: int) -> Array:
     """Return one number in [0, 1) for each row of the batch, float64 (B,) on the host.
 
-    The generator is counter-based: a number depends on the row's key, which is its seed and its
-    index, and on the step. It depends on nothing else: not on other rows, the device or the cache.
+    The generator is counter-based: a number depends only on the row's key, (seed, index), and on
+    the step, not on other rows, the device or the cache.
     """
     import numpy as np
 
@@ -135,16 +109,30 @@ def repeat_penalty(
     return logits
 
 
+def generated_penalty(
+    logits: Array, generated: Sequence[Sequence[int]], presence: float, frequency: float
+) -> Array:
+    """Lower the logits of the ids that each row has generated, as OpenAI's completions do.
+
+    The logit of a token that was generated n times falls by `presence` + n * `frequency`.
+    """
+    logits = logits.copy()
+    for row, ids in enumerate(generated):
+        for id, count in Counter(ids).items():
+            logits[row, id] -= presence + count * frequency
+    return logits
+
+
 def keep_from(xp: ModuleType, logits: Array, bound: Array) -> Array:
     """Remove the logits below bound (B, 1)."""
     return xp.where(logits >= bound, logits, -xp.inf)
 
 
 def likely_columns(xp: ModuleType, logits: Array, k: int) -> Array:
-    """Columns in which the k largest of each row are, and few others: cheaper than to sort a row.
+    """Return the columns that hold the k largest of each row, and few others, without a sort.
 
-    In groups of columns, k groups have a largest number that is no smaller than the k-th largest
-    of these: so the k-th largest of all is no smaller, either.
+    The columns form groups. The k-th largest of the groups' largest numbers is at most the k-th
+    largest of the row.
     """
     B, V = logits.shape
     groups = V // GROUP
@@ -176,22 +164,18 @@ def min_p(xp: ModuleType, logits: Array, p: float) -> Array:
 
 
 def cumulated_weights(ops: Ops, logits: Array) -> Array:
-    """Running sums (B, V), float64, of weights proportional to the probabilities."""
+    """Return running sums (B, V), float64, of weights proportional to the probabilities."""
     weights = ops.exp(logits - logits.max(axis=-1, keepdims=True))
     return ops.xp.cumsum(weights, axis=-1, dtype="float64")
 
 
 def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Natural logarithms of the probabilities of one token a row: ids (B,) -> (B,) float64."""
+    """Return the log-probability of one token of each row: ids (B,) -> (B,) float64."""
     return logits[ops.xp.arange(len(ids)), ids] - ops.log_normalizer(logits)
 
 
 def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
-    """The `count` likeliest tokens of each row, best first, and their logarithms.
-
-    Returns:
-        ids (B, count), and natural logarithms of their probabilities (B, count) float64.
-    """
+    """Return the likeliest ids (B, count), best first, and log-probabilities (B, count) float64."""
     xp = ops.xp
     count = min(count, logits.shape[-1])
     bound = xp.partition(logits, -count, axis=-1)[:, -count]
@@ -215,10 +199,10 @@ def sample(
     """Choose the next token of each row.
 
     Args:
-        ops: the operations of the device that `logits` and `uniforms` lie on.
+        ops: the operations of the device of `logits` and `uniforms`.
         logits: (B, V); -inf is never chosen.
-        uniforms: (B,) in [0, 1), the place of the draw in the cumulated probabilities. Not used
-            where the temperature is 0.
+        uniforms: (B,) in [0, 1), the place of the draw in the cumulated probabilities; not used
+            if the temperature is 0.
         params: the filters.
         seen: the ids of each row so far, for the repeat penalty.
         generated: those of them that were generated, for the other penalties.
@@ -228,13 +212,14 @@ def sample(
     """
     xp = ops.xp
     if params.logit_bias:
-        logits = logit_bias(logits, params.logit_bias)
+        logits = logits.copy()
+        for id, bias in params.logit_bias:
+            logits[:, id] += bias
     if params.repeat_penalty != 1:
         logits = repeat_penalty(xp, logits, seen, params.repeat_penalty)
     if params.presence_penalty or params.frequency_penalty:
-        logits = generated_penalty(
-            xp, logits, generated, params.presence_penalty, params.frequency_penalty
-        )
+        penalties = params.presence_penalty, params.frequency_penalty
+        logits = generated_penalty(logits, generated, *penalties)
     if params.temperature == 0:
         return xp.argmax(logits, axis=-1)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / params.temperature

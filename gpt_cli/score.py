@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, takewhile
+from itertools import islice, takewhile
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -91,17 +91,11 @@ class _Window:
 def score(
     model: GPT2, tokenizer: Tokenizer, texts: Sequence[list[int]], stride: int | None = None
 ) -> list[Score]:
-    """Score texts of any length side by side.
+    """Score texts, given as ids, of any length side by side.
 
     A text longer than the context is scored in windows of the context's length, `stride` tokens
-    apart. A token is scored in the first window that has it, so all but the first n_positions
-    tokens have at least n_positions - stride tokens before them.
-
-    Args:
-        model: the weights.
-        tokenizer: for the bytes of the tokens.
-        texts: the ids of each. With fewer than 2 nothing is scored.
-        stride: from 1 to n_positions - 1; by default half of the context.
+    apart (by default half of the context). A token is scored in the first window that has it, so
+    all but the first n_positions tokens have at least n_positions - stride tokens before them.
 
     Raises:
         InputError: the stride is out of range.
@@ -111,13 +105,14 @@ def score(
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:
         raise InputError(f"stride must be from 1 to {n_positions - 1}, less than the context")
-    windows = [
-        window
-        for text, ids in enumerate(texts)
-        for window in _windows(text, ids, n_positions, stride)
-    ]
+    windows: list[_Window] = []
+    for text, ids in enumerate(texts):
+        windows += _windows(text, ids, n_positions, stride)
     logprobs: list[list[float | None]] = [[None] * len(ids) for ids in texts]
-    for group in _side_by_side(windows):
+    windows.sort(key=len, reverse=True)
+    while windows:
+        rows = max(1, PASS // len(windows[0]))  # of similar length, as many as make one pass
+        group, windows = windows[:rows], windows[rows:]
         for window, found in zip(group, _score_windows(model, group), strict=True):
             scored = window.start + window.first
             logprobs[window.text][scored : scored + len(found)] = found
@@ -133,16 +128,6 @@ def _windows(text: int, ids: list[int], n_positions: int, stride: int) -> Iterat
         if scored < end:
             yield _Window(text, ids, start, end, scored - start)
             scored = end
-
-
-def _side_by_side(windows: list[_Window]) -> Iterator[list[_Window]]:
-    """Group windows of similar length, as many as make one pass."""
-    windows = sorted(windows, key=len, reverse=True)
-    place = 0
-    while place < len(windows):
-        rows = max(1, PASS // len(windows[place]))
-        yield windows[place : place + rows]
-        place += rows
 
 
 def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
@@ -207,12 +192,8 @@ def continuations(
 ) -> list[list[float]]:
     """Return the log-likelihood of each token of several continuations of one prompt.
 
-    The prompt is computed once; each continuation starts from a copy of its keys and values.
-
-    Args:
-        model: the weights.
-        prompt: ids, at least one.
-        choices: ids, at least one each; with the prompt, they must fit the context.
+    The prompt is computed once; each continuation starts from a copy of its keys and values. All
+    have at least one token, and fit the context together with the prompt.
 
     Raises:
         CheckpointError: the weights are damaged.
@@ -245,15 +226,13 @@ def _log_likelihoods(
     model: GPT2, states: Sequence[Array], targets: Sequence[Sequence[int]]
 ) -> list[list[float]]:
     """Return for each row the log-likelihoods of its targets (n,), predicted by states (n, C)."""
-    xp = model.ops.xp
-    x = xp.concatenate(states)  # (N, C): all rows
-    ids = xp.asarray(np.concatenate([np.array(row) for row in targets]))
-    slices = [slice(begin, begin + SLICE) for begin in range(0, len(x), SLICE)]
-    values = chain.from_iterable(_slice_likelihoods(model, x[s], ids[s]) for s in slices)
+    ops = model.ops
+    x = ops.xp.concatenate(states)  # (N, C): all rows
+    ids = ops.xp.asarray(np.concatenate(targets))
+    found: list[float] = []
+    for begin in range(0, len(x), SLICE):
+        some = slice(begin, begin + SLICE)
+        logprobs = log_probabilities(ops, unembed(model, x[some]), ids[some])
+        found += ops.to_host(logprobs).tolist()
+    values = iter(found)
     return [list(islice(values, len(row))) for row in targets]
-
-
-def _slice_likelihoods(model: GPT2, x: Array, ids: Array) -> list[float]:
-    """Return the log-likelihoods of ids (n,) given states x (n, C); this frees their logits."""
-    logits = unembed(model, x)
-    return model.ops.to_host(log_probabilities(model.ops, logits, ids)).tolist()

@@ -264,14 +264,6 @@ def test_all_ways_to_use_the_bundled_model_agree(tiny):
         assert scored.token_logprobs[-len(done.ids) :] == done.logprobs
 
 
-def test_a_choice_has_the_same_likelihood_whatever_the_others(tiny):
-    choices = [" girl", " boy who liked to play", " dog", " big, red ball"]
-    likelihoods = {choice.text: choice.logprob for choice in tiny.rank(STORIES[2], choices)}
-    for some in itertools.permutations(choices, 3):
-        for choice in tiny.rank(STORIES[2], some):
-            assert choice.logprob == likelihoods[choice.text]
-
-
 # --- choosing a token ----------------------------------------------------------------------------
 
 

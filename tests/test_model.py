@@ -97,13 +97,6 @@ def test_a_ragged_batch_has_the_logits_of_transformers(load_case, golden):
 # --- invariants ----------------------------------------------------------------------------------
 
 
-@given(config=configs, text=texts, data=st.data())
-def test_any_chunking_with_a_cache_equals_the_whole_text_without(make_model, config, text, data):
-    model, ids = make_model(**config), np.array([text])
-    logits = forward_in_chunks(model, ids, chunks_of(data, len(text)))
-    assert_same_logits(model, logits, forward(model, ids))
-
-
 @given(config=configs, text=texts)
 def test_token_by_token_equals_the_whole_text(make_model, config, text):
     model, ids = make_model(**config), np.array([text])
@@ -131,32 +124,6 @@ def test_a_token_sees_nothing_that_comes_after_it(make_model, config, text, data
     logits, others = forward(model, np.array([text, changed]))
     assert_same_logits(model, logits[:place], others[:place])
     assert abs(logits[place:] - others[place:]).max() > 0
-
-
-@given(config=configs, rows=batches, data=st.data())
-def test_the_finished_rows_of_a_batch_may_leave_the_cache(make_model, config, rows, data):
-    model = make_model(**config)
-    ids, lengths = right_pad([text[:8] for text in rows])
-    cache = KVCache(model.config, model.ops, len(rows), ids.shape[1] + 1)
-    forward(model, ids, cache, lengths)
-    kept = data.draw(st.permutations(range(len(rows))))[: -(-len(rows) * 2 // 3)]
-    cache.keep(kept)
-    logits = forward(model, np.full((len(kept), 1), 3), cache)
-    for row, place in zip(logits, kept, strict=True):
-        alone = forward(model, np.array([[*rows[place][:8], 3]]))
-        assert_same_logits(model, row[-1], alone[0, -1])
-
-
-@given(config=configs, text=texts.filter(lambda text: len(text) > 1), data=st.data())
-def test_tokens_after_rewind_may_be_computed_again(make_model, config, text, data):
-    model, ids = make_model(**config), np.array([text])
-    cache = KVCache(model.config, model.ops, *ids.shape)
-    place = data.draw(st.integers(1, len(text) - 1))
-    forward(model, (ids + 1) % VOCAB_SIZE, cache)
-    cache.rewind(len(text))
-    forward(model, ids[:, :place], cache)
-    logits = forward(model, ids[:, place:], cache)
-    assert_same_logits(model, logits, forward(model, ids)[:, place:])
 
 
 # --- the small parts -----------------------------------------------------------------------------

@@ -44,21 +44,10 @@ def test_place_and_to_host_round_trip(ops):
     assert np.array_equal(ops.to_host(ops.place(x.copy())), x)
 
 
-def test_embed_adds_rows_of_both_tables(ops):
+@pytest.mark.parametrize("positions", [[[0, 0, 1], [2, 3, 5]], [[3, 4, 5]]])
+def test_embed_adds_rows_of_both_tables(ops, positions):
     wte, wpe = array("wte", 10, 4), array("wpe", 6, 4)
-    ids, positions = np.array([[9, 0, 3], [1, 1, 2]]), np.array([[0, 0, 1], [2, 3, 5]])
-    x = ops.embed(
-        ops.place_matrix(wte, transposed=True),
-        ops.place(wpe),
-        ops.xp.asarray(ids),
-        ops.xp.asarray(positions),
-    )
-    assert_close(ops, x, wte[ids].astype(np.float64) + wpe[positions])
-
-
-def test_embed_broadcasts_the_positions_that_rows_share(ops):
-    wte, wpe = array("wte", 10, 4), array("wpe", 6, 4)
-    ids, positions = np.array([[9, 0], [1, 1]]), np.array([[3, 4]])
+    ids, positions = np.array([[9, 0, 3], [1, 1, 2]]), np.array(positions)
     x = ops.embed(
         ops.place_matrix(wte, transposed=True),
         ops.place(wpe),
@@ -73,16 +62,6 @@ def test_embed_rejects_ids_and_positions_out_of_range(ops, id, position):
     wte, wpe = ops.place_matrix(array("wte", 10, 4), transposed=True), array("wpe", 6, 4)
     with pytest.raises(IndexError):
         ops.embed(wte, ops.place(wpe), ops.xp.asarray([[0, id]]), ops.xp.asarray([[0, position]]))
-
-
-@pytest.mark.parametrize("transposed", [True, False])
-@pytest.mark.parametrize("piece", [1, 50, 700, 10_000])
-def test_place_matrix_does_not_depend_on_the_piece_size(ops, monkeypatch, transposed, piece):
-    monkeypatch.setattr("gpt_cli.ops.native_ops._PIECE", piece)
-    matrix = array("matrix", 37, 90)
-    w = Linear(ops.place_matrix(matrix.T.copy() if transposed else matrix, transposed=transposed))
-    y = ops.linear(ops.place(np.eye(37, dtype=np.float32)), w)
-    assert np.array_equal(ops.to_host(y), matrix)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8), (1, 1, 8), (5, 33)])
@@ -141,16 +120,6 @@ def test_attend(ops, cached, T, D, scale, ragged):
     assert_close(ops, attended, exact, tolerance=2e-6 if D == 8 else 4e-6)
 
 
-def test_a_cache_may_be_filled_in_pieces(ops, cached):
-    q, keys, values = (array(name, 2, 3, 40, 8) for name in ("q", "keys", "values"))
-    whole, *pieces = (
-        ops.attend(q, *cached(ops, keys, values, past), 1.0, causal(2, 40, 40))
-        for past in (0, 1, 31, 32, 33, 40)
-    )
-    for piece in pieces:
-        assert np.array_equal(ops.to_host(piece), ops.to_host(whole))
-
-
 def test_each_row_of_a_cache_has_its_own_length_and_tokens(ops):
     q, keys, values = (array(name, 3, 2, 7, 8) for name in ("q", "keys", "values"))
     cache = [layers[0] for layers in ops.new_cache(1, 3, 2, 50, 8)]
@@ -166,20 +135,6 @@ def test_each_row_of_a_cache_has_its_own_length_and_tokens(ops):
         ]
         scores = 0.5 * q[row].astype(np.float64) @ own[0][0].swapaxes(-1, -2)
         assert_close(ops, attended[row], exact_softmax(scores) @ own[1][0])
-
-
-def test_arrays_need_not_be_contiguous(ops, cached):
-    x, matrix = array("x", 3, 24), array("matrix", 12, 20)
-    w = Linear(ops.place_matrix(matrix))
-    assert_close(ops, ops.linear(x[:, ::2], w), x[:, ::2].astype(np.float64) @ matrix)
-    whole = ops.log_normalizer(x[:, ::2].copy())
-    assert np.array_equal(ops.to_host(ops.log_normalizer(x[:, ::2])), ops.to_host(whole))
-    heads, seen = array("heads", 1, 2, 3, 16)[..., ::2], causal(1, 3, 3)
-    views = ops.to_host(ops.attend(heads, *cached(ops, heads, heads), 0.5, seen))
-    copies = heads.copy()
-    assert np.array_equal(
-        views, ops.to_host(ops.attend(copies, *cached(ops, copies, copies), 0.5, seen))
-    )
 
 
 @pytest.mark.parametrize("T", [1, 5])
@@ -222,19 +177,19 @@ def test_log_normalizer_of_nan_is_nan(ops):
     assert np.isnan(ops.to_host(ops.log_normalizer(logits))).tolist() == [True, False]
 
 
-def test_arguments_are_not_modified(ops, cached):
+def test_arguments_are_not_modified(ops, int8_ops, cached):
     x, matrix = array("x", 2, 4, 8), array("matrix", 8, 8)
     heads = array("heads", 2, 2, 4, 4)
     copies = x.copy(), matrix.copy(), heads.copy()
-    ops.layer_norm(x, LayerNorm(matrix[0], matrix[1], 1e-5))
-    placed = ops.place_matrix(matrix)
-    for activation in (None, *ACTIVATIONS):
-        ops.linear(x, Linear(placed, matrix[0]), activation=activation)
-    ops.attend(heads, *cached(ops, heads, heads), 0.5, causal(2, 4, 4))
-    ops.add(x, x)
-    ops.exp(x)
-    ops.log_normalizer(x[0])
-    ops.embed(placed, matrix, np.array([[1, 2]]), np.array([[0, 1]]))
+    for each in (ops, int8_ops):
+        each.layer_norm(x, LayerNorm(matrix[0], matrix[1], 1e-5))
+        placed = each.place_matrix(matrix)
+        for activation in (None, *ACTIVATIONS):
+            each.linear(x, Linear(placed, matrix[0]), activation=activation)
+        each.attend(heads, *cached(each, heads, heads), 0.5, causal(2, 4, 4))
+        each.exp(x)
+        each.log_normalizer(x[0])
+        each.embed(placed, matrix, np.array([[1, 2]]), np.array([[0, 1]]))
     assert all(map(np.array_equal, (x, matrix, heads), copies))
 
 
@@ -269,9 +224,8 @@ def test_nan_propagates(ops, cached):
         assert np.isnan(y[0, 0, :, 0]).all()
 
 
-def test_add_and_exp(ops):
-    x, y = array("x", 2, 3, 8), array("y", 2, 3, 8)
-    assert np.array_equal(ops.to_host(ops.add(x, y)), x + y)
+def test_exp(ops):
+    x = array("x", 2, 3, 8)
     assert_close(ops, ops.exp(x), np.exp(x.astype(np.float64)), tolerance=5e-7)
     assert not ops.to_host(ops.exp(np.full((1, 3), -np.inf, np.float32))).any()
 

@@ -317,37 +317,20 @@ def test_weights_over_a_large_vocabulary_keep_their_last_digits(ops):
 # --- parameters ----------------------------------------------------------------------------------
 
 
+OUT_OF_RANGE = {
+    "temperature": [-0.1, 9e-7, 1000000.1, math.inf, math.nan],
+    "top_k": [-1, math.nan],
+    "top_p": [0, 1.01, math.nan],
+    "min_p": [-0.01, 1.01, math.nan],
+    "repeat_penalty": [0, -1, 9e-7, 1000000.1, math.inf, math.nan],
+    "presence_penalty": [-2.01],
+    "frequency_penalty": [2.01],
+    "logit_bias": [{-1: 0}, {1: 100.5}, {1: math.nan}, ["1"], ["x=1"], 7],
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", 9e-7),
-        ("temperature", 1000000.1),
-        ("temperature", math.inf),
-        ("temperature", math.nan),
-        ("top_k", -1),
-        ("top_k", math.nan),
-        ("top_p", 0),
-        ("top_p", 1.01),
-        ("top_p", math.nan),
-        ("min_p", -0.01),
-        ("min_p", 1.01),
-        ("min_p", math.nan),
-        ("repeat_penalty", 0),
-        ("repeat_penalty", -1),
-        ("repeat_penalty", 9e-7),
-        ("repeat_penalty", 1000000.1),
-        ("repeat_penalty", math.inf),
-        ("repeat_penalty", math.nan),
-        ("presence_penalty", -2.01),
-        ("frequency_penalty", 2.01),
-        ("logit_bias", {-1: 0}),
-        ("logit_bias", {1: 100.5}),
-        ("logit_bias", {1: math.nan}),
-        ("logit_bias", ["1"]),
-        ("logit_bias", ["x=1"]),
-        ("logit_bias", 7),
-    ],
+    ("name", "value"), [(name, value) for name in OUT_OF_RANGE for value in OUT_OF_RANGE[name]]
 )
 def test_a_value_out_of_range_is_refused_by_its_name(name, value):
     with pytest.raises(InputError, match=f"^{name} must be "):

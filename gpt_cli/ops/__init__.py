@@ -9,13 +9,13 @@ Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
 import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import FileIO
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -50,19 +50,16 @@ class Rows(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the length of each axis."""
-        ...
 
     def __getitem__(self, rows: slice, /) -> Array:
         """Return a range of rows."""
-        ...
 
 
 @runtime_checkable
 class StoredRows(Rows, Protocol):
     """Rows that are stored in a file."""
 
-    dtype: str
-    """The stored type, as safetensors names it: F32, F16, BF16 or I8."""
+    dtype: str  # as safetensors names it: F32, F16, BF16 or I8
 
     def opened(self) -> AbstractContextManager[tuple[FileIO, int]]:
         """Open the file. Yield it with the byte offset of the rows.
@@ -70,68 +67,46 @@ class StoredRows(Rows, Protocol):
         Raises:
             CheckpointError: on exit, if the file has changed or the block raised EOFError.
         """
-        ...
 
 
 class Ops(Protocol):
-    """The operations of a device that the model is written in.
+    """The operations of a device; an implementation may fuse steps inside an operation."""
 
-    An implementation may fuse steps inside an operation. `layers`, if it is not None, runs the same
-    operations in one call.
-    """
+    name: str  # of the implementation, as shown to users
+    dtype: str  # of the weights in memory
+    cache_block: int  # number of tokens per index of a cache's fourth axis
+    threads: int  # of the CPU
+    xp: ModuleType  # NumPy or CuPy, for everything that is not an operation below
 
-    name: str
-    """The name of the implementation, as shown to users."""
-
-    dtype: str
-    """The type of the weights in memory."""
-
-    cache_block: int
-    """Number of tokens per index of a cache's fourth axis."""
-
-    threads: int
-    """Number of CPU threads that compute."""
-
+    # `model.layers` in one call, with the same bits, or None: (x, h, visible, cache) -> x
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None
-    """`model.layers` in one call, with the same bits: (x, h, visible, cache) -> x. None if the
-    implementation has no such function."""
-
-    xp: ModuleType
-    """The array namespace, NumPy or CuPy, for everything that is not an operation below."""
 
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""
-        ...
 
     def place(self, array: Array) -> Array:
         """Copy a float32 array from the host to the device, or return it if that is the host."""
-        ...
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Matrix:
         """Convert a float32 matrix on the host to the layout that `linear` and `embed` take.
 
         `rows` is (n_in, n_out), or (n_out, n_in) if `transposed`.
         """
-        ...
 
     def to_host(self, array: Array) -> Array:
         """Copy an array from the device to the host."""
-        ...
 
     def embed(self, wte: Matrix, wpe: Array, ids: Array, positions: Array) -> Array:
         """Return columns of wte (C, V) plus rows of wpe (n_positions, C).
 
         ids (B, T), positions (B or 1, T) -> (B, T, C).
         """
-        ...
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         """Normalize x (..., C) to mean 0 and variance 1, then apply gain and offset: (..., C)."""
-        ...
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         """Return activation(x @ weight + bias): x (..., n_in) -> (..., n_out)."""
-        ...
 
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
@@ -140,7 +115,6 @@ class Ops(Protocol):
 
         The implementation chooses the remaining axes. `size` is D.
         """
-        ...
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
@@ -150,7 +124,6 @@ class Ops(Protocol):
         k, v (B, H, T, D); past (B,) number of cached tokens of each row; lengths (B,) number of its
         new tokens, from 0 to T.
         """
-        ...
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         """Return softmax(scale * q keysT, over the visible keys) values.
@@ -158,47 +131,25 @@ class Ops(Protocol):
         q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) is the number of
         keys that each query sees, from key 0, at least 1 -> (B, H, T, D).
         """
-        ...
-
-    def add(self, x: Array, y: Array) -> Array:
-        """Return x + y."""
-        ...
 
     def exp(self, x: Array) -> Array:
         """Return e to the power of each element."""
-        ...
 
     def log_normalizer(self, logits: Array) -> Array:
         """Return log(sum(exp(logits))) of each row: logits (B, V) -> (B,) float64."""
-        ...
 
 
-class _Implementation(NamedTuple):
-    module: str
-    name: str
-    on_demand: bool = False  # used only if GPT_CLI_OPS names it
-
-
-def _native(name: str) -> _Implementation:
-    return _Implementation("gpt_cli.ops.native_ops", name)
-
-
-# The implementations by device and type of weights, the fastest first.
+# The implementations by device and type of weights, the fastest first: for "native", the class is
+# in `gpt_cli.ops.native_ops`, and so on.
 _IMPLEMENTATIONS = {
-    ("cuda", "float32"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "CuPyOps")},
-    ("cuda", "float16"): {"cupy": _Implementation("gpt_cli.ops.cupy_ops", "Float16CuPyOps")},
-    ("cpu", "float32"): {
-        "native": _native("NativeOps"),
-        "numpy": _Implementation("gpt_cli.ops.numpy_ops", "NumPyOps"),
-    },
-    ("cpu", "bfloat16"): {"native": _native("BFloat16NativeOps")},
-    ("cpu", "float16"): {"native": _native("Float16NativeOps")},
-    ("cpu", "int8"): {
-        "native": _native("Int8NativeOps"),
-        # The reference, which is slower than float32.
-        "numpy": _Implementation("gpt_cli.ops.numpy_ops", "Int8NumPyOps", on_demand=True),
-    },
+    ("cuda", "float32"): {"cupy": "CuPyOps"},
+    ("cuda", "float16"): {"cupy": "Float16CuPyOps"},
+    ("cpu", "float32"): {"native": "NativeOps", "numpy": "NumPyOps"},
+    ("cpu", "bfloat16"): {"native": "BFloat16NativeOps"},
+    ("cpu", "float16"): {"native": "Float16NativeOps"},
+    ("cpu", "int8"): {"native": "Int8NativeOps", "numpy": "Int8NumPyOps"},
 }
+_ON_DEMAND = "Int8NumPyOps"  # slower than float32, so only used if GPT_CLI_OPS names it
 _SYNONYMS = {"gpu": "cuda", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT = ("float16", "bfloat16")  # the 16-bit types
 _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
@@ -206,8 +157,8 @@ _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
 _log = logging.getLogger(__name__)
 
 
-def check_available(device: str, dtype: str) -> None:
-    """Check that `get_ops` has an implementation for this, without loading it.
+def check_available(device: str, dtype: str) -> dict[str, str]:
+    """Return the implementations that `get_ops` tries, by name, without loading one.
 
     Raises:
         InputError: there is no implementation, a requirement is not installed, or GPT_CLI_OPS is
@@ -215,11 +166,18 @@ def check_available(device: str, dtype: str) -> None:
         ResourceError: it needs a GPU, and none can be used.
     """
     offered = _implementations(device, dtype)
-    problems = [_missing_requirement(name) for name in _candidates(offered, dtype)]
+    if choice := os.environ.get(_VARIABLE):
+        if choice not in offered:
+            known = " or ".join(offered)
+            raise InputError(f"{_VARIABLE} must be {known} for {dtype}, not {choice!r}")
+        offered = {choice: offered[choice]}
+    else:
+        offered = {name: kind for name, kind in offered.items() if kind != _ON_DEMAND}
+    problems = [_missing_requirement(name) for name in offered]
     if all(problems):
-        choice = os.environ.get(_VARIABLE)
         what = f"{_VARIABLE}={choice}" if choice else f"--dtype {dtype}"
         raise InputError(f"{what} needs {problems[0]}")
+    return offered
 
 
 def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
@@ -234,14 +192,12 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise InputError(f"--threads must be from 1 to {MOST_THREADS}")
-    check_available(device, dtype)
-    offered = _implementations(device, dtype)
+    candidates = check_available(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
-    for name in _candidates(offered, dtype):
+    for name, kind in candidates.items():
         try:
-            module = importlib.import_module(offered[name].module)
-            ops: Ops = getattr(module, offered[name].name)()
+            ops: Ops = getattr(importlib.import_module(f"gpt_cli.ops.{name}_ops"), kind)()
         except ImportError as error:
             reason = error
             _log.info("%s cannot be used: %s", name, error)
@@ -270,20 +226,6 @@ def held_dtype(stored: str, device: str) -> str:
     return "float32"
 
 
-def _candidates(offered: Mapping[str, _Implementation], dtype: str) -> list[str]:
-    """Return the names of the implementations to try: that of GPT_CLI_OPS, or the fastest first.
-
-    Raises:
-        InputError: GPT_CLI_OPS is not in `offered`.
-    """
-    choice = os.environ.get(_VARIABLE)
-    if not choice:
-        return [name for name in offered if not offered[name].on_demand]
-    if choice not in offered:
-        raise InputError(f"{_VARIABLE} must be {' or '.join(offered)} for {dtype}, not {choice!r}")
-    return [choice]
-
-
 def _missing_requirement(name: str) -> str | None:
     """Return the missing requirement of an implementation and how to install it, or None."""
     if name == "cupy" and not find_spec("cupy"):
@@ -296,13 +238,8 @@ def _missing_requirement(name: str) -> str | None:
     return None
 
 
-def _implementations(device: str, dtype: str) -> dict[str, _Implementation]:
-    """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's.
-
-    Raises:
-        InputError: there are none.
-        ResourceError: it needs a GPU, and none can be used.
-    """
+def _implementations(device: str, dtype: str) -> dict[str, str]:
+    """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's."""
     devices = ["cuda", "cpu"] if device == "auto" else [device]
     offered = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
     if not any(offered.values()):
@@ -319,4 +256,4 @@ def _implementations(device: str, dtype: str) -> dict[str, _Implementation]:
         if not offered.get("cpu"):
             raise ResourceError(f"--device cuda: {problem}")
         offered["cuda"] = {}
-    return {name: entry for each in offered.values() for name, entry in each.items()}
+    return {name: kind for each in offered.values() for name, kind in each.items()}

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import weakref
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -35,7 +34,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "embed": (_I, [_P, _P, _P, _P, _N, _N, _P, _I]),
     "layer_norm": (None, [_P, _N, _N, _N, _P, _P, _F, _P, _N, _I]),
     "linear": (None, [_P, _P, _P, _N, _N, _I, _P, _N, _P, _I]),
-    "add": (None, [_P, _N, _P, _N, _N, _N, _P, _N, _I]),
     "store": (_I, [_P, _P, _N, _N, _N, _P, _P, _P, _P, *[_N] * 5, _I, _I]),
     "attend": (_I, [_P, *[_N] * 3, _P, _P, _P, _F, *[_N] * 5, _I, _P, _N, _P, _N, _I]),
     "layers": (_I, [_P, _N, _P, _N, *[_P] * 5, *[_N] * 5, _I, _P, _N, _P, _I]),
@@ -73,16 +71,8 @@ class _Block(ctypes.Structure):
 
 
 # The version of the functions and the sizes that both sides must agree on: `gpt2_layout` in C.
-_LAYOUT = (
-    1,
-    COLUMNS,
-    MAX_TILE_ROWS,
-    BLOCK,
-    INT8_BLOCK_BYTES,
-    DIGITS_BYTES,
-    ctypes.sizeof(_Matrix),
-    ctypes.sizeof(_Block),
-)
+_SIZES = ctypes.sizeof(_Matrix), ctypes.sizeof(_Block)
+_LAYOUT = (1, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
 
 
 class Layers:
@@ -97,14 +87,13 @@ class Layers:
         self.width: int = h[0].attn.c_attn.weight.n_in
         self._blocks = [weakref.ref(b) for b in h]
         self._kept: list[object] = []
-        shape = self._shape(h[0])
-        check(all(self._shape(b) == shape for b in h), "a layer", h[0].ln_1.weight)
+        check(len({self._shape(b) for b in h}) == 1, "a layer", h[0].ln_1.weight)
         self._structs = (_Block * len(h))(*map(self._describe, h))
         self.struct = ctypes.addressof(self._structs)
 
     def matches(self, h: tuple[Any, ...]) -> bool:
         """Return whether this was made from these layers."""
-        return len(h) == len(self._blocks) and all(map(_refers, self._blocks, h))
+        return self._blocks == [weakref.ref(b) for b in h]
 
     def _shape(self, b: Any) -> object:
         """Check the shapes of a layer; return the properties that all layers must share."""
@@ -138,28 +127,14 @@ def _linears(b: Any) -> list[Any]:
     return [b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj]
 
 
-def _refers(ref: weakref.ref[Any], b: Any) -> bool:
-    return ref() is b
-
-
-@dataclass(frozen=True, eq=False)
 class Packed:
     """A matrix (n_in, n_out) in panels of COLUMNS columns: see native/kernels.h."""
 
-    panels: Array
-    n_in: int
-    n_out: int
-    format: str
-    width: int = field(init=False)  # n_out padded to whole panels
-    matrix: _Matrix = field(init=False, repr=False)  # this matrix as a C struct
-    struct: int = field(init=False)  # the address of that struct
-
-    def __post_init__(self) -> None:
-        kind = FORMATS.index(self.format)
-        matrix = _Matrix(address(self.panels), self.n_in, self.n_out, kind)
-        object.__setattr__(self, "matrix", matrix)
-        object.__setattr__(self, "struct", ctypes.addressof(matrix))
-        object.__setattr__(self, "width", -(-self.n_out // COLUMNS) * COLUMNS)
+    def __init__(self, panels: Array, n_in: int, n_out: int, format: str):
+        self.panels, self.n_in, self.n_out, self.format = panels, n_in, n_out, format
+        self.width = -(-n_out // COLUMNS) * COLUMNS  # padded to whole panels
+        self.matrix = _Matrix(address(panels), n_in, n_out, FORMATS.index(format))
+        self.struct = ctypes.addressof(self.matrix)
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, by the exponents of weights or scales."""
@@ -234,11 +209,8 @@ def check(right: bool, name: str, array: Array) -> None:
 
 def readable(x: Array) -> Array:
     """Return x, or a copy, as aligned float32 with a contiguous last axis."""
-    return (
-        x
-        if x.dtype == FLOAT32 and x.strides[-1] == 4 and x.flags.aligned
-        else x.astype(FLOAT32, "C")
-    )
+    right = x.dtype == FLOAT32 and x.strides[-1] == 4 and x.flags.aligned
+    return x if right else x.astype(FLOAT32, "C")
 
 
 def rows_of(x: Array, width: int) -> Array:

@@ -40,7 +40,6 @@ class Placed:
     n_out: int
 
     def is_finite(self) -> bool:
-        """Return whether all weights are finite."""
         return bool(cupy.isfinite(self.array).all())
 
 
@@ -65,21 +64,18 @@ class CuPyOps:
             raise ImportError(f"{type(error).__name__}: {error}") from error
 
     def free_memory(self) -> int:
-        """Return the free memory of the device in bytes."""
         free, _ = runtime.memGetInfo()
         pool = cupy.get_default_memory_pool()
         return int(free + pool.free_bytes())
 
     def place(self, array: Array) -> Array:
-        """Copy a float32 array from the host to the device."""
         return cupy.asarray(array)
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
-        """Copy a matrix to the device, some rows at a time, through pinned memory."""
         n_rows, length = rows.shape
         # cuBLAS is fastest if the rows of its result start at multiples of 16 bytes.
         array = cupy.zeros((-(-n_rows // 8) * 8 if transposed else n_rows, length), self.dtype)
-        step = max(1, _PIECE // length)
+        step = max(1, _PIECE // length)  # rows that are copied at a time
         pinned = cupyx.empty_pinned((min(step, n_rows), length), self.dtype)
         for start in range(0, n_rows, step):
             part = rows[start : start + step]
@@ -90,11 +86,9 @@ class CuPyOps:
         return Placed(array, transposed, n_rows if transposed else length)
 
     def to_host(self, array: Array) -> Array:
-        """Copy an array from the device to the host."""
         return cupy.asnumpy(array)
 
     def embed(self, wte: Placed, wpe: Array, ids: Array, positions: Array) -> Array:
-        """Return rows of wte plus rows of wpe: (B, T, C), in float32."""
         ids = cupy.ascontiguousarray(ids, np.int64)
         positions = _on_device(np.broadcast_to(positions, ids.shape))
         C = wpe.shape[1]
@@ -103,7 +97,6 @@ class CuPyOps:
         return x
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
-        """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
         x = cupy.ascontiguousarray(x, np.float32)
         y = cupy.empty(x.shape, self.dtype)
         C = x.shape[-1]
@@ -111,7 +104,6 @@ class CuPyOps:
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        """Return activation(x @ weight + bias): a product, and a kernel for the rest."""
         placed: Placed = w.weight
         n_in = x.shape[-1]
         rows = cupy.ascontiguousarray(x.reshape(-1, n_in), self.dtype)
@@ -131,7 +123,6 @@ class CuPyOps:
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
     ) -> tuple[Array, Array]:
-        """Return keys and values, each (layers, B, H, capacity, D)."""
         shape = layers, batch, heads, capacity, size
         # Zeros, because `attend` multiplies unwritten values by 0, so they must be finite.
         return cupy.zeros(shape, self.dtype), cupy.zeros(shape, self.dtype)
@@ -139,14 +130,12 @@ class CuPyOps:
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
-        """Append new keys and values to those of each row, in one launch."""
         B, H, T, D = k.shape
         k, v = self._readable(k, v)
         new = k, v, *_strides(k)[:3], _on_device(past), _on_device(lengths)
         self._run("store", B * T, *new, H, T, D, _capacity(keys, values), keys, values)
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
-        """Return softmax(scale * q keysT, over the visible keys) values."""
         B, H, T, D = q.shape
         capacity, seen = _capacity(keys, values), _on_device(visible)
         S = int(visible.max())
@@ -165,16 +154,10 @@ class CuPyOps:
         self._multiply(weights, values[:, :, :S], False, y)
         return y
 
-    def add(self, x: Array, y: Array) -> Array:
-        """Return x + y, in float32."""
-        return x + y
-
     def exp(self, x: Array) -> Array:
-        """Return e to the power of each element."""
         return cupy.exp(x)
 
     def log_normalizer(self, logits: Array) -> Array:
-        """Return log(sum(exp(logits))) over the last axis, in float64."""
         peaks = logits.max(axis=-1, keepdims=True)
         sums = cupy.exp(logits - peaks).sum(axis=-1, dtype=np.float64)
         return peaks[:, 0] + cupy.log(sums)
@@ -213,7 +196,6 @@ class CuPyOps:
         )
 
     def _run(self, name: str, blocks: int, *given: Any, shared: int = 0) -> None:
-        """Launch a kernel."""
         arguments = tuple(kind(x) for kind, x in zip(_KERNELS[name], given, strict=True))
         self._kernels[name]((blocks,), (_THREADS,), arguments, shared_mem=shared)
 
@@ -224,12 +206,8 @@ class Float16CuPyOps(CuPyOps):
     dtype = "float16"
 
 
-def _as_is(x: Array) -> Array:
-    return x
-
-
 # The parameters of each kernel: an array, or a number with the type that the kernel expects.
-_P, _I, _L, _F = _as_is, np.int32, np.int64, np.float32
+_P, _I, _L, _F = (lambda array: array), np.int32, np.int64, np.float32
 _KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "embed": (_P, _P, _P, _P, _L, _L, _I, _P),
     "layer_norm": (_P, _P, _P, _F, _I, _P),
@@ -241,7 +219,6 @@ _KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
 
 
 def _address(x: Any) -> int:
-    """Return the device address of an array."""
     return x.data.ptr
 
 
@@ -251,11 +228,7 @@ def _strides(x: Array) -> tuple[int, ...]:
 
 
 def _capacity(keys: Array, values: Array) -> int:
-    """Return the capacity in tokens of one layer of a cache (B, H, capacity, D).
-
-    Raises:
-        ValueError: it is not contiguous.
-    """
+    """Return the capacity in tokens of one layer of a cache (B, H, capacity, D)."""
     if not (keys.flags.c_contiguous and values.flags.c_contiguous):
         raise ValueError("a layer of the cache must be contiguous")
     return keys.shape[2]

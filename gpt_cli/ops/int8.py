@@ -50,11 +50,9 @@ class Int8Rows:
         weight, scale = self.parts(rows)
         with np.errstate(invalid="ignore"):  # a damaged scale is detected in the result
             if self.transposed:
-                block = np.arange(weight.shape[1]) // BLOCK
-                return weight * scale[:, block]
-            start = rows.indices(self.shape[0])[0]
-            block = np.arange(start, start + len(weight)) // BLOCK - start // BLOCK
-            return weight * scale[block]
+                return weight * scale.repeat(BLOCK, axis=1)[:, : weight.shape[1]]
+            skipped = rows.indices(self.shape[0])[0] % BLOCK  # rows of the first block
+            return weight * scale.repeat(BLOCK, axis=0)[skipped : skipped + len(weight)]
 
 
 def quantize(rows: Rows, *, transposed: bool = False) -> Int8Rows:
@@ -63,28 +61,21 @@ def quantize(rows: Rows, *, transposed: bool = False) -> Int8Rows:
     The scale of a block is NaN if one of its weights is NaN or infinite.
     """
     n_rows, length = rows.shape
-    weight = np.empty((n_rows, length), np.int8)
-    blocks = [(-(-n_rows // BLOCK)), length] if not transposed else [n_rows, -(-length // BLOCK)]
-    scale = np.empty(blocks, np.float32)
-    made = Int8Rows(weight, scale, transposed)
+    shape = (n_rows, -(-length // BLOCK)) if transposed else (-(-n_rows // BLOCK), length)
+    made = Int8Rows(np.empty((n_rows, length), np.int8), np.empty(shape, np.float32), transposed)
     for start in range(0, n_rows, BLOCK):
         part = slice(start, start + BLOCK)
-        _quantize(rows[part], *made.parts(part), transposed)
+        matrix, (weight, scale) = rows[part], made.parts(part)
+        if transposed:
+            largest = np.maximum.reduceat(np.abs(matrix), range(0, length, BLOCK), axis=1)
+        else:
+            largest = np.abs(matrix).max(axis=0, keepdims=True)
+        with np.errstate(invalid="ignore"):  # damaged weights give a NaN scale
+            scale[:] = _to_bfloat16(largest / np.float32(LARGEST))
+            every = scale.repeat(BLOCK, axis=1)[:, :length] if transposed else scale
+            steps = matrix / np.maximum(every, np.finfo(np.float32).tiny)
+            weight[:] = np.rint(steps, out=steps)
     return made
-
-
-def _quantize(matrix: Array, weight: Array, scale: Array, transposed: bool) -> None:
-    """Quantize at most BLOCK rows into `weight` and `scale`."""
-    if transposed:
-        starts = np.arange(0, matrix.shape[1], BLOCK)
-        largest = np.maximum.reduceat(np.abs(matrix), starts, axis=1)
-    else:
-        largest = np.abs(matrix).max(axis=0, keepdims=True)
-    with np.errstate(invalid="ignore"):  # damaged weights give a NaN scale
-        scale[:] = _to_bfloat16(largest / np.float32(LARGEST))
-        every = scale.repeat(BLOCK, axis=1)[:, : matrix.shape[1]] if transposed else scale
-        steps = matrix / np.maximum(every, np.finfo(np.float32).tiny)
-        weight[:] = np.rint(steps, out=steps)
 
 
 def _to_bfloat16(scale: Array) -> Array:

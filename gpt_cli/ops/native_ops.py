@@ -14,7 +14,7 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.machine import MOST_THREADS, free_memory, threads
-from gpt_cli.ops import Array, LayerNorm, Linear, Rows, StoredRows
+from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Rows, StoredRows
 from gpt_cli.ops.bindings import (
     ACTIVATIONS,
     COLUMNS,
@@ -64,7 +64,10 @@ class NativeOps:
     dtype = "float32"
     cache_block = COLUMNS
     xp: ModuleType = np
+    _stored_dtype = "F32"  # as safetensors writes it
+    _panel_type: np.dtype[Any] = FLOAT32
     _cache_type: np.dtype[Any] = FLOAT32
+    _half = 0  # whether the cache is float16
 
     def __init__(self) -> None:
         self._lib = library()
@@ -75,16 +78,13 @@ class NativeOps:
         self._layers_of: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()  # by the first layer
 
     def free_memory(self) -> int | None:
-        """Return the free memory of this machine in bytes; None if unknown."""
         free = free_memory()
         return None if free is None else free + self._workspace.free_bytes()
 
     def place(self, array: Array) -> Array:
-        """Return the array itself."""
         return array
 
     def to_host(self, array: Array) -> Array:
-        """Return the array itself."""
         return array
 
     # --- weights ---------------------------------------------------------------------------------
@@ -111,6 +111,8 @@ class NativeOps:
                 if error == _FILE_ENDED:
                     raise EOFError
                 _check_int8(error, file.name)
+        elif self.dtype in SHORT:
+            raise ValueError(f"the matrix is not stored in {self.dtype}")
         else:
             step = max(1, _PIECE // length // BLOCK) * BLOCK
             for start in range(0, n_rows, step):
@@ -120,10 +122,8 @@ class NativeOps:
                 _check_int8(self._lib.gpt2_pack(*given, *result), "a matrix")
         return Packed(panels, n_in, n_out, self.dtype)
 
-    _stored_dtype = "F32"  # as safetensors writes it
-
     def _empty_panels(self, count: int, n_in: int) -> Array:
-        return self._weights.zeros((count, n_in, COLUMNS), FLOAT32)
+        return self._weights.zeros((count, n_in, COLUMNS), self._panel_type)
 
     def _stored(self, rows: Rows) -> tuple[Rows, Array]:
         """Return the rows that may be stored in a file, and the scales of their blocks."""
@@ -136,11 +136,6 @@ class NativeOps:
     # --- operations ------------------------------------------------------------------------------
 
     def embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array) -> Array:
-        """Return columns of wte plus rows of wpe: (B, T, C).
-
-        Raises:
-            IndexError: an id or a position is out of range.
-        """
         ids = contiguous(ids, INT64)
         if positions.shape != ids.shape:
             positions = np.broadcast_to(positions, ids.shape)
@@ -154,7 +149,6 @@ class NativeOps:
         return x
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
-        """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
         C = x.shape[-1]
         rows = rows_of(x, C)
         weight, bias = vector_of(ln.weight, C), vector_of(ln.bias, C)
@@ -165,7 +159,6 @@ class NativeOps:
         return y.reshape(x.shape)
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        """Return activation(x @ weight + bias); read each panel once for all rows of x."""
         packed: Packed = w.weight
         check(packed.format == self.dtype, "the weight", packed.panels)
         rows = rows_of(x, packed.n_in)
@@ -180,17 +173,6 @@ class NativeOps:
 
     def _scratch(self, rows: int, n_in: int) -> Array:
         return _EMPTY
-
-    def add(self, x: Array, y: Array) -> Array:
-        """Return x + y."""
-        check(x.shape == y.shape, "y", y)
-        C = x.shape[-1]
-        one, other = rows_of(x, C), rows_of(y, C)
-        total = self._empty_rows(len(one), C)
-        given = address(one), one.strides[0] // 4, address(other), other.strides[0] // 4
-        result = address(total), total.strides[0] // 4
-        self._lib.gpt2_add(*given, len(one), C, *result, self.threads)
-        return total.reshape(x.shape)
 
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
@@ -209,11 +191,6 @@ class NativeOps:
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
-        """Append new keys and values (B, H, T, D) to one layer of a cache.
-
-        Raises:
-            IndexError: the cache is full.
-        """
         B, H, T, D = k.shape
         k, v = readable(k), readable(v)
         if k.strides != v.strides:
@@ -227,11 +204,6 @@ class NativeOps:
             raise IndexError(f"the cache has room for {blocks * COLUMNS} tokens")
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
-        """Return softmax(scale * q keysT) values, over the first `visible` (B, T) keys.
-
-        Raises:
-            IndexError: `visible` is not from 1 to the capacity.
-        """
         B, H, T, D = q.shape
         q, threads = readable(q), self.threads
         blocks = self._check_cache(keys, values, B, H, D)
@@ -246,8 +218,6 @@ class NativeOps:
             raise IndexError(f"visible must be from 1 to {blocks * COLUMNS} keys")
         return y.reshape(B, T, H, D).swapaxes(1, 2)
 
-    _half = 0
-
     def _check_cache(self, keys: Array, values: Array, B: int, H: int, D: int) -> int:
         """Check the keys and values of one layer of a cache; return its number of blocks."""
         blocks = keys.shape[2]
@@ -260,7 +230,6 @@ class NativeOps:
         return blocks
 
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
-        """Run `model.layers` in one call: the same steps, the same bits."""
         described = self._layers_of.get(h[0])
         if described is None or not described.matches(h):
             described = self._layers_of[h[0]] = Layers(h)
@@ -287,14 +256,13 @@ class NativeOps:
         return y.reshape(x.shape)
 
     def exp(self, x: Array) -> Array:
-        """Return e to the power of each element, to within one ulp; 0 below -87."""
+        # To within one ulp; 0 below -87.
         x = np.ascontiguousarray(x, FLOAT32)
         y = np.empty(x.shape, FLOAT32)
         self._lib.gpt2_exp(address(x), x.size, address(y), self.threads)
         return y
 
     def log_normalizer(self, logits: Array) -> Array:
-        """Return log(sum(exp(logits))) over the last axis, in float64."""
         rows = rows_of(logits, logits.shape[-1])
         normalizer = np.empty(len(rows))
         given = address(rows), len(rows), rows.strides[0] // 4, rows.shape[1]
@@ -312,10 +280,9 @@ class Int8NativeOps(NativeOps):
     """The operations with int8 weights, a quarter of the bytes to read: see `ops.int8`."""
 
     dtype = "int8"
+    _stored_dtype = "I8"
     _cache_type = _FLOAT16
     _half = 1
-
-    _stored_dtype = "I8"
 
     def _empty_panels(self, count: int, n_in: int) -> Array:
         return self._weights.zeros((count, -(-n_in // BLOCK), INT8_BLOCK_BYTES), _BYTE)
@@ -345,12 +312,7 @@ class BFloat16NativeOps(NativeOps):
 
     dtype = "bfloat16"
     _stored_dtype = "BF16"
-
-    def _empty_panels(self, count: int, n_in: int) -> Array:
-        return self._weights.zeros((count, n_in, COLUMNS), np.dtype("u2"))
-
-    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
-        raise ValueError(f"the matrix is not stored in {self.dtype}")
+    _panel_type = np.dtype("u2")
 
 
 class Float16NativeOps(BFloat16NativeOps):

@@ -69,15 +69,10 @@ def silu(x: Array) -> Array:
     return 0.5 * x * (1 + np.tanh(0.5 * x))
 
 
-def relu(x: Array) -> Array:
-    """Return max(x, 0)."""
-    return np.maximum(x, 0)
-
-
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_new": gelu_new,
     "gelu": gelu,
-    "relu": relu,
+    "relu": lambda x: np.maximum(x, 0),
     "silu": silu,
     "tanh": np.tanh,
 }
@@ -97,29 +92,23 @@ class NumPyOps:
         self.threads = blas_threads()
 
     def free_memory(self) -> int | None:
-        """Return the free memory of this machine in bytes; None if unknown."""
         return free_memory()
 
     def place(self, array: Array) -> Array:
-        """Return the array itself."""
         return array
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
-        """Return the matrix (n_in, n_out) itself."""
         return rows[:].T if transposed else rows[:]
 
     def to_host(self, array: Array) -> Array:
-        """Return the array itself."""
         return array
 
     def embed(self, wte: Array, wpe: Array, ids: Array, positions: Array) -> Array:
-        """Return columns of wte plus rows of wpe: (B, T, C)."""
         x: Array = wte.T[ids]
         x += wpe[positions]
         return x
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
-        """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, over the last axis."""
         y: Array = x - x.mean(axis=-1, keepdims=True)
         y /= np.sqrt(np.square(y).mean(axis=-1, keepdims=True) + ln.epsilon)
         y *= ln.weight
@@ -127,7 +116,6 @@ class NumPyOps:
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        """Return activation(x @ weight + bias), as one product of all rows of x."""
         rows = x.reshape(-1, x.shape[-1])
         y = rows @ w.weight
         if w.bias is not None:
@@ -139,7 +127,6 @@ class NumPyOps:
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
     ) -> tuple[Array, Array]:
-        """Return keys and values, each (layers, B, H, capacity, D)."""
         shape = layers, batch, heads, capacity, size
         # Zeros, because elements that are not yet written are multiplied by 0 and must be finite.
         return np.zeros(shape, self._cache_type), np.zeros(shape, self._cache_type)
@@ -147,13 +134,11 @@ class NumPyOps:
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
-        """Append new keys and values to those of each row."""
         for row, (start, new) in enumerate(zip(past.tolist(), lengths.tolist(), strict=True)):
             keys[row, :, start : start + new] = k[row, :, :new]
             values[row, :, start : start + new] = v[row, :, :new]
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
-        """Return softmax(scale * q keysT, over the visible keys) values."""
         T = q.shape[2]
         attended: Array = np.empty(q.shape, np.float32)
         # In groups of queries: the scores stay in the processor's cache, and keys that come after
@@ -162,28 +147,20 @@ class NumPyOps:
             some = slice(start, start + QUERIES)
             seen = visible[:, some]  # (B, <T)
             S = int(seen.max(initial=0))
-            scores = q[:, :, some] @ self._floats(keys[:, :, :S]).swapaxes(-1, -2)
+            k, v = (x[:, :, :S].astype(np.float32, copy=False) for x in (keys, values))
+            scores = q[:, :, some] @ k.swapaxes(-1, -2)
             scores *= scale  # (B, H, <T, S)
             if seen.min(initial=S) < S:
                 hidden = np.arange(S) >= seen[:, None, :, None]  # (B, 1, <T, S)
                 np.copyto(scores, MASKED, where=hidden)
-            np.matmul(softmax(scores), self._floats(values[:, :, :S]), out=attended[:, :, some])
+            np.matmul(softmax(scores), v, out=attended[:, :, some])
         return attended
 
-    def _floats(self, cached: Array) -> Array:
-        return cached
-
-    def add(self, x: Array, y: Array) -> Array:
-        """Return x + y."""
-        return x + y
-
     def exp(self, x: Array) -> Array:
-        """Return e to the power of each element."""
         y: Array = np.exp(x)
         return y
 
     def log_normalizer(self, logits: Array) -> Array:
-        """Return log(sum(exp(logits))) over the last axis, in float64."""
         peaks = logits.max(axis=-1)
         # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
         rows = zip(logits, peaks, strict=True)
@@ -202,15 +179,8 @@ class Int8NumPyOps(NumPyOps):
     _cache_type = np.float16
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
-        """Return the matrix (n_in, n_out), rounded to int8 and dequantized."""
-        if isinstance(rows, Int8Rows):
-            return super().place_matrix(rows, transposed=transposed)
-        rounded = quantize(rows[:], transposed=transposed)
+        rounded = rows if isinstance(rows, Int8Rows) else quantize(rows[:], transposed=transposed)
         return super().place_matrix(rounded, transposed=transposed)
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        """Return activation(x @ weight + bias), with x and weight rounded."""
         return super().linear(round_activations(x), w, activation)
-
-    def _floats(self, cached: Array) -> Array:
-        return cached.astype(np.float32)
