@@ -206,7 +206,7 @@ FAULTS = [
       for name in ("../model.safetensors", "/etc/hosts.safetensors", "a/../../b.safetensors",
             "..")),
     fault(16, "an index that is no JSON", lambda folder: (sharded(lambda _: 0)(folder),
-          write(INDEX, "{")(folder)), "is damaged", AGAIN),
+          write(INDEX, "{")(folder)), "cannot be read as JSON", AGAIN),
     # the configuration
     fault(17, "no config.json", without("config.json"), "is missing", "get the model again"),
     fault(17, "an empty config.json", write("config.json", ""), "cannot be read as JSON", AGAIN),
@@ -245,7 +245,8 @@ FAULTS = [
           "add the model's vocab.json"),
     fault(21, "a vocabulary that is no JSON", write("vocab.json", "{"),
           "vocab.json cannot be read", "get it again"),
-    fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "damaged", "get it again"),
+    fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "JSON object",
+          "get it again"),
     *(fault(21, f"an id that is {value}", edit("vocab.json", lambda raw, value=value:
             raw.replace(b": 5,", b": " + value.encode() + b",")), "damaged", "get it again")
       for value in ("-5", "5.5", '"5"', "1e5", "null", "9" * 30)),
