@@ -170,13 +170,14 @@ def test_an_observer_receives_each_row(here):
     assert calls.made == [("start", 3, 2, 1), ("advance", 2, False)]
 
 
-def test_a_pipe_has_no_number_of_rows_before_its_end(here, monkeypatch):
+def test_a_pipe_has_no_number_of_rows_before_its_end(here, loaded, monkeypatch):
     calls, sink = Calls(), Keep()
     with Path("in").open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert jobs.run(Upper(), "-", sink, observer=calls) == jobs.Summary(4, 0)
     assert calls.made[0] == ("start", None, 0, 0)
     assert sink.calls[-2:] == ["finish 4", "exit"]
+    assert loaded == [("gpt2", {})]
 
 
 @pytest.mark.parametrize(
