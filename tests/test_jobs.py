@@ -156,6 +156,12 @@ def test_a_table_may_be_made_of_the_records(here):
     calls = Calls()
     assert jobs.run(Upper(), "in", "out.parquet", resume=True, observer=calls) == jobs.Summary(4, 0)
     assert calls.made == [("note", "out.parquet is complete; its content was not checked")]
+    Path("in").write_text("")
+    assert jobs.run(Upper(), "in", "out.parquet", resume=True) == jobs.Summary(0, 0)
+    calls = Calls()
+    jobs.run(Upper(), "out.parquet", "again.parquet", observer=calls)
+    note = "columns that are not read: index, upper, file, line, error"
+    assert calls.made[:2] == [("note", note), ("start", 4, 0, 0)]
 
 
 def test_an_observer_receives_each_row(here):
@@ -178,6 +184,10 @@ def test_a_pipe_has_no_number_of_rows_before_its_end(here, loaded, monkeypatch):
     assert calls.made[0] == ("start", None, 0, 0)
     assert sink.calls[-2:] == ["finish 4", "exit"]
     assert loaded == [("gpt2", {})]
+    with Path("in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        jobs.run(Upper(), "-", "out/")
+    assert json.loads(Path("out/_job.json").read_text())["input"] is None
 
 
 @pytest.mark.parametrize(
