@@ -245,6 +245,28 @@ def test_a_bug_of_a_task_ends_the_job_and_reaches_the_sink(here):
         assert uppers(output) == ["ONE"]
 
 
+def test_a_cluster_computes_the_rows_that_are_missing(here, loaded, monkeypatch):
+    given = []
+
+    def compute(cluster, source, done, task, model, loading):
+        given.append((cluster, source.name, done, task, model, loading))
+        rows = [row for block in source.rows() for row in block]
+        yield from task.records(None, rows[done:])
+
+    monkeypatch.setattr(runner, "ray_library", lambda: None)
+    monkeypatch.setattr(runner, "on_cluster", compute)
+    cluster, task = jobs.Cluster(), Upper()
+    where = {"cluster": cluster, "model": "m", "threads": 1}
+    for compares, checks in ((True, ["check 0", "check 1", "check 2"]), (False, [])):
+        sink = Keep(jobs.Resumed(3), compares)
+        assert jobs.run(task, "in", sink, **where) == jobs.Summary(4, 0)
+        assert sink.calls == ["enter", "resume", *checks, "FIVE", "finish 4", "exit"]
+    assert given == [(cluster, "in", 3, task, "m", {"threads": 1})] * 2
+    assert loaded == []
+    with pytest.raises(InputError, match="reads files, not a pipe"):
+        jobs.run(task, "-", "out", **where)
+
+
 def test_defaults_of_a_task():
     class Plain(jobs.Task):
         fields = ("text",)
