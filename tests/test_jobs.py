@@ -156,6 +156,12 @@ def test_a_table_may_be_made_of_the_records(here):
     calls = Calls()
     assert jobs.run(Upper(), "in", "out.parquet", resume=True, observer=calls) == jobs.Summary(4, 0)
     assert calls.made == [("note", "out.parquet is complete; its content was not checked")]
+    Path("in").write_text("")
+    assert jobs.run(Upper(), "in", "out.parquet", resume=True) == jobs.Summary(0, 0)
+    calls = Calls()
+    jobs.run(Upper(), "out.parquet", "again.parquet", observer=calls)
+    note = "columns that are not read: index, upper, file, line, error"
+    assert calls.made[:2] == [("note", note), ("start", 4, 0, 0)]
 
 
 def test_an_observer_receives_each_row(here):
@@ -170,13 +176,18 @@ def test_an_observer_receives_each_row(here):
     assert calls.made == [("start", 3, 2, 1), ("advance", 2, False)]
 
 
-def test_a_pipe_has_no_number_of_rows_before_its_end(here, monkeypatch):
+def test_a_pipe_has_no_number_of_rows_before_its_end(here, loaded, monkeypatch):
     calls, sink = Calls(), Keep()
     with Path("in").open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert jobs.run(Upper(), "-", sink, observer=calls) == jobs.Summary(4, 0)
     assert calls.made[0] == ("start", None, 0, 0)
     assert sink.calls[-2:] == ["finish 4", "exit"]
+    assert loaded == [("gpt2", {})]
+    with Path("in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        jobs.run(Upper(), "-", "out/")
+    assert json.loads(Path("out/_job.json").read_text())["input"] is None
 
 
 @pytest.mark.parametrize(
@@ -232,6 +243,28 @@ def test_a_bug_of_a_task_ends_the_job_and_reaches_the_sink(here):
         with pytest.raises(ZeroDivisionError):
             jobs.run(Broken(), "in", output)
         assert uppers(output) == ["ONE"]
+
+
+def test_a_cluster_computes_the_rows_that_are_missing(here, loaded, monkeypatch):
+    given = []
+
+    def compute(cluster, source, done, task, model, loading):
+        given.append((cluster, source.name, done, task, model, loading))
+        rows = [row for block in source.rows() for row in block]
+        yield from task.records(None, rows[done:])
+
+    monkeypatch.setattr(runner, "ray_library", lambda: None)
+    monkeypatch.setattr(runner, "on_cluster", compute)
+    cluster, task = jobs.Cluster(), Upper()
+    where = {"cluster": cluster, "model": "m", "threads": 1}
+    for compares, checks in ((True, ["check 0", "check 1", "check 2"]), (False, [])):
+        sink = Keep(jobs.Resumed(3), compares)
+        assert jobs.run(task, "in", sink, **where) == jobs.Summary(4, 0)
+        assert sink.calls == ["enter", "resume", *checks, "FIVE", "finish 4", "exit"]
+    assert given == [(cluster, "in", 3, task, "m", {"threads": 1})] * 2
+    assert loaded == []
+    with pytest.raises(InputError, match="reads files, not a pipe"):
+        jobs.run(task, "-", "out", **where)
 
 
 def test_defaults_of_a_task():

@@ -13,6 +13,7 @@ from gpt_cli.jobs.parts import File, Folder
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import JSONLines
 
+OTHER = [".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst"]
 JOB = {"task": "scoring", "input": 1}
 
 
@@ -54,6 +55,7 @@ def refused(name, *arguments, **options):
         ("memory://bucket/new/*.jsonl", Folder, "memory://bucket/new", ".jsonl"),
         ("new.parquet", File, "new.parquet.parts", ".parquet"),
         ("memory://bucket/new", File, "memory://bucket/new.parts", ".jsonl"),
+        ("memory://bucket/X/", Folder, "memory://bucket/X", ".jsonl"),
         ("memory://bucket/new.csv", File, "memory://bucket/new.csv.parts", ".jsonl"),
         ("memory://bucket/new.parquet", File, "memory://bucket/new.parquet.parts", ".parquet"),
     ],
@@ -81,6 +83,13 @@ def test_a_folder_of_records_of_tables_has_tables(here):
     assert open_output("new/*.jsonl", "in.parquet", form="auto")._ending == ".jsonl"
 
 
+@pytest.mark.parametrize("name", ["new", "new/"])
+def test_parts_have_the_job(name, here, memory):
+    with open_output(f"memory://bucket/{name}") as sink:
+        sink.resume()
+    assert json.loads(memory.cat_file(f"{sink._folder}/_job.json")) == JOB
+
+
 def test_lines_are_compared_by_the_first_field(here):
     with open_output("new") as sink:
         sink.resume()
@@ -95,7 +104,8 @@ def test_lines_are_compared_by_the_first_field(here):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("new.csv", "--output new.csv: the name must end with .jsonl or .parquet"),
+        *((f"new{ending}", f"--output new{ending}: the name must end with .") for ending in OTHER),
+        ("*.jsonl", ". has other files"),
         ("new.JSONL.GZ", "--output new.JSONL.GZ: the name must end with .jsonl or .parquet"),
         ("in", "in is the input: name another --output"),
         ("./in", "in is the input: name another --output"),
@@ -160,6 +170,7 @@ def test_a_file_that_is_there_is_complete(name, here, memory):
         ("in", "in2", False),
         ("memory://bucket/rows", "memory://bucket/rows/b", True),
         ("memory://bucket/rows/", "memory://bucket/rows/_b", False),
+        ("memory://bucket/rows/", "memory://bucket/rows/b", True),
         ("memory://bucket/rows/*", "memory://bucket/rows/b", True),
         ("memory://bucket/rows/*", "memory://bucket/b", False),
     ],

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.jobs import parts, storage
 from gpt_cli.jobs.parts import File, Folder
-from gpt_cli.jobs.sinks import Resumed
+from gpt_cli.jobs.sinks import Resumed, encode
 from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
 
 SCHEMA = PLACE | {"text": "string"} | ERROR_PLACE | ERROR
 RECORDS = [{"index": index, "id": "é", "text": "x" * index} for index in range(5)]
+TWO = sum(len(encode(record)) for record in RECORDS[:2])
 FAILED = {"index": 5, "line": 7, "error": {"code": "c", "message": "m"}}
 JOB = {"task": "t", "seed": None}
 
@@ -94,7 +95,7 @@ def test_a_folder_is_resumed_after_its_last_part(place, ending):
     assert json.loads(storage.read_bytes(f"{out}/_job.json")) == JOB | {"seed": first.seed}
 
 
-@pytest.mark.parametrize(("name", "value"), [("BYTES", 74), ("SECONDS", 5.0)])
+@pytest.mark.parametrize(("name", "value"), [("BYTES", TWO), ("SECONDS", 5.0)])
 def test_a_part_ends_when_it_is_large_or_late(name, value, place, monkeypatch):
     now = 0.0
     monkeypatch.setattr(parts.time, "perf_counter", lambda: now)
@@ -103,7 +104,7 @@ def test_a_part_ends_when_it_is_large_or_late(name, value, place, monkeypatch):
     with sink:
         sink.resume()
         shown = []
-        for record in RECORDS:  # the first two are of 37 bytes
+        for record in RECORDS:
             now += 2.5
             sink.write(record)
             shown.append(len(names(f"{place}/out")) - 1)
@@ -111,6 +112,11 @@ def test_a_part_ends_when_it_is_large_or_late(name, value, place, monkeypatch):
     assert shown == [0, 1, 1, 2, 2]
     found = [texts(f"{place}/out/{name}") for name in names(f"{place}/out")[1:]]
     assert found == [["", "x"], ["xx", "xxx"], ["xxxx"]]
+
+
+def test_bytes_that_are_no_unicode_are_counted(place):
+    write(folder(place), RECORDS[0] | {"text": "\udcff"})
+    assert write(folder(place)).rows == 1
 
 
 def test_a_part_has_64_mebibytes_or_a_minute():
@@ -239,6 +245,7 @@ def test_a_part_appears_whole_or_not_at_all(place, monkeypatch):
     def open(self, path, mode="rb", **options):
         stream = real(self, path, mode, **options)
         if mode == "wb":
+            assert storage.is_hidden(path)
             stream.write = full
         return stream
 
@@ -252,6 +259,18 @@ def test_a_part_appears_whole_or_not_at_all(place, monkeypatch):
     assert names(f"{place}/out") == ["_job.json"]
 
 
+def test_a_manifest_that_cannot_be_written_is_said(place, monkeypatch):
+    fs, _ = storage.filesystem(place)
+
+    def full(*arguments, **options):
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(fs, "pipe_file", full)
+    with folder(place) as sink:
+        said = refused(sink.resume, kind=ResourceError)
+    assert said == f"cannot write {place}/out: full; --resume continues when that is fixed"
+
+
 # --- one file ------------------------------------------------------------------------------------
 
 
@@ -260,13 +279,43 @@ def test_a_file_is_joined_of_its_parts(place, ending, monkeypatch):
     one = f"{place}/one{ending}"
     seed = write(file(place, ending), *RECORDS[:3], finish=False).seed
     assert not storage.exists(one)
-    assert len(names(f"{one}.parts")) > 2
+    _, *found = names(f"{one}.parts")
+    assert len(found) > 1
+    assert all(name.endswith(ending) for name in found)
     assert write(file(place, ending), *RECORDS[3:], FAILED) == Resumed(3, 0, seed)
     assert texts(one) == ["", "x", "xx", "xxx", "xxxx", None]
     assert names(place) == [f"one{ending}"]
     for resume in (True, False):
         said = refused(lambda resume=resume: file(place, ending, resume=resume))
         assert said == f"{one} exists: name another --output"
+
+
+@pytest.mark.parametrize(
+    ("function", "fails", "says"),
+    [
+        ("open", "wb", "cannot write {}: full; --resume continues when that is fixed"),
+        ("open", "rb", "cannot read {}.parts: full; name a file that can be read"),
+        ("rm", None, "cannot write {}.parts: full; remove it by hand"),
+    ],
+)
+def test_a_file_that_cannot_be_joined_is_said(function, fails, says, place, monkeypatch):
+    fs, _ = storage.filesystem(place)
+    real = getattr(type(fs), function)
+
+    def failing(self, path, *mode, **options):
+        if fails in mode or (function == "rm" and path.endswith(".parts")):
+            raise OSError(28, "full")
+        return real(self, path, *mode, **options)
+
+    write(file(place), RECORDS[0], finish=False)
+    with file(place) as sink:
+        sink.resume()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(fs), function, failing)
+            said = refused(sink.finish, 1, kind=GPTCLIError)
+    assert said == says.format(f"{place}/one.jsonl")
+    assert names(place) == ["one.jsonl"] * (function == "rm") + ["one.jsonl.parts"]
+    assert "part-000000000000.jsonl" in names(f"{place}/one.jsonl.parts")
 
 
 def test_parts_of_a_file_need_resume(place):

@@ -1,0 +1,83 @@
+"""The tasks of `batch` and `score`: records of rows."""
+
+from dataclasses import asdict
+
+import pytest
+
+from gpt_cli import records
+from gpt_cli.batch import read_ahead
+from gpt_cli.errors import InputError
+from gpt_cli.jobs import Generation, Row, Scoring
+from gpt_cli.options import Options
+
+OPTIONS = Options(max_tokens=2, seed=1, temperature=1.5, ignore_eos=True)
+BAD = InputError("m")
+ERROR = {"error": {"code": "invalid_input", "message": "m"}}
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_prompts_are_continued(engine, logprobs):
+    fields = [{"prompt": "He"}, {}, {"prompt": "it", "max_tokens": 1}, {"prompt": "He", "seed": 2}]
+    rows = [Row(index, index + 7, "f", index or None, own) for index, own in enumerate(fields, 5)]
+    rows[1] = Row(6, 9, "f", "x", {}, BAD)
+    task = Generation(OPTIONS, batch_size=1, logprobs=logprobs)
+    first, failed, *rest = task.records(engine, rows)
+    assert failed == {"index": 6, "id": "x", "file": "f", "line": 9} | ERROR
+    done = engine.batch([fields[0], *fields[2:]], OPTIONS, indices=[5, 7, 8])
+    for found, row, own in zip([first, *rest], [rows[0], *rows[2:]], done, strict=True):
+        place = {"index": row.index, "id": row.id}
+        record = records.of_completion(engine, row.fields["prompt"], own, logprobs=logprobs)
+        assert untimed(found) == untimed(place | record)
+        assert task.tokens(found) == len(own.ids)
+        assert [*found, "file", "line", "error"] == [
+            *records.PLACE, *task.schema, *records.ERROR_PLACE, *records.ERROR
+        ]  # fmt: skip
+
+
+def untimed(record):
+    return record | {"timing": None}
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_texts_are_scored(engine, logprobs):
+    rows = [Row(0, 1, None, None, {"text": "He said"}), Row(1, 2, None, 0, {}, BAD)]
+    task = Scoring(stride=8, logprobs=logprobs)
+    good, bad = task.records(engine, [*rows, Row(2, 3, None, None, {})][:2])
+    score = engine.score("He said")
+    assert good == {"index": 0, "text": "He said"} | records.of_score(
+        engine, score, logprobs=logprobs
+    )
+    assert bad == {"index": 1, "id": 0, "line": 2} | ERROR
+    assert task.tokens(good) == len(score.ids) - 1
+    assert ("logprobs" in good) is ("logprobs" in task.schema) is logprobs
+    (missing,) = task.records(engine, [Row(2, 3, None, None, {})])
+    assert missing["error"]["code"] == "invalid_input"
+
+
+def test_a_stride_is_that_of_score(engine):
+    text = "He said " * 40
+    (record,) = Scoring(stride=3).records(engine, [Row(0, 1, None, None, {"text": text})])
+    assert record["total_logprob"] == engine.score(text, stride=3).total_logprob
+    assert record["total_logprob"] != engine.score(text).total_logprob
+
+
+def test_settings_are_all_that_records_depend_on():
+    task = Generation(OPTIONS, logprobs=True)
+    assert task.settings == asdict(OPTIONS) | {"logprobs": True}
+    assert Scoring(stride=3).settings == {"stride": 3, "logprobs": False}
+    assert Scoring() == Scoring(None, False)
+    assert Generation(OPTIONS) == Generation(OPTIONS, None, False)
+    assert Generation.fields == ("prompt", *Options.row_fields())
+    assert Scoring.fields == ("text",)
+
+
+def test_a_seed_is_given_to_the_options():
+    task = Generation(Options(top_k=3), 5, True)
+    assert task.with_seed(7) == Generation(Options(top_k=3, seed=7), 5, True)
+    assert Generation(OPTIONS).with_seed(7) == Generation(OPTIONS)
+
+
+def test_rows_are_given_together():
+    assert Scoring().together == 256
+    assert Generation(OPTIONS, 1).together == max(256, read_ahead(1))
+    assert Generation(OPTIONS, 10**6).together == read_ahead(10**6) > 256
