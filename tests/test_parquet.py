@@ -104,6 +104,13 @@ def test_texts_of_any_type_of_string_are_read(write, pa):
         assert [row.get("id") for row in rows] == ["a", "b", "a", None]
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_a_text_that_is_no_utf8_is_read(write, pa, kind):
+    bytes_type = pa.binary() if kind == "string" else pa.large_binary()
+    texts = pa.array([b"a\xff"], bytes_type).view(getattr(pa, kind)())
+    assert read(write({"prompt": texts})) == [{"prompt": "a\udcff"}]
+
+
 def test_a_column_of_nulls_has_no_text_in_any_row(write, pa):
     assert read(write({"prompt": pa.nulls(2)})) == [{}, {}]
 
