@@ -791,6 +791,14 @@ def test_what_cannot_begin_leaves_nothing(source, code, output, here, refused, p
     assert names(here) == ["in"]
 
 
+@pytest.mark.parametrize("pattern", ["*/*.txt", "deep/*.txt", "**/*.txt"])
+def test_an_output_among_the_files_of_a_pattern_is_refused(pattern, here, refused):
+    (here / "deep").mkdir()
+    (here / "deep" / "a.txt").write_bytes(b"Once\n")
+    line = refused("score", pattern, "-o", "deep/out.txt")
+    assert f"deep/out.txt would be among the files of {pattern}" in line
+
+
 def test_a_full_disk_is_told_and_what_was_written_is_kept(job, refused, monkeypatch):
     for name in names(job / "out")[3:]:
         (job / "out" / name).unlink()

@@ -1,6 +1,7 @@
 """Options that are declared once: values are converted and checked, by any way they come."""
 
 import inspect
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
@@ -28,7 +29,7 @@ from gpt_cli.declare import (
     takes,
 )
 from gpt_cli.errors import InputError
-from gpt_cli.options import Options
+from gpt_cli.options import Options, draw_seed
 from gpt_cli.sampling import SamplingParams
 
 COLOUR = choice(Literal["red", "green"])
@@ -219,6 +220,11 @@ def test_a_seed_is_its_own_or_the_one_given_or_drawn():
     seeds = {Options().with_seed().seed for _ in range(9)}
     assert len(seeds) > 1
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_seeds_are_drawn_of_32_bits(monkeypatch):
+    monkeypatch.setattr(os, "urandom", lambda count: b"\1\2\3\4\5\6"[:count])
+    assert draw_seed() == 0x04030201
 
 
 def test_the_sampling_options_are_a_part():

@@ -1,7 +1,6 @@
 """`gpt_cli.jobs` in Python: tasks, sinks and observers of one's own."""
 
 import json
-import os
 import zlib
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from gpt_cli.jobs import runner
 from gpt_cli.jobs.manifest import Manifest
 from gpt_cli.jobs.sinks import JSONLines
 from gpt_cli.jobs.tasks import error_record, place
-from gpt_cli.options import draw_seed
 
 TEXTS = ["one", "two", "", "three four", "five"]  # the third is no row
 ROWS = [text for text in TEXTS if text]
@@ -253,8 +251,8 @@ def test_a_cluster_computes_the_rows_that_are_missing(here, loaded, monkeypatch)
         rows = [row for block in source.rows() for row in block]
         yield from task.records(None, rows[done:])
 
-    monkeypatch.setattr(runner, "ray_library", lambda: None)
-    monkeypatch.setattr(runner, "on_cluster", compute)
+    monkeypatch.setattr("gpt_cli.jobs.cluster.library", lambda: None)
+    monkeypatch.setattr("gpt_cli.jobs.cluster.compute", compute)
     cluster, task = jobs.Cluster(), Upper()
     where = {"cluster": cluster, "model": "m", "threads": 1}
     for compares, checks in ((True, ["check 0", "check 1", "check 2"]), (False, [])):
@@ -344,11 +342,6 @@ def test_the_manifest_has_everything_that_records_depend_on(here):
             (name,) = options
             with pytest.raises(InputError, match=f"^{output.strip('/')} was made with {name} "):
                 jobs.run(Shout(), "in", output, model="m", resume=True, **options)
-
-
-def test_seeds_are_drawn_of_32_bits(monkeypatch):
-    monkeypatch.setattr(os, "urandom", lambda count: b"\1\2\3\4\5\6"[:count])
-    assert draw_seed() == 0x04030201
 
 
 # --- one file of lines ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import math
 import random
 import sys
+import zlib
 from datetime import date
 from decimal import Decimal
 from io import BytesIO
@@ -103,6 +104,13 @@ def test_texts_of_any_type_of_string_are_read(write, pa):
         assert [row.get("id") for row in rows] == ["a", "b", "a", None]
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_a_text_that_is_no_utf8_is_read(write, pa, kind):
+    bytes_type = pa.binary() if kind == "string" else pa.large_binary()
+    texts = pa.array([b"a\xff"], bytes_type).view(getattr(pa, kind)())
+    assert read(write({"prompt": texts})) == [{"prompt": "a\udcff"}]
+
+
 def test_a_column_of_nulls_has_no_text_in_any_row(write, pa):
     assert read(write({"prompt": pa.nulls(2)})) == [{}, {}]
 
@@ -131,6 +139,12 @@ def test_columns_that_are_not_read_are_known(write):
     file = write({"title": ["x"], "prompt": ["a"], "id": [1], "text": ["y"]})
     assert read(file) == [{"id": 1, "prompt": "a"}]
     assert Source(file, "auto", FIELDS, 4).ignored == ["title", "text"]
+
+
+def test_the_checksum_is_that_of_the_metadata_at_the_end(write):
+    data = Path(file := write({"prompt": ["a", "b"]})).read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    assert parquet.survey(file, FIELDS).checksum == zlib.crc32(data[-8 - size :])
 
 
 def test_columns_of_any_file_that_are_not_read_are_known_once(write, tmp_path):

@@ -124,7 +124,7 @@ def test_a_stream_gives_the_rows_of_the_file(tmp_path, monkeypatch):
     with file.open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         piped = source("-")
-        assert piped.streams
+        assert (piped.name, piped.streams) == ("-", True)
         assert piped.total is None
         assert rows_of(piped) == expected
         assert piped.total == 2

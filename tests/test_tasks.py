@@ -49,6 +49,7 @@ def test_texts_are_scored(engine, logprobs):
     )
     assert bad == {"index": 1, "id": 0, "line": 2} | ERROR
     assert task.tokens(good) == len(score.ids) - 1
+    assert set(good) == {"index", *task.schema}
     assert ("logprobs" in good) is ("logprobs" in task.schema) is logprobs
     (missing,) = task.records(engine, [Row(2, 3, None, None, {})])
     assert missing["error"]["code"] == "invalid_input"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpt_cli.jobs.rows import Row
     from gpt_cli.jobs.runner import Summary, run
     from gpt_cli.jobs.sinks import Resumed, Sink
-    from gpt_cli.jobs.tasks import Generation, Scoring, Task
+    from gpt_cli.jobs.tasks import Generation, Scoring, Task, error_record
 
 __all__ = [
     "Cluster",
@@ -30,6 +30,7 @@ __all__ = [
     "Sink",
     "Summary",
     "Task",
+    "error_record",
     "run",
 ]
 _MODULES = ("observer", "rows", "sinks", "tasks", "runner", "cluster")

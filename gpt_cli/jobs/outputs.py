@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpt_cli.errors import InputError
@@ -112,8 +112,7 @@ def _check_apart(name: str, output: str) -> None:
     elif "**" in name:
         inside = fnmatch(whole, rows)
     else:  # the `*` of fnmatch matches slashes, that of a pattern does not
-        of, _, pattern = rows.rpartition("/")
-        inside = "*" in name and folder == of and fnmatch(own, pattern)
+        inside = "*" in name and PurePosixPath(whole).match(rows)
     if inside:
         raise InputError(f"{output} would be among the files of {name}: {ANOTHER}")
 

@@ -116,13 +116,13 @@ class Folder(Sink):
                     f"{self.place}/{name} is not the part that begins with row {self._first}: "
                     f"{ANOTHER}"
                 )
-            try:
-                with storage.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
+            with storage.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
+                try:
                     rows, errors = _count(stream, self._ending)
-            except MALFORMED:
-                raise InputError(
-                    f"{self.place}/{name} has no records of this command: {ANOTHER}"
-                ) from None
+                except MALFORMED:
+                    raise InputError(
+                        f"{self.place}/{name} has no records of this command: {ANOTHER}"
+                    ) from None
             self._written.append(name)
             self._first += rows
             failed += errors

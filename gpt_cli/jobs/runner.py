@@ -105,7 +105,7 @@ def _compute(engine: Engine, source: Source, sink: Sink, done: int, task: Task) 
     """Yield the records of the rows from index `done` on; the sink checks the rows before."""
     for rows in source.rows(0 if sink.compares else done):
         for row in rows:
-            if row.index < done:
+            if sink.compares and row.index < done:
                 sink.check(row)
         yield from task.records(engine, [row for row in rows if row.index >= done])
 

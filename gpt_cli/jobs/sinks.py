@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
@@ -112,7 +113,8 @@ class JSONLines(Sink):
                 raise
         if self._new and error is not None and self._path.stat().st_size == 0:
             self._path.unlink()  # after it was closed, as Windows wants it
-            self._side.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._side.unlink()
 
     def resume(self) -> Resumed:
         known = bool(self._path.stat().st_size) and self._manifest.exists()

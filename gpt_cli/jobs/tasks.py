@@ -24,7 +24,10 @@ class Task(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that a row may have besides its id; the first is its text."""
+        """The fields that a row may have besides its id.
+
+        The first is its text. A record without error has it unchanged: `--resume` compares it.
+        """
 
     @property
     def schema(self) -> Schema:
@@ -48,7 +51,7 @@ class Task(Protocol):
         return self
 
     def records(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record]:
-        """Yield the record of each row, in their order.
+        """Yield the record of each row, in order; for a row with an `error`, see `error_record`.
 
         Raises:
             InputError: an option is out of range.
