@@ -1,8 +1,5 @@
-"""The output forms of `gpt-cli bench`: a table with curves, and JSON."""
+"""The output of `gpt-cli bench`: a table with curves."""
 
-from dataclasses import asdict
-
-from gpt_cli import records
 from gpt_cli.bench import Benchmark, Spread
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.plot import curves, number
@@ -18,11 +15,6 @@ _ROWS = {
     "other_s": ("other, ms per token", 1000),
     "total_s": ("whole text, s", 1),
 }
-
-
-def as_json(found: Benchmark) -> str:
-    """Return a JSON object with all figures and the time of each token."""
-    return records.json_line(asdict(found))
 
 
 def as_text(found: Benchmark) -> str:
