@@ -103,9 +103,8 @@ def main() -> NoReturn:
     if code == 130 and _terminated:
         code = 128 + signal.SIGTERM
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with suppress(OSError, ValueError):  # `run` has reported errors
-                stream.flush()
+        with suppress(AttributeError, OSError, ValueError):  # None, or `run` has reported it
+            stream.flush()
     atexit._run_exitfuncs()
     os._exit(code)  # without the slow teardown of modules
 

@@ -49,19 +49,15 @@ def _head(found: Benchmark) -> str:
 
 
 def _table(found: Benchmark) -> str:
-    rows = [["median (min-max)", *found.modes]]
-    if found.ratio is not None:
-        rows[0].append("ratio")
-    for figure, (label, scale) in _ROWS.items():
-        row = [label, *(_cell(getattr(mode, figure), scale) for mode in found.modes.values())]
-        if found.ratio is not None:
-            row.append(_ratio(found.ratio[figure]) if figure in found.ratio else "-")
-        rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    columns = [["median (min-max)", *(label for label, _ in _ROWS.values())]]
+    for name, mode in found.modes.items():
+        cells = (_cell(getattr(mode, figure), scale) for figure, (_, scale) in _ROWS.items())
+        columns.append([name, *cells])
+    if (ratio := found.ratio) is not None:
+        cells = (_ratio(ratio[figure]) if figure in ratio else "-" for figure in _ROWS)
+        columns.append(["ratio", *cells])
+    padded = ([f"{cell:{max(map(len, column))}}" for cell in column] for column in columns)
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
 
 
 def _notes(found: Benchmark) -> str:

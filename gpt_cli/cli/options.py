@@ -1,7 +1,7 @@
 """The flags of commands: groups that several commands take, and flags that are used alone.
 
-A command takes a group as one parameter, whose annotation is a frozen dataclass. `command` puts the
-flags of the group in its place. The flags of `gpt_cli.Options` come from its declarations.
+A command takes a group as one parameter, whose annotation is a dataclass of options, and a flag of
+its own as a parameter whose default is an `option`. `command` makes typer's parameters of both.
 """
 
 import functools
@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import typer
 
 from gpt_cli.cli import completion
-from gpt_cli.declare import (
-    NUMBER,
-    TEXT,
-    WHOLE,
-    Declared,
-    Option,
-    OptionError,
-    choice,
-    declarations,
-    option,
-)
+from gpt_cli.declare import NUMBER, TEXT, WHOLE, Declared, OptionError, choice, declarations, option
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import Format
 from gpt_cli.machine import MOST_THREADS
@@ -40,7 +30,7 @@ VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with th
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace each group and each declared default among the parameters of a command by flags."""
+    """Replace each parameter of a command that is a group or an `option` by its flags."""
     groups: dict[str, tuple[list[inspect.Parameter], type[Declared]]] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -72,7 +62,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _flag(name: str, field: Field[Any]) -> inspect.Parameter:
     """Return an option as the parameter of a function that typer reads."""
-    declared: Option = field.metadata["option"]
+    declared = field.metadata["option"]
     flag = declared.flag or f"--{name.replace('_', '-')}"
     made = typer.Option(flag, *declared.aliases, help=declared.help, **declared.typer)
     return inspect.Parameter(

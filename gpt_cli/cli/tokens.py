@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import piped
+from gpt_cli.cli.inputs import or_pipe
 from gpt_cli.cli.layout import token_label
 from gpt_cli.cli.streams import on_terminal, remark, write
 from gpt_cli.declare import PATH, option
@@ -20,12 +20,8 @@ from gpt_cli.jobs.storage import read_bytes
 if TYPE_CHECKING:
     from gpt_cli.tokenizer import Tokenizer
 
-FILE = option(
-    None,
-    "Read the input from FILE (-: standard input).",
-    kind=PATH,
-    aliases=("-f",),
-    metavar="FILE",
+_FILE = option(
+    None, "Read from FILE (-: standard input).", kind=PATH, aliases=("-f",), metavar="FILE"
 )
 _LONGEST_ID = 18  # digits; int() refuses thousands
 
@@ -33,7 +29,7 @@ _LONGEST_ID = 18  # digits; int() refuses thousands
 def tokenize(
     text: str | None = flags.argument("[TEXT]", "Text to tokenize"),
     *,
-    file: Path | None = FILE,
+    file: Path | None = _FILE,
     count: bool = option(False, "Print only the number of tokens."),
     special: flags.Special = False,
     model: flags.Model,
@@ -64,7 +60,7 @@ def tokenize(
 def detokenize(
     ids: list[str] | None = flags.argument("[IDS]...", "Ids, separated by white space"),
     *,
-    file: Path | None = FILE,
+    file: Path | None = _FILE,
     model: flags.Model,
 ) -> None:
     """Write the text of the token ids IDS."""
@@ -88,9 +84,7 @@ def _read(argument: bytes | None, file: Path | None) -> bytes:
         raise InputError("--file and an argument are both given: leave one of them out")
     if argument is not None:
         return argument
-    if file is None and not piped():
-        raise InputError("no input: give an argument, --file FILE, or a pipe on standard input")
-    return read_bytes(file or Path("-"))
+    return read_bytes(or_pipe(file, "no input: give an argument, --file FILE"))
 
 
 def _read_tokenizer(model: flags.Model) -> "Tokenizer":

@@ -43,14 +43,12 @@ class Output(Declared):
             plot.check("--png", self.png, (".png",))
         text = read_prompt(prompt, file)
         engine = loading.load()
-        from gpt_cli.cli.show import views
+        from gpt_cli.cli.show import page, views
 
         view = getattr(views, kind)(engine, text, *details, **special)
         files = {}
         if self.html is not None:
-            from gpt_cli.cli.show.page import page
-
-            files[self.html] = page(view).encode()
+            files[self.html] = page.page(view).encode()
         if self.png is not None:
             from gpt_cli.cli.show.picture import picture
 
@@ -67,11 +65,7 @@ class Output(Declared):
             note(*(f"gpt-cli: wrote {name}" for name in files))
 
 
-show = typer.Typer(
-    help="Show what happens inside the model.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+show = typer.Typer(help="Show what happens inside the model.", rich_markup_mode=None)
 
 
 @show.callback(invoke_without_command=True)
