@@ -7,7 +7,7 @@ import typer
 
 from gpt_cli.cli.options import command as with_groups
 
-# The last command of a line is the one that it is an example of.
+# Each line is an example of its last command.
 _EXAMPLES = r"""
 gpt-cli generate -m tiny 'Once upon a time'
 echo 'Once upon a time' | gpt-cli generate -m tiny --seed 1 --echo

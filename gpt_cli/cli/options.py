@@ -68,7 +68,7 @@ def _flag(name: str, field: Field[Any]) -> inspect.Parameter:
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=None if field.default == () else field.default,  # typer's for a repeatable flag
+        default=None if field.default == () else field.default,  # (): a repeatable flag
         annotation=Annotated[declared.kind.flag_type, made],
     )
 

@@ -25,6 +25,15 @@ class Output(Declared):
     png: Path | None = option(None, "Write a picture (matplotlib).", kind=PATH, metavar="FILE")
     as_json: bool = option(False, "Print JSON.", flag="--json")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.html is not None:
+            check_file("--html", self.html, (".html", ".htm"))
+        if self.png is not None:
+            from gpt_cli.cli import plot
+
+            plot.check("--png", self.png, (".png",))
+
     def show(
         self,
         kind: str,
@@ -35,12 +44,6 @@ class Output(Declared):
         **special: bool,
     ) -> None:
         """Compute a view with the function of this name in `views`; write its files or print it."""
-        if self.html is not None:
-            check_file("--html", self.html, (".html", ".htm"))
-        if self.png is not None:
-            from gpt_cli.cli import plot
-
-            plot.check("--png", self.png, (".png",))
         text = read_prompt(prompt, file)
         engine = loading.load()
         from gpt_cli.cli.show import page, views
