@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -27,6 +27,7 @@ from gpt_cli.cli.info import info
 from gpt_cli.cli.models import models
 from gpt_cli.cli.next import next_tokens
 from gpt_cli.cli.options import VERBOSE
+from gpt_cli.cli.options import command as with_groups
 from gpt_cli.cli.quantize import quantize
 from gpt_cli.cli.rank import rank
 from gpt_cli.cli.score import score
@@ -34,6 +35,7 @@ from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.streams import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.cli.verify import verify
+from gpt_cli.declare import option
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 _LONGEST = 1000  # characters of a message
@@ -67,10 +69,7 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
 
 
 def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
-    ] = False,
+    version: bool = option(False, "Show the version.", callback=_print_version, is_eager=True),
 ) -> None:
     pass
 
@@ -83,7 +82,7 @@ def application(name: str | None = None) -> typer.Typer:
         rich_markup_mode=None,  # plain help needs no import of Rich, and reads well in a pipe
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_options)
+    app.callback()(with_groups(_options))
     for each in [name] if name in COMMANDS else COMMANDS:
         add_command(app, each, COMMANDS[each])
     if name not in COMMANDS:
@@ -104,9 +103,8 @@ def main() -> NoReturn:
     if code == 130 and _terminated:
         code = 128 + signal.SIGTERM
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with suppress(OSError, ValueError):  # `run` has reported errors
-                stream.flush()
+        with suppress(AttributeError, OSError, ValueError):  # None, or `run` has reported it
+            stream.flush()
     atexit._run_exitfuncs()
     os._exit(code)  # without the slow teardown of modules
 

@@ -1,36 +1,29 @@
 """`gpt-cli bench`: measure generation with and without the KV cache."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from gpt_cli.atomic import check_file
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.declare import PATH, SWITCH, option
+from gpt_cli.records import json_line
 from gpt_cli.startup import prepare
 
 
 def bench(
     *,
-    prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", "-p", help="Prompt length in tokens.")
-    ] = 32,
+    prompt_tokens: int = option(32, "Prompt length in tokens.", aliases=("-p",)),
     max_tokens: flags.MaxTokens = 128,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="Number of texts per batch.")] = 1,
-    repetitions: Annotated[
-        int, typer.Option("--repetitions", "-r", help="Number of runs in each mode.")
-    ] = 3,
-    cache: Annotated[
-        bool | None,
-        typer.Option("--cache/--no-cache", help="Measure only one mode; both if not set."),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf (matplotlib)."),
-    ] = None,
+    batch: int = option(1, "Number of texts per batch.", aliases=("-b",)),
+    repetitions: int = option(3, "Number of runs in each mode.", aliases=("-r",)),
+    cache: bool | None = option(
+        None, "Measure only one mode; both if not set.", kind=SWITCH, flag="--cache/--no-cache"
+    ),
+    plot: Path | None = option(
+        None, "Draw the curves: .png, .svg or .pdf (matplotlib).", kind=PATH, metavar="FILE"
+    ),
     loading: flags.Loading,
     as_json: flags.Json = False,
 ) -> None:
@@ -42,8 +35,7 @@ def bench(
     from gpt_cli.cli import plot as plots
 
     if plot is not None:
-        check_file("--plot", plot, plots.FORMATS)
-        plots.check_library("--plot")
+        plots.check("--plot", plot, (".png", ".svg", ".pdf"))
     prepare(loading.threads)
     from gpt_cli.bench import Plan, measure
     from gpt_cli.cli import bench_format
@@ -57,6 +49,6 @@ def bench(
     finally:
         if shown:
             renew("")
-    write(bench_format.as_json(found) if as_json else bench_format.as_text(found))
+    write(json_line(asdict(found)) if as_json else bench_format.as_text(found))
     if plot is not None:
         plots.save(found, plot)

@@ -1,8 +1,5 @@
-"""The output forms of `gpt-cli bench`: a table with curves, and JSON."""
+"""The output of `gpt-cli bench`: a table with curves."""
 
-from dataclasses import asdict
-
-from gpt_cli import records
 from gpt_cli.bench import Benchmark, Spread
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.plot import curves, number
@@ -18,11 +15,6 @@ _ROWS = {
     "other_s": ("other, ms per token", 1000),
     "total_s": ("whole text, s", 1),
 }
-
-
-def as_json(found: Benchmark) -> str:
-    """Return a JSON object with all figures and the time of each token."""
-    return records.json_line(asdict(found))
 
 
 def as_text(found: Benchmark) -> str:
@@ -57,19 +49,15 @@ def _head(found: Benchmark) -> str:
 
 
 def _table(found: Benchmark) -> str:
-    rows = [["median (min-max)", *found.modes]]
-    if found.ratio is not None:
-        rows[0].append("ratio")
-    for figure, (label, scale) in _ROWS.items():
-        row = [label, *(_cell(getattr(mode, figure), scale) for mode in found.modes.values())]
-        if found.ratio is not None:
-            row.append(_ratio(found.ratio[figure]) if figure in found.ratio else "-")
-        rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    columns = [["median (min-max)", *(label for label, _ in _ROWS.values())]]
+    for name, mode in found.modes.items():
+        cells = (_cell(getattr(mode, figure), scale) for figure, (_, scale) in _ROWS.items())
+        columns.append([name, *cells])
+    if (ratio := found.ratio) is not None:
+        cells = (_ratio(ratio[figure]) if figure in ratio else "-" for figure in _ROWS)
+        columns.append(["ratio", *cells])
+    padded = ([f"{cell:{max(map(len, column))}}" for cell in column] for column in columns)
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
 
 
 def _notes(found: Benchmark) -> str:

@@ -20,13 +20,3 @@ def downloads() -> list[str]:
     from gpt_cli.hub.local import SHORT_NAMES
 
     return list(SHORT_NAMES)
-
-
-def devices() -> list[str]:
-    """Return the values of `--device`."""
-    return ["auto", "cpu", "cuda"]
-
-
-def dtypes() -> list[str]:
-    """Return the values of `--dtype`."""
-    return ["auto", "float32", "bfloat16", "float16", "int8"]

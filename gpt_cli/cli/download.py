@@ -8,6 +8,7 @@ import typer
 from gpt_cli.cli import completion
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.streams import write
+from gpt_cli.declare import PATH, option
 
 
 def download(
@@ -20,10 +21,9 @@ def download(
     ],
     *,
     revision: flags.Revision = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Write a plain folder instead of the Hub's cache."),
-    ] = None,
+    to: Path | None = option(
+        None, "Write a plain folder instead of the Hub's cache.", kind=PATH, metavar="FOLDER"
+    ),
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:

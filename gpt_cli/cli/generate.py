@@ -4,7 +4,7 @@ import os
 import stat
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,6 +13,7 @@ from gpt_cli.cli.inputs import read_prompt, unescape
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import note, on_terminal, remark, write
+from gpt_cli.declare import option
 from gpt_cli.errors import InputError
 from gpt_cli.options import Options
 
@@ -25,34 +26,24 @@ _LONG = 2.0  # seconds, after which progress is shown
 
 
 def generate(
-    prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="[PROMPT]", help="Text to continue; read from a pipe if not given."),
-    ] = None,
+    prompt: str | None = flags.argument("[PROMPT]", "Text to continue"),
     *,
     file: flags.PromptFile = None,
     escape: flags.Escape = False,
     options: Options,
-    samples: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=10_000,  # all are computed side by side
-            help="Number of texts; several are printed together at the end, separated by ---.",
-        ),
-    ] = 1,
-    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False,
-    stream: Annotated[
-        bool,
-        typer.Option(
-            "--stream/--no-stream", help="Print text as it is generated, or all at the end."
-        ),
-    ] = True,
+    samples: int = option(
+        1,
+        "Number of texts; several are printed together at the end, separated by ---.",
+        min=1,
+        max=10_000,  # all are computed side by side
+    ),
+    echo: bool = option(False, "Print the prompt before the text."),
+    stream: bool = option(
+        True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
+    ),
     as_json: flags.Json = False,
     logprobs: flags.LogProbs = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Show times and rates on standard error.")
-    ] = False,
+    stats: bool = option(False, "Show times and rates on standard error."),
     loading: flags.Loading,
 ) -> None:
     """Continue PROMPT and stream the text to standard output."""

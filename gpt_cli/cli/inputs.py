@@ -23,9 +23,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     """
     if file is None and prompt is not None:
         return prompt
-    if file is None and not piped():
-        raise InputError("no prompt: give a PROMPT, --file FILE, or a pipe on standard input")
-    text = read_text(file or Path("-"))
+    text = read_text(or_pipe(file, "no prompt: give a PROMPT, --file FILE"))
     return text + prompt if prompt is not None else without_line_end(text)
 
 
@@ -37,15 +35,14 @@ def input_file(argument: str | None, option: str | None, rows: str) -> str:
     """
     if argument is not None and option is not None:
         raise InputError("--file and an argument are both given: leave one of them out")
-    name = argument if option is None else option
-    if name is None and not piped():
-        raise InputError(f"no {rows}: give a FILE, or a pipe on standard input")
-    return name or "-"
+    return or_pipe(argument if option is None else option, f"no {rows}: give a FILE")
 
 
-def piped() -> bool:
-    """Return whether standard input is open and not a terminal."""
-    return sys.stdin is not None and not on_terminal(sys.stdin)
+def or_pipe(file: Path | str | None, missing: str) -> str:
+    """Return the name of a file, or "-" for a pipe; raise InputError if there is neither."""
+    if file is None and (sys.stdin is None or on_terminal(sys.stdin)):
+        raise InputError(f"{missing}, or a pipe on standard input")
+    return str(file or "-")
 
 
 def unescape(text: str) -> str:

@@ -25,6 +25,5 @@ def models(as_json: Json = False, verbose: Verbose = False) -> None:
     listing = table.Table("name", "origin", "size", box=box.SIMPLE_HEAD)
     listing.add_column("folder", overflow="fold")  # never cut, so that it can be copied
     for model in found:
-        size = format_size(model.size)
-        listing.add_row(model.name, model.origin, size, str(model.folder))
+        listing.add_row(model.name, model.origin, format_size(model.size), str(model.folder))
     console.Console().print(listing)

@@ -3,28 +3,22 @@
 import math
 import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.layout import bar, token_label
 from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.declare import option
 
 if TYPE_CHECKING:
     from gpt_cli.records import Record
 
 
 def next_tokens(
-    prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="[PROMPT]", help="The text so far; read from a pipe if not given."),
-    ] = None,
+    prompt: str | None = flags.argument("[PROMPT]", "The text so far"),
     *,
-    top: Annotated[
-        int, typer.Option("--top", "-k", metavar="N", min=1, help="Number of tokens.")
-    ] = 10,
+    top: int = option(10, "Number of tokens.", aliases=("-k",), min=1, metavar="N"),
     file: flags.PromptFile = None,
     special: flags.Special = False,
     loading: flags.Loading,

@@ -1,31 +1,21 @@
 """The flags of commands: groups that several commands take, and flags that are used alone.
 
-A command takes a group as one parameter, whose annotation is a frozen dataclass. `command` puts the
-flags of the group in its place. The flags of `gpt_cli.Options` come from its declarations.
+A command takes a group as one parameter, whose annotation is a dataclass of options, and a flag of
+its own as a parameter whose default is an `option`. `command` makes typer's parameters of both.
 """
 
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import Field, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 
 from gpt_cli.cli import completion
-from gpt_cli.declare import (
-    NUMBER,
-    TEXT,
-    WHOLE,
-    Declared,
-    Option,
-    OptionError,
-    choice,
-    declarations,
-    option,
-)
+from gpt_cli.declare import NUMBER, TEXT, WHOLE, Declared, OptionError, choice, declarations, option
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import Format
 from gpt_cli.machine import MOST_THREADS
@@ -40,14 +30,17 @@ VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with th
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a group by the flags of the group."""
+    """Replace each parameter of a command that is a group or an `option` by its flags."""
     groups: dict[str, tuple[list[inspect.Parameter], type[Declared]]] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
         group = parameter.annotation
         if isinstance(group, type) and issubclass(group, Declared):
-            groups[name] = list(_flags(group)), group
-            parameters += groups[name][0]
+            flags = [_flag(field.name, field) for field, each in declarations(group) if each.help]
+            groups[name] = flags, group
+            parameters += flags
+        elif isinstance(parameter.default, Field):
+            parameters.append(_flag(name, parameter.default))
         else:
             parameters.append(parameter)
 
@@ -67,27 +60,27 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _flags(group: type[Declared]) -> Iterator[inspect.Parameter]:
-    """Yield the flags of a group, as the parameters of a function that typer reads."""
-    for field, declared in declarations(group):
-        if declared.help:
-            default = None if field.default == () else field.default  # a repeatable flag
-            flag = _flag(field.name, declared)
-            yield inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=flag
-            )
-
-
-def _flag(name: str, declared: Option) -> Any:
-    """Return the annotation that makes typer parse an option."""
+def _flag(name: str, field: Field[Any]) -> inspect.Parameter:
+    """Return an option as the parameter of a function that typer reads."""
+    declared = field.metadata["option"]
     flag = declared.flag or f"--{name.replace('_', '-')}"
     made = typer.Option(flag, *declared.aliases, help=declared.help, **declared.typer)
-    return Annotated[declared.kind.flag_type, made]
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None if field.default == () else field.default,  # (): a repeatable flag
+        annotation=Annotated[declared.kind.flag_type, made],
+    )
 
 
 def _flag_of(group: type[Declared], name: str) -> Any:
     """Return the annotation of one flag of a group, for a command that takes no others."""
-    return next(_flag(name, each) for field, each in declarations(group) if field.name == name)
+    return _flag(name, group.__dataclass_fields__[name]).annotation
+
+
+def argument(metavar: str, help: str) -> Any:
+    """Return the default of a parameter that is an argument, in place of which a pipe is read."""
+    return typer.Argument(None, metavar=metavar, help=f"{help}; read from a pipe if not given.")
 
 
 def _set_verbose(context: typer.Context, verbose: bool) -> bool:
@@ -136,12 +129,12 @@ class Loading(Model):
     device: str = option(
         "auto",
         "cpu, cuda for an NVIDIA GPU, or auto: a GPU if one can be used.",
-        autocompletion=completion.devices,
+        autocompletion=lambda: ["auto", "cpu", "cuda"],
     )
     dtype: str = option(
         "auto",
         "Weights in float32, float16 (GPU) or int8 (CPU); auto: as stored, on a GPU float32.",
-        autocompletion=completion.dtypes,
+        autocompletion=lambda: ["auto", "float32", "bfloat16", "float16", "int8"],
     )
     threads: int | None = option(
         None,
@@ -176,7 +169,6 @@ class Rows(Declared):
         kind=TEXT,
         aliases=("-o",),
         metavar="OUT",
-        path_type=str,
         callback=lambda name: None if name == "-" else name,
     )
     resume: bool = option(
@@ -229,11 +221,9 @@ class Where(Declared):
         """
         if self.engine == "ray":
             return
-        flags = ("--address", "--workers", "--gpus-per-worker")
-        given = (self.address, self.workers, self.gpus_per_worker)
-        for flag, value in zip(flags, given, strict=True):
-            if value is not None:
-                raise InputError(f"{flag} applies only to --engine ray")
+        for name in ("address", "workers", "gpus_per_worker"):
+            if getattr(self, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')} applies only to --engine ray")
         prepare(threads)
 
     def cluster(self, threads: int | None) -> "Cluster | None":
@@ -260,7 +250,7 @@ PromptFile = Annotated[
 ]
 RowsFile = Annotated[
     str | None,
-    typer.Option("--file", "-f", metavar="FILE", path_type=str, help="Same as the argument."),
+    typer.Option("--file", "-f", metavar="FILE", help="Same as the argument."),
 ]
 Escape = Annotated[
     bool, typer.Option("--escape", help=r"Read \n, \t and \\ in PROMPT and --stop as escapes.")

@@ -3,11 +3,12 @@
 import io
 import itertools
 import statistics
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.atomic import write_file
+from gpt_cli.atomic import check_file, write_file
 from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 _COLUMNS, _LINES = 60, 12
 _X_LABEL = "position in the text, in tokens"
 _Y_LABEL = "milliseconds for each token after the first"
-FORMATS = (".png", ".svg", ".pdf")
 
 _STYLES = {  # of each mode: mark, colour (safe for the colour-blind), legend
     "cache off": (
@@ -74,8 +74,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
-def check_library(option: str) -> None:
-    """Raise InputError early, before costly work, if matplotlib is not installed."""
+def check(option: str, file: Path, endings: Sequence[str]) -> None:
+    """Raise InputError early, before costly work, if a flag for a picture cannot be used."""
+    check_file(option, file, endings)
     if find_spec("matplotlib") is None:
         raise InputError(f"{option} needs matplotlib: pip install matplotlib")
 

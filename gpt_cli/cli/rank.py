@@ -10,6 +10,7 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.layout import quoted
 from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.declare import PATH, option
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_text
 
@@ -19,20 +20,14 @@ if TYPE_CHECKING:
 
 
 def rank(
-    prompt: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PROMPT]", help="Text before the choices; from a pipe if not given."
-        ),
-    ] = None,
+    prompt: str | None = flags.argument("[PROMPT]", "Text before the choices"),
     *,
-    choices: Annotated[
-        list[str] | None,
-        typer.Option(metavar="A,B,C", help="Continuations, separated by commas; repeatable."),
-    ] = None,
-    choices_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Continuations, one per line.")
-    ] = None,
+    choices: list[str] | None = option(
+        (), "Continuations, separated by commas; repeatable.", metavar="A,B,C"
+    ),
+    choices_file: Path | None = option(
+        None, "Continuations, one per line.", kind=PATH, metavar="FILE"
+    ),
     by: Annotated[
         Literal["total", "token", "byte"],
         typer.Option(
@@ -40,9 +35,7 @@ def rank(
             "per token or byte."
         ),
     ] = "total",
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Use the choices as given: remove and add no spaces.")
-    ] = False,
+    exact: bool = option(False, "Use the choices as given: remove and add no spaces."),
     file: flags.PromptFile = None,
     loading: flags.Loading,
     as_json: flags.Json = False,

@@ -7,38 +7,30 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import piped
+from gpt_cli.cli.inputs import or_pipe
 from gpt_cli.cli.layout import token_label
 from gpt_cli.cli.streams import on_terminal, remark, write
+from gpt_cli.declare import PATH, option
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_bytes
 
 if TYPE_CHECKING:
     from gpt_cli.tokenizer import Tokenizer
 
+_FILE = option(
+    None, "Read from FILE (-: standard input).", kind=PATH, aliases=("-f",), metavar="FILE"
+)
 _LONGEST_ID = 18  # digits; int() refuses thousands
 
 
 def tokenize(
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="[TEXT]", help="Text to tokenize; read from a pipe if not given."),
-    ] = None,
+    text: str | None = flags.argument("[TEXT]", "Text to tokenize"),
     *,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="Read the text from FILE (-: standard input)."
-        ),
-    ] = None,
-    count: Annotated[
-        bool, typer.Option("--count", help="Print only the number of tokens.")
-    ] = False,
+    file: Path | None = _FILE,
+    count: bool = option(False, "Print only the number of tokens."),
     special: flags.Special = False,
     model: flags.Model,
     as_json: flags.Json = False,
@@ -66,19 +58,9 @@ def tokenize(
 
 
 def detokenize(
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[IDS]...", help="Ids, separated by white space; read from a pipe if not given."
-        ),
-    ] = None,
+    ids: list[str] | None = flags.argument("[IDS]...", "Ids, separated by white space"),
     *,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="Read the ids from FILE (-: standard input)."
-        ),
-    ] = None,
+    file: Path | None = _FILE,
     model: flags.Model,
 ) -> None:
     """Write the text of the token ids IDS."""
@@ -102,9 +84,7 @@ def _read(argument: bytes | None, file: Path | None) -> bytes:
         raise InputError("--file and an argument are both given: leave one of them out")
     if argument is not None:
         return argument
-    if file is None and not piped():
-        raise InputError("no input: give an argument, --file FILE, or a pipe on standard input")
-    return read_bytes(file or Path("-"))
+    return read_bytes(or_pipe(file, "no input: give an argument, --file FILE"))
 
 
 def _read_tokenizer(model: flags.Model) -> "Tokenizer":

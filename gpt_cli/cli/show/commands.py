@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -11,14 +10,11 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.help import add_command
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.streams import note, write
-from gpt_cli.declare import PATH, Declared, option
+from gpt_cli.declare import PATH, WHOLE, Declared, option
 from gpt_cli.errors import InputError
 from gpt_cli.records import json_line
 
-Prompt = Annotated[
-    str | None,
-    typer.Argument(metavar="[PROMPT]", help="Text to show; read from a pipe if not given."),
-]
+PROMPT = flags.argument("[PROMPT]", "Text to show")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -28,6 +24,15 @@ class Output(Declared):
     html: Path | None = option(None, "Write an interactive web page.", kind=PATH, metavar="FILE")
     png: Path | None = option(None, "Write a picture (matplotlib).", kind=PATH, metavar="FILE")
     as_json: bool = option(False, "Print JSON.", flag="--json")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.html is not None:
+            check_file("--html", self.html, (".html", ".htm"))
+        if self.png is not None:
+            from gpt_cli.cli import plot
+
+            plot.check("--png", self.png, (".png",))
 
     def show(
         self,
@@ -39,23 +44,14 @@ class Output(Declared):
         **special: bool,
     ) -> None:
         """Compute a view with the function of this name in `views`; write its files or print it."""
-        if self.html is not None:
-            check_file("--html", self.html, (".html", ".htm"))
-        if self.png is not None:
-            from gpt_cli.cli.plot import check_library
-
-            check_file("--png", self.png, (".png",))
-            check_library("--png")
         text = read_prompt(prompt, file)
         engine = loading.load()
-        from gpt_cli.cli.show import views
+        from gpt_cli.cli.show import page, views
 
         view = getattr(views, kind)(engine, text, *details, **special)
         files = {}
         if self.html is not None:
-            from gpt_cli.cli.show.page import page
-
-            files[self.html] = page(view).encode()
+            files[self.html] = page.page(view).encode()
         if self.png is not None:
             from gpt_cli.cli.show.picture import picture
 
@@ -72,11 +68,7 @@ class Output(Declared):
             note(*(f"gpt-cli: wrote {name}" for name in files))
 
 
-show = typer.Typer(
-    help="Show what happens inside the model.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+show = typer.Typer(help="Show what happens inside the model.", rich_markup_mode=None)
 
 
 @show.callback(invoke_without_command=True)
@@ -86,16 +78,14 @@ def _list(context: typer.Context) -> None:
 
 
 def attention(
-    prompt: Prompt = None,
+    prompt: str | None = PROMPT,
     *,
-    layer: Annotated[
-        int | None,
-        typer.Option("--layer", "-l", metavar="L", help="Layer to show, counted from 0."),
-    ] = None,
-    head: Annotated[
-        int | None,
-        typer.Option("--head", metavar="H", help="Head to show, counted from 0; needs --layer."),
-    ] = None,
+    layer: int | None = option(
+        None, "Layer to show, counted from 0.", kind=WHOLE, aliases=("-l",), metavar="L"
+    ),
+    head: int | None = option(
+        None, "Head to show, counted from 0; needs --layer.", kind=WHOLE, metavar="H"
+    ),
     file: flags.PromptFile = None,
     special: flags.Special = False,
     output: Output,
@@ -113,19 +103,16 @@ def attention(
 
 
 def lens(
-    prompt: Prompt = None,
+    prompt: str | None = PROMPT,
     *,
-    top: Annotated[
-        int,
-        typer.Option(
-            "--top",
-            "-k",
-            metavar="N",
-            min=1,
-            max=100,  # for each token of the prompt, in each layer
-            help="Number of tokens per layer; text and pictures show those that fit.",
-        ),
-    ] = 5,
+    top: int = option(
+        5,
+        "Number of tokens per layer; text and pictures show those that fit.",
+        aliases=("-k",),
+        min=1,
+        max=100,  # for each token of the prompt, in each layer
+        metavar="N",
+    ),
     file: flags.PromptFile = None,
     special: flags.Special = False,
     output: Output,
@@ -141,7 +128,7 @@ def lens(
 
 
 def surprise(
-    prompt: Prompt = None,
+    prompt: str | None = PROMPT,
     *,
     file: flags.PromptFile = None,
     output: Output,
@@ -156,13 +143,10 @@ def surprise(
 
 
 def tree(
-    prompt: Prompt = None,
+    prompt: str | None = PROMPT,
     *,
-    top: Annotated[
-        int,
-        # More are hard to read, and a tree may be as deep as it has continuations.
-        typer.Option("--top", "-k", metavar="N", min=1, max=200, help="Number of continuations."),
-    ] = 20,
+    # More are hard to read, and a tree may be as deep as it has continuations.
+    top: int = option(20, "Number of continuations.", aliases=("-k",), min=1, max=200, metavar="N"),
     file: flags.PromptFile = None,
     special: flags.Special = False,
     output: Output,

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import html
 import json
-from functools import cache
 from pathlib import Path
 from string import Template
 
@@ -57,7 +56,8 @@ def page(view: View) -> str:
     )
     return Template(_part("page.html")).substitute(
         policy=policy,
-        title=_escaped(f"{view.model} · {view.kind}"),
+        # Bytes of a path that are not UTF-8 become `?`.
+        title=html.escape(f"{view.model} · {view.kind}").encode(errors="replace").decode(),
         lead=_LEADS[view.kind],
         style=style,
         data=data,
@@ -96,15 +96,9 @@ def _check_size(size: int) -> None:
         )
 
 
-def _escaped(text: str) -> str:
-    """Return text as HTML; bytes of a path that are not UTF-8 become `?`."""
-    return html.escape(text).encode(errors="replace").decode()
-
-
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-@cache
 def _part(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")

@@ -2,8 +2,9 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,16 +46,8 @@ def print_view(view: View) -> None:
 
 def parts(view: View, width: int, *, coloured: bool) -> Iterator[RenderableType]:
     """Return the parts of a view, which begin on new lines."""
-    drawers: dict[type[View], Callable[..., Iterator[RenderableType]]] = {
-        Attention: _attention,
-        Lens: _lens,
-        Surprise: _surprise,
-        Tree: _tree,
-    }
+    drawers: dict[Any, Any] = {Attention: _attention, Lens: _lens, Surprise: _surprise, Tree: _tree}
     return drawers[type(view)](view, width, coloured)
-
-
-# --- attention -----------------------------------------------------------------------------------
 
 
 def _attention(view: Attention, width: int, coloured: bool) -> Iterator[RenderableType]:
@@ -109,9 +102,6 @@ def _notable_heads(view: Attention, width: int) -> Iterator[Text]:
         yield Text(line, no_wrap=True)
 
 
-# --- lens ----------------------------------------------------------------------------------------
-
-
 def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
     prompt = b"".join(bytes(token["bytes"]) for token in view.tokens)
     yield Text(f"{view.model}: the next token that each layer would predict after\n")
@@ -131,9 +121,6 @@ def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
         yield line
     if coloured:
         yield _share_legend(coloured)
-
-
-# --- surprise ------------------------------------------------------------------------------------
 
 
 def _surprise(view: Surprise, width: int, coloured: bool) -> Iterator[RenderableType]:
@@ -180,9 +167,6 @@ def _characters(tokens: Sequence[Token]) -> Iterator[tuple[bytes, float | None]]
         data, bits = b"", 0.0
 
 
-# --- tree ----------------------------------------------------------------------------------------
-
-
 def _tree(view: Tree, width: int, coloured: bool) -> Iterator[RenderableType]:
     yield Text(f"{view.model}: the probability of each token, and of its path from the prompt\n")
     yield _line("  token   path  ", _end(quoted(view.prompt.encode()), width - 16))
@@ -203,9 +187,6 @@ def _branches(branches: Sequence[Branch], indent: str, coloured: bool) -> Iterat
 
 def _line(*texts: str) -> Text:
     return Text("".join(texts), no_wrap=True, overflow="ellipsis")
-
-
-# --- shared --------------------------------------------------------------------------------------
 
 
 def _block(share: float, columns: int, coloured: bool) -> Text:

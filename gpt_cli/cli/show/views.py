@@ -144,11 +144,8 @@ def surprise(engine: Engine, text: str) -> Surprise:
     Raises:
         InputError: the text has fewer than 2 tokens.
     """
-    score = engine.score(text)
-    pairs = zip(score.ids, score.token_logprobs, strict=True)
-    tokens = [records.of_token(engine, *pair) for pair in pairs]
-    perplexity = None if score.perplexity == math.inf else score.perplexity
-    return Surprise(engine.name, tokens, perplexity)
+    record = records.of_score(engine, engine.score(text), logprobs=True)
+    return Surprise(engine.name, record["logprobs"], record["perplexity"])
 
 
 def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> Tree:
