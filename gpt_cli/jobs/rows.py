@@ -52,36 +52,30 @@ class Reader:
     fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
     many: bool = False  # whether there is more than one file
 
-    def read(self, piece: Piece) -> Iterator[Row]:
-        """Yield the rows of a piece.
+    def read(self, piece: Piece) -> list[Row]:
+        """Return the rows of a piece.
 
         Raises:
             InputError: the file cannot be read, or has changed.
         """
-        file = piece.file if self.many else None
-        rows: Iterable[Row]
+        lines: Iterable[tuple[int, Any]]
         if self.format == "parquet":
             found = parquet.read(piece.file, piece.group, piece.start, piece.end, self.fields)
-            rows = (
-                self._parse(Row(piece.index + place, piece.line + place, file), fields)
-                for place, fields in enumerate(found)
-            )
+            lines = enumerate(found, piece.line)
         else:
             data = BytesIO(storage.read_range(piece.file, piece.start, piece.end))
-            rows = self.parse(data, piece.index, piece.line, file)
-        index = piece.index - 1
-        for row in rows:
-            index = row.index
-            yield row
-        if index != piece.index + piece.rows - 1:
+            lines = _filled(data, piece.line)
+        rows = self.parse(lines, piece.index, piece.file if self.many else None)
+        if len(rows) != piece.rows:
             raise InputError(f"{piece.file} has changed while it was read")
+        return rows
 
-    def parse(
-        self, lines: Iterable[bytes], index: int, line: int, file: str | None
-    ) -> Iterator[Row]:
-        """Yield the rows of lines, which begin with a row's `index` and the number `line`."""
-        for place, (number, data) in enumerate(_filled(lines, line)):
-            yield self._parse(Row(index + place, number, file), data)
+    def parse(self, lines: Iterable[tuple[int, Any]], index: int, file: str | None) -> list[Row]:
+        """Return the rows of numbered lines or table rows, the first of which has an `index`."""
+        return [
+            self._parse(Row(place, number, file), data)
+            for place, (number, data) in enumerate(lines, index)
+        ]
 
     def _parse(self, row: Row, data: bytes | dict[str, Any]) -> Row:
         """Return the row with the content of its line or table row, or with an error."""
@@ -181,11 +175,12 @@ class Source:
     def _stream(self) -> Iterator[list[Row]]:
         index, line = 0, 1  # of the next row
         for block in storage.read_lines(self.files[0]):
-            self._guess_format(block, line)
-            rows = list(self.reader.parse(block, index, line, None))
-            index += len(rows)
+            lines = list(_filled(block, line))
+            if lines:
+                self._guess_format(lines[0][1])
+            yield self.reader.parse(lines, index, None)
+            index += len(lines)
             line += len(block)
-            yield rows
         self.total = index
 
     @property
@@ -215,9 +210,9 @@ class Source:
         for number, data in enumerate(chain.from_iterable(storage.read_lines(file)), 1):
             checksum = zlib.crc32(data, checksum)
             end += len(data)
-            if not _is_blank(number, data):
+            if content := _content(number, data):
                 rows += 1
-                self._guess_format([data], number)
+                self._guess_format(content)
             if rows and (index + rows) % self._together == 0:
                 self.pieces.append(Piece(file, 0, start, end, index, line, rows))
                 start, line, index, rows = end, number + 1, index + rows, 0
@@ -225,13 +220,11 @@ class Source:
             self.pieces.append(Piece(file, 0, start, end, index, line, rows))
         return checksum
 
-    def _guess_format(self, lines: Iterable[bytes], line: int) -> None:
+    def _guess_format(self, first: bytes) -> None:
         """Decide the format by the first row."""
         if self.reader.format == "auto":
-            for _, data in _filled(lines, line):
-                begins_object = data.lstrip().startswith(b"{")
-                self.reader = replace(self.reader, format="jsonl" if begins_object else "lines")
-                return
+            begins_object = first.lstrip().startswith(b"{")
+            self.reader = replace(self.reader, format="jsonl" if begins_object else "lines")
 
 
 def blocks(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
@@ -243,9 +236,11 @@ def blocks(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
 def _filled(lines: Iterable[bytes], first: int) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that are not blank with their numbers, without a byte order mark."""
     for number, data in enumerate(lines, first):
-        if not _is_blank(number, data):
-            yield number, data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+        if content := _content(number, data):
+            yield number, content
 
 
-def _is_blank(number: int, data: bytes) -> bool:
-    return not (data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data).strip()
+def _content(number: int, data: bytes) -> bytes:
+    """Return a line without a byte order mark; nothing of a blank one."""
+    data = data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+    return data if data.strip() else b""
