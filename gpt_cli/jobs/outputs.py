@@ -34,11 +34,11 @@ def open_sink(
         InputError: the output exists, cannot be resumed, or has an unsuitable name.
         ResourceError: a package for such files is missing.
     """
-    folder, ending = _folder(name, source)
-    _check_place(folder or name)
-    if not folder:
+    place, ending = _place(name, source)
+    _check_place(place)
+    if not ending:
         _check_apart(source.name, name)
-    if not (folder or storage.is_address(name) or name.endswith(".parquet")):
+    if not (ending or storage.is_address(name) or name.endswith(".parquet")):
         return _json_lines(Path(name), source, task, job, resume=resume)
     from gpt_cli.jobs import parts  # brings fsspec
 
@@ -46,8 +46,8 @@ def open_sink(
         raise InputError(f"--resume: {name} cannot be resumed with a pipe as its input")
     ids = {"id": "int64"} if source.whole_ids else {}
     schema = PLACE | task.schema | ERROR_PLACE | ERROR | ids
-    if folder:
-        return parts.Folder(folder, ending, schema, job, resume=resume)
+    if ending:
+        return parts.Folder(place, ending, schema, job, resume=resume)
     if resume and storage.exists(name):
         return None
     return parts.File(name, schema, job, resume=resume)
@@ -68,28 +68,25 @@ def _json_lines(
     return JSONLines(path, task.fields[0], job)
 
 
-def _folder(name: str, source: Source) -> tuple[str | None, str]:
-    """Return the folder of an output and the ending of its parts; None if it is not a folder."""
-    folder: str | None
+def _place(name: str, source: Source) -> tuple[str, str]:
+    """Return the file or folder of an output, and the ending of the parts in a folder, else ""."""
+    place, ending = name, ""
     start, slash, own = name.rpartition("/")
-    ending = ".parquet" if source.reader.format == "parquet" else ".jsonl"
     if "*" in own:
         if own not in ("*.jsonl", "*.parquet"):
             raise InputError(
                 f"--output {name}: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"
             )
-        folder, ending = start + slash or ".", own.removeprefix("*")
+        place, ending = start + slash or ".", own.removeprefix("*")
     elif name.endswith("/") or storage.is_folder(name):
-        folder = name
-    else:
-        folder = None
-    place = (name if folder is None else folder).rstrip("/")
+        ending = ".parquet" if source.reader.format == "parquet" else ".jsonl"
+    place = place.rstrip("/")
     if storage.is_address(place) and any(mark in place for mark in "*?["):
         # Moving and removing there would affect everything that such a name matches.
         raise InputError(f"--output {name}: an address must not contain *, ? or [")
     if not place or place.endswith(":"):  # such as s3://$BUCKET/ without that variable
         raise InputError(f"--output {name} is not a folder that can hold records: {ANOTHER}")
-    return (None, "") if folder is None else (place, ending)
+    return place, ending
 
 
 def _check_place(output: str) -> None:

@@ -147,19 +147,16 @@ def join(streams: Iterable[BinaryIO], schema: Schema, target: BinaryIO) -> None:
 
 def arrow_schema(schema: Schema) -> "pyarrow.Schema":
     """Return the schema of pyarrow for one of `gpt_cli.records`."""
-    return library().schema(_fields(schema))
-
-
-def _fields(schema: Schema) -> "list[pyarrow.Field]":
-    return [library().field(name, _type(kind)) for name, kind in schema.items()]
+    return library().schema(list(_type(schema)))
 
 
 def _type(kind: Any) -> "pyarrow.DataType":
+    pyarrow = library()
     if isinstance(kind, str):
-        return library().type_for_alias(kind)
+        return pyarrow.type_for_alias(kind)
     if isinstance(kind, list):
-        return library().list_(_type(kind[0]))
-    return library().struct(_fields(kind))
+        return pyarrow.list_(_type(kind[0]))
+    return pyarrow.struct([(name, _type(each)) for name, each in kind.items()])
 
 
 @contextmanager
@@ -173,11 +170,7 @@ def _opened(file: str) -> "Iterator[tuple[ParquetFile, BinaryIO]]":
 
 
 def library() -> ModuleType:
-    """Return pyarrow.
-
-    Raises:
-        ResourceError: it is not installed.
-    """
+    """Return pyarrow; raise ResourceError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet

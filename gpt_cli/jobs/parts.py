@@ -82,23 +82,22 @@ class Folder(Sink):
         return begun
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            with storage.writing(self.place, ANOTHER):
-                self._new = not self._fs.exists(self._folder)
-                here = isinstance(self._fs, LocalFileSystem)
-                if self._new:
-                    if not here and "/" not in self._folder.strip("/"):
-                        raise FileNotFoundError  # a bucket, which may be misspelt
-                    with suppress(FileExistsError):
-                        self._fs.mkdir(self._folder, create_parents=False)
-                if here:
-                    file = stack.enter_context(Path(self._path(manifest.NAME)).open("a+b"))
-                    lock(file, self.place)
-            self._stack = stack.pop_all()
+        self._locked = ExitStack()
+        with storage.writing(self.place, ANOTHER):
+            self._new = not self._fs.exists(self._folder)
+            here = isinstance(self._fs, LocalFileSystem)
+            if self._new:
+                if not here and "/" not in self._folder.strip("/"):
+                    raise FileNotFoundError  # a bucket, which may be misspelt
+                with suppress(FileExistsError):
+                    self._fs.mkdir(self._folder, create_parents=False)
+            if here:
+                file = self._locked.enter_context(Path(self._path(manifest.NAME)).open("a+b"))
+                lock(file, self.place)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        with self._stack:
+        with self._locked:
             self._write_part()
         # After the manifest was closed, as Windows wants it.
         if self._new and error is not None and not self._names():
@@ -202,7 +201,7 @@ class File(Folder):
             else:
                 for stream in self._streams():
                     shutil.copyfileobj(stream, target)
-        self._stack.close()  # Windows removes no file that is open
+        self._locked.close()  # Windows removes no file that is open
         with storage.writing(self.place, "remove it by hand"):
             self._fs.rm(self._folder, recursive=True)
 

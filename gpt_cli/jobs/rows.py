@@ -154,7 +154,7 @@ class Source:
         self.reader = Reader(format, fields, len(self.files) > 1)
         for file in [] if self.streams else self.files:
             checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
-            self.contents.append([storage.base(file), storage.size(file), checksum])
+            self.contents.append([Path(file).name, storage.size(file), checksum])
         self.total: int | None = None if self.streams else self._rows
 
     def rows(self, start: int = 0) -> Iterator[list[Row]]:

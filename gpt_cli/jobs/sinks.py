@@ -98,11 +98,7 @@ class JSONLines(Sink):
         with storage.writing(str(self._path), ANOTHER):
             self._path.touch()
             self._file = self._path.open("r+b")
-        try:
-            lock(self._file, self._path)
-        except BaseException:
-            self._file.close()
-            raise
+        lock(self._file, self._path)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -179,7 +175,7 @@ class JSONLines(Sink):
 
 
 def lock(file: BinaryIO, path: Path | str) -> None:
-    """Lock a file until it is closed; raise ResourceError if another run has locked it."""
+    """Lock a file until it is closed; close it and raise ResourceError if another run has it."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -187,6 +183,7 @@ def lock(file: BinaryIO, path: Path | str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        file.close()
         raise ResourceError(f"{path} is being written by another run: wait until it ends") from None
 
 
