@@ -16,13 +16,10 @@ ANOTHER = "name another --output"
 
 
 class Manifest:
-    """The manifest of one output.
+    """The manifest of one output, at a path or an address.
 
-    Args:
-        output: its name, for messages.
-        file: the path or address of the manifest.
-        job: everything that the records depend on, as JSON values. A seed of None is drawn, or is
-            that of an earlier run.
+    The job is everything that the records depend on, as JSON values. A seed of None is drawn, or is
+    that of an earlier run.
     """
 
     def __init__(self, output: str, file: str, job: Mapping[str, Any]):
@@ -40,11 +37,7 @@ class Manifest:
         return storage.exists(self._file) and storage.size(self._file) > 0
 
     def compare(self) -> None:
-        """Compare the job with that of the earlier run, and take its seed if none was given.
-
-        Raises:
-            InputError: names the first difference.
-        """
+        """Take the seed of the earlier run if none was given; raise InputError for other jobs."""
         try:
             earlier = json.loads(storage.read_bytes(self._file))
             if not isinstance(earlier, dict):

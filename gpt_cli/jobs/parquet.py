@@ -65,11 +65,7 @@ def survey(file: str, fields: Sequence[str]) -> Survey:
 
 
 def read(file: str, group: int, start: int, end: int, fields: Sequence[str]) -> Iterator[Record]:
-    """Yield rows of a group with the fields that they have.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Yield rows of a group with the fields that they have."""
     for row in _group(file, group, tuple(fields)).slice(start, end - start).to_pylist():
         values = {name: _json_value(value) for name, value in row.items()}
         yield {name: value for name, value in values.items() if value is not None}
@@ -114,8 +110,13 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
 def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
     """Write records as a table."""
     pyarrow = library()
-    texts = schema["id"] == "string"
-    rows = [_with_text_id(record) if texts else record for record in records]
+    text_ids = schema["id"] == "string"
+    rows = [
+        record | {"id": json.dumps(record["id"], ensure_ascii=False)}
+        if text_ids and not isinstance(record.get("id", ""), str)
+        else record
+        for record in records
+    ]
     try:
         table = pyarrow.Table.from_pylist(rows, arrow_schema(schema))
     except UnicodeEncodeError:  # a path may hold bytes that are not UTF-8
@@ -123,12 +124,6 @@ def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
         rows = json.loads(text.decode(errors="replace"))
         table = pyarrow.Table.from_pylist(rows, arrow_schema(schema))
     pyarrow.parquet.write_table(table, stream)
-
-
-def _with_text_id(record: Record) -> Record:
-    if isinstance(record.get("id", ""), str):
-        return record
-    return record | {"id": json.dumps(record["id"], ensure_ascii=False)}
 
 
 def count(stream: BinaryIO) -> tuple[int, int]:

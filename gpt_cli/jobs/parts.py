@@ -26,17 +26,10 @@ SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
 
 
 class Folder(Sink):
-    """Parts in a folder, which is new or is resumed.
+    """Parts in a folder, or at its address, which is new or is resumed.
 
-    The name of a part has the index of its first row. `_job.json` is the manifest, which has
-    checksums of the input.
-
-    Args:
-        place: the folder or its address.
-        ending: of the parts, ".jsonl" or ".parquet".
-        schema: of the records.
-        job: see `Manifest`.
-        resume: whether there may be an earlier run.
+    The name of a part has the index of its first row, and the ending ".jsonl" or ".parquet".
+    `_job.json` is the manifest of the job, which has checksums of the input.
 
     Raises:
         InputError: the folder has other content, or was made by another job.
@@ -44,13 +37,7 @@ class Folder(Sink):
     """
 
     def __init__(
-        self,
-        place: str,
-        ending: str,
-        schema: Schema,
-        job: Mapping[str, Any],
-        *,
-        resume: bool,
+        self, place: str, ending: str, schema: Schema, job: Mapping[str, Any], *, resume: bool
     ):
         if ending == ".parquet":
             parquet.library()
@@ -66,11 +53,7 @@ class Folder(Sink):
         self._check_folder()
 
     def _check_folder(self) -> bool:
-        """Return whether there was an earlier run.
-
-        Raises:
-            InputError: it was another job.
-        """
+        """Return whether there was an earlier run; raise InputError if it was another job."""
         begun = self._manifest.exists()
         with storage.reading(self.place):
             if not begun and self._names():
@@ -180,9 +163,7 @@ class Folder(Sink):
 class File(Folder):
     """One file, joined at the end from the parts in the folder FILE.parts, which then is removed.
 
-    Args:
-        file: its path or address; Parquet if it ends with ".parquet", else JSON Lines.
-        schema, job, resume: see `Folder`.
+    The file is Parquet if its name ends with ".parquet", else JSON Lines.
     """
 
     def __init__(self, file: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
@@ -221,11 +202,7 @@ def _count(stream: BinaryIO, ending: str) -> tuple[int, int]:
 
 @contextmanager
 def _atomic(fs: AbstractFileSystem, path: str, name: str) -> Iterator[BinaryIO]:
-    """Open a file that appears only when it is complete.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
+    """Open a file that appears only when complete; raise ResourceError if it cannot be written."""
     folder, _, own = path.rpartition("/")
     new = f"{folder}/.{own}.{uuid.uuid4().hex}"
     try:

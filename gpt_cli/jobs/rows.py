@@ -50,14 +50,10 @@ class Reader:
 
     format: Format
     fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
-    many: bool = False  # whether there is more than one file
+    many: bool = False  # files, so that a row has the name of its own
 
     def read(self, piece: Piece) -> list[Row]:
-        """Return the rows of a piece.
-
-        Raises:
-            InputError: the file cannot be read, or has changed.
-        """
+        """Return the rows of a piece; raise InputError if its file has changed."""
         lines: Iterable[tuple[int, Any]]
         if self.format == "parquet":
             found = parquet.read(piece.file, piece.group, piece.start, piece.end, self.fields)
@@ -118,26 +114,16 @@ class Source:
     Raises:
         InputError: nothing can be read, not all files are tables, or a table has no text column.
         ResourceError: a package for such files is missing.
-
-    Attributes:
-        name: see above.
-        streams: whether it is a pipe, which can be read once and has no pieces.
-        files: sorted names.
-        reader: for the files.
-        pieces: of all files.
-        contents: the name, size and checksum of each file.
-        total: number of rows; None for a stream that has not ended.
-        ignored: columns of tables that are not read.
-        whole_ids: whether all ids are integers, as those of tables may be.
     """
 
     def __init__(self, name: str, format: Format, fields: tuple[str, ...], together: int):
         path = Path(name)
         self.name = name
+        # A pipe can be read once, and has no pieces.
         self.streams = name == "-" or path.is_fifo() or path.is_char_device()
         if self.streams and format == "parquet":
             raise InputError("Parquet cannot be read from a pipe: name a file")
-        self.files = [name] if self.streams else storage.find(name)
+        self.files = [name] if self.streams else storage.find(name)  # sorted
         if format == "auto" and not self.streams:
             tables = sum(file.endswith(".parquet") for file in self.files)
             if 0 < tables < len(self.files):
@@ -148,22 +134,19 @@ class Source:
             format = "parquet" if tables else format
         self._together = together
         self.pieces: list[Piece] = []
-        self.contents: list[list[Any]] = []
-        self.ignored: list[str] = []
-        self.whole_ids = format == "parquet"
+        self.contents: list[list[Any]] = []  # name, size and checksum of each file
+        self.ignored: list[str] = []  # columns of tables that are not read
+        self.whole_ids = format == "parquet"  # whether all ids are integers
         self.reader = Reader(format, fields, len(self.files) > 1)
         for file in [] if self.streams else self.files:
             checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
             self.contents.append([Path(file).name, storage.size(file), checksum])
-        self.total: int | None = None if self.streams else self._rows
+        self.total = None if self.streams else self._rows  # None until a stream has ended
 
     def rows(self, start: int = 0) -> Iterator[list[Row]]:
         """Yield the rows in lists: those to compute together, or those available in a stream.
 
         Rows before `start` may be left out, except in a stream.
-
-        Raises:
-            InputError: a file cannot be read.
         """
         if self.streams:
             yield from self._stream()

@@ -46,34 +46,18 @@ class Sink(Protocol):
         return
 
     def resume(self) -> Resumed:
-        """Return what an earlier run has written.
-
-        Raises:
-            InputError: the output was made by another job, or is not one.
-        """
+        """Return what an earlier run has written; raise InputError if it was another job."""
         return Resumed()
 
     def check(self, row: Row) -> None:
-        """Compare a row that an earlier run has written.
-
-        Raises:
-            InputError: its record was made from another row.
-        """
+        """Raise InputError if the record of an earlier run was made from another row."""
         return
 
     def write(self, record: Record) -> None:
-        """Write the next record, now or later.
-
-        Raises:
-            ResourceError: it cannot be written.
-        """
+        """Write the next record, now or later; raise ResourceError if that fails."""
 
     def finish(self, rows: int) -> None:
-        """Complete the output of an input of so many rows.
-
-        Raises:
-            InputError: the output has more rows, or another run has written it, too.
-        """
+        """Complete an output; raise InputError if it has more rows than the input, or others."""
         return
 
 

@@ -132,11 +132,7 @@ def open_file(file: Path | str) -> Iterator[BufferedReader]:
 
 
 def read_text(file: Path | str) -> str:
-    """Return the text of a file, without a byte order mark.
-
-    Raises:
-        InputError: it is empty or is not UTF-8.
-    """
+    """Return the text of a file, which must not be empty, without a byte order mark."""
     try:
         text = read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -150,11 +146,7 @@ def read_text(file: Path | str) -> str:
 
 
 def read_bytes(file: Path | str) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        ResourceError: it does not fit the free memory, or does not end.
-    """
+    """Return the content of a file; raise ResourceError if it does not fit the free memory."""
     limit = _memory_limit()
     data = bytearray()
     with open_file(file) as stream:
@@ -186,10 +178,8 @@ def read_range(file: str, start: int, end: int) -> bytes:
 def read_lines(file: Path | str) -> Iterator[list[bytes]]:
     """Yield the lines of a file with their ends, in lists of those that are available at once.
 
-    Lines of a slow pipe come one by one.
-
-    Raises:
-        ResourceError: a line does not fit the free memory, or does not end.
+    Lines of a slow pipe come one by one. A ResourceError is raised for a line that does not fit the
+    free memory.
     """
     with open_file(file) as stream:
         limit = _memory_limit()
