@@ -50,10 +50,7 @@ def complete(
 
 
 def _complete_window(
-    model: GPT2,
-    tokenizer: Tokenizer,
-    window: list[Request | InputError],
-    batch_size: int | None,
+    model: GPT2, tokenizer: Tokenizer, window: list[Request | InputError], batch_size: int | None
 ) -> Iterator[tuple[int, Completion | InputError]]:
     """Yield the place of each row with its result, as they come."""
     requests: dict[int, Request] = {}

@@ -1,7 +1,4 @@
-"""The manifest of an output: everything that its records depend on, as a JSON file beside them.
-
-It lets a later run with --resume refuse other options, another model or another input.
-"""
+"""The manifest of an output, by which --resume refuses other options, models or inputs."""
 
 import json
 from collections.abc import Mapping
@@ -13,6 +10,11 @@ from gpt_cli.options import draw_seed
 
 NAME = "_job.json"  # in a folder of records
 ANOTHER = "name another --output"
+
+
+def refusal(complaint: str) -> InputError:
+    """Return the error of an output that cannot be used."""
+    return InputError(f"{complaint}: {ANOTHER}")
 
 
 class Manifest:
@@ -43,17 +45,15 @@ class Manifest:
             if not isinstance(earlier, dict):
                 raise ValueError
         except ValueError:
-            raise InputError(f"{self._file} is not a manifest: {ANOTHER}") from None
+            raise refusal(f"{self._file} is not a manifest") from None
         if "seed" in self._job and self._job["seed"] is None:
             self._job["seed"] = earlier.get("seed")
         if earlier.get("input") != self._job.get("input"):
-            raise InputError(f"{self._output} was made from another input: {ANOTHER}")
+            raise refusal(f"{self._output} was made from another input")
         for name, value in self._job.items():
             if name not in earlier or earlier[name] != value:
-                raise InputError(
-                    f"{self._output} was made with {name} {json.dumps(earlier.get(name)):.200}, "
-                    f"not {json.dumps(value):.200}: {ANOTHER}"
-                )
+                others, ours = json.dumps(earlier.get(name)), json.dumps(value)
+                raise refusal(f"{self._output} was made with {name} {others:.200}, not {ours:.200}")
 
     def begin(self) -> bytes:
         """Return the content of the file for a first run, with a seed drawn if none was given."""

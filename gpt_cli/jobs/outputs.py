@@ -8,7 +8,7 @@ from typing import Any
 
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import manifest, storage
-from gpt_cli.jobs.manifest import ANOTHER
+from gpt_cli.jobs.manifest import ANOTHER, refusal
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import JSONLines, Sink
 from gpt_cli.jobs.tasks import Task
@@ -60,9 +60,9 @@ def _json_lines(
         raise InputError(f"--output {path}: the name must end with .jsonl or .parquet")
     files = [file for file in source.files if Path(file).exists()]
     if path.exists() and any(map(path.samefile, files)):
-        raise InputError(f"{path} is the input: {ANOTHER}")
+        raise refusal(f"{path} is the input")
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a file: {ANOTHER}")
+        raise refusal(f"{path} is not a file")
     if path.exists() and not resume:
         raise InputError(f"{path} exists: continue it with --resume, or {ANOTHER}")
     return JSONLines(path, task.fields[0], job)
@@ -85,7 +85,7 @@ def _place(name: str, source: Source) -> tuple[str, str]:
         # Moving and removing there would affect everything that such a name matches.
         raise InputError(f"--output {name}: an address must not contain *, ? or [")
     if not place or place.endswith(":"):  # such as s3://$BUCKET/ without that variable
-        raise InputError(f"--output {name} is not a folder that can hold records: {ANOTHER}")
+        raise refusal(f"--output {name} is not a folder that can hold records")
     return place, ending
 
 
@@ -111,7 +111,7 @@ def _check_apart(name: str, output: str) -> None:
     else:  # the `*` of fnmatch matches slashes, that of a pattern does not
         inside = "*" in name and PurePosixPath(whole).match(rows)
     if inside:
-        raise InputError(f"{output} would be among the files of {name}: {ANOTHER}")
+        raise refusal(f"{output} would be among the files of {name}")
 
 
 def _normalized(name: str) -> str:

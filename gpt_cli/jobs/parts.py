@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli.errors import MALFORMED, InputError
 from gpt_cli.jobs import manifest, parquet, storage
-from gpt_cli.jobs.manifest import ANOTHER, Manifest
+from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
 from gpt_cli.jobs.sinks import LATER, Resumed, Sink, encode, lock
 from gpt_cli.records import Record, Schema
 
@@ -57,7 +57,7 @@ class Folder(Sink):
         begun = self._manifest.exists()
         with storage.reading(self.place):
             if not begun and self._names():
-                raise InputError(f"{self.place} has other files: {ANOTHER}")
+                raise refusal(f"{self.place} has other files")
         if begun and not self._resume:
             raise InputError(f"{self.place} exists: continue it with --resume, or {ANOTHER}")
         if begun:
@@ -94,17 +94,14 @@ class Folder(Sink):
         failed = 0
         for name in self._names():
             if name != self._name(self._first):
-                raise InputError(
-                    f"{self.place}/{name} is not the part that begins with row {self._first}: "
-                    f"{ANOTHER}"
-                )
+                begins = f"begins with row {self._first}"
+                raise refusal(f"{self.place}/{name} is not the part that {begins}")
             with storage.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
                 try:
                     rows, errors = _count(stream, self._ending)
                 except MALFORMED:
-                    raise InputError(
-                        f"{self.place}/{name} has no records of this command: {ANOTHER}"
-                    ) from None
+                    said = f"{self.place}/{name} has no records of this command"
+                    raise refusal(said) from None
             self._written.append(name)
             self._first += rows
             failed += errors
@@ -119,7 +116,7 @@ class Folder(Sink):
     def finish(self, rows: int) -> None:
         self._write_part()
         if self._names() != self._written:
-            raise InputError(f"{self.place} has files of another run: {ANOTHER}")
+            raise refusal(f"{self.place} has files of another run")
 
     def _begin_part(self) -> None:
         self._part: list[Record] = []
@@ -169,7 +166,7 @@ class File(Folder):
     def __init__(self, file: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
         self._file = file
         if storage.exists(file):
-            raise InputError(f"{file} exists: {ANOTHER}")
+            raise refusal(f"{file} exists")
         ending = ".parquet" if file.endswith(".parquet") else ".jsonl"
         super().__init__(f"{file}.parts", ending, schema, job, resume=resume)
 

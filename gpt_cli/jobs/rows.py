@@ -1,7 +1,4 @@
-"""Rows of an input: lines, JSON Lines or Parquet, from one file or many, here or at an address.
-
-Files are cut into pieces: ranges of a file that can be read on their own, on any machine.
-"""
+"""Rows of an input: lines, JSON Lines or Parquet, from one file or many, here or at an address."""
 
 import json
 import zlib
@@ -33,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of a file."""
+    """A range of a file, which can be read on its own, on any machine."""
 
     file: str
     group: int  # row group, in Parquet

@@ -1,7 +1,4 @@
-"""Sinks: where the records of a job go, and how an interrupted job is resumed.
-
-`JSONLines` appends to one file. `parts.Folder` and `parts.File` write parts.
-"""
+"""Sinks: where the records of a job go, and how an interrupted job is resumed."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +9,7 @@ from typing import Any, BinaryIO, Protocol, Self
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.manifest import ANOTHER, Manifest
+from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
 from gpt_cli.jobs.rows import Row
 from gpt_cli.records import Record, json_line
 
@@ -102,9 +99,7 @@ class JSONLines(Sink):
             self._manifest.compare()
         failed, end = self._read()
         if self._rows and not known:
-            raise InputError(
-                f"{self._path} cannot be resumed without its manifest {self._side.name}: {ANOTHER}"
-            )
+            raise refusal(f"{self._path} cannot be resumed without its manifest {self._side.name}")
         if not known:
             with storage.writing(str(self._side), ANOTHER):
                 self._side.write_bytes(self._manifest.begin())
@@ -125,10 +120,9 @@ class JSONLines(Sink):
                 error = "error" in record
                 made_from = None if error else _hash(record.get("id"), record[self._text])
             except (ValueError, TypeError, LookupError, RecursionError):
-                raise InputError(
-                    f"{self._path}, line {len(self._rows) + 1}, is not a record of this command: "
-                    f"{ANOTHER}"
-                ) from None
+                line = len(self._rows) + 1
+                said = f"{self._path}, line {line}, is not a record of this command"
+                raise refusal(said) from None
             self._rows.append(made_from)
             failed += error
             end += len(data)
@@ -143,19 +137,15 @@ class JSONLines(Sink):
             )
 
     def write(self, record: Record) -> None:
-        try:
+        with storage.writing(str(self._path), LATER):
             self._file.truncate()  # drops the incomplete record of an earlier run
             self._file.write(encode(record))
             self._file.flush()
-        except OSError as error:
-            raise ResourceError(f"cannot write {self._path}: {error.strerror}; {LATER}") from None
 
     def finish(self, rows: int) -> None:
         if rows < len(self._rows):
-            raise InputError(
-                f"{self._path} was made from another input, of at least {len(self._rows)} rows, "
-                f"not {rows}: {ANOTHER}"
-            )
+            size = f"at least {len(self._rows)} rows, not {rows}"
+            raise refusal(f"{self._path} was made from another input, of {size}")
 
 
 def lock(file: BinaryIO, path: Path | str) -> None:
@@ -176,6 +166,5 @@ def _hash(id: Any, text: Any) -> int:
 
 
 def encode(record: Record) -> bytes:
-    """Return a record as a line of JSON."""
-    # A path may hold bytes that are not UTF-8, which Python represents by surrogates.
+    """Return a record as a line of JSON; a path in it may hold bytes that are not UTF-8."""
     return json_line(record).encode(errors="surrogateescape")

@@ -72,11 +72,10 @@ def _find_here(name: str) -> list[str]:
 
 def _find_at_address(name: str) -> list[str]:
     fs, path = filesystem(name)
-    kind = "" if "*" in path else fs.info(path)["type"]
-    if kind == "file":
-        return [name]
-    if not kind:
+    if "*" in path:
         found = [file for file in fs.glob(path) if not fs.isdir(file)]
+    elif fs.info(path)["type"] == "file":
+        return [name]
     else:
         files = [about["name"] for about in fs.ls(path, detail=True) if about["type"] == "file"]
         # A bucket may hold an empty file with the name of the folder.

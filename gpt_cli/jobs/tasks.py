@@ -1,7 +1,4 @@
-"""Per-row tasks and their JSON records.
-
-A task of your own is a class with the members of `Task`; `gpt_cli.jobs.run` takes it.
-"""
+"""Per-row tasks and their JSON records."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
