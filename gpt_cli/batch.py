@@ -26,13 +26,9 @@ def complete(
 ) -> Iterator[Completion | InputError]:
     """Continue any number of prompts; yield the results in order, each as soon as possible.
 
-    Args:
-        model: the weights.
-        tokenizer: decodes the tokens.
-        requests: the rows; an error in place of a row is passed on. They are read a few batches
-            ahead and sorted by length.
-        batch_size: rows to compute side by side; by default as many as fit half of the free memory,
-            up to LARGEST.
+    The requests are read a few batches ahead and sorted by length; an error in place of one is
+    passed on. By default as many are computed side by side as fit half of the free memory, up to
+    LARGEST.
 
     Raises:
         ResourceError: there is not enough memory.

@@ -21,10 +21,7 @@ def renew(line: str) -> None:
 class Progress(Observer):
     """Count rows and tokens, and show them while it is entered.
 
-    Args:
-        shown: whether to show progress.
-        notes: whether to show notes.
-        totals: whether to show the totals at the end; else progress is shown only if it takes long.
+    Without `totals` at the end, progress is shown only if it takes long.
     """
 
     def __init__(self, *, shown: bool, notes: bool = True, totals: bool = True):

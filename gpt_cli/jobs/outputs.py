@@ -23,12 +23,8 @@ def open_sink(
 ) -> Sink | None:
     """Return the sink of an output; None if an earlier run has completed it.
 
-    Args:
-        name: a file, a folder (FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet) or an address of these.
-        source: the input, of which the output must not become a part.
-        task: for the schema of its records.
-        job: everything that the records depend on; see `Manifest`.
-        resume: whether there may be an output of an earlier run.
+    Its name is that of a file, a folder (FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet) or an address
+    of these. The job is everything that the records depend on; see `Manifest`.
 
     Raises:
         InputError: the output exists, cannot be resumed, or has an unsuitable name.
@@ -39,7 +35,8 @@ def open_sink(
     if not ending:
         _check_apart(source.name, name)
     if not (ending or storage.is_address(name) or name.endswith(".parquet")):
-        return _json_lines(Path(name), source, task, job, resume=resume)
+        _check_file(Path(name), source, resume=resume)
+        return JSONLines(Path(name), task.fields[0], job)
     from gpt_cli.jobs import parts  # brings fsspec
 
     if resume and source.streams:
@@ -53,9 +50,8 @@ def open_sink(
     return parts.File(name, schema, job, resume=resume)
 
 
-def _json_lines(
-    path: Path, source: Source, task: Task, job: Mapping[str, Any], *, resume: bool
-) -> JSONLines:
+def _check_file(path: Path, source: Source, *, resume: bool) -> None:
+    """Raise InputError if lines cannot be written to a file."""
     if path.suffix.lower() in _OTHER_FORMATS:
         raise InputError(f"--output {path}: the name must end with .jsonl or .parquet")
     files = [file for file in source.files if Path(file).exists()]
@@ -65,7 +61,6 @@ def _json_lines(
         raise refusal(f"{path} is not a file")
     if path.exists() and not resume:
         raise InputError(f"{path} exists: continue it with --resume, or {ANOTHER}")
-    return JSONLines(path, task.fields[0], job)
 
 
 def _place(name: str, source: Source) -> tuple[str, str]:

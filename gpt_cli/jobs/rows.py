@@ -130,6 +130,7 @@ class Source:
                 )
             format = "parquet" if tables else format
         self._together = together
+        self._rows = 0  # in the pieces
         self.pieces: list[Piece] = []
         self.contents: list[list[Any]] = []  # name, size and checksum of each file
         self.ignored: list[str] = []  # columns of tables that are not read
@@ -163,22 +164,21 @@ class Source:
             line += len(block)
         self.total = index
 
-    @property
-    def _rows(self) -> int:
-        return self.pieces[-1].index + self.pieces[-1].rows if self.pieces else 0
+    def _add(self, file: str, group: int, start: int, end: int, line: int, rows: int) -> None:
+        self.pieces.append(Piece(file, group, start, end, self._rows, line, rows))
+        self._rows += rows
 
     def _cut_table(self, file: str) -> int:
         """Append the pieces of a table; return a checksum of its metadata, which has statistics."""
         survey = parquet.survey(file, self.reader.fields)
         self.ignored += [name for name in survey.ignored if name not in self.ignored]
         self.whole_ids &= survey.whole_ids
-        index, line = self._rows, 1
+        line = 1
         for group, size in enumerate(survey.sizes):
             start = 0
             while start < size:
-                end = min(start + self._together - index % self._together, size)
-                self.pieces.append(Piece(file, group, start, end, index, line + start, end - start))
-                index += end - start
+                end = min(start + self._together - self._rows % self._together, size)
+                self._add(file, group, start, end, line + start, end - start)
                 start = end
             line += size
         return survey.checksum
@@ -186,18 +186,18 @@ class Source:
     def _cut_lines(self, file: str) -> int:
         """Append the pieces of a file of lines; return a checksum of its bytes."""
         start = end = rows = checksum = 0
-        index, line = self._rows, 1
+        line = 1
         for number, data in enumerate(chain.from_iterable(storage.read_lines(file)), 1):
             checksum = zlib.crc32(data, checksum)
             end += len(data)
             if content := _content(number, data):
                 rows += 1
                 self._guess_format(content)
-            if rows and (index + rows) % self._together == 0:
-                self.pieces.append(Piece(file, 0, start, end, index, line, rows))
-                start, line, index, rows = end, number + 1, index + rows, 0
+            if rows and (self._rows + rows) % self._together == 0:
+                self._add(file, 0, start, end, line, rows)
+                start, line, rows = end, number + 1, 0
         if rows:
-            self.pieces.append(Piece(file, 0, start, end, index, line, rows))
+            self._add(file, 0, start, end, line, rows)
         return checksum
 
     def _guess_format(self, first: bytes) -> None:
