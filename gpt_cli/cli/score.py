@@ -58,7 +58,7 @@ def score(
         jobs.run(Scoring(form.stride, form.tokens), file, rows, loading, where)
         return
     _check_file(file)
-    if form.by_line:
+    if form.lines or form.filters:
         _write_lines(loading.load(), file, form, quiet=loading.quiet)
     else:
         text = storage.without_line_end(storage.read_text(file))

@@ -87,11 +87,6 @@ class Form(Declared):
         return self.max_perplexity is not None or self.min_perplexity is not None
 
     @property
-    def by_line(self) -> bool:
-        """Return whether each line is scored on its own."""
-        return self.lines or self.filters
-
-    @property
     def plain(self) -> bool:
         """Return whether the output is only numbers."""
         return not (self.as_json or self.tokens)

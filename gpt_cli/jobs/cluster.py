@@ -189,12 +189,7 @@ def _unpacked(table: "pyarrow.Table") -> list[Any]:
 
 
 def _room(cluster: Cluster) -> tuple[int, int]:
-    """Return the number of workers, and the threads of each.
-
-    Raises:
-        InputError: the nodes have no room for so many workers.
-        ResourceError: they have no room for one.
-    """
+    """Return the number of workers, and the threads of each; raise an error if they do not fit."""
     ray = library()
     if cluster.gpus > 1 and cluster.gpus % 1:
         raise InputError(f"--gpus-per-worker must be whole or below 1, not {cluster.gpus}")
@@ -235,8 +230,7 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
         how |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
-    else:
-        _check_address(address)
+    _check_address(address)
     terminate = signal.getsignal(signal.SIGTERM)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False

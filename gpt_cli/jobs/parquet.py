@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
+_TEXTS = ("string", "large_string", "string_view")
 _EXACT = 2**53  # up to which floats represent every integer
 
 
@@ -52,8 +53,7 @@ def survey(file: str, fields: Sequence[str]) -> Survey:
         kind = schema.field(text).type
         if types.is_dictionary(kind):
             kind = kind.value_type
-        is_text = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
-        if not any(check(kind) for check in is_text):
+        if str(kind) not in (*_TEXTS, "null"):
             raise InputError(f"{file}: the column {text!r} has the type {kind}, not string")
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
         ignored = [name for name in schema.names if name not in ("id", *fields)]
@@ -96,12 +96,11 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
     with _opened(file) as (table, _):
         columns = [name for name in ("id", *fields) if name in table.schema_arrow.names]
         found = table.read_row_group(group, columns)
-    types = pyarrow.types
     for place, kind in enumerate(found.schema.types):
-        if types.is_dictionary(kind):
+        if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
             found = found.set_column(place, columns[place], found[place].cast(kind))
-        if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        if str(kind) in _TEXTS:
             binary = found[place].cast(pyarrow.large_binary())
             found = found.set_column(place, columns[place], binary)
     return found

@@ -224,15 +224,11 @@ def _label(file: Path | str) -> str:
 
 def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
     """Wait for bytes; return all that are available, and whether the end was reached."""
-    data = stream.read1(_BLOCK)
-    if not data:
-        return b"", True
-    while len(data) < _BLOCK and _ready(stream):
+    data = more = stream.read1(_BLOCK)
+    while more and len(data) < _BLOCK and _ready(stream):
         more = stream.read1(_BLOCK)
-        if not more:
-            return data, True
         data += more
-    return data, False
+    return data, not more
 
 
 def _ready(stream: BufferedReader) -> bool:

@@ -76,10 +76,8 @@ class Generation(Task):
 
     @property
     def schema(self) -> Schema:
-        token = records.TOKEN
-        return records.COMPLETION | (
-            {"logprobs": [token | {"top": [token]}]} if self.logprobs else {}
-        )
+        token = records.TOKEN | {"top": [records.TOKEN]}
+        return records.COMPLETION | ({"logprobs": [token]} if self.logprobs else {})
 
     @property
     def together(self) -> int:
