@@ -163,16 +163,12 @@ def compute(
             compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
         )
         # With prefetching, a block would wait for the next one, which may take an hour.
-        tables = data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow")
-        for table in tables:
+        for table in data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow"):
             yield from _unpacked(table)
 
 
 def _packed(block: list[Any] | GPTCLIError) -> "pyarrow.Table":
-    """Return a block in the form that Ray Data passes on.
-
-    An error is a block, too: of an error that is raised, Ray would return only the text.
-    """
+    """Return a block for Ray Data; an error is one, too, since Ray would return only its text."""
     pyarrow = parquet.library()
     return pyarrow.table({"block": pyarrow.array([pickle.dumps(block)], pyarrow.large_binary())})
 

@@ -1,7 +1,4 @@
-"""Sinks of parts, each of which is complete or absent.
-
-Parquet files and addresses need them, since nothing can be appended there.
-"""
+"""Sinks of parts, for Parquet files and addresses, where nothing can be appended."""
 
 import json
 import shutil

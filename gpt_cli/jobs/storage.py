@@ -48,10 +48,7 @@ def is_hidden(name: str) -> bool:
 
 
 def find(name: str) -> list[str]:
-    """Return the sorted files of a name: a file, the files of a folder, or those of a pattern.
-
-    Hidden files of a folder are left out.
-    """
+    """Return the sorted files of a name: a file, a pattern, or a folder without hidden files."""
     with reading(name):
         found = _find_at_address(name) if is_address(name) else _find_here(name)
     if not found:
@@ -177,8 +174,7 @@ def read_range(file: str, start: int, end: int) -> bytes:
 def read_lines(file: Path | str) -> Iterator[list[bytes]]:
     """Yield the lines of a file with their ends, in lists of those that are available at once.
 
-    Lines of a slow pipe come one by one. A ResourceError is raised for a line that does not fit the
-    free memory.
+    Lines of a slow pipe come one by one. A line must fit the free memory, else ResourceError.
     """
     with open_file(file) as stream:
         limit = _memory_limit()
