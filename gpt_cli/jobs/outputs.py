@@ -69,9 +69,8 @@ def _place(name: str, source: Source) -> tuple[str, str]:
     start, slash, own = name.rpartition("/")
     if "*" in own:
         if own not in ("*.jsonl", "*.parquet"):
-            raise InputError(
-                f"--output {name}: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"
-            )
+            cure = "name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"
+            raise InputError(f"--output {name}: {cure}")
         place, ending = start + slash or ".", own.removeprefix("*")
     elif name.endswith("/") or storage.is_folder(name):
         ending = ".parquet" if source.reader.format == "parquet" else ".jsonl"
