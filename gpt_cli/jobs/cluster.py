@@ -200,9 +200,9 @@ def _room(cluster: Cluster) -> tuple[int, int]:
             here = int(node.get("GPU", 0))
             fitting = min(fitting, here * on_one if on_one else here // int(cluster.gpus))
         room += fitting
-    each = f"--threads {threads}" + (
-        f", --gpus-per-worker {cluster.gpus:g}" if cluster.gpus else ""
-    )
+    each = f"--threads {threads}"
+    if cluster.gpus:
+        each += f", --gpus-per-worker {cluster.gpus:g}"
     if not room:
         raise ResourceError(f"no machine of the cluster has room for a worker with {each}")
     if room < (cluster.workers or 1):

@@ -131,10 +131,8 @@ class JSONLines(Sink):
     def check(self, row: Row) -> None:
         written = self._rows[row.index]
         if written not in (None, _hash(row.id, row.fields.get(self._text))):
-            raise InputError(
-                f"{self._path} was made from another input: its row {row.index} is not line "
-                f"{row.line}; {ANOTHER}"
-            )
+            difference = f"its row {row.index} is not line {row.line}; {ANOTHER}"
+            raise InputError(f"{self._path} was made from another input: {difference}")
 
     def write(self, record: Record) -> None:
         with storage.writing(str(self._path), LATER):
