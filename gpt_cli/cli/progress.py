@@ -21,7 +21,7 @@ def renew(line: str) -> None:
 class Progress(Observer):
     """Count rows and tokens, and show them while it is entered.
 
-    Without `totals` at the end, progress is shown only if it takes long.
+    The totals are shown at the end. Without `totals`, progress is shown only if it takes long.
     """
 
     def __init__(self, *, shown: bool, notes: bool = True, totals: bool = True):

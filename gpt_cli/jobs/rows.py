@@ -47,7 +47,7 @@ class Reader:
 
     format: Format
     fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
-    many: bool = False  # files, so that a row has the name of its own
+    many: bool = False  # whether there are several files; then a row has the name of its own
 
     def read(self, piece: Piece) -> list[Row]:
         """Return the rows of a piece; raise InputError if its file has changed."""
@@ -221,6 +221,6 @@ def _filled(lines: Iterable[bytes], first: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _content(number: int, data: bytes) -> bytes:
-    """Return a line without a byte order mark; nothing of a blank one."""
+    """Return a line without a byte order mark, or b"" if it is blank."""
     data = data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
     return data if data.strip() else b""

@@ -54,7 +54,7 @@ class Sink(Protocol):
         """Write the next record, now or later; raise ResourceError if that fails."""
 
     def finish(self, rows: int) -> None:
-        """Complete an output; raise InputError if it has more rows than the input, or others."""
+        """Complete an output; raise InputError for rows beyond the input or of another run."""
         return
 
 

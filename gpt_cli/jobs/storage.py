@@ -48,7 +48,7 @@ def is_hidden(name: str) -> bool:
 
 
 def find(name: str) -> list[str]:
-    """Return the sorted files of a name: a file, a pattern, or a folder without hidden files."""
+    """Return the sorted files of a pattern or a folder (except hidden ones), or the file itself."""
     with reading(name):
         found = _find_at_address(name) if is_address(name) else _find_here(name)
     if not found:
