@@ -26,13 +26,9 @@ def complete(
 ) -> Iterator[Completion | InputError]:
     """Continue any number of prompts; yield the results in order, each as soon as possible.
 
-    Args:
-        model: the weights.
-        tokenizer: decodes the tokens.
-        requests: the rows; an error in place of a row is passed on. They are read a few batches
-            ahead and sorted by length.
-        batch_size: rows to compute side by side; by default as many as fit half of the free memory,
-            up to LARGEST.
+    The requests are read a few batches ahead and sorted by length; an error in place of one is
+    passed on. By default as many are computed side by side as fit half of the free memory, up to
+    LARGEST.
 
     Raises:
         ResourceError: there is not enough memory.
@@ -40,28 +36,22 @@ def complete(
     """
     rows = iter(requests)
     while window := list(islice(rows, read_ahead(batch_size))):
-        results: dict[int, Completion | InputError] = {}
-        following = 0
-        for place, result in _complete_window(model, tokenizer, window, batch_size):
-            results[place] = result
-            while following in results:
-                yield results.pop(following)
-                following += 1
+        valid = {place: row for place, row in enumerate(window) if not isinstance(row, InputError)}
+        finished = _complete_window(model, tokenizer, valid, batch_size)
+        early: dict[int, Completion] = {}
+        for place, row in enumerate(window):
+            if isinstance(row, InputError):
+                yield row
+                continue
+            while place not in early:
+                early.update([next(finished)])
+            yield early.pop(place)
 
 
 def _complete_window(
-    model: GPT2,
-    tokenizer: Tokenizer,
-    window: list[Request | InputError],
-    batch_size: int | None,
-) -> Iterator[tuple[int, Completion | InputError]]:
-    """Yield the place of each row with its result, as they come."""
-    requests: dict[int, Request] = {}
-    for place, row in enumerate(window):
-        if isinstance(row, InputError):
-            yield place, row
-        else:
-            requests[place] = row
+    model: GPT2, tokenizer: Tokenizer, requests: dict[int, Request], batch_size: int | None
+) -> Iterator[tuple[int, Completion]]:
+    """Yield the place of each row with its completion, as they come."""
     for places in _batches(model, requests, batch_size):
         batch = [requests[place] for place in places]
         completions = [Completion(len(row.prompt), row.seed) for row in batch]

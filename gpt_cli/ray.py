@@ -16,26 +16,55 @@ An actor uses as many threads as it has CPUs: Ray sets OMP_NUM_THREADS, which Nu
 read. Ray Data must be installed: `pip install 'ray[data]'`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow
 
-from gpt_cli import records
-from gpt_cli.engine import load
+from gpt_cli.engine import Engine, load
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.parquet import arrow_schema, whole
+from gpt_cli.jobs.rows import Row
+from gpt_cli.jobs.tasks import Generation, Scoring, Task
 from gpt_cli.options import Options
-from gpt_cli.records import COMPLETION, ERROR, SCORE, Record, Schema
+from gpt_cli.records import COMPLETION, ERROR, SCORE, Schema
 
 __all__ = ["Generate", "Score"]
 
 _USAGE: Schema = COMPLETION["usage"]
-_GENERATED = {name: COMPLETION[name] for name in ("text", "finish_reason", "seed")} | _USAGE | ERROR
-_SCORED = {name: kind for name, kind in SCORE.items() if name != "model"} | ERROR
 
 
-class Generate:
+class _Actor:
+    """A task with a model, for the rows of tables."""
+
+    _task: Task
+    _engine: Engine
+    _needed: tuple[str, ...]  # columns
+    _added: Schema  # columns; they replace those of the same names, such as a row's own seed
+
+    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
+        """Return the table with the results of its rows, computed side by side."""
+        if not isinstance(table, pyarrow.Table):
+            raise InputError('a pyarrow.Table is needed: give map_batches batch_format="pyarrow"')
+        names = table.column_names
+        if missing := [name for name in self._needed if name not in names]:
+            raise InputError(f"there is no column {missing[0]!r}; the columns are {names}")
+        indices = table["index"].to_pylist() if "index" in self._needed else range(len(table))
+        found = table.select([name for name in self._task.fields if name in names]).to_pylist()
+        rows = [
+            Row(index, 0, None, fields={name: whole(value) for name, value in row.items()})
+            for index, row in zip(indices, found, strict=True)
+        ]
+        records = self._task.records(self._engine, rows)
+        flat = [record | record.get("usage", {}) for record in records]
+        added = pyarrow.Table.from_pylist(flat, arrow_schema(self._added))
+        table = table.drop_columns([name for name in self._added if name in names])
+        for name in self._added:
+            table = table.append_column(name, added[name])
+        return table
+
+
+class Generate(_Actor):
     """Continue the prompts of a table.
 
     Args:
@@ -50,38 +79,19 @@ class Generate:
     "code" and a "message" if the row failed; then the others are null.
     """
 
+    _needed = ("prompt", "index")
+    _added = {name: COMPLETION[name] for name in ("text", "finish_reason", "seed")} | _USAGE | ERROR
+
     def __init__(
-        self,
-        model: str,
-        options: Mapping[str, Any],
-        load_options: Mapping[str, Any] | None = None,
+        self, model: str, options: Mapping[str, Any], load_options: Mapping[str, Any] | None = None
     ):
         if "seed" not in options:
             raise InputError("the options need a seed, or each actor would draw another")
-        self._options = Options(**options)
+        self._task = Generation(Options(**options))
         self._engine = load(model, **(load_options or {}))
 
-    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Continue the rows of a table, side by side."""
-        _check_columns(table, ["prompt", "index"])
-        fields = ["prompt", *(name for name in Options.row_fields() if name in table.column_names)]
-        rows = [
-            {name: whole(row[name]) for name in row} for row in table.select(fields).to_pylist()
-        ]
-        indices = table["index"].to_pylist()
-        found: list[Record] = []
-        for row, result in zip(
-            rows, self._engine.batch(rows, self._options, indices=indices), strict=True
-        ):
-            if isinstance(result, InputError):
-                found.append(records.of_error(result))
-            else:
-                record = records.of_completion(self._engine, row["prompt"], result)
-                found.append(record | record["usage"])
-        return _with_columns(table, found, _GENERATED)
 
-
-class Score:
+class Score(_Actor):
     """Score the texts of a table.
 
     Args:
@@ -93,41 +103,11 @@ class Score:
     "total_logprob", "perplexity", "bits_per_byte" and "error".
     """
 
+    _needed = ("text",)
+    _added = {name: kind for name, kind in SCORE.items() if name != "model"} | ERROR
+
     def __init__(
-        self,
-        model: str,
-        stride: int | None = None,
-        load_options: Mapping[str, Any] | None = None,
+        self, model: str, stride: int | None = None, load_options: Mapping[str, Any] | None = None
     ):
-        self._stride = stride
+        self._task = Scoring(stride)
         self._engine = load(model, **(load_options or {}))
-
-    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Score the rows of a table, side by side."""
-        _check_columns(table, ["text"])
-        results = self._engine.score_many(table["text"].to_pylist(), stride=self._stride)
-        found = [
-            records.of_error(result)
-            if isinstance(result, InputError)
-            else records.of_score(self._engine, result)
-            for result in results
-        ]
-        return _with_columns(table, found, _SCORED)
-
-
-def _check_columns(table: pyarrow.Table, needed: list[str]) -> None:
-    """Raise InputError for errors that concern all rows."""
-    if not isinstance(table, pyarrow.Table):
-        raise InputError('a pyarrow.Table is needed: give map_batches batch_format="pyarrow"')
-    missing = [name for name in needed if name not in table.column_names]
-    if missing:
-        raise InputError(f"there is no column {missing[0]!r}; the columns are {table.column_names}")
-
-
-def _with_columns(table: pyarrow.Table, found: Sequence[Record], schema: Schema) -> pyarrow.Table:
-    """Add columns of records; they replace columns of the same names, such as a row's own seed."""
-    added = pyarrow.Table.from_pylist(found, arrow_schema(schema))
-    table = table.drop_columns([name for name in schema if name in table.column_names])
-    for name in schema:
-        table = table.append_column(name, added[name])
-    return table

@@ -246,7 +246,7 @@ def test_a_pipe_is_no_parquet():
 
 def test_a_row_has_nothing_but_its_place_where_it_cannot_be_read():
     reader = Reader("jsonl", FIELDS)
-    good, bad = reader.parse([b'{"prompt": "x"}\n', b"no JSON"], 5, 7, "in")
+    good, bad = reader.parse([(7, b'{"prompt": "x"}\n'), (8, b"no JSON")], 5, "in")
     assert good == Row(5, 7, "in", None, {"prompt": "x"}, None)
     assert (bad.index, bad.line, bad.file, bad.id, bad.fields) == (6, 8, "in", None, {})
     assert Row(0, 1, None) == Row(0, 1, None, None, {}, None)
@@ -265,7 +265,7 @@ def test_a_row_has_nothing_but_its_place_where_it_cannot_be_read():
     ],
 )
 def test_a_row_that_cannot_be_read_says_why(line, says):
-    (row,) = Reader("jsonl", FIELDS).parse([line], 0, 1, None)
+    (row,) = Reader("jsonl", FIELDS).parse([(1, line)], 0, None)
     assert str(row.error) == says
 
 

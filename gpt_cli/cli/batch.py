@@ -1,5 +1,6 @@
 """`gpt-cli batch`: continue many prompts."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
 
@@ -55,10 +56,7 @@ def batch(
 def _batch_size(given: str) -> int | None:
     if given == "auto":
         return None
-    try:
-        size = int(given) if given.isdecimal() else 0
-    except ValueError:  # thousands of digits
-        size = 0
-    if size == 0:
-        raise InputError(f"--batch-size must be auto, or 1 or more, not {given:.40}")
-    return size
+    with suppress(ValueError):  # not decimal, or thousands of digits
+        if given.isdecimal() and int(given):
+            return int(given)
+    raise InputError(f"--batch-size must be auto, or 1 or more, not {given:.40}")

@@ -1,7 +1,7 @@
 """Run a job for a command: its rows in, records out, progress and notes on standard error."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from typing import TextIO, cast
 
 from gpt_cli.cli import options as flags
@@ -22,11 +22,7 @@ class StandardOutput(Sink):
 def run(
     task: Task, file: str, rows: flags.Rows, loading: flags.Loading, where: flags.Where
 ) -> None:
-    """Run a job.
-
-    Raises:
-        GPTCLIError: one of its subclasses; RowsError if it is complete and some rows failed.
-    """
+    """Run a job; raise RowsError if it is complete and some rows failed."""
     from gpt_cli import jobs
 
     if rows.resume and rows.output is None:
@@ -34,11 +30,11 @@ def run(
     cluster = where.cluster(loading.threads)
     terminal = rows.output is None and on_terminal(sys.stdout)
     progress = Progress(shown=not loading.quiet and not terminal, notes=not loading.quiet)
-    aside: AbstractContextManager[object] = nullcontext()
-    if cluster is not None and sys.stdout is not None:
-        # Ray prints messages there, for example about a node that died.
-        aside = redirect_stdout(cast(TextIO, Aside(sys.stdout, shown=not loading.quiet)))
-    with aside, progress:
+    with ExitStack() as stack, progress:
+        if cluster is not None and sys.stdout is not None:
+            # Ray prints messages there, for example about a node that died.
+            aside = cast(TextIO, Aside(sys.stdout, shown=not loading.quiet))
+            stack.enter_context(redirect_stdout(aside))
         summary = jobs.run(
             task,
             file,

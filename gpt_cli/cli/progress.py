@@ -21,10 +21,7 @@ def renew(line: str) -> None:
 class Progress(Observer):
     """Count rows and tokens, and show them while it is entered.
 
-    Args:
-        shown: whether to show progress.
-        notes: whether to show notes.
-        totals: whether to show the totals at the end; else progress is shown only if it takes long.
+    The totals are shown at the end. Without `totals`, progress is shown only if it takes long.
     """
 
     def __init__(self, *, shown: bool, notes: bool = True, totals: bool = True):
@@ -50,7 +47,7 @@ class Progress(Observer):
         self._start = time.perf_counter()
         self._last = self._start if self._totals else self._start + _LONG
         if self._shown and self._renews and self._totals:
-            renew(f"gpt-cli: {self._line(self._start)}")
+            renew(self._line(self._start))
 
     def advance(self, tokens: int, failed: bool) -> None:
         """Count a row."""
@@ -61,10 +58,7 @@ class Progress(Observer):
         if not self._shown or now - self._last < self._pause:
             return
         self._last = now
-        if self._renews:
-            renew(f"gpt-cli: {self._line(now)}")
-        else:
-            note(f"gpt-cli: {self._line(now)}")
+        (renew if self._renews else note)(self._line(now))
 
     def __enter__(self) -> Self:
         return self
@@ -75,15 +69,15 @@ class Progress(Observer):
             renew("")
         done = self._rows > self._before
         if self._shown and self._totals and done and kind in (None, KeyboardInterrupt):
-            note(f"gpt-cli: {self._line(time.perf_counter())}")
+            note(self._line(time.perf_counter()))
 
     def _line(self, now: float) -> str:
         seconds = max(now - self._start, 1e-9)
         of = "" if self._total is None else f" of {self._total:,}"
         rows = "row" if (self._total or self._rows) == 1 else "rows"
-        rate = self._tokens / seconds
         failed = f" ({self._failed:,} failed)" if self._failed else ""
-        line = f"{self._rows:,}{of} {rows}{failed}, {self._tokens:,} tokens, {rate:,.0f} a second"
+        line = f"gpt-cli: {self._rows:,}{of} {rows}{failed}, {self._tokens:,} tokens"
+        line += f", {self._tokens / seconds:,.0f} a second"
         new = self._rows - self._before
         if self._total is not None and 0 < new < self._total - self._before and seconds > _SETTLED:
             left = seconds / new * (self._total - self._rows)

@@ -58,12 +58,11 @@ def score(
         jobs.run(Scoring(form.stride, form.tokens), file, rows, loading, where)
         return
     _check_file(file)
-    text = None if form.by_line else storage.without_line_end(storage.read_text(file))
-    engine = loading.load()
-    if text is None:
-        _write_lines(engine, file, form, quiet=loading.quiet)
+    if form.lines or form.filters:
+        _write_lines(loading.load(), file, form, quiet=loading.quiet)
     else:
-        write(form.of_text(engine, text))
+        text = storage.without_line_end(storage.read_text(file))
+        write(form.of_text(loading.load(), text))
 
 
 def _write_lines(engine: "Engine", file: str, form: Form, *, quiet: bool) -> None:
@@ -76,14 +75,14 @@ def _write_lines(engine: "Engine", file: str, form: Form, *, quiet: bool) -> Non
     with Progress(shown=renews, totals=False) as progress:
         progress.start(None, 0, 0)
         for line in score_lines(engine, file, form.stride):
-            number = line.number
-            error = isinstance(line.score, InputError)
+            number, score = line.number, line.score
+            error = isinstance(score, InputError)
             failed += error
             if error and not quiet:
-                note(f"gpt-cli: line {number}: {line.score}")
-            if form.passes(line.perplexity):
+                note(f"gpt-cli: line {number}: {score}")
+            if form.passes(score):
                 write(form.of_line(engine, line, aligned=aligned))
-            progress.advance(line.tokens, error)
+            progress.advance(0 if isinstance(score, InputError) else score.tokens_scored, error)
     if failed:
         raise RowsError(f"{failed} of {number} lines could not be scored")
 

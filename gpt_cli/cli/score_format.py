@@ -1,8 +1,9 @@
 """The output forms of `gpt-cli score`: facts, columns, tokens, JSON."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from gpt_cli import records
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from gpt_cli.score import Score
 
 _TOGETHER = 256  # lines
+_ALIGNED = "{:>12}  "
+_NAMES = ("tokens", "log-lik.", "perplexity", "bits/byte")
+HEADER = "".join(map(_ALIGNED.format, _NAMES)) + "text\n"
 _POSITIVE = Range(lambda number: number > 0, "above 0")
 
 
@@ -28,32 +32,17 @@ class Line:
     text: str | InputError
     score: "Score | InputError"
 
-    @property
-    def perplexity(self) -> float | None:
-        """Return the perplexity; None if there is none."""
-        return None if isinstance(self.score, InputError) else self.score.perplexity
-
-    @property
-    def tokens(self) -> int:
-        """Return the number of scored tokens."""
-        return 0 if isinstance(self.score, InputError) else self.score.tokens_scored
-
 
 def score_lines(engine: "Engine", file: str, stride: int | None) -> Iterator[Line]:
-    """Score the lines of a file as they come, those of similar length side by side.
-
-    Raises:
-        GPTCLIError: one of its subclasses: the file cannot be read, or no line can be scored.
-    """
+    """Score the lines of a file as they come, those of similar length side by side."""
     number = 1
     for block in read_lines(file):
         for begin in range(0, len(block), _TOGETHER):
             some = block[begin : begin + _TOGETHER]
-            texts = [_decoded(data, number + place) for place, data in enumerate(some)]
+            texts = [_decoded(data, place) for place, data in enumerate(some, number)]
             scores = engine.score_many(texts, stride=stride)
-            for data, text, score in zip(some, texts, scores, strict=True):
-                yield Line(number, data, text, score)
-                number += 1
+            yield from map(Line, count(number), some, texts, scores)
+            number += len(some)
 
 
 def _decoded(data: bytes, number: int) -> str | InputError:
@@ -98,11 +87,6 @@ class Form(Declared):
         return self.max_perplexity is not None or self.min_perplexity is not None
 
     @property
-    def by_line(self) -> bool:
-        """Return whether each line is scored on its own."""
-        return self.lines or self.filters
-
-    @property
     def plain(self) -> bool:
         """Return whether the output is only numbers."""
         return not (self.as_json or self.tokens)
@@ -118,10 +102,11 @@ class Form(Declared):
                 "--output and --format write records of all rows: filter those instead"
             )
 
-    def passes(self, perplexity: float | None) -> bool:
+    def passes(self, score: "Score | InputError") -> bool:
         """Return whether the filter lets a line pass."""
         if not self.filters:
             return True
+        perplexity = None if isinstance(score, InputError) else score.perplexity
         least, most = self.min_perplexity or 0, self.max_perplexity or math.inf
         return perplexity is not None and least <= perplexity <= most
 
@@ -169,16 +154,9 @@ def _columns(line: Line, *, aligned: bool) -> bytes:
         values = (score.total_logprob, score.perplexity, score.bits_per_byte)
         numbers = [str(len(score.ids)), *map(_number, values)]
     text = line.data if line.data.endswith(b"\n") else line.data + b"\n"
-    return _cells(numbers, aligned=aligned).encode() + text
-
-
-def _cells(cells: Sequence[str], *, aligned: bool) -> str:
-    """Return cells in columns of one width, or with a tab after each."""
-    return "".join(f"{cell:>12}  " if aligned else f"{cell}\t" for cell in cells)
+    cell = _ALIGNED if aligned else "{}\t"
+    return "".join(map(cell.format, numbers)).encode() + text
 
 
 def _number(value: float | None) -> str:
     return "nan" if value is None else f"{value:.6g}"
-
-
-HEADER = _cells(("tokens", "log-lik.", "perplexity", "bits/byte"), aligned=True) + "text\n"

@@ -1,10 +1,6 @@
 """Jobs: a task for each row of a file, a table, a folder or a pipe, with its output resumed.
 
-    from gpt_cli import Options, jobs
-
-    task = jobs.Generation(Options(max_tokens=20, seed=1))
-    summary = jobs.run(task, "prompts.txt", "texts.jsonl", model="tiny")
-    print(summary.rows, summary.failed)
+    jobs.run(jobs.Generation(Options(max_tokens=20, seed=1)), "prompts.txt", "texts.jsonl")
 
 The names below are imported on first use.
 """

@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -53,21 +53,34 @@ class Cluster:
     threads: int | None = None  # and CPUs, of each worker; None: up to 4
 
 
+class _Actor:
+    """Turns each block into another one, or into an error."""
+
+    def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
+        """Return the block for the blocks of a table."""
+        try:
+            return _packed(list(self.content(_unpacked(table))))
+        except GPTCLIError as error:
+            return _packed(error)
+
+    def content(self, block: list[Any]) -> Iterable[Any]:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class _PieceReader:
-    """Read the rows of pieces, from the index `start` on."""
+class _PieceReader(_Actor):
+    """Read the rows of pieces, from the index `start` on.
+
+    It is an actor only beside the driver; on a node without CPUs each task would be a new process.
+    """
 
     reader: Reader
     start: int
     folder: Path  # the driver's, for relative paths
 
-    def rows(self, pieces: list[Piece]) -> Iterator[Row]:
-        """Yield the rows of pieces.
-
-        Raises:
-            InputError: a file cannot be read.
-        """
-        for piece in pieces:
+    def content(self, block: list[Piece]) -> Iterator[Row]:
+        """Yield the rows of pieces; raise InputError if a file cannot be read."""
+        for piece in block:
             path = piece.file if is_address(piece.file) else str(self.folder / piece.file)
             name = piece.file if self.reader.many else None
             for row in self.reader.read(replace(piece, file=path)):
@@ -75,22 +88,8 @@ class _PieceReader:
                     yield replace(row, file=name)
 
 
-class _ReaderHere:
-    """An actor beside the driver; on a node without CPUs each task would be a new process."""
-
-    def __init__(self, reader: _PieceReader):
-        self._reader = reader
-
-    def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        """Return the rows of pieces."""
-        try:
-            return _packed(list(self._reader.rows(_unpacked(table))))
-        except GPTCLIError as error:
-            return _packed(error)
-
-
-class _Worker:
-    """An actor that holds the model, or the error of loading it."""
+class _Worker(_Actor):
+    """Holds the model, or the error of loading it."""
 
     def __init__(
         self, task: Task, reader: _PieceReader, name: str, model: str, loading: Mapping[str, Any]
@@ -103,28 +102,17 @@ class _Worker:
         except GPTCLIError as error:
             self._engine = error
 
-    def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        """Return the records of rows, or of the rows of pieces."""
-        try:
-            return _packed(list(self._records(_unpacked(table))))
-        except GPTCLIError as error:
-            return _packed(error)
-
-    def _records(self, block: list[Any]) -> Iterator[Record]:
+    def content(self, block: list[Any]) -> Iterator[Record]:
+        """Yield the records of rows, or of the rows of pieces."""
         if isinstance(self._engine, GPTCLIError):
             raise self._engine
-        rows = self._reader.rows(block) if isinstance(block[0], Piece) else block
+        rows = self._reader.content(block) if isinstance(block[0], Piece) else block
         for _, some in groupby(rows, lambda row: row.index // self._task.together):
             yield from self._task.records(self._engine, list(some))
 
 
 def compute(
-    cluster: Cluster,
-    source: Source,
-    start: int,
-    task: Task,
-    model: str,
-    loading: Mapping[str, Any],
+    cluster: Cluster, source: Source, start: int, task: Task, model: str, loading: Mapping[str, Any]
 ) -> Iterator[Record]:
     """Yield the record of each row from index `start` on, in order.
 
@@ -148,15 +136,15 @@ def compute(
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
     if loading.get("device", "auto") == "auto" and not cluster.gpus:  # Ray has assigned no GPU
         loading = {**loading, "device": "cpu"}
-    reader = _PieceReader(source.reader, start, Path.cwd())
-    with _errors(), _connected(cluster) as alone:
+    reading = source.reader, start, Path.cwd()
+    with _connected(cluster) as alone:
         workers, threads = _room(cluster)
         data = ray.data.from_arrow(items)
         if not (alone or all(map(is_address, source.files))):
             here = f"node:{ray.util.get_node_ip_address()}"
             data = data.map_batches(
-                _ReaderHere,
-                fn_constructor_args=(reader,),
+                _PieceReader,
+                fn_constructor_args=reading,
                 batch_size=None,
                 batch_format="pyarrow",
                 num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
@@ -167,7 +155,7 @@ def compute(
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, reader, model, there, loading),
+            fn_constructor_args=(task, _PieceReader(*reading), model, there, loading),
             batch_size=1,  # block; Ray requires a number if there are GPUs
             batch_format="pyarrow",
             num_cpus=threads,
@@ -175,16 +163,12 @@ def compute(
             compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
         )
         # With prefetching, a block would wait for the next one, which may take an hour.
-        tables = data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow")
-        for table in tables:
+        for table in data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow"):
             yield from _unpacked(table)
 
 
 def _packed(block: list[Any] | GPTCLIError) -> "pyarrow.Table":
-    """Return a block in the form that Ray Data passes on.
-
-    An error is a block, too: of an error that is raised, Ray would return only the text.
-    """
+    """Return a block for Ray Data; an error is one, too, since Ray would return only its text."""
     pyarrow = parquet.library()
     return pyarrow.table({"block": pyarrow.array([pickle.dumps(block)], pyarrow.large_binary())})
 
@@ -201,12 +185,7 @@ def _unpacked(table: "pyarrow.Table") -> list[Any]:
 
 
 def _room(cluster: Cluster) -> tuple[int, int]:
-    """Return the number of workers, and the threads of each.
-
-    Raises:
-        InputError: the nodes have no room for so many workers.
-        ResourceError: they have no room for one.
-    """
+    """Return the number of workers, and the threads of each; raise an error if they do not fit."""
     ray = library()
     if cluster.gpus > 1 and cluster.gpus % 1:
         raise InputError(f"--gpus-per-worker must be whole or below 1, not {cluster.gpus}")
@@ -221,9 +200,9 @@ def _room(cluster: Cluster) -> tuple[int, int]:
             here = int(node.get("GPU", 0))
             fitting = min(fitting, here * on_one if on_one else here // int(cluster.gpus))
         room += fitting
-    each = f"--threads {threads}" + (
-        f", --gpus-per-worker {cluster.gpus:g}" if cluster.gpus else ""
-    )
+    each = f"--threads {threads}"
+    if cluster.gpus:
+        each += f", --gpus-per-worker {cluster.gpus:g}"
     if not room:
         raise ResourceError(f"no machine of the cluster has room for a worker with {each}")
     if room < (cluster.workers or 1):
@@ -235,17 +214,19 @@ def _room(cluster: Cluster) -> tuple[int, int]:
 
 @contextmanager
 def _connected(cluster: Cluster) -> Iterator[bool]:
-    """Connect to a cluster, or start one for this job; yield whether it was started."""
+    """Connect to a cluster, or start one for this job; yield whether it was started.
+
+    Raises:
+        ResourceError: no cluster answers, or Ray fails within the block.
+    """
     ray = library()
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    alone = address == "local"
-    if alone:
+    if alone := address == "local":
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
         how |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
-    else:
-        _check_address(address)
+    _check_address(address)
     terminate = signal.getsignal(signal.SIGTERM)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -257,6 +238,8 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
             _join(address, how)
         signal.signal(signal.SIGTERM, terminate)  # Ray has installed its own handler
         yield alone
+    except ray.exceptions.RayError as error:
+        raise ResourceError(f"Ray has failed: {_summary(error)}") from error
     finally:
         ray.shutdown()
 
@@ -317,21 +300,8 @@ def _silent() -> Iterator[None]:
         os.close(kept)
 
 
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Raise ResourceError for errors of Ray."""
-    try:
-        yield
-    except library().exceptions.RayError as error:
-        raise ResourceError(f"Ray has failed: {_summary(error)}") from error
-
-
 def library() -> ModuleType:
-    """Return Ray.
-
-    Raises:
-        ResourceError: it is not installed.
-    """
+    """Return Ray; raise ResourceError if it is not installed."""
     try:
         import ray
         import ray.data

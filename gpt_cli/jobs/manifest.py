@@ -1,7 +1,4 @@
-"""The manifest of an output: everything that its records depend on, as a JSON file beside them.
-
-It lets a later run with --resume refuse other options, another model or another input.
-"""
+"""The manifest of an output, by which --resume refuses other options, models or inputs."""
 
 import json
 from collections.abc import Mapping
@@ -15,14 +12,16 @@ NAME = "_job.json"  # in a folder of records
 ANOTHER = "name another --output"
 
 
-class Manifest:
-    """The manifest of one output.
+def refusal(complaint: str) -> InputError:
+    """Return the error of an output that cannot be used."""
+    return InputError(f"{complaint}: {ANOTHER}")
 
-    Args:
-        output: its name, for messages.
-        file: the path or address of the manifest.
-        job: everything that the records depend on, as JSON values. A seed of None is drawn, or is
-            that of an earlier run.
+
+class Manifest:
+    """The manifest of one output, at a path or an address.
+
+    The job is everything that the records depend on, as JSON values. A seed of None is drawn, or is
+    that of an earlier run.
     """
 
     def __init__(self, output: str, file: str, job: Mapping[str, Any]):
@@ -40,27 +39,21 @@ class Manifest:
         return storage.exists(self._file) and storage.size(self._file) > 0
 
     def compare(self) -> None:
-        """Compare the job with that of the earlier run, and take its seed if none was given.
-
-        Raises:
-            InputError: names the first difference.
-        """
+        """Take the seed of the earlier run if none was given; raise InputError for other jobs."""
         try:
             earlier = json.loads(storage.read_bytes(self._file))
             if not isinstance(earlier, dict):
                 raise ValueError
         except ValueError:
-            raise InputError(f"{self._file} is not a manifest: {ANOTHER}") from None
+            raise refusal(f"{self._file} is not a manifest") from None
         if "seed" in self._job and self._job["seed"] is None:
             self._job["seed"] = earlier.get("seed")
         if earlier.get("input") != self._job.get("input"):
-            raise InputError(f"{self._output} was made from another input: {ANOTHER}")
+            raise refusal(f"{self._output} was made from another input")
         for name, value in self._job.items():
             if name not in earlier or earlier[name] != value:
-                raise InputError(
-                    f"{self._output} was made with {name} {json.dumps(earlier.get(name)):.200}, "
-                    f"not {json.dumps(value):.200}: {ANOTHER}"
-                )
+                others, ours = json.dumps(earlier.get(name)), json.dumps(value)
+                raise refusal(f"{self._output} was made with {name} {others:.200}, not {ours:.200}")
 
     def begin(self) -> bytes:
         """Return the content of the file for a first run, with a seed drawn if none was given."""

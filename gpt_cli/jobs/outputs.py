@@ -8,7 +8,7 @@ from typing import Any
 
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import manifest, storage
-from gpt_cli.jobs.manifest import ANOTHER
+from gpt_cli.jobs.manifest import ANOTHER, refusal
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import JSONLines, Sink
 from gpt_cli.jobs.tasks import Task
@@ -23,73 +23,64 @@ def open_sink(
 ) -> Sink | None:
     """Return the sink of an output; None if an earlier run has completed it.
 
-    Args:
-        name: a file, a folder (FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet) or an address of these.
-        source: the input, of which the output must not become a part.
-        task: for the schema of its records.
-        job: everything that the records depend on; see `Manifest`.
-        resume: whether there may be an output of an earlier run.
+    Its name is that of a file, a folder (FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet) or an address
+    of these. The job is everything that the records depend on; see `Manifest`.
 
     Raises:
         InputError: the output exists, cannot be resumed, or has an unsuitable name.
         ResourceError: a package for such files is missing.
     """
-    folder, ending = _folder(name, source)
-    _check_place(folder or name)
-    if not folder:
+    place, ending = _place(name, source)
+    _check_place(place)
+    if not ending:
         _check_apart(source.name, name)
-    if not (folder or storage.is_address(name) or name.endswith(".parquet")):
-        return _json_lines(Path(name), source, task, job, resume=resume)
+    if not (ending or storage.is_address(name) or name.endswith(".parquet")):
+        _check_file(Path(name), source, resume=resume)
+        return JSONLines(Path(name), task.fields[0], job)
     from gpt_cli.jobs import parts  # brings fsspec
 
     if resume and source.streams:
         raise InputError(f"--resume: {name} cannot be resumed with a pipe as its input")
     ids = {"id": "int64"} if source.whole_ids else {}
     schema = PLACE | task.schema | ERROR_PLACE | ERROR | ids
-    if folder:
-        return parts.Folder(folder, ending, schema, job, resume=resume)
+    if ending:
+        return parts.Folder(place, ending, schema, job, resume=resume)
     if resume and storage.exists(name):
         return None
     return parts.File(name, schema, job, resume=resume)
 
 
-def _json_lines(
-    path: Path, source: Source, task: Task, job: Mapping[str, Any], *, resume: bool
-) -> JSONLines:
+def _check_file(path: Path, source: Source, *, resume: bool) -> None:
+    """Raise InputError if lines cannot be written to a file."""
     if path.suffix.lower() in _OTHER_FORMATS:
         raise InputError(f"--output {path}: the name must end with .jsonl or .parquet")
     files = [file for file in source.files if Path(file).exists()]
     if path.exists() and any(map(path.samefile, files)):
-        raise InputError(f"{path} is the input: {ANOTHER}")
+        raise refusal(f"{path} is the input")
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a file: {ANOTHER}")
+        raise refusal(f"{path} is not a file")
     if path.exists() and not resume:
         raise InputError(f"{path} exists: continue it with --resume, or {ANOTHER}")
-    return JSONLines(path, task.fields[0], job)
 
 
-def _folder(name: str, source: Source) -> tuple[str | None, str]:
-    """Return the folder of an output and the ending of its parts; None if it is not a folder."""
-    folder: str | None
+def _place(name: str, source: Source) -> tuple[str, str]:
+    """Return the file or folder of an output, and the ending of the parts in a folder, else ""."""
+    place, ending = name, ""
     start, slash, own = name.rpartition("/")
-    ending = ".parquet" if source.reader.format == "parquet" else ".jsonl"
     if "*" in own:
         if own not in ("*.jsonl", "*.parquet"):
-            raise InputError(
-                f"--output {name}: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"
-            )
-        folder, ending = start + slash or ".", own.removeprefix("*")
+            cure = "name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"
+            raise InputError(f"--output {name}: {cure}")
+        place, ending = start + slash or ".", own.removeprefix("*")
     elif name.endswith("/") or storage.is_folder(name):
-        folder = name
-    else:
-        folder = None
-    place = (name if folder is None else folder).rstrip("/")
+        ending = ".parquet" if source.reader.format == "parquet" else ".jsonl"
+    place = place.rstrip("/")
     if storage.is_address(place) and any(mark in place for mark in "*?["):
         # Moving and removing there would affect everything that such a name matches.
         raise InputError(f"--output {name}: an address must not contain *, ? or [")
     if not place or place.endswith(":"):  # such as s3://$BUCKET/ without that variable
-        raise InputError(f"--output {name} is not a folder that can hold records: {ANOTHER}")
-    return (None, "") if folder is None else (place, ending)
+        raise refusal(f"--output {name} is not a folder that can hold records")
+    return place, ending
 
 
 def _check_place(output: str) -> None:
@@ -114,7 +105,7 @@ def _check_apart(name: str, output: str) -> None:
     else:  # the `*` of fnmatch matches slashes, that of a pattern does not
         inside = "*" in name and PurePosixPath(whole).match(rows)
     if inside:
-        raise InputError(f"{output} would be among the files of {name}: {ANOTHER}")
+        raise refusal(f"{output} would be among the files of {name}")
 
 
 def _normalized(name: str) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
+_TEXTS = ("string", "large_string", "string_view")
 _EXACT = 2**53  # up to which floats represent every integer
 
 
@@ -52,8 +53,7 @@ def survey(file: str, fields: Sequence[str]) -> Survey:
         kind = schema.field(text).type
         if types.is_dictionary(kind):
             kind = kind.value_type
-        is_text = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
-        if not any(check(kind) for check in is_text):
+        if str(kind) not in (*_TEXTS, "null"):
             raise InputError(f"{file}: the column {text!r} has the type {kind}, not string")
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
         ignored = [name for name in schema.names if name not in ("id", *fields)]
@@ -65,11 +65,7 @@ def survey(file: str, fields: Sequence[str]) -> Survey:
 
 
 def read(file: str, group: int, start: int, end: int, fields: Sequence[str]) -> Iterator[Record]:
-    """Yield rows of a group with the fields that they have.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Yield rows of a group with the fields that they have."""
     for row in _group(file, group, tuple(fields)).slice(start, end - start).to_pylist():
         values = {name: _json_value(value) for name, value in row.items()}
         yield {name: value for name, value in values.items() if value is not None}
@@ -100,12 +96,11 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
     with _opened(file) as (table, _):
         columns = [name for name in ("id", *fields) if name in table.schema_arrow.names]
         found = table.read_row_group(group, columns)
-    types = pyarrow.types
     for place, kind in enumerate(found.schema.types):
-        if types.is_dictionary(kind):
+        if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
             found = found.set_column(place, columns[place], found[place].cast(kind))
-        if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        if str(kind) in _TEXTS:
             binary = found[place].cast(pyarrow.large_binary())
             found = found.set_column(place, columns[place], binary)
     return found
@@ -114,8 +109,13 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
 def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
     """Write records as a table."""
     pyarrow = library()
-    texts = schema["id"] == "string"
-    rows = [_with_text_id(record) if texts else record for record in records]
+    text_ids = schema["id"] == "string"
+    rows = [
+        record | {"id": json.dumps(record["id"], ensure_ascii=False)}
+        if text_ids and not isinstance(record.get("id", ""), str)
+        else record
+        for record in records
+    ]
     try:
         table = pyarrow.Table.from_pylist(rows, arrow_schema(schema))
     except UnicodeEncodeError:  # a path may hold bytes that are not UTF-8
@@ -123,12 +123,6 @@ def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
         rows = json.loads(text.decode(errors="replace"))
         table = pyarrow.Table.from_pylist(rows, arrow_schema(schema))
     pyarrow.parquet.write_table(table, stream)
-
-
-def _with_text_id(record: Record) -> Record:
-    if isinstance(record.get("id", ""), str):
-        return record
-    return record | {"id": json.dumps(record["id"], ensure_ascii=False)}
 
 
 def count(stream: BinaryIO) -> tuple[int, int]:
@@ -147,19 +141,16 @@ def join(streams: Iterable[BinaryIO], schema: Schema, target: BinaryIO) -> None:
 
 def arrow_schema(schema: Schema) -> "pyarrow.Schema":
     """Return the schema of pyarrow for one of `gpt_cli.records`."""
-    return library().schema(_fields(schema))
-
-
-def _fields(schema: Schema) -> "list[pyarrow.Field]":
-    return [library().field(name, _type(kind)) for name, kind in schema.items()]
+    return library().schema(list(_type(schema)))
 
 
 def _type(kind: Any) -> "pyarrow.DataType":
+    pyarrow = library()
     if isinstance(kind, str):
-        return library().type_for_alias(kind)
+        return pyarrow.type_for_alias(kind)
     if isinstance(kind, list):
-        return library().list_(_type(kind[0]))
-    return library().struct(_fields(kind))
+        return pyarrow.list_(_type(kind[0]))
+    return pyarrow.struct([(name, _type(each)) for name, each in kind.items()])
 
 
 @contextmanager
@@ -173,11 +164,7 @@ def _opened(file: str) -> "Iterator[tuple[ParquetFile, BinaryIO]]":
 
 
 def library() -> ModuleType:
-    """Return pyarrow.
-
-    Raises:
-        ResourceError: it is not installed.
-    """
+    """Return pyarrow; raise ResourceError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet

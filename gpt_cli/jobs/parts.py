@@ -1,7 +1,4 @@
-"""Sinks of parts, each of which is complete or absent.
-
-Parquet files and addresses need them, since nothing can be appended there.
-"""
+"""Sinks of parts, for Parquet files and addresses, where nothing can be appended."""
 
 import json
 import shutil
@@ -18,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli.errors import MALFORMED, InputError
 from gpt_cli.jobs import manifest, parquet, storage
-from gpt_cli.jobs.manifest import ANOTHER, Manifest
+from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
 from gpt_cli.jobs.sinks import LATER, Resumed, Sink, encode, lock
 from gpt_cli.records import Record, Schema
 
@@ -26,17 +23,10 @@ SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
 
 
 class Folder(Sink):
-    """Parts in a folder, which is new or is resumed.
+    """Parts in a folder, or at its address, which is new or is resumed.
 
-    The name of a part has the index of its first row. `_job.json` is the manifest, which has
-    checksums of the input.
-
-    Args:
-        place: the folder or its address.
-        ending: of the parts, ".jsonl" or ".parquet".
-        schema: of the records.
-        job: see `Manifest`.
-        resume: whether there may be an earlier run.
+    The name of a part has the index of its first row, and the ending ".jsonl" or ".parquet".
+    `_job.json` is the manifest of the job, which has checksums of the input.
 
     Raises:
         InputError: the folder has other content, or was made by another job.
@@ -44,13 +34,7 @@ class Folder(Sink):
     """
 
     def __init__(
-        self,
-        place: str,
-        ending: str,
-        schema: Schema,
-        job: Mapping[str, Any],
-        *,
-        resume: bool,
+        self, place: str, ending: str, schema: Schema, job: Mapping[str, Any], *, resume: bool
     ):
         if ending == ".parquet":
             parquet.library()
@@ -66,15 +50,11 @@ class Folder(Sink):
         self._check_folder()
 
     def _check_folder(self) -> bool:
-        """Return whether there was an earlier run.
-
-        Raises:
-            InputError: it was another job.
-        """
+        """Return whether there was an earlier run; raise InputError if it was another job."""
         begun = self._manifest.exists()
         with storage.reading(self.place):
             if not begun and self._names():
-                raise InputError(f"{self.place} has other files: {ANOTHER}")
+                raise refusal(f"{self.place} has other files")
         if begun and not self._resume:
             raise InputError(f"{self.place} exists: continue it with --resume, or {ANOTHER}")
         if begun:
@@ -82,23 +62,22 @@ class Folder(Sink):
         return begun
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            with storage.writing(self.place, ANOTHER):
-                self._new = not self._fs.exists(self._folder)
-                here = isinstance(self._fs, LocalFileSystem)
-                if self._new:
-                    if not here and "/" not in self._folder.strip("/"):
-                        raise FileNotFoundError  # a bucket, which may be misspelt
-                    with suppress(FileExistsError):
-                        self._fs.mkdir(self._folder, create_parents=False)
-                if here:
-                    file = stack.enter_context(Path(self._path(manifest.NAME)).open("a+b"))
-                    lock(file, self.place)
-            self._stack = stack.pop_all()
+        self._locked = ExitStack()
+        with storage.writing(self.place, ANOTHER):
+            self._new = not self._fs.exists(self._folder)
+            here = isinstance(self._fs, LocalFileSystem)
+            if self._new:
+                if not here and "/" not in self._folder.strip("/"):
+                    raise FileNotFoundError  # a bucket, which may be misspelt
+                with suppress(FileExistsError):
+                    self._fs.mkdir(self._folder, create_parents=False)
+            if here:
+                file = self._locked.enter_context(Path(self._path(manifest.NAME)).open("a+b"))
+                lock(file, self.place)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        with self._stack:
+        with self._locked:
             self._write_part()
         # After the manifest was closed, as Windows wants it.
         if self._new and error is not None and not self._names():
@@ -112,17 +91,14 @@ class Folder(Sink):
         failed = 0
         for name in self._names():
             if name != self._name(self._first):
-                raise InputError(
-                    f"{self.place}/{name} is not the part that begins with row {self._first}: "
-                    f"{ANOTHER}"
-                )
+                begins = f"begins with row {self._first}"
+                raise refusal(f"{self.place}/{name} is not the part that {begins}")
             with storage.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
                 try:
                     rows, errors = _count(stream, self._ending)
                 except MALFORMED:
-                    raise InputError(
-                        f"{self.place}/{name} has no records of this command: {ANOTHER}"
-                    ) from None
+                    said = f"{self.place}/{name} has no records of this command"
+                    raise refusal(said) from None
             self._written.append(name)
             self._first += rows
             failed += errors
@@ -137,7 +113,7 @@ class Folder(Sink):
     def finish(self, rows: int) -> None:
         self._write_part()
         if self._names() != self._written:
-            raise InputError(f"{self.place} has files of another run: {ANOTHER}")
+            raise refusal(f"{self.place} has files of another run")
 
     def _begin_part(self) -> None:
         self._part: list[Record] = []
@@ -181,15 +157,13 @@ class Folder(Sink):
 class File(Folder):
     """One file, joined at the end from the parts in the folder FILE.parts, which then is removed.
 
-    Args:
-        file: its path or address; Parquet if it ends with ".parquet", else JSON Lines.
-        schema, job, resume: see `Folder`.
+    The file is Parquet if its name ends with ".parquet", else JSON Lines.
     """
 
     def __init__(self, file: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
         self._file = file
         if storage.exists(file):
-            raise InputError(f"{file} exists: {ANOTHER}")
+            raise refusal(f"{file} exists")
         ending = ".parquet" if file.endswith(".parquet") else ".jsonl"
         super().__init__(f"{file}.parts", ending, schema, job, resume=resume)
 
@@ -202,7 +176,7 @@ class File(Folder):
             else:
                 for stream in self._streams():
                     shutil.copyfileobj(stream, target)
-        self._stack.close()  # Windows removes no file that is open
+        self._locked.close()  # Windows removes no file that is open
         with storage.writing(self.place, "remove it by hand"):
             self._fs.rm(self._folder, recursive=True)
 
@@ -222,11 +196,7 @@ def _count(stream: BinaryIO, ending: str) -> tuple[int, int]:
 
 @contextmanager
 def _atomic(fs: AbstractFileSystem, path: str, name: str) -> Iterator[BinaryIO]:
-    """Open a file that appears only when it is complete.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
+    """Open a file that appears only when complete; raise ResourceError if it cannot be written."""
     folder, _, own = path.rpartition("/")
     new = f"{folder}/.{own}.{uuid.uuid4().hex}"
     try:

@@ -1,7 +1,4 @@
-"""Rows of an input: lines, JSON Lines or Parquet, from one file or many, here or at an address.
-
-Files are cut into pieces: ranges of a file that can be read on their own, on any machine.
-"""
+"""Rows of an input: lines, JSON Lines or Parquet, from one file or many, here or at an address."""
 
 import json
 import zlib
@@ -33,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of a file."""
+    """A range of a file, which can be read on its own, on any machine."""
 
     file: str
     group: int  # row group, in Parquet
@@ -50,38 +47,28 @@ class Reader:
 
     format: Format
     fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
-    many: bool = False  # whether there is more than one file
+    many: bool = False  # whether there are several files; then a row has the name of its own
 
-    def read(self, piece: Piece) -> Iterator[Row]:
-        """Yield the rows of a piece.
-
-        Raises:
-            InputError: the file cannot be read, or has changed.
-        """
-        file = piece.file if self.many else None
-        rows: Iterable[Row]
+    def read(self, piece: Piece) -> list[Row]:
+        """Return the rows of a piece; raise InputError if its file has changed."""
+        lines: Iterable[tuple[int, Any]]
         if self.format == "parquet":
             found = parquet.read(piece.file, piece.group, piece.start, piece.end, self.fields)
-            rows = (
-                self._parse(Row(piece.index + place, piece.line + place, file), fields)
-                for place, fields in enumerate(found)
-            )
+            lines = enumerate(found, piece.line)
         else:
             data = BytesIO(storage.read_range(piece.file, piece.start, piece.end))
-            rows = self.parse(data, piece.index, piece.line, file)
-        index = piece.index - 1
-        for row in rows:
-            index = row.index
-            yield row
-        if index != piece.index + piece.rows - 1:
+            lines = _filled(data, piece.line)
+        rows = self.parse(lines, piece.index, piece.file if self.many else None)
+        if len(rows) != piece.rows:
             raise InputError(f"{piece.file} has changed while it was read")
+        return rows
 
-    def parse(
-        self, lines: Iterable[bytes], index: int, line: int, file: str | None
-    ) -> Iterator[Row]:
-        """Yield the rows of lines, which begin with a row's `index` and the number `line`."""
-        for place, (number, data) in enumerate(_filled(lines, line)):
-            yield self._parse(Row(index + place, number, file), data)
+    def parse(self, lines: Iterable[tuple[int, Any]], index: int, file: str | None) -> list[Row]:
+        """Return the rows of numbered lines or table rows, the first of which has an `index`."""
+        return [
+            self._parse(Row(place, number, file), data)
+            for place, (number, data) in enumerate(lines, index)
+        ]
 
     def _parse(self, row: Row, data: bytes | dict[str, Any]) -> Row:
         """Return the row with the content of its line or table row, or with an error."""
@@ -124,26 +111,16 @@ class Source:
     Raises:
         InputError: nothing can be read, not all files are tables, or a table has no text column.
         ResourceError: a package for such files is missing.
-
-    Attributes:
-        name: see above.
-        streams: whether it is a pipe, which can be read once and has no pieces.
-        files: sorted names.
-        reader: for the files.
-        pieces: of all files.
-        contents: the name, size and checksum of each file.
-        total: number of rows; None for a stream that has not ended.
-        ignored: columns of tables that are not read.
-        whole_ids: whether all ids are integers, as those of tables may be.
     """
 
     def __init__(self, name: str, format: Format, fields: tuple[str, ...], together: int):
         path = Path(name)
         self.name = name
+        # A pipe can be read once, and has no pieces.
         self.streams = name == "-" or path.is_fifo() or path.is_char_device()
         if self.streams and format == "parquet":
             raise InputError("Parquet cannot be read from a pipe: name a file")
-        self.files = [name] if self.streams else storage.find(name)
+        self.files = [name] if self.streams else storage.find(name)  # sorted
         if format == "auto" and not self.streams:
             tables = sum(file.endswith(".parquet") for file in self.files)
             if 0 < tables < len(self.files):
@@ -153,23 +130,21 @@ class Source:
                 )
             format = "parquet" if tables else format
         self._together = together
+        self._rows = 0  # in the pieces
         self.pieces: list[Piece] = []
-        self.contents: list[list[Any]] = []
-        self.ignored: list[str] = []
-        self.whole_ids = format == "parquet"
+        self.contents: list[list[Any]] = []  # name, size and checksum of each file
+        self.ignored: list[str] = []  # columns of tables that are not read
+        self.whole_ids = format == "parquet"  # whether all ids are integers
         self.reader = Reader(format, fields, len(self.files) > 1)
         for file in [] if self.streams else self.files:
             checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
-            self.contents.append([storage.base(file), storage.size(file), checksum])
-        self.total: int | None = None if self.streams else self._rows
+            self.contents.append([Path(file).name, storage.size(file), checksum])
+        self.total = None if self.streams else self._rows  # None until a stream has ended
 
     def rows(self, start: int = 0) -> Iterator[list[Row]]:
         """Yield the rows in lists: those to compute together, or those available in a stream.
 
         Rows before `start` may be left out, except in a stream.
-
-        Raises:
-            InputError: a file cannot be read.
         """
         if self.streams:
             yield from self._stream()
@@ -181,29 +156,29 @@ class Source:
     def _stream(self) -> Iterator[list[Row]]:
         index, line = 0, 1  # of the next row
         for block in storage.read_lines(self.files[0]):
-            self._guess_format(block, line)
-            rows = list(self.reader.parse(block, index, line, None))
-            index += len(rows)
+            lines = list(_filled(block, line))
+            if lines:
+                self._guess_format(lines[0][1])
+            yield self.reader.parse(lines, index, None)
+            index += len(lines)
             line += len(block)
-            yield rows
         self.total = index
 
-    @property
-    def _rows(self) -> int:
-        return self.pieces[-1].index + self.pieces[-1].rows if self.pieces else 0
+    def _add(self, file: str, group: int, start: int, end: int, line: int, rows: int) -> None:
+        self.pieces.append(Piece(file, group, start, end, self._rows, line, rows))
+        self._rows += rows
 
     def _cut_table(self, file: str) -> int:
         """Append the pieces of a table; return a checksum of its metadata, which has statistics."""
         survey = parquet.survey(file, self.reader.fields)
         self.ignored += [name for name in survey.ignored if name not in self.ignored]
         self.whole_ids &= survey.whole_ids
-        index, line = self._rows, 1
+        line = 1
         for group, size in enumerate(survey.sizes):
             start = 0
             while start < size:
-                end = min(start + self._together - index % self._together, size)
-                self.pieces.append(Piece(file, group, start, end, index, line + start, end - start))
-                index += end - start
+                end = min(start + self._together - self._rows % self._together, size)
+                self._add(file, group, start, end, line + start, end - start)
                 start = end
             line += size
         return survey.checksum
@@ -211,27 +186,25 @@ class Source:
     def _cut_lines(self, file: str) -> int:
         """Append the pieces of a file of lines; return a checksum of its bytes."""
         start = end = rows = checksum = 0
-        index, line = self._rows, 1
+        line = 1
         for number, data in enumerate(chain.from_iterable(storage.read_lines(file)), 1):
             checksum = zlib.crc32(data, checksum)
             end += len(data)
-            if not _is_blank(number, data):
+            if content := _content(number, data):
                 rows += 1
-                self._guess_format([data], number)
-            if rows and (index + rows) % self._together == 0:
-                self.pieces.append(Piece(file, 0, start, end, index, line, rows))
-                start, line, index, rows = end, number + 1, index + rows, 0
+                self._guess_format(content)
+            if rows and (self._rows + rows) % self._together == 0:
+                self._add(file, 0, start, end, line, rows)
+                start, line, rows = end, number + 1, 0
         if rows:
-            self.pieces.append(Piece(file, 0, start, end, index, line, rows))
+            self._add(file, 0, start, end, line, rows)
         return checksum
 
-    def _guess_format(self, lines: Iterable[bytes], line: int) -> None:
+    def _guess_format(self, first: bytes) -> None:
         """Decide the format by the first row."""
         if self.reader.format == "auto":
-            for _, data in _filled(lines, line):
-                begins_object = data.lstrip().startswith(b"{")
-                self.reader = replace(self.reader, format="jsonl" if begins_object else "lines")
-                return
+            begins_object = first.lstrip().startswith(b"{")
+            self.reader = replace(self.reader, format="jsonl" if begins_object else "lines")
 
 
 def blocks(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
@@ -243,9 +216,11 @@ def blocks(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
 def _filled(lines: Iterable[bytes], first: int) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that are not blank with their numbers, without a byte order mark."""
     for number, data in enumerate(lines, first):
-        if not _is_blank(number, data):
-            yield number, data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+        if content := _content(number, data):
+            yield number, content
 
 
-def _is_blank(number: int, data: bytes) -> bool:
-    return not (data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data).strip()
+def _content(number: int, data: bytes) -> bytes:
+    """Return a line without a byte order mark, or b"" if it is blank."""
+    data = data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+    return data if data.strip() else b""

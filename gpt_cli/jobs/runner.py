@@ -1,8 +1,7 @@
 """Run a job: a task for each row of an input, on this machine or on a cluster."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ def run(
     """
     observer = observer or Observer()
     if cluster:
-        from gpt_cli.jobs.cluster import library
+        from gpt_cli.jobs.cluster import compute, library
 
         library()  # before the input is read
     source = Source(input, format, task.fields, task.together)
@@ -73,7 +72,6 @@ def run(
         "dtype": loading.get("dtype", "auto"),
         **task.settings,
     }
-    sink: Sink | None
     if isinstance(output, str):
         sink = open_sink(output, source, task, job, resume=resume)
     else:
@@ -83,16 +81,20 @@ def run(
         return Summary(source.total or 0, 0)
     if source.ignored:
         observer.note(f"columns that are not read: {', '.join(source.ignored)}")
-    if cluster:
-        compute = partial(_compute_on, cluster, model, loading)
-    else:
-        compute = partial(_compute, load(model, **loading))
+    engine: Any = None if cluster else load(model, **loading)
     with sink:
         resumed = sink.resume()
-        failed = resumed.failed
-        observer.start(source.total, resumed.rows, failed)
+        done, failed = resumed.rows, resumed.failed
+        observer.start(source.total, done, failed)
         task = task.with_seed(resumed.seed)
-        for record in compute(source, sink, resumed.rows, task):
+        if cluster:
+            if sink.compares:
+                for row in islice(chain.from_iterable(source.rows()), done):
+                    sink.check(row)
+            records = compute(cluster, source, done, task, model, loading)
+        else:
+            records = _compute(engine, source, sink, done, task)
+        for record in records:
             sink.write(record)
             bad = "error" in record
             failed += bad
@@ -108,21 +110,3 @@ def _compute(engine: Engine, source: Source, sink: Sink, done: int, task: Task) 
             if sink.compares and row.index < done:
                 sink.check(row)
         yield from task.records(engine, [row for row in rows if row.index >= done])
-
-
-def _compute_on(
-    cluster: "Cluster",
-    model: str,
-    loading: Mapping[str, Any],
-    source: Source,
-    sink: Sink,
-    done: int,
-    task: Task,
-) -> Iterator[Record]:
-    """Yield the same records, computed on a cluster."""
-    from gpt_cli.jobs.cluster import compute
-
-    if sink.compares:
-        for row in islice(chain.from_iterable(source.rows()), done):
-            sink.check(row)
-    yield from compute(cluster, source, done, task, model, loading)

@@ -1,7 +1,4 @@
-"""Sinks: where the records of a job go, and how an interrupted job is resumed.
-
-`JSONLines` appends to one file. `parts.Folder` and `parts.File` write parts.
-"""
+"""Sinks: where the records of a job go, and how an interrupted job is resumed."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +9,7 @@ from typing import Any, BinaryIO, Protocol, Self
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.manifest import ANOTHER, Manifest
+from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
 from gpt_cli.jobs.rows import Row
 from gpt_cli.records import Record, json_line
 
@@ -46,34 +43,18 @@ class Sink(Protocol):
         return
 
     def resume(self) -> Resumed:
-        """Return what an earlier run has written.
-
-        Raises:
-            InputError: the output was made by another job, or is not one.
-        """
+        """Return what an earlier run has written; raise InputError if it was another job."""
         return Resumed()
 
     def check(self, row: Row) -> None:
-        """Compare a row that an earlier run has written.
-
-        Raises:
-            InputError: its record was made from another row.
-        """
+        """Raise InputError if the record of an earlier run was made from another row."""
         return
 
     def write(self, record: Record) -> None:
-        """Write the next record, now or later.
-
-        Raises:
-            ResourceError: it cannot be written.
-        """
+        """Write the next record, now or later; raise ResourceError if that fails."""
 
     def finish(self, rows: int) -> None:
-        """Complete the output of an input of so many rows.
-
-        Raises:
-            InputError: the output has more rows, or another run has written it, too.
-        """
+        """Complete an output; raise InputError for rows beyond the input or of another run."""
         return
 
 
@@ -98,11 +79,7 @@ class JSONLines(Sink):
         with storage.writing(str(self._path), ANOTHER):
             self._path.touch()
             self._file = self._path.open("r+b")
-        try:
-            lock(self._file, self._path)
-        except BaseException:
-            self._file.close()
-            raise
+        lock(self._file, self._path)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -122,9 +99,7 @@ class JSONLines(Sink):
             self._manifest.compare()
         failed, end = self._read()
         if self._rows and not known:
-            raise InputError(
-                f"{self._path} cannot be resumed without its manifest {self._side.name}: {ANOTHER}"
-            )
+            raise refusal(f"{self._path} cannot be resumed without its manifest {self._side.name}")
         if not known:
             with storage.writing(str(self._side), ANOTHER):
                 self._side.write_bytes(self._manifest.begin())
@@ -145,10 +120,9 @@ class JSONLines(Sink):
                 error = "error" in record
                 made_from = None if error else _hash(record.get("id"), record[self._text])
             except (ValueError, TypeError, LookupError, RecursionError):
-                raise InputError(
-                    f"{self._path}, line {len(self._rows) + 1}, is not a record of this command: "
-                    f"{ANOTHER}"
-                ) from None
+                line = len(self._rows) + 1
+                said = f"{self._path}, line {line}, is not a record of this command"
+                raise refusal(said) from None
             self._rows.append(made_from)
             failed += error
             end += len(data)
@@ -157,29 +131,23 @@ class JSONLines(Sink):
     def check(self, row: Row) -> None:
         written = self._rows[row.index]
         if written not in (None, _hash(row.id, row.fields.get(self._text))):
-            raise InputError(
-                f"{self._path} was made from another input: its row {row.index} is not line "
-                f"{row.line}; {ANOTHER}"
-            )
+            difference = f"its row {row.index} is not line {row.line}; {ANOTHER}"
+            raise InputError(f"{self._path} was made from another input: {difference}")
 
     def write(self, record: Record) -> None:
-        try:
+        with storage.writing(str(self._path), LATER):
             self._file.truncate()  # drops the incomplete record of an earlier run
             self._file.write(encode(record))
             self._file.flush()
-        except OSError as error:
-            raise ResourceError(f"cannot write {self._path}: {error.strerror}; {LATER}") from None
 
     def finish(self, rows: int) -> None:
         if rows < len(self._rows):
-            raise InputError(
-                f"{self._path} was made from another input, of at least {len(self._rows)} rows, "
-                f"not {rows}: {ANOTHER}"
-            )
+            size = f"at least {len(self._rows)} rows, not {rows}"
+            raise refusal(f"{self._path} was made from another input, of {size}")
 
 
 def lock(file: BinaryIO, path: Path | str) -> None:
-    """Lock a file until it is closed; raise ResourceError if another run has locked it."""
+    """Lock a file until it is closed; close it and raise ResourceError if another run has it."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -187,6 +155,7 @@ def lock(file: BinaryIO, path: Path | str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        file.close()
         raise ResourceError(f"{path} is being written by another run: wait until it ends") from None
 
 
@@ -195,6 +164,5 @@ def _hash(id: Any, text: Any) -> int:
 
 
 def encode(record: Record) -> bytes:
-    """Return a record as a line of JSON."""
-    # A path may hold bytes that are not UTF-8, which Python represents by surrogates.
+    """Return a record as a line of JSON; a path in it may hold bytes that are not UTF-8."""
     return json_line(record).encode(errors="surrogateescape")

@@ -1,7 +1,7 @@
 """Files on this machine, at an address such as s3://bucket/name, or standard input ("-").
 
-Functions that read raise InputError if they cannot, and ResourceError if a package for the address
-is missing.
+Functions raise InputError if a name cannot be accessed or read, and ResourceError if the package
+for an address is missing.
 """
 
 import errno
@@ -9,7 +9,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
@@ -33,35 +33,22 @@ def is_address(name: str) -> bool:
 
 
 def filesystem(name: str) -> "tuple[AbstractFileSystem, str]":
-    """Return the file system of a path or an address, and the path within it.
-
-    Raises:
-        InputError: the protocol of the address is unknown.
-        ResourceError: the package for it is missing.
-    """
+    """Return the file system of a path or an address, and the path within it."""
     import fsspec
 
     if not is_address(name):
         return fsspec.filesystem("file"), Path(name).absolute().as_posix()
-    with _errors(name, "access", InputError, "check the address"):
+    with _accessing(name):
         return fsspec.core.url_to_fs(name)
-
-
-def base(name: str) -> str:
-    """Return the last part of a name."""
-    return name.rpartition("/")[2] if is_address(name) else Path(name).name
 
 
 def is_hidden(name: str) -> bool:
     """Return whether a file in a folder is not input: its name begins with `.` or `_`."""
-    return base(name).startswith((".", "_"))
+    return Path(name).name.startswith((".", "_"))
 
 
 def find(name: str) -> list[str]:
-    """Return the sorted files of a name: a file, the files of a folder, or those of a pattern.
-
-    Hidden files of a folder are left out.
-    """
+    """Return the sorted files of a pattern or a folder (except hidden ones), or the file itself."""
     with reading(name):
         found = _find_at_address(name) if is_address(name) else _find_here(name)
     if not found:
@@ -82,16 +69,15 @@ def _find_here(name: str) -> list[str]:
 
 def _find_at_address(name: str) -> list[str]:
     fs, path = filesystem(name)
-    kind = "" if "*" in path else fs.info(path)["type"]
-    if kind == "file":
-        return [name]
-    if not kind:
+    if "*" in path:
         found = [file for file in fs.glob(path) if not fs.isdir(file)]
+    elif fs.info(path)["type"] == "file":
+        return [name]
     else:
         files = [about["name"] for about in fs.ls(path, detail=True) if about["type"] == "file"]
         # A bucket may hold an empty file with the name of the folder.
         inside = [file for file in files if file.rstrip("/") != path.rstrip("/")]
-        found = [file for file in inside if not is_hidden(f"://{file}")]
+        found = [file for file in inside if not is_hidden(file)]
     files = [fs.unstrip_protocol(file) for file in found]
     if any(filesystem(file) != (fs, path) for file, path in zip(files, found, strict=True)):
         raise InputError(f"{name}: folders and patterns are not supported at such an address")
@@ -103,14 +89,14 @@ def is_folder(name: str) -> bool:
     if not is_address(name):
         return Path(name).is_dir()
     fs, path = filesystem(name)
-    with _errors(name, "access", InputError, "check the address"):
+    with _accessing(name):
         return bool(fs.isdir(path))
 
 
 def exists(name: str) -> bool:
     """Return whether there is a file or a folder with a name."""
     fs, path = filesystem(name)
-    with _errors(name, "access", InputError, "check the address"):
+    with _accessing(name):
         return bool(fs.exists(path))
 
 
@@ -142,11 +128,7 @@ def open_file(file: Path | str) -> Iterator[BufferedReader]:
 
 
 def read_text(file: Path | str) -> str:
-    """Return the text of a file, without a byte order mark.
-
-    Raises:
-        InputError: it cannot be read, is empty or is not UTF-8.
-    """
+    """Return the text of a file, which must not be empty, without a byte order mark."""
     try:
         text = read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -160,12 +142,7 @@ def read_text(file: Path | str) -> str:
 
 
 def read_bytes(file: Path | str) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        InputError: it cannot be read.
-        ResourceError: it does not fit the free memory, or does not end.
-    """
+    """Return the content of a file; raise ResourceError if it does not fit the free memory."""
     limit = _memory_limit()
     data = bytearray()
     with open_file(file) as stream:
@@ -197,31 +174,24 @@ def read_range(file: str, start: int, end: int) -> bytes:
 def read_lines(file: Path | str) -> Iterator[list[bytes]]:
     """Yield the lines of a file with their ends, in lists of those that are available at once.
 
-    Lines of a slow pipe come one by one.
-
-    Raises:
-        InputError: the file cannot be read.
-        ResourceError: a line does not fit the free memory, or does not end.
+    Lines of a slow pipe come one by one. A line must fit the free memory, else ResourceError.
     """
     with open_file(file) as stream:
         limit = _memory_limit()
-        pieces: list[bytes] = []  # of a line without its end
-        held = 0  # bytes in them
+        rest = bytearray()  # a line without its end
         at_end = False
         while not at_end:
             data, at_end = _read_available(stream)
-            *ended, rest = data.split(b"\n")
+            *ended, begun = data.split(b"\n")
             lines = [line + b"\n" for line in ended]
             if lines:
-                lines[0] = b"".join([*pieces, lines[0]])
-                pieces = []
-                held = 0
-            pieces.append(rest)
-            held += len(rest)
-            if held > limit:
+                lines[0] = bytes(rest) + lines[0]
+                rest.clear()
+            rest += begun
+            if len(rest) > limit:
                 raise _too_long(file, limit)
-            if at_end and any(pieces):
-                lines.append(b"".join(pieces))
+            if at_end and rest:
+                lines.append(bytes(rest))
             if lines:
                 yield lines
 
@@ -250,15 +220,11 @@ def _label(file: Path | str) -> str:
 
 def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
     """Wait for bytes; return all that are available, and whether the end was reached."""
-    data = stream.read1(_BLOCK)
-    if not data:
-        return b"", True
-    while len(data) < _BLOCK and _ready(stream):
+    data = more = stream.read1(_BLOCK)
+    while more and len(data) < _BLOCK and _ready(stream):
         more = stream.read1(_BLOCK)
-        if not more:
-            return data, True
         data += more
-    return data, False
+    return data, not more
 
 
 def _ready(stream: BufferedReader) -> bool:
@@ -268,18 +234,18 @@ def _ready(stream: BufferedReader) -> bool:
         return False
 
 
-@contextmanager
-def reading(name: str) -> Iterator[None]:
+def reading(name: str) -> AbstractContextManager[None]:
     """Raise InputError for the errors of a file system that cannot read."""
-    with _errors(name, "read", InputError, "name a file that can be read"):
-        yield
+    return _errors(name, "read", InputError, "name a file that can be read")
 
 
-@contextmanager
-def writing(name: str, cure: str) -> Iterator[None]:
+def writing(name: str, cure: str) -> AbstractContextManager[None]:
     """Raise ResourceError for the errors of a file system that cannot write."""
-    with _errors(name, "write", ResourceError, cure):
-        yield
+    return _errors(name, "write", ResourceError, cure)
+
+
+def _accessing(name: str) -> AbstractContextManager[None]:
+    return _errors(name, "access", InputError, "check the address")
 
 
 @contextmanager

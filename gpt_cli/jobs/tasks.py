@@ -1,7 +1,4 @@
-"""Per-row tasks and their JSON records.
-
-A task of your own is a class with the members of `Task`; `gpt_cli.jobs.run` takes it.
-"""
+"""Per-row tasks and their JSON records."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -79,10 +76,8 @@ class Generation(Task):
 
     @property
     def schema(self) -> Schema:
-        token = records.TOKEN
-        return records.COMPLETION | (
-            {"logprobs": [token | {"top": [token]}]} if self.logprobs else {}
-        )
+        token = records.TOKEN | {"top": [records.TOKEN]}
+        return records.COMPLETION | ({"logprobs": [token]} if self.logprobs else {})
 
     @property
     def together(self) -> int:
