@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
-from gpt_cli.jobs import parts, storage
+from gpt_cli.jobs import parquet, parts, storage
 from gpt_cli.jobs.parts import File, Folder
 from gpt_cli.jobs.sinks import Resumed, encode
 from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
@@ -147,37 +147,45 @@ def test_hidden_files_are_no_parts(place):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "says"),
-    [
-        ("part-000000000003.jsonl", b"{}\n", "is not the part that begins with row 2"),
-        ("part-000000000002.parquet", b"{}\n", "is not the part that begins with row 2"),
-    ],
+    ("name", "row"),
+    [("part-000000000003.jsonl", 2), ("part-000000000002.parquet", 2), ("notes.txt", 0)],
 )
-def test_a_part_of_something_else_is_refused(name, data, says, place):
+def test_a_part_of_something_else_is_refused(name, row, place):
     write(folder(place), *RECORDS[:2])
-    put(f"{place}/out/{name}", data)
+    put(f"{place}/out/{name}", b"{}\n")
     with folder(place) as sink:
-        assert refused(sink.resume) == f"{place}/out/{name} {says}: name another --output"
+        assert refused(sink.resume) == (
+            f"{place}/out/{name} is not the part that begins with row {row}: name another --output"
+        )
+    assert storage.read_bytes(f"{place}/out/{name}") == b"{}\n"
 
 
-@pytest.mark.parametrize("data", [b"[", b"7\n", b"{}\n\n"])
-def test_a_part_that_is_damaged_is_refused(data, tmp_path):
-    write(folder(tmp_path), *RECORDS[:2])
-    (tmp_path / "out" / "part-000000000002.jsonl").write_bytes(data)
-    with folder(tmp_path) as sink:
+@pytest.mark.parametrize(
+    "data", [b"[", b"7\n", b"{}\n\n", b"notes" * 9, b"\xff", b"[" * 100_000, "cut", "table"]
+)
+def test_a_part_that_is_damaged_is_refused(data, ending, tmp_path):
+    write(folder(tmp_path, ending), *RECORDS[:2], finish=False)
+    write(folder(tmp_path, ending), *RECORDS[2:4])
+    part = tmp_path / "out" / f"part-000000000002{ending}"
+    if data == "table":  # without the columns of a record
+        data = BytesIO()
+        parquet.write([{"id": "x"}], {"id": "string"}, data)
+        data = data.getvalue()
+    part.write_bytes(part.read_bytes()[:-9] if data == "cut" else data)
+    with folder(tmp_path, ending) as sink:
         said = refused(sink.resume)
-    assert said.endswith(
-        "out/part-000000000002.jsonl has no records of this command: name another --output"
-    )
+    assert said.endswith(f"out/{part.name} has no records of this command: name another --output")
 
 
-def test_parts_of_another_run_are_noticed_at_the_end(place):
-    with folder(place) as sink:
+@pytest.mark.parametrize("sink", [folder, file])
+def test_parts_of_another_run_are_noticed_at_the_end(sink, place):
+    with sink(place) as sink:
         sink.resume()
         sink.write(RECORDS[0])
-        put(f"{place}/out/part-000000000009.jsonl", b"")
+        put(f"{sink.place}/part-000000000009.jsonl", b"")
         said = refused(sink.finish, 1)
-    assert said == f"{place}/out has files of another run: name another --output"
+    assert said == f"{sink.place} has files of another run: name another --output"
+    assert not storage.exists(f"{place}/one.jsonl")
 
 
 def test_another_run_may_have_begun_in_between(place):

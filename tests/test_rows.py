@@ -222,6 +222,19 @@ def test_the_form_is_that_of_the_first_row_also_where_files_before_it_have_none(
     assert isinstance(bad.error, InputError)
 
 
+@pytest.mark.parametrize(
+    ("data", "prompts"),
+    [
+        (b'one\n{"prompt": "two"}\n', ["one", '{"prompt": "two"}']),
+        (BOM + b'\n \t{"prompt": "one"} \n \n{"prompt": "two"}', ["one", "two"]),
+        (rb'{"prompt": "a\n\ud83e\udd8a"}', ["a\n🦊"]),
+    ],
+)
+def test_the_first_row_decides_the_format(data, prompts, tmp_path):
+    (tmp_path / "in").write_bytes(data)
+    assert [row.fields["prompt"] for row in rows_of(source(tmp_path / "in"))] == prompts
+
+
 def test_a_folder_of_tables_and_others_is_refused(tmp_path):
     for names in (("a.jsonl", "b.parquet"), ("a.parquet", "b.jsonl")):
         folder = tmp_path / names[0]
