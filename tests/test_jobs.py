@@ -1,4 +1,4 @@
-"""`gpt_cli.jobs` in Python: tasks, sinks and observers of one's own."""
+"""`gpt_cli.jobs` in Python: custom tasks, sinks and observers."""
 
 import json
 import zlib
@@ -116,7 +116,7 @@ def uppers(output):
 DONE = [text.upper() for text in ROWS]
 
 
-def test_a_job_computes_with_the_model_that_it_names(here, case_folder, monkeypatch):
+def test_a_job_loads_its_model(here, case_folder, monkeypatch):
     monkeypatch.setattr(runner, "load", gpt_cli.load)
 
     class Count(Upper):
@@ -130,7 +130,7 @@ def test_a_job_computes_with_the_model_that_it_names(here, case_folder, monkeypa
 
 
 @pytest.mark.parametrize("output", ["out", "out/", "out/*.jsonl", "file:{}/out"])
-def test_a_task_of_ones_own_prints_nothing(output, here, loaded, capfd):
+def test_a_custom_task_prints_nothing(output, here, loaded, capfd):
     output = output.format(f"//{here}")
     summary = jobs.run(Upper(), "in", output, model="some/model", revision="v1", threads=2)
     assert summary == jobs.Summary(rows=4, failed=0)
@@ -139,7 +139,7 @@ def test_a_task_of_ones_own_prints_nothing(output, here, loaded, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_table_may_be_made_of_the_records(here):
+def test_the_records_of_a_custom_task_fit_in_a_table(here):
     table = pytest.importorskip("pyarrow.parquet")
     jobs.run(Upper(), "in", "out.parquet")
     assert table.read_table("out.parquet").to_pylist()[2] == {
@@ -174,7 +174,7 @@ def test_an_observer_receives_each_row(here):
     assert calls.made == [("start", 3, 2, 1), ("advance", 2, False)]
 
 
-def test_a_pipe_has_no_number_of_rows_before_its_end(here, loaded, monkeypatch):
+def test_a_pipe_has_no_total_before_its_end(here, loaded, monkeypatch):
     calls, sink = Calls(), Keep()
     with Path("in").open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
@@ -197,14 +197,14 @@ def test_a_pipe_has_no_number_of_rows_before_its_end(here, loaded, monkeypatch):
         (4, True, [], [f"check {row}" for row in range(4)]),
     ],
 )
-def test_a_sink_of_ones_own_receives_the_rows_that_it_lacks(done, compares, seen, called, here):
+def test_a_custom_sink_receives_the_missing_rows(done, compares, seen, called, here):
     task, sink = Upper(), Keep(jobs.Resumed(done, 1), compares)
     assert jobs.run(task, "in", sink) == jobs.Summary(4, 1)
     assert task.seen == seen
     assert sink.calls == ["enter", "resume", *called, "finish 4", "exit"]
 
 
-def test_a_sink_of_ones_own_needs_only_write(here):
+def test_a_custom_sink_needs_only_write(here):
     written = []
 
     class Prompts(jobs.Sink):
@@ -215,7 +215,7 @@ def test_a_sink_of_ones_own_needs_only_write(here):
     assert written == DONE
 
 
-def test_a_task_has_the_seed_of_the_sink(here):
+def test_a_task_takes_the_seed_of_the_sink(here):
     class Seeded(Upper):
         def with_seed(self, seed):
             assert seed == 7
@@ -243,7 +243,7 @@ def test_a_bug_of_a_task_ends_the_job_and_reaches_the_sink(here):
         assert uppers(output) == ["ONE"]
 
 
-def test_a_cluster_computes_the_rows_that_are_missing(here, loaded, monkeypatch):
+def test_a_cluster_computes_the_missing_rows(here, loaded, monkeypatch):
     given = []
 
     def compute(cluster, source, done, task, model, loading):
@@ -330,7 +330,7 @@ def test_an_interrupt_before_the_first_record_leaves_nothing(output, here):
     assert Path("out").exists()  # it was there before
 
 
-def test_the_manifest_has_everything_that_records_depend_on(here):
+def test_the_manifest_has_all_that_records_depend_on(here):
     class Shout(Upper):
         @property
         def settings(self):
@@ -405,7 +405,7 @@ def test_rows_are_compared_by_id_and_text(sink):
 @pytest.mark.parametrize(
     "torn", [b"", b"{", b'{"index": 3, "te', b'{"index": 3, "text": "\xf0\x9f']
 )
-def test_a_torn_record_is_dropped_by_the_next(torn, sink):
+def test_the_next_record_replaces_a_torn_one(torn, sink):
     whole = Path("out").read_bytes()
     Path("out").write_bytes(whole + torn)
     with sink:
@@ -431,7 +431,7 @@ def test_a_line_that_is_no_record_is_refused(data, sink):
     assert Path("out").read_bytes() == whole
 
 
-def test_a_file_of_lines_is_written_by_one_run(sink):
+def test_only_one_run_writes_a_file_of_lines(sink):
     pytest.importorskip("fcntl")
     other = JSONLines(Path("out"), "text", {})
     with sink:

@@ -1,4 +1,4 @@
-"""Sinks of parts: folders, and files that are joined of parts."""
+"""Sinks of parts: folders, and files that are joined from parts."""
 
 import json
 import sys
@@ -98,6 +98,7 @@ def test_a_folder_is_resumed_after_its_last_part(place, ending):
 @pytest.mark.parametrize(("name", "value"), [("BYTES", TWO), ("SECONDS", 5.0)])
 def test_a_part_ends_when_it_is_large_or_late(name, value, place, monkeypatch):
     now = 0.0
+    assert (parts.BYTES, parts.SECONDS) == (64 << 20, 60)
     monkeypatch.setattr(parts.time, "perf_counter", lambda: now)
     monkeypatch.setattr(parts, name, value)
     sink = folder(place)
@@ -114,13 +115,9 @@ def test_a_part_ends_when_it_is_large_or_late(name, value, place, monkeypatch):
     assert found == [["", "x"], ["xx", "xxx"], ["xxxx"]]
 
 
-def test_bytes_that_are_no_unicode_are_counted(place):
+def test_records_that_are_not_unicode_are_counted(place):
     write(folder(place), RECORDS[0] | {"text": "\udcff"})
     assert write(folder(place)).rows == 1
-
-
-def test_a_part_has_64_mebibytes_or_a_minute():
-    assert (parts.BYTES, parts.SECONDS) == (67108864, 60)
 
 
 def test_a_folder_of_an_earlier_run_needs_resume(place):
@@ -139,7 +136,7 @@ def test_a_folder_of_other_files_is_refused(name, place):
     assert refused(folder, place) == f"{place}/out has other files: name another --output"
 
 
-def test_hidden_files_are_no_parts(place):
+def test_hidden_files_are_left_out(place):
     write(folder(place), *RECORDS[:2])
     put(f"{place}/out/.hidden", b"mine")
     put(f"{place}/out/_SUCCESS", b"mine")
@@ -219,7 +216,7 @@ def test_a_folder_without_rows_stays(place):
     assert names(f"{place}/out") == ["_job.json"]
 
 
-def test_a_folder_is_written_by_one_run(place):
+def test_only_one_run_writes_a_folder(place):
     pytest.importorskip("fcntl")
     with folder(place) as sink:
         sink.resume()
@@ -233,7 +230,7 @@ def test_a_folder_is_written_by_one_run(place):
         pass
 
 
-def test_a_folder_of_no_folder_is_refused(tmp_path, monkeypatch, memory):
+def test_no_folder_is_created_above_a_folder(tmp_path, monkeypatch, memory):
     monkeypatch.chdir(tmp_path)
     for name in ("no/out", "memory://no/out", "memory://no"):
         sink = Folder(name, ".jsonl", SCHEMA, JOB, resume=False)
@@ -243,7 +240,7 @@ def test_a_folder_of_no_folder_is_refused(tmp_path, monkeypatch, memory):
     Folder("file", ".jsonl", SCHEMA, JOB, resume=False).__enter__().__exit__(None, None, None)
 
 
-def test_a_part_appears_whole_or_not_at_all(place, monkeypatch):
+def test_a_part_is_complete_or_absent(place, monkeypatch):
     fs, _ = storage.filesystem(place)
     real = type(fs).open
 
@@ -267,7 +264,7 @@ def test_a_part_appears_whole_or_not_at_all(place, monkeypatch):
     assert names(f"{place}/out") == ["_job.json"]
 
 
-def test_a_manifest_that_cannot_be_written_is_said(place, monkeypatch):
+def test_a_manifest_that_cannot_be_written_is_an_error(place, monkeypatch):
     fs, _ = storage.filesystem(place)
 
     def full(*arguments, **options):
@@ -282,7 +279,7 @@ def test_a_manifest_that_cannot_be_written_is_said(place, monkeypatch):
 # --- one file ------------------------------------------------------------------------------------
 
 
-def test_a_file_is_joined_of_its_parts(place, ending, monkeypatch):
+def test_a_file_is_joined_from_its_parts(place, ending, monkeypatch):
     monkeypatch.setattr(parts, "BYTES", 60)
     one = f"{place}/one{ending}"
     seed = write(file(place, ending), *RECORDS[:3], finish=False).seed
@@ -306,7 +303,7 @@ def test_a_file_is_joined_of_its_parts(place, ending, monkeypatch):
         ("rm", None, "cannot write {}.parts: full; remove it by hand"),
     ],
 )
-def test_a_file_that_cannot_be_joined_is_said(function, fails, says, place, monkeypatch):
+def test_a_file_that_cannot_be_joined_is_an_error(function, fails, says, place, monkeypatch):
     fs, _ = storage.filesystem(place)
     real = getattr(type(fs), function)
 
@@ -332,7 +329,7 @@ def test_parts_of_a_file_need_resume(place):
     assert said.startswith(f"{place}/one.jsonl.parts exists: continue it with --resume, or")
 
 
-def test_a_file_of_no_records(place, ending):
+def test_a_file_may_have_no_records(place, ending):
     write(file(place, ending))
     assert texts(f"{place}/one{ending}") == []
     assert names(place) == [f"one{ending}"]
