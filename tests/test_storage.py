@@ -103,9 +103,9 @@ def test_errors_at_an_address_name_it(function, place, memory, monkeypatch):
 
 
 def test_files_of_a_folder_at_an_address(memory):
-    for name in ("b", "a", ".c", "_d", "e/f", "x*y"):
+    for name in ("b", "a", "X", ".c", "_d", "e/f", "x*y"):
         memory.pipe_file(f"/bucket/in/{name}", b"")
-    found = [f"memory:///bucket/in/{name}" for name in ("a", "b", "x*y")]
+    found = [f"memory:///bucket/in/{name}" for name in ("X", "a", "b", "x*y")]
     assert storage.find("memory://bucket/in") == found
     assert storage.find("memory://bucket/in/a") == ["memory://bucket/in/a"]
     assert storage.find("memory://bucket/in/*")[-1] == found[-1]
