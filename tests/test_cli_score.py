@@ -6,31 +6,27 @@ import random
 import shlex
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from threading import Timer
 
 import pytest
-from processes import COMMAND, posix, run_on_terminal
+from processes import COMMAND, posix, run_here, run_on_terminal
 
 import gpt_cli
-from gpt_cli.cli import app
 from gpt_cli.cli.layout import quoted
 from gpt_cli.errors import InputError
 
 SCORE = ["score", "--model", "tiny"]
 ONE = ["--threads", "1"]  # several would wait for each other where the machine is busy
 N_POSITIONS = 512
-FEW = "--max-perplexity=1000"  # between what tiny writes and the same words in any order
+FEW = "--max-perplexity=1000"  # between the texts of tiny and their words, shuffled
 MANY = "--min-perplexity=1000"
 
 
-def run(*arguments, input=b"", code=0):
-    """Run a command that has nothing to say on standard error; return its output."""
-    finished = subprocess.run(
-        [*COMMAND, *SCORE, *ONE, *arguments], capture_output=True, timeout=60, input=input
-    )
-    assert (finished.returncode, finished.stderr.decode()) == (code, "")
+def run(*arguments, input=b""):
+    """Run a command that writes nothing to standard error; return its output."""
+    finished = run_here(*SCORE, *ONE, *arguments, input=input)
+    assert (finished.returncode, finished.stderr) == (0, b"")
     return finished.stdout
 
 
@@ -39,7 +35,7 @@ def records(output):
 
 
 def close(values, *, rel=1e-5):
-    """What another batch may make of numbers: certain tokens have a log-likelihood near 0."""
+    """Return numbers for a comparison within rounding: some log-likelihoods are near 0."""
     return pytest.approx(values, rel=rel, abs=1e-5)
 
 
@@ -61,7 +57,7 @@ def paragraphs(stories):
 
 @pytest.fixture(scope="module")
 def nonsense(paragraphs):
-    """The words of each paragraph, in any order."""
+    """The words of each paragraph, shuffled."""
     dice = random.Random(1)
     words = [line.split() for line in paragraphs]
     return [" ".join(dice.sample(line, len(line))) for line in words]
@@ -72,13 +68,13 @@ def nonsense(paragraphs):
 
 @pytest.fixture(scope="module")
 def whole(stories):
-    """A text of several lines, of which the last has a character of several tokens."""
+    """A text of several lines; the last has a character of several tokens."""
     return f"\n{stories[0]}\n\n\tThe end, {{Zoë}} 🦊"
 
 
 @pytest.fixture(scope="module")
 def facts(whole):
-    """What a pipe without a line end gets."""
+    """The output for a text without a line end."""
     return run(input=whole.encode()).decode()
 
 
@@ -92,14 +88,14 @@ def test_a_whole_text_has_four_facts(tiny, whole, facts):
     )
 
 
-def test_a_file_and_a_pipe_score_alike_with_a_line_end_or_without(whole, facts, tmp_path):
+def test_a_file_and_a_pipe_have_the_same_score_with_or_without_a_line_end(whole, facts, tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(whole.encode() + b"\n")
     assert run(str(file), input=b"not read").decode() == facts
     assert run("-", input=b"\xef\xbb\xbf" + whole.encode() + b"\r\n").decode() == facts
 
 
-def test_json_has_the_numbers_that_python_has_and_its_tokens_join_to_the_text(tiny, whole):
+def test_json_has_the_numbers_of_python_and_all_tokens_of_the_text(tiny, whole):
     (told,) = records(run("--json", "--tokens", input=whole.encode() + b"\n"))
     score = tiny.score(whole)
     tokens = told.pop("logprobs")
@@ -125,7 +121,7 @@ def test_json_has_the_numbers_that_python_has_and_its_tokens_join_to_the_text(ti
     assert -math.fsum(rest) / math.log(2) / size == pytest.approx(told["bits_per_byte"])
 
 
-def test_tokens_are_a_table_with_a_line_for_each(tiny, whole):
+def test_each_token_has_a_line(tiny, whole):
     rows = [line.split("\t") for line in run("--tokens", input=whole.encode()).decode().split("\n")]
     assert rows.pop() == [""]
     score = tiny.score(whole)
@@ -136,7 +132,7 @@ def test_tokens_are_a_table_with_a_line_for_each(tiny, whole):
     assert [row[3] for row in rows] == [quoted(tiny.tokenizer.token_bytes(id)) for id in score.ids]
 
 
-def test_the_stride_matters_little_and_each_token_is_still_scored_once(tiny, stories):
+def test_any_stride_scores_each_token_once(tiny, stories):
     text = "\n\n".join(stories)
     assert len(tiny.encode(text)) > 2 * N_POSITIONS
     (told,) = records(run("--json", "--tokens", "--stride", "200", input=text.encode()))
@@ -159,7 +155,7 @@ INVALID = {5: b"caf\xe9\n", 9: b"\xff\xfe\r\n"}  # by their numbers
 
 @pytest.fixture(scope="module")
 def lines(paragraphs, nonsense):
-    """Lines of all kinds, more than are computed at a time."""
+    """Lines of all kinds, more than are computed together."""
     return [
         b"\xef\xbb\xbfOnce upon a time, there was a lamb.\r\n",
         b"\n",
@@ -192,10 +188,8 @@ def alone(tiny, lines):
 
 
 def run_lines(lines, *arguments):
-    """Run a command on these lines, of which the invalid ones are noted and exit with code 6."""
-    finished = subprocess.run(
-        [*COMMAND, *SCORE, *ONE, *arguments], input=b"".join(lines), capture_output=True, timeout=60
-    )
+    """Run a command on these lines; the invalid ones are noted, and the exit code is 6."""
+    finished = run_here(*SCORE, *ONE, *arguments, input=b"".join(lines))
     notes = finished.stderr.decode().splitlines()
     assert finished.returncode == 6, notes
     assert len(notes) == len(INVALID) + 1
@@ -205,7 +199,7 @@ def run_lines(lines, *arguments):
     return finished.stdout
 
 
-def test_each_line_gets_one_with_its_numbers_whatever_its_neighbours(lines, alone):
+def test_each_line_has_the_numbers_that_it_has_alone(lines, alone):
     rows = run_lines(lines, "--lines").split(b"\n")
     assert rows.pop() == b""
     for row, line, score in zip(rows, lines, alone, strict=True):
@@ -227,10 +221,14 @@ def told(lines):
     return records(run_lines(lines, "--lines", "--json"))
 
 
-def test_each_line_has_a_record_with_its_numbers_whatever_its_neighbours(lines, alone, told):
+def test_each_line_has_a_record_with_its_numbers_or_an_error(lines, alone, told):
     assert [line["index"] for line in told] == list(range(len(lines)))
     for record, line, score in zip(told, lines, alone, strict=True):
         if score is None:
+            index, message = record["index"], record["error"]["message"]
+            error = {"code": "invalid_input", "message": message}
+            assert record == {"index": index, "line": index + 1, "error": error}
+            assert "not UTF-8" in message
             continue
         assert record == {
             "index": record["index"],
@@ -242,18 +240,9 @@ def test_each_line_has_a_record_with_its_numbers_whatever_its_neighbours(lines, 
             "perplexity": score.perplexity and close(score.perplexity),
             "bits_per_byte": score.bits_per_byte and close(score.bits_per_byte),
         }
+    assert [record["line"] for record in told if "error" in record] == list(INVALID)
     assert [record["tokens"] for record in told[:3]] == [10, 0, 1]
     assert told[1]["perplexity"] is told[2]["perplexity"] is told[2]["bits_per_byte"] is None
-
-
-def test_a_line_that_is_no_utf8_has_a_record_that_says_so(told):
-    failed = [record for record in told if "error" in record]
-    assert [record["line"] for record in failed] == list(INVALID)
-    for record in failed:
-        assert set(record) == {"index", "line", "error"}
-        assert record["index"] == record["line"] - 1
-        assert record["error"]["code"] == "invalid_input"
-        assert "not UTF-8" in record["error"]["message"]
 
 
 def test_the_tokens_of_lines_have_the_numbers_of_their_lines(tiny):
@@ -265,14 +254,15 @@ def test_the_tokens_of_lines_have_the_numbers_of_their_lines(tiny):
         assert row[3] == quoted(tiny.tokenizer.token_bytes(int(row[1])))
 
 
-def test_a_line_as_long_as_a_book_is_scored_window_after_window(tiny):
-    short, book = b"There was once a fox.\n", b"once " * 20_000 + b"\n"
-    given = short + book + short
+def test_a_line_beyond_the_context_is_scored_in_windows(tiny):
+    short, long = b"There was once a fox.\n", b"once " * 4000 + b"\n"
+    given = short + long + short
     flags = ["--lines", "--json", "--tokens", "--stride=511"]
+    assert run("--lines") == b""
     before, told, after = records(run(*flags, input=given))
     assert before == after | {"index": 0}
     assert before["perplexity"] == close(tiny.score("There was once a fox.").perplexity)
-    assert told["tokens"] == len(told["logprobs"]) > 20_000
+    assert told["tokens"] == len(told["logprobs"]) > 4000
     assert told["tokens_scored"] == told["tokens"] - 1
     logprobs = [token["logprob"] for token in told["logprobs"]]
     assert logprobs[0] is None
@@ -284,17 +274,8 @@ def test_a_line_as_long_as_a_book_is_scored_window_after_window(tiny):
 # --- filters -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def probable(lines):
-    return run_lines(lines, FEW)
-
-
-@pytest.fixture(scope="module")
-def improbable(lines):
-    return run_lines(lines, MANY)
-
-
-def test_what_passes_is_as_it_was_byte_for_byte(lines, alone, probable, improbable):
+def test_lines_that_pass_are_unchanged(lines, alone):
+    probable, improbable = run_lines(lines, FEW), run_lines(lines, MANY)
     scored = [(line, score and score.perplexity) for line, score in zip(lines, alone, strict=True)]
     assert probable == b"".join(line for line, value in scored if value and value <= 1000)
     assert improbable == b"".join(line for line, value in scored if value and value >= 1000)
@@ -303,23 +284,7 @@ def test_what_passes_is_as_it_was_byte_for_byte(lines, alone, probable, improbab
     assert "Zoë 🦊\u2028 says\x0c: “où?”\r\n".encode() in improbable
 
 
-def test_a_line_passes_at_most_or_at_least_unless_it_has_no_perplexity(
-    lines, told, probable, improbable
-):
-    passed = Counter((probable + b"\n" + improbable).split(b"\n"))
-    given = Counter(b"".join(lines).split(b"\n"))
-    without = [
-        line
-        for line, record in zip(lines, told, strict=True)
-        if "error" in record or record["perplexity"] is None
-    ]
-    assert set(without) == {b"\n", b"a\n", b"\r\n", *INVALID.values()}
-    given.subtract(line.removesuffix(b"\n") for line in without)
-    passed.pop(b"", None)  # after the last line end
-    assert passed == +given
-
-
-def test_the_records_of_the_lines_that_pass_are_those_of_all_lines(lines, told):
+def test_records_of_lines_that_pass_are_unchanged(lines, told):
     values = sorted(record["perplexity"] for record in told if record.get("perplexity"))
     least, most = values[10] * (1 - 1e-4), values[-10] * (1 + 1e-4)  # next to a line's own
     shown = run_lines(
@@ -331,9 +296,7 @@ def test_the_records_of_the_lines_that_pass_are_those_of_all_lines(lines, told):
 
 
 @posix
-def test_a_pipeline_keeps_stories_and_drops_the_same_words_in_any_order(
-    paragraphs, nonsense, tmp_path
-):
+def test_a_pipeline_keeps_stories_and_drops_shuffled_words(paragraphs, nonsense, tmp_path):
     mixed = [line for pair in zip(nonsense, paragraphs, strict=True) for line in pair]
     file = tmp_path / "mixed.txt"
     file.write_text("\n".join(mixed) + "\n", encoding="utf-8", newline="\n")
@@ -356,7 +319,7 @@ def test_tokens_of_lines_that_pass_are_in_their_records():
 
 @posix
 @pytest.mark.parametrize("flag", ["--lines", "--min-perplexity=1"])
-def test_a_slow_pipe_is_answered_line_by_line_until_the_reader_leaves(flag):
+def test_lines_of_an_open_pipe_are_answered_until_the_reader_leaves(flag):
     process = subprocess.Popen(
         [*COMMAND, *SCORE, flag],
         stdin=subprocess.PIPE,
@@ -364,9 +327,9 @@ def test_a_slow_pipe_is_answered_line_by_line_until_the_reader_leaves(flag):
         stderr=subprocess.PIPE,
         bufsize=0,
     )
-    impatience = Timer(30, process.kill)  # an answer that does not come would be waited for
-    impatience.daemon = True
-    impatience.start()
+    guard = Timer(30, process.kill)  # else a line without an answer would never end
+    guard.daemon = True
+    guard.start()
     with process:
         for line in (b"Once upon a time\n", b"There was once a fox.\r\n"):
             process.stdin.write(line[:3])
@@ -376,28 +339,18 @@ def test_a_slow_pipe_is_answered_line_by_line_until_the_reader_leaves(flag):
         process.stdin.write(b"Once upon a time\n")
         assert process.wait(timeout=60) == 141
         assert process.stderr.read() == b""
-    impatience.cancel()
-
-
-def test_of_no_line_there_is_no_output():
-    assert run("--lines") == b""
-
-
-def test_an_empty_pipe_is_no_text():
-    finished = subprocess.run([*COMMAND, *SCORE], input=b"", capture_output=True, timeout=60)
-    assert (finished.returncode, finished.stdout) == (2, b"")
-    assert finished.stderr == b"gpt-cli: error: standard input is empty: a text is needed\n"
+    guard.cancel()
 
 
 @posix
-def test_a_terminal_without_a_file_is_told_to_give_one():
+def test_a_terminal_without_a_file_is_an_error():
     code, shown = run_on_terminal(*SCORE, "--lines")
     assert code == 2
     assert shown == "gpt-cli: error: no text: give a FILE, or a pipe on standard input\r\n"
 
 
 @posix
-def test_a_terminal_gets_a_header_over_the_lines_and_no_escape_codes(tmp_path):
+def test_a_terminal_shows_a_header_and_no_escape_codes(whole, facts, tmp_path):
     file = tmp_path / "lines.txt"
     file.write_bytes(b"Once upon a time\nThere was once a fox.\n")
     code, shown = run_on_terminal(*SCORE, "--lines", str(file))
@@ -409,19 +362,8 @@ def test_a_terminal_gets_a_header_over_the_lines_and_no_escape_codes(tmp_path):
     for row, text in zip(rows[1:3], ["Once upon a time", "There was once a fox."], strict=True):
         assert row.endswith(f"  {text}")
         assert row.index(text) == rows[0].index("text")
-
-
-@pytest.mark.parametrize(
-    "bounds",
-    [
-        ["--max-perplexity", "nan"],
-        ["--min-perplexity", "-5"],
-        ["--min-perplexity", "9", "--max-perplexity", "8"],
-    ],
-)
-def test_a_filter_that_no_line_could_pass_is_refused(bounds, capsys):
-    assert app.run([*SCORE, *bounds, __file__]) == 2
-    assert "perplexity" in capsys.readouterr().err
+    file.write_bytes(whole.encode())
+    assert run_on_terminal(*SCORE, str(file)) == (0, facts.replace("\n", "\r\n"))
 
 
 def test_a_text_that_cannot_be_scored_does_not_stop_the_others(tiny):
@@ -451,14 +393,7 @@ def test_one_text_where_a_list_is_needed_is_refused(tiny):
         tiny.score_many("Once")
 
 
-@posix
-def test_a_terminal_gets_the_facts_of_a_whole_text_and_no_escape_codes(whole, facts, tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_bytes(whole.encode())
-    assert run_on_terminal(*SCORE, str(file)) == (0, facts.replace("\n", "\r\n"))
-
-
-# --- what cannot be used -------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -478,22 +413,22 @@ def test_a_terminal_gets_the_facts_of_a_whole_text_and_no_escape_codes(whole, fa
         (b"once upon\n", ["--max-perplexity", "9", "--tokens"], "--json"),
         (b"once upon\n", ["--min-perplexity", "9", "--tokens", "--lines"], "--json"),
         (b"once upon\n", ["another file"], "another file"),
+        (b"once upon\n", ["--max-perplexity", "nan"], "perplexity"),
+        (b"once upon\n", ["--min-perplexity", "-5"], "perplexity"),
+        (b"once upon\n", ["--min-perplexity", "9", "--max-perplexity", "8"], "perplexity"),
         (None, [], "No such file"),
         (None, ["--lines"], "No such file"),
     ],
 )
-def test_bad_input_is_one_line_that_names_it_and_exit_code_2(
-    data, arguments, what, tmp_path, capsys
-):
+def test_an_error_is_one_line_that_names_the_input(data, arguments, what, tmp_path):
     file = tmp_path / "text.txt"
     if data is not None:
         file.write_bytes(data)
-    assert app.run([*SCORE, str(file), *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("gpt-cli: error: ")
-    assert what in printed.err
+    finished = run_here(*SCORE, file, *arguments)
+    assert (finished.returncode, finished.stdout) == (2, b"")
+    (line,) = finished.stderr.decode().splitlines()
+    assert line.startswith("gpt-cli: error: ")
+    assert what in line
 
 
 def test_help_of_every_command_needs_no_numpy_and_no_tokenizer():

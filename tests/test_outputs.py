@@ -69,7 +69,7 @@ def test_the_name_chooses_the_sink(name, kind, place, ending, here):
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_folder_of_records_of_tables_has_tables(here):
+def test_records_of_tables_are_tables(here):
     table = pytest.importorskip("pyarrow.parquet")
     pyarrow = pytest.importorskip("pyarrow")
     for ids, kind in (([1], "int64"), (["a"], "string")):
@@ -84,7 +84,7 @@ def test_a_folder_of_records_of_tables_has_tables(here):
 
 
 @pytest.mark.parametrize("name", ["new", "new/"])
-def test_parts_have_the_job(name, here, memory):
+def test_parts_have_a_manifest(name, here, memory):
     with open_output(f"memory://bucket/{name}") as sink:
         sink.resume()
     assert json.loads(memory.cat_file(f"{sink._folder}/_job.json")) == JOB
@@ -126,7 +126,7 @@ def test_lines_are_compared_by_the_first_field(here):
         ("out", "out has other files: name another --output"),
     ],
 )
-def test_a_name_that_would_do_harm_is_refused(name, says, here):
+def test_an_unsuitable_name_is_refused(name, says, here):
     if name == "pipe":
         if not hasattr(os, "mkfifo"):
             pytest.skip("needs pipes with names")
@@ -144,7 +144,7 @@ def test_parts_cannot_be_resumed_with_a_pipe(name, here):
 
 
 @pytest.mark.parametrize("name", ["new.parquet", "memory://bucket/new.jsonl"])
-def test_a_file_that_is_there_is_complete(name, here, memory):
+def test_an_existing_file_is_complete(name, here, memory):
     pytest.importorskip("pyarrow")
     Path("new.parquet").touch()
     memory.pipe_file("/bucket/new.jsonl", b"")
@@ -175,7 +175,7 @@ def test_a_file_that_is_there_is_complete(name, here, memory):
         ("memory://bucket/rows/*", "memory://bucket/b", False),
     ],
 )
-def test_an_output_is_no_part_of_the_input(input, name, inside, here):
+def test_an_output_among_the_files_of_the_input_is_refused(input, name, inside, here):
     pytest.importorskip("pyarrow")
     if inside:
         assert refused(name, input) == (
@@ -186,7 +186,7 @@ def test_an_output_is_no_part_of_the_input(input, name, inside, here):
 
 
 @pytest.mark.parametrize("place", ["out", "memory://bucket/out"])
-def test_a_part_of_an_output_is_no_output(place, here, memory):
+def test_a_part_of_an_output_is_refused(place, here, memory):
     Path("out/_job.json").touch()
     memory.pipe_file("/bucket/out/_job.json", b"")
     said = refused(f"{place}/part-1.jsonl", resume=True)

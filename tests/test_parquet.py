@@ -1,4 +1,4 @@
-"""Tables in Parquet: their rows as JSON, and what cannot be read."""
+"""Tables in Parquet: rows as JSON, records as tables, and errors."""
 
 import math
 import random
@@ -41,7 +41,7 @@ def write(pa, tmp_path):
 
 
 def read(file):
-    """All rows of a table, as JSON has them."""
+    """Return all rows of a table as JSON values."""
     sizes = parquet.survey(file, FIELDS).sizes
     groups = [parquet.read(file, group, 0, size, FIELDS) for group, size in enumerate(sizes)]
     return [row for rows in groups for row in rows]
@@ -56,7 +56,7 @@ def rows_of(name, *, together=4, form="auto"):
 # --- rows as JSON --------------------------------------------------------------------------------
 
 
-def test_a_row_says_what_its_columns_say(write):
+def test_a_row_has_the_values_of_its_columns(write):
     file = write({"id": ["a", "b"], "prompt": ["One 🦊", ""], "max_tokens": [3, 4]})
     assert read(file) == [
         {"id": "a", "prompt": "One 🦊", "max_tokens": 3},
@@ -64,13 +64,11 @@ def test_a_row_says_what_its_columns_say(write):
     ]
 
 
-def test_a_table_may_have_only_the_texts(write):
+def test_nulls_and_missing_columns_are_left_out(write, pa):
     assert read(write({"prompt": ["a", "b"]})) == [{"prompt": "a"}, {"prompt": "b"}]
-
-
-def test_null_says_nothing(write):
     rows = read(write({"id": [None, 1], "prompt": ["a", None], "seed": [None, None]}))
     assert rows == [{"prompt": "a"}, {"id": 1}]
+    assert read(write({"prompt": pa.nulls(2)})) == [{}, {}]
 
 
 def test_whole_floats_are_integers(write):
@@ -105,17 +103,13 @@ def test_texts_of_any_type_of_string_are_read(write, pa):
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string"])
-def test_a_text_that_is_no_utf8_is_read(write, pa, kind):
+def test_a_text_that_is_not_utf8_is_read(write, pa, kind):
     bytes_type = pa.binary() if kind == "string" else pa.large_binary()
     texts = pa.array([b"a\xff"], bytes_type).view(getattr(pa, kind)())
     assert read(write({"prompt": texts})) == [{"prompt": "a\udcff"}]
 
 
-def test_a_column_of_nulls_has_no_text_in_any_row(write, pa):
-    assert read(write({"prompt": pa.nulls(2)})) == [{}, {}]
-
-
-def test_lists_and_what_json_does_not_know_are_read(write):
+def test_types_that_json_lacks_become_texts(write):
     columns = {
         "id": [date(2020, 2, 1), None],
         "prompt": ["a", "b"],
@@ -128,17 +122,20 @@ def test_lists_and_what_json_does_not_know_are_read(write):
     assert read(write({"id": [Decimal("1.50")], "prompt": ["a"]}))[0]["id"] == "1.50"
 
 
-def test_a_value_that_is_no_number_is_an_error_of_its_row(write):
+def test_an_infinite_id_is_an_error_of_its_row(write):
     columns = {"id": [[1.0], [math.inf], [2.0]], "prompt": ["a", "b", "c"]}
     good, bad, last = rows_of(write(columns))
     assert isinstance(bad.error, InputError)
     assert (good.id, last.id) == ([1.0], [2.0])
 
 
-def test_columns_that_are_not_read_are_known(write):
+def test_other_columns_are_listed_once(write, tmp_path):
     file = write({"title": ["x"], "prompt": ["a"], "id": [1], "text": ["y"]})
     assert read(file) == [{"id": 1, "prompt": "a"}]
     assert Source(file, "auto", FIELDS, 4).ignored == ["title", "text"]
+    write({"prompt": ["a"], "x": [1], "y": [1]}, "in/a.parquet")
+    write({"prompt": ["a"], "z": [1], "x": [1]}, "in/b.parquet")
+    assert Source(str(tmp_path / "in"), "auto", FIELDS, 4).ignored == ["x", "y", "z"]
 
 
 def test_the_checksum_is_that_of_the_metadata_at_the_end(write):
@@ -147,18 +144,12 @@ def test_the_checksum_is_that_of_the_metadata_at_the_end(write):
     assert parquet.survey(file, FIELDS).checksum == zlib.crc32(data[-8 - size :])
 
 
-def test_columns_of_any_file_that_are_not_read_are_known_once(write, tmp_path):
-    write({"prompt": ["a"], "x": [1], "y": [1]}, "in/a.parquet")
-    write({"prompt": ["a"], "z": [1], "x": [1]}, "in/b.parquet")
-    assert Source(str(tmp_path / "in"), "auto", FIELDS, 4).ignored == ["x", "y", "z"]
-
-
 # --- cutting -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("together", [1, 3, 4, 100])
 @pytest.mark.parametrize("group", [1, 2, 5, 100])
-def test_rows_are_the_same_however_they_are_cut(write, tmp_path, together, group):
+def test_rows_do_not_depend_on_how_tables_are_cut(write, tmp_path, together, group):
     sizes = [7, 0, 1, 12]
     expected = []
     for place, size in enumerate(sizes):
@@ -183,7 +174,7 @@ def test_pieces_can_be_read_in_any_order(write):
     assert found == {number: {"prompt": str(number)} for number in range(50)}
 
 
-def test_a_group_is_read_once_for_all_of_its_pieces(write, monkeypatch):
+def test_a_row_group_is_read_once(write, monkeypatch):
     file = write({"prompt": ["x"] * 40}, row_group_size=20)
     source = Source(file, "auto", FIELDS, 2)
     opened = []
@@ -194,7 +185,7 @@ def test_a_group_is_read_once_for_all_of_its_pieces(write, monkeypatch):
     assert opened == [file, file]
 
 
-def test_another_table_of_the_same_name_is_read_anew(write):
+def test_a_table_that_was_replaced_is_read_again(write):
     for text in ("first", "second"):
         (row,) = rows_of(write({"prompt": [text]}))
         assert row.fields == {"prompt": text}
@@ -218,7 +209,7 @@ def test_another_ending_needs_the_format(write):
 # --- ids -----------------------------------------------------------------------------------------
 
 
-def test_ids_are_whole_where_they_are_in_every_table(write, pa, tmp_path):
+def test_ids_are_integers_if_they_are_in_every_table(write, pa, tmp_path):
     kinds = {
         "int64": True,
         "int8": True,
@@ -236,11 +227,8 @@ def test_ids_are_whole_where_they_are_in_every_table(write, pa, tmp_path):
     assert Source(str(tmp_path / "in"), "auto", FIELDS, 4).whole_ids
     write({"prompt": ["a"]}, "in/b.parquet")
     assert not Source(str(tmp_path / "in"), "auto", FIELDS, 4).whole_ids
-
-
-def test_ids_of_other_files_are_not_known_to_be_whole(tmp_path):
-    (tmp_path / "in").write_bytes(b'{"id": 1, "prompt": "a"}\n')
-    assert not Source(str(tmp_path / "in"), "auto", FIELDS, 4).whole_ids
+    (tmp_path / "lines").write_bytes(b'{"id": 1, "prompt": "a"}\n')
+    assert not Source(str(tmp_path / "lines"), "auto", FIELDS, 4).whole_ids
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -255,7 +243,7 @@ def written(records, schema):
 
 
 @pytest.mark.parametrize("task", [Generation(None, None, True), Generation(None), Scoring()])
-def test_all_parts_have_the_same_columns_whatever_is_in_them(pa, task):
+def test_all_parts_have_the_same_columns(pa, task):
     columns = PLACE | task.schema | ERROR_PLACE | ERROR
     empty = written([], columns)
     failed = written([{"index": 0, "line": 1, "error": {"code": "c", "message": "m"}}], columns)
@@ -271,21 +259,16 @@ def test_ids_of_any_type_are_texts(pa, id, text):
     assert written([{"index": 0, "id": id}], PLACE).to_pylist() == [{"index": 0, "id": text}]
 
 
-def test_whole_ids_stay_whole(pa):
-    rows = [{"index": 0, "id": -(2**63)}, {"index": 1}]
-    ids = written(rows, PLACE | {"id": "int64"})["id"]
-    assert ids.to_pylist() == [-(2**63), None]
-
-
-def test_the_largest_seed_has_room(pa):
-    columns = PLACE | Generation(None).schema
-    assert written([{"seed": 2**64 - 1}], columns)["seed"].to_pylist() == [2**64 - 1]
-
-
-def test_bytes_that_are_no_unicode_are_replaced(pa):
-    # As the path of a model may have them.
-    columns = PLACE | Scoring().schema
-    assert written([{"model": "m\udcff"}], columns)["model"].to_pylist() == ["m\ufffd"]
+@pytest.mark.parametrize(
+    ("schema", "name", "value", "found"),
+    [
+        (PLACE | {"id": "int64"}, "id", -(2**63), -(2**63)),
+        (PLACE | Generation(None).schema, "seed", 2**64 - 1, 2**64 - 1),
+        (PLACE | Scoring().schema, "model", "m\udcff", "m\ufffd"),  # a path that is not Unicode
+    ],
+)
+def test_a_value_fits_in_its_column(pa, schema, name, value, found):
+    assert written([{"index": 0, name: value}, {}], schema)[name].to_pylist() == [found, None]
 
 
 def test_records_and_failures_are_counted(pa):
@@ -295,7 +278,7 @@ def test_records_and_failures_are_counted(pa):
     assert parquet.count(stream) == (3, 2)
 
 
-def test_joined_tables_are_those_one_after_the_other(pa):
+def test_tables_are_joined_in_order(pa):
     from pyarrow.parquet import read_table
 
     streams = [BytesIO() for _ in range(3)]
@@ -306,18 +289,18 @@ def test_joined_tables_are_those_one_after_the_other(pa):
     assert read_table(target).to_pylist() == [{"index": 0, "id": None}, {"index": 1, "id": None}]
 
 
-# --- what cannot be read -------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"Once\n" * 9, b"PAR1" + b"x" * 90 + b"PAR1"])
-def test_a_file_that_is_no_parquet_is_said(pa, data, tmp_path):
+def test_a_file_that_is_not_parquet_is_an_error(pa, data, tmp_path):
     file = tmp_path / "in.parquet"
     file.write_bytes(data)
     with pytest.raises(InputError, match=r"in\.parquet"):
         parquet.survey(str(file), FIELDS)
 
 
-def test_a_table_that_was_cut_or_changed_is_said(write):
+def test_a_damaged_table_is_an_error(write):
     file = write({"prompt": [f"text {number}" for number in range(1000)]})
     source = Source(file, "auto", FIELDS, 4)
     with Path(file).open("r+b") as stream:  # the first page, under a footer that is whole
@@ -326,34 +309,40 @@ def test_a_table_that_was_cut_or_changed_is_said(write):
         list(source.rows())
 
 
-def test_a_table_without_the_column_names_those_that_it_has(write):
+def test_the_error_of_a_missing_column_lists_the_others(write):
     file = write({"id": [1], "text": ["a"]})
     with pytest.raises(InputError) as caught:
         parquet.survey(file, FIELDS)
     assert str(caught.value) == f"{file} has no column 'prompt'; its columns are ['id', 'text']"
 
 
-@pytest.mark.parametrize("texts", [[1], [1.5], [b"bytes"], [["a"]], [{"a": "b"}], [True]])
-def test_a_column_that_holds_no_texts_is_said(write, texts):
-    with pytest.raises(InputError, match=r"the column 'prompt' has the type .*, not string"):
-        parquet.survey(write({"prompt": texts}), FIELDS)
-
-
-def test_a_dictionary_of_other_values_holds_no_texts(write, pa):
-    numbers = pa.array([1, 1, 2]).dictionary_encode()
-    with pytest.raises(InputError, match="the column 'prompt' has the type int64, not string"):
-        parquet.survey(write({"prompt": numbers}), FIELDS)
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1], "int64"),
+        ("dictionary", "int64"),
+        ([1.5], "double"),
+        ([b"bytes"], "binary"),
+        ([["a"]], "list<.*>"),
+        ([{"a": "b"}], "struct<.*>"),
+        ([True], "bool"),
+    ],
+)
+def test_a_column_of_texts_must_have_texts(write, pa, values, kind):
+    column = pa.array([1, 1, 2]).dictionary_encode() if values == "dictionary" else values
+    with pytest.raises(InputError, match=f"the column 'prompt' has the type {kind}, not string"):
+        parquet.survey(write({"prompt": column}), FIELDS)
 
 
 @pytest.mark.parametrize("name", ["id", "prompt", "seed"])
-def test_columns_of_one_name_are_said(write, pa, name):
+def test_columns_of_the_same_name_are_an_error(write, pa, name):
     names = list(dict.fromkeys(["prompt", name]))
     table = pa.Table.from_arrays([pa.array(["a"])] * (len(names) + 1), names=[*names, name])
     with pytest.raises(InputError, match=f"several columns '{name}'"):
         parquet.survey(write(table), FIELDS)
 
 
-def test_every_table_of_a_folder_is_looked_at_before_one_is_read(write, tmp_path):
+def test_every_table_of_a_folder_is_checked_first(write, tmp_path):
     write({"prompt": ["a"]}, "in/a.parquet")
     bad = write({"text": ["a"]}, "in/b.parquet")
     with pytest.raises(InputError, match="no column 'prompt'") as caught:
@@ -362,7 +351,7 @@ def test_every_table_of_a_folder_is_looked_at_before_one_is_read(write, tmp_path
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "pyarrow.parquet"])
-def test_without_pyarrow_it_is_said_what_to_install(missing, tmp_path, monkeypatch):
+def test_tables_need_pyarrow(missing, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     file = tmp_path / "in.parquet"
     file.write_bytes(b"PAR1")

@@ -1,4 +1,4 @@
-"""Sinks of parts: folders, and files that are joined of parts."""
+"""Sinks of parts: folders, and files that are joined from parts."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
-from gpt_cli.jobs import parts, storage
+from gpt_cli.jobs import parquet, parts, storage
 from gpt_cli.jobs.parts import File, Folder
 from gpt_cli.jobs.sinks import Resumed, encode
 from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
@@ -98,6 +98,7 @@ def test_a_folder_is_resumed_after_its_last_part(place, ending):
 @pytest.mark.parametrize(("name", "value"), [("BYTES", TWO), ("SECONDS", 5.0)])
 def test_a_part_ends_when_it_is_large_or_late(name, value, place, monkeypatch):
     now = 0.0
+    assert (parts.BYTES, parts.SECONDS) == (64 << 20, 60)
     monkeypatch.setattr(parts.time, "perf_counter", lambda: now)
     monkeypatch.setattr(parts, name, value)
     sink = folder(place)
@@ -114,13 +115,9 @@ def test_a_part_ends_when_it_is_large_or_late(name, value, place, monkeypatch):
     assert found == [["", "x"], ["xx", "xxx"], ["xxxx"]]
 
 
-def test_bytes_that_are_no_unicode_are_counted(place):
+def test_records_that_are_not_unicode_are_counted(place):
     write(folder(place), RECORDS[0] | {"text": "\udcff"})
     assert write(folder(place)).rows == 1
-
-
-def test_a_part_has_64_mebibytes_or_a_minute():
-    assert (parts.BYTES, parts.SECONDS) == (67108864, 60)
 
 
 def test_a_folder_of_an_earlier_run_needs_resume(place):
@@ -139,7 +136,7 @@ def test_a_folder_of_other_files_is_refused(name, place):
     assert refused(folder, place) == f"{place}/out has other files: name another --output"
 
 
-def test_hidden_files_are_no_parts(place):
+def test_hidden_files_are_left_out(place):
     write(folder(place), *RECORDS[:2])
     put(f"{place}/out/.hidden", b"mine")
     put(f"{place}/out/_SUCCESS", b"mine")
@@ -147,37 +144,45 @@ def test_hidden_files_are_no_parts(place):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "says"),
-    [
-        ("part-000000000003.jsonl", b"{}\n", "is not the part that begins with row 2"),
-        ("part-000000000002.parquet", b"{}\n", "is not the part that begins with row 2"),
-    ],
+    ("name", "row"),
+    [("part-000000000003.jsonl", 2), ("part-000000000002.parquet", 2), ("notes.txt", 0)],
 )
-def test_a_part_of_something_else_is_refused(name, data, says, place):
+def test_a_part_of_something_else_is_refused(name, row, place):
     write(folder(place), *RECORDS[:2])
-    put(f"{place}/out/{name}", data)
+    put(f"{place}/out/{name}", b"{}\n")
     with folder(place) as sink:
-        assert refused(sink.resume) == f"{place}/out/{name} {says}: name another --output"
+        assert refused(sink.resume) == (
+            f"{place}/out/{name} is not the part that begins with row {row}: name another --output"
+        )
+    assert storage.read_bytes(f"{place}/out/{name}") == b"{}\n"
 
 
-@pytest.mark.parametrize("data", [b"[", b"7\n", b"{}\n\n"])
-def test_a_part_that_is_damaged_is_refused(data, tmp_path):
-    write(folder(tmp_path), *RECORDS[:2])
-    (tmp_path / "out" / "part-000000000002.jsonl").write_bytes(data)
-    with folder(tmp_path) as sink:
+@pytest.mark.parametrize(
+    "data", [b"[", b"7\n", b"{}\n\n", b"notes" * 9, b"\xff", b"[" * 100_000, "cut", "table"]
+)
+def test_a_part_that_is_damaged_is_refused(data, ending, tmp_path):
+    write(folder(tmp_path, ending), *RECORDS[:2], finish=False)
+    write(folder(tmp_path, ending), *RECORDS[2:4])
+    part = tmp_path / "out" / f"part-000000000002{ending}"
+    if data == "table":  # without the columns of a record
+        data = BytesIO()
+        parquet.write([{"id": "x"}], {"id": "string"}, data)
+        data = data.getvalue()
+    part.write_bytes(part.read_bytes()[:-9] if data == "cut" else data)
+    with folder(tmp_path, ending) as sink:
         said = refused(sink.resume)
-    assert said.endswith(
-        "out/part-000000000002.jsonl has no records of this command: name another --output"
-    )
+    assert said.endswith(f"out/{part.name} has no records of this command: name another --output")
 
 
-def test_parts_of_another_run_are_noticed_at_the_end(place):
-    with folder(place) as sink:
+@pytest.mark.parametrize("sink", [folder, file])
+def test_parts_of_another_run_are_noticed_at_the_end(sink, place):
+    with sink(place) as sink:
         sink.resume()
         sink.write(RECORDS[0])
-        put(f"{place}/out/part-000000000009.jsonl", b"")
+        put(f"{sink.place}/part-000000000009.jsonl", b"")
         said = refused(sink.finish, 1)
-    assert said == f"{place}/out has files of another run: name another --output"
+    assert said == f"{sink.place} has files of another run: name another --output"
+    assert not storage.exists(f"{place}/one.jsonl")
 
 
 def test_another_run_may_have_begun_in_between(place):
@@ -211,7 +216,7 @@ def test_a_folder_without_rows_stays(place):
     assert names(f"{place}/out") == ["_job.json"]
 
 
-def test_a_folder_is_written_by_one_run(place):
+def test_only_one_run_writes_a_folder(place):
     pytest.importorskip("fcntl")
     with folder(place) as sink:
         sink.resume()
@@ -225,7 +230,7 @@ def test_a_folder_is_written_by_one_run(place):
         pass
 
 
-def test_a_folder_of_no_folder_is_refused(tmp_path, monkeypatch, memory):
+def test_no_folder_is_created_above_a_folder(tmp_path, monkeypatch, memory):
     monkeypatch.chdir(tmp_path)
     for name in ("no/out", "memory://no/out", "memory://no"):
         sink = Folder(name, ".jsonl", SCHEMA, JOB, resume=False)
@@ -235,7 +240,7 @@ def test_a_folder_of_no_folder_is_refused(tmp_path, monkeypatch, memory):
     Folder("file", ".jsonl", SCHEMA, JOB, resume=False).__enter__().__exit__(None, None, None)
 
 
-def test_a_part_appears_whole_or_not_at_all(place, monkeypatch):
+def test_a_part_is_complete_or_absent(place, monkeypatch):
     fs, _ = storage.filesystem(place)
     real = type(fs).open
 
@@ -259,7 +264,7 @@ def test_a_part_appears_whole_or_not_at_all(place, monkeypatch):
     assert names(f"{place}/out") == ["_job.json"]
 
 
-def test_a_manifest_that_cannot_be_written_is_said(place, monkeypatch):
+def test_a_manifest_that_cannot_be_written_is_an_error(place, monkeypatch):
     fs, _ = storage.filesystem(place)
 
     def full(*arguments, **options):
@@ -274,7 +279,7 @@ def test_a_manifest_that_cannot_be_written_is_said(place, monkeypatch):
 # --- one file ------------------------------------------------------------------------------------
 
 
-def test_a_file_is_joined_of_its_parts(place, ending, monkeypatch):
+def test_a_file_is_joined_from_its_parts(place, ending, monkeypatch):
     monkeypatch.setattr(parts, "BYTES", 60)
     one = f"{place}/one{ending}"
     seed = write(file(place, ending), *RECORDS[:3], finish=False).seed
@@ -298,7 +303,7 @@ def test_a_file_is_joined_of_its_parts(place, ending, monkeypatch):
         ("rm", None, "cannot write {}.parts: full; remove it by hand"),
     ],
 )
-def test_a_file_that_cannot_be_joined_is_said(function, fails, says, place, monkeypatch):
+def test_a_file_that_cannot_be_joined_is_an_error(function, fails, says, place, monkeypatch):
     fs, _ = storage.filesystem(place)
     real = getattr(type(fs), function)
 
@@ -324,7 +329,7 @@ def test_parts_of_a_file_need_resume(place):
     assert said.startswith(f"{place}/one.jsonl.parts exists: continue it with --resume, or")
 
 
-def test_a_file_of_no_records(place, ending):
+def test_a_file_may_have_no_records(place, ending):
     write(file(place, ending))
     assert texts(f"{place}/one{ending}") == []
     assert names(place) == [f"one{ending}"]

@@ -1,4 +1,4 @@
-"""What Ray Data computes: row for row what one machine does, whoever computes it."""
+"""Ray Data and clusters compute the same rows as one machine."""
 
 import json
 import os
@@ -44,10 +44,10 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A cluster on this machine: a head of two CPUs, and a node of one, which says it has a GPU."""
+    """A cluster on this machine: a head with two CPUs, and a node with one CPU and a fake GPU."""
     from ray.cluster_utils import Cluster
 
-    # How soon a node is known to be dead; Ray takes half a minute.
+    # Detect a dead node sooner than Ray's half a minute.
     patience = {f"health_check_{name}_ms": 500 for name in ("initial_delay", "period", "timeout")}
     head = {"num_cpus": 2, "num_gpus": 0, "_system_config": patience}
     cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -58,7 +58,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def ray(cluster):
-    """Ray, as a program that uses it has it."""
+    """Ray, connected to the cluster."""
     import ray
 
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
@@ -67,14 +67,14 @@ def ray(cluster):
 
 
 def local(tiny):
-    """What one machine makes of the rows."""
+    """Compute the rows on one machine."""
     fields = ("prompt", "max_tokens", "seed", "temperature")
     rows = [{name: row[name] for name in fields} for row in ROWS]
     return list(tiny.batch(rows, gpt_cli.Options(**OPTIONS)))
 
 
 def check(found, tiny):
-    """The rows that came back are all there, once, and as one machine has them."""
+    """Check that each row came back once, with the result of one machine."""
     found = sorted(found, key=lambda row: row["index"])
     assert [row["index"] for row in found] == [row["index"] for row in ROWS]
     for row, given, expected in zip(found, ROWS, local(tiny), strict=True):
@@ -90,7 +90,7 @@ def check(found, tiny):
     assert sum(row["error"] is not None for row in found) == 3
 
 
-def test_a_table_gets_the_columns_of_what_follows(tiny):
+def test_a_table_gets_columns_of_completions(tiny):
     generate = Generate("tiny", OPTIONS)
     table = pa.Table.from_pylist(ROWS)
     parts = [generate(table.slice(start, 16)) for start in (32, 0, 16)]
@@ -98,7 +98,7 @@ def test_a_table_gets_the_columns_of_what_follows(tiny):
     assert parts[0].schema == parts[1].schema  # also where no row has failed
 
 
-def test_a_table_gets_the_columns_of_its_scores(tiny):
+def test_a_table_gets_columns_of_scores(tiny):
     table = Score("tiny")(pa.table({"text": pa.array(TEXTS, pa.string()), "kept": range(5)}))
     found = table.to_pylist()
     assert [row["kept"] for row in found] == [0, 1, 2, 3, 4]
@@ -114,8 +114,8 @@ def test_a_table_gets_the_columns_of_its_scores(tiny):
         assert row["error"] is None
 
 
-def test_whole_numbers_may_come_as_floats(tiny):
-    """As pandas has them where some rows have none."""
+def test_integers_may_be_floats(tiny):
+    """Pandas makes floats of integers if a value is missing."""
     rows = {"prompt": ["Once"] * 4, "index": [0, 1, 2, 3]}
     rows |= {"max_tokens": [3.0, float("nan"), None, 2.5], "seed": [7.0, None, 2.0**60, None]}
     found = Generate("tiny", OPTIONS)(pa.table(rows)).to_pylist()
@@ -133,13 +133,13 @@ def test_whole_numbers_may_come_as_floats(tiny):
         (pa.table({"text": ["a"], "index": [0]}), "'prompt'"),
     ],
 )
-def test_what_is_wrong_with_all_rows_is_an_error(table, what):
+def test_a_wrong_table_is_an_error(table, what):
     with pytest.raises(InputError, match=what):
         Generate("tiny", OPTIONS)(table)
 
 
 @pytest.mark.parametrize(("blocks", "batch_size", "actors"), [(1, 64, 1), (7, 3, 2)])
-def test_ray_computes_what_one_machine_does(ray, tiny, blocks, batch_size, actors):
+def test_ray_has_the_results_of_one_machine(ray, tiny, blocks, batch_size, actors):
     rows = ray.data.from_arrow(pa.Table.from_pylist(ROWS)).repartition(blocks)
     done = rows.map_batches(
         Generate,
@@ -152,12 +152,12 @@ def test_ray_computes_what_one_machine_does(ray, tiny, blocks, batch_size, actor
     check(done.take_all(), tiny)
 
 
-def test_actors_must_not_draw_seeds_of_their_own():
+def test_actors_need_a_seed():
     with pytest.raises(InputError, match="need a seed"):
         Generate("tiny", {"max_tokens": 9})
 
 
-def test_an_actor_that_dies_takes_no_row_with_it(ray, tiny, tmp_path):
+def test_no_row_is_lost_when_an_actor_dies(ray, tiny, tmp_path):
     sign = tmp_path / "died"
 
     class Mortal(Generate):
@@ -190,9 +190,8 @@ def test_an_actor_takes_the_threads_of_its_share(ray, ops, request):
     class Threads:
         def __init__(self):
             os.environ["GPT_CLI_OPS"] = ops
-            os.environ.pop(
-                "OPENBLAS_NUM_THREADS", None
-            )  # `make test` has set it, which counts more
+            # `make test` has set it, which has priority.
+            os.environ.pop("OPENBLAS_NUM_THREADS", None)
             self._generate = Generate("tiny", OPTIONS)
 
         def __call__(self, table):
@@ -208,11 +207,7 @@ def test_an_actor_takes_the_threads_of_its_share(ray, ops, request):
 # --- the command line ----------------------------------------------------------------------------
 
 PROMPTS = [
-    {
-        "id": index,
-        "prompt": " ".join(["Once upon a time"] * (index % 4 + 1)),
-        "max_tokens": 1 + index % 3,
-    }
+    {"id": index, "prompt": "Once upon a time " * (index % 4 + 1), "max_tokens": 1 + index % 3}
     for index in range(600)
 ]
 PROMPTS[5]["prompt"] = 7
@@ -221,7 +216,7 @@ PROMPTS[599]["max_tokens"] = -1
 
 
 def run(*arguments, code=0, **options):
-    """Run a command; return its standard output. What it says is one line of errors at most."""
+    """Run a command; return its standard output, or its errors."""
     finished = subprocess.run(
         [*COMMAND, *map(str, arguments)], capture_output=True, timeout=120, **options
     )
@@ -236,21 +231,21 @@ def batch(*arguments, code=6, **options):
 
 
 def records_of(text):
-    """Records less their times."""
+    """Return records without their times."""
     records = map(json.loads, text.splitlines())
     return [{name: record[name] for name in record if name != "timing"} for record in records]
 
 
 @pytest.fixture(scope="module")
 def there(cluster):
-    """The flags that make workers of the cluster compute; one, as each takes seconds to begin."""
+    """Flags for one worker of the cluster, since each takes seconds to begin."""
     address = ["--engine", "ray", "--address", cluster.address]
     return [*address, "--threads", "1", "--workers", "1", "-q"]
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """A folder of two files, of which the first ends within a window."""
+    """A folder of two files; the first ends within a window."""
     folder = tmp_path_factory.mktemp("rows")
     parts = {"a": PROMPTS[:350], "b": PROMPTS[350:]}
     for name, part in parts.items():
@@ -261,7 +256,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(rows):
-    """What one machine makes of them."""
+    """The records of one machine."""
     records = records_of(batch(rows, "--threads", 1))
     assert len(records) == 601
     assert sum("error" in record for record in records) == 3
@@ -288,9 +283,8 @@ def test_tables_are_scored_by_workers(there, tmp_path):
     flags = ["score", tmp_path / "in.parquet", "--model", "tiny", "-o"]
     run(*flags, tmp_path / "one.parquet", "-q", code=6)
     run(*flags, tmp_path / "other.parquet", *there, code=6)
-    one, other = (
-        pa.parquet.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("one", "other")
-    )
+    files = (tmp_path / f"{name}.parquet" for name in ("one", "other"))
+    one, other = (pa.parquet.read_table(file).to_pylist() for file in files)
     assert [row["id"] for row in other] == [*range(300)]
     for row, told in zip(one, other, strict=True):
         numbers = ("total_logprob", "perplexity", "bits_per_byte")
@@ -326,7 +320,7 @@ def start(*arguments):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """A job of some seconds for one process, and what becomes of it."""
+    """A job of some seconds for one process, and its records."""
     folder = tmp_path_factory.mktemp("many")
     rows = [
         {"id": index, "prompt": f"Once upon a time, {index}", "max_tokens": 1 + index % 16}
@@ -372,7 +366,7 @@ with (folder / "out").open("w", buffering=1) as out:
 
 @contextmanager
 def waiting(cluster, workers, input, folder):
-    """Begin a job of which only the first block is done before there is `folder`/go."""
+    """Begin a job that only does its first block until `folder`/go exists."""
     script = [sys.executable, "-c", WAITING, cluster.address, workers, input, folder]
     with subprocess.Popen(list(map(str, script)), stdout=subprocess.DEVNULL) as process:
         try:
@@ -396,7 +390,7 @@ def test_records_come_when_they_are_done(cluster, rows, tmp_path):
     assert list(map(int, (tmp_path / "out").read_text().split())) == [*range(601)]
 
 
-def test_a_node_that_dies_takes_no_row_with_it(cluster, tmp_path):
+def test_no_row_is_lost_when_a_node_dies(cluster, tmp_path):
     (tmp_path / "in").write_text("Once\n" * 5 * 256)
     doomed = cluster.add_node(num_cpus=1)
     with waiting(cluster, 4, tmp_path / "in", tmp_path) as process:
@@ -429,33 +423,23 @@ def test_without_an_address_ray_is_started_and_ended(rows, expected):
 
 
 def ray_processes():
-    """The processes that are a node of Ray."""
+    """Return the ids of the processes that are nodes of Ray."""
     listed = subprocess.run(["ps", "-eo", "pid,comm"], capture_output=True, text=True, check=True)
     lines = [line.split() for line in listed.stdout.splitlines()]
     return {pid for pid, name, *_ in lines if name in ("raylet", "gcs_server")}
 
 
 @pytest.mark.skipif(cores() < 2, reason="there is room for one worker")
-def test_the_weights_come_to_a_machine_once(hub, tmp_path):
+def test_a_machine_downloads_the_weights_once(hub, tmp_path):
     repo = "acme/tiny"
     files = gpt_cli.hub.find("tiny").iterdir()
     hub.add(repo, {file.name: file.read_bytes() for file in files})
     (tmp_path / "in").write_text("Once upon a time\n" * 600)
-    flags = [
-        tmp_path / "in",
-        "--model",
-        repo,
-        "--engine",
-        "ray",
-        "--threads",
-        "1",
-        "--workers",
-        "2",
-    ]
-    there = records_of(batch(*flags, "-n", 2, "-q", code=0))
+    flags = [tmp_path / "in", "--model", repo, "--threads", 1, "-n", 2]
+    there = records_of(batch(*flags, "--engine", "ray", "--workers", 2, "-q", code=0))
     assert {record["model"] for record in there} == {repo}
     assert hub.fetched().count("model.safetensors") == 1
-    here = records_of(batch(tmp_path / "in", "--model", repo, "--threads", "1", "-n", 2, code=0))
+    here = records_of(batch(*flags, code=0))
     assert there == here
 
 
@@ -472,18 +456,18 @@ def test_the_weights_come_to_a_machine_once(hub, tmp_path):
         (["--engine", "local"], 2, "--engine ray"),
     ],
 )
-def test_what_cannot_be_is_one_line(flags, code, says, rows, there, tmp_path):
+def test_an_error_is_one_line(flags, code, says, rows, there, tmp_path):
     told = batch(rows, *there, *flags, "-o", tmp_path / "out", code=code)
     assert says in told
     assert told.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_pipe_is_for_this_machine(there):
+def test_a_cluster_needs_a_file(there):
     assert "--engine ray" in batch(*there, code=2, input=b"Once\n")
 
 
-def test_damaged_weights_are_told_as_here(there, rows, tmp_path):
+def test_damaged_weights_are_the_same_error(there, rows, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     for file in gpt_cli.hub.find("tiny").iterdir():
@@ -498,7 +482,7 @@ def test_a_worker_may_have_a_part_of_a_gpu(there, rows):
     assert len(found) == 601
 
 
-def test_ray_is_not_needed_to_be_told_that_it_is_missing(rows):
+def test_the_error_of_a_missing_ray_has_a_remedy(rows):
     code = (
         "import sys; sys.modules['ray'] = None; from gpt_cli.__main__ import main;"
         f"sys.argv = ['gpt-cli', 'batch', {str(rows)!r}, '--engine', 'ray']; main()"

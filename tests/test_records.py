@@ -92,7 +92,7 @@ def test_a_line_of_json_is_one_line():
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-def test_a_table_holds_all_of_a_record(logprobs):
+def test_a_table_has_all_fields_of_a_record(logprobs):
     table = pytest.importorskip("pyarrow.parquet")
     place = {"index": 2**40, "id": "x"}
     score = records.of_score(ENGINE, Score([97, 195], [None, -1.0], 2), logprobs=logprobs)

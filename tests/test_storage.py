@@ -1,4 +1,4 @@
-"""Files here and at addresses, and standard input: what is read, and the errors."""
+"""Files here and at addresses, and standard input: content and errors."""
 
 import io
 import os
@@ -68,14 +68,14 @@ def test_names_of_hidden_files(name, hidden):
     assert storage.is_hidden(name) is hidden
 
 
-def test_a_file_system_and_the_path_within_it(tmp_path, memory, monkeypatch):
+def test_a_name_has_a_file_system_and_a_path(tmp_path, memory, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fs, path = storage.filesystem("a")
     assert (type(fs), path) == (type(fsspec.filesystem("file")), f"{tmp_path.as_posix()}/a")
     assert storage.filesystem("memory://b/c") == (memory, "/b/c")
 
 
-def test_whether_there_is_a_file_or_a_folder(place, tmp_path):
+def test_files_and_folders_are_distinguished(place, tmp_path):
     for name in place(b"four"):
         folder = name.removesuffix("/file")
         assert (storage.exists(name), storage.exists(folder)) == (True, True)
@@ -102,9 +102,9 @@ def test_errors_at_an_address_name_it(function, place, memory, monkeypatch):
 
 
 def test_files_of_a_folder_at_an_address(memory):
-    for name in ("b", "a", ".c", "_d", "e/f", "x*y"):
+    for name in ("b", "a", "X", ".c", "_d", "e/f", "x*y"):
         memory.pipe_file(f"/bucket/in/{name}", b"")
-    found = [f"memory:///bucket/in/{name}" for name in ("a", "b", "x*y")]
+    found = [f"memory:///bucket/in/{name}" for name in ("X", "a", "b", "x*y")]
     assert storage.find("memory://bucket/in") == found
     assert storage.find("memory://bucket/in/a") == ["memory://bucket/in/a"]
     assert storage.find("memory://bucket/in/*")[-1] == found[-1]
@@ -122,7 +122,7 @@ def test_a_file_system_that_cannot_name_its_files_is_refused(place, memory, monk
 # --- reading -------------------------------------------------------------------------------------
 
 
-def test_the_whole_of_a_file(place, stdin):
+def test_a_whole_file_is_read(place, stdin):
     data = "é\r\n".encode() * 500_000  # 2 MB: two blocks
     stdin(data)
     for name in (*place(data), "-"):
@@ -144,7 +144,7 @@ def test_a_text_has_no_byte_order_mark(mark, place, stdin):
         (b"ab\xff", "is not UTF-8: byte 2 cannot be decoded; convert it, for example with iconv"),
     ],
 )
-def test_a_text_that_cannot_be_used(data, says, place, stdin):
+def test_a_text_must_be_utf8_and_not_empty(data, says, place, stdin):
     stdin(data)
     for name in (*place(data), "-"):
         label = "standard input" if name == "-" else name
@@ -182,7 +182,7 @@ def test_lines_keep_their_ends(data, place):
         assert b"".join(line for block in storage.read_lines(name) for line in block) == data
 
 
-def test_what_is_in_a_pipe_comes_at_once(monkeypatch):
+def test_a_pipe_is_read_as_it_is_written(monkeypatch):
     ours, theirs = os.pipe()
     with open(ours) as stream:  # noqa: PTH123 (of a number)
         monkeypatch.setattr(sys, "stdin", stream)
@@ -235,7 +235,7 @@ def test_a_range_of_a_file(place):
         assert said.startswith(f"cannot read {name}2: ")
 
 
-def test_a_server_that_gives_the_whole_file_is_said(place, memory, monkeypatch):
+def test_a_server_without_range_requests_is_an_error(place, memory, monkeypatch):
     _, name = place(b"0123456789")
     monkeypatch.setattr(type(memory), "cat_file", lambda self, path, start, end: b"0123456789")
     said = caught(InputError, storage.read_range, name, 4, 7)

@@ -62,7 +62,7 @@ def test_a_stride_is_that_of_score(engine):
     assert record["total_logprob"] != engine.score(text).total_logprob
 
 
-def test_settings_are_all_that_records_depend_on():
+def test_settings_have_all_options():
     task = Generation(OPTIONS, logprobs=True)
     assert task.settings == asdict(OPTIONS) | {"logprobs": True}
     assert Scoring(stride=3).settings == {"stride": 3, "logprobs": False}
