@@ -23,8 +23,7 @@ class OptionError(InputError):
 
     def __init__(self, name: str, complaint: str):
         super().__init__(f"{name} {complaint}")
-        self.name = name
-        self.complaint = complaint
+        self.name, self.complaint = name, complaint
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ class Declared:
 
     def __post_init__(self) -> None:
         for each, declaration in declarations(type(self)):
-            value = getattr(self, each.name)
-            if value is None and each.default is None:
+            if (value := getattr(self, each.name)) is None and each.default is None:
                 continue
             try:
                 value = declaration.kind.convert(value)
@@ -139,35 +137,15 @@ def takes(group: type[Declared]) -> Callable[[F], F]:
     return show
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError
-    return int(value)
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError
-    return value
-
-
-def _switch(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
+def _checked(value: Any, kind: type) -> Any:
+    """Return a value of this type; a bool is not a number."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError
     return value
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError
-    return texts
+    return tuple(_checked(text, str) for text in ([value] if isinstance(value, str) else value))
 
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:
@@ -178,10 +156,10 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
 
 
-WHOLE = Kind("a whole number", int, _whole)
-NUMBER = Kind("a number", float, _number)
-SWITCH = Kind("true or false", bool, _switch)
-TEXT = Kind("a string", str, _text)
+WHOLE = Kind("a whole number", int, lambda value: int(_checked(value, Integral)))
+NUMBER = Kind("a number", float, lambda value: _checked(value, Real))
+SWITCH = Kind("true or false", bool, lambda value: _checked(value, bool))
+TEXT = Kind("a string", str, lambda value: _checked(value, str))
 PATH = Kind("a path", Path, Path)
 TEXTS = Kind("a string or a list of strings", list[str], _texts)
 BIASES = Kind("a number for each token id", list[str], _biases)
