@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,7 +53,7 @@ class _Snapshot:
     @classmethod
     def of(cls, repo: str, revision: str) -> "_Snapshot":
         """Request the commit of a revision and its files, with their sizes and hashes."""
-        with _client(repo, revision):
+        with _client(partial(_explain, repo, revision)):
             from huggingface_hub import HfApi
 
             api = HfApi(endpoint=_endpoint())
@@ -71,7 +72,7 @@ class _Snapshot:
         if name not in self.files:
             raise ModelNotFoundError(f"{self.repo} has no file {name} at {revision}")
         expected = self._expected_hash(name)
-        with _client(self.repo, revision, bars):
+        with _client(partial(_explain, self.repo, revision), bars):
             fetched = self.api.hf_hub_download(
                 self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=to
             )
@@ -95,7 +96,7 @@ class _Snapshot:
         if listed := _hash_of(self.files[name]):
             return listed
         # The list of a mirror may have no hashes. The ETag of an LFS file is its sha256.
-        with _client(self.repo, self.commit):
+        with _client(partial(_explain, self.repo, self.commit)):
             from huggingface_hub import hf_hub_url
 
             url = hf_hub_url(self.repo, name, revision=self.commit, endpoint=_endpoint())
@@ -140,21 +141,18 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
     return fetch(config, None if to else revision).parent
 
 
-def problem() -> str | None:
-    """Send the Hub a small request; return the reason why it does not answer, or None."""
+def check() -> None:
+    """Send the Hub a small request; raise ModelNotFoundError if it does not answer."""
     url = f"{_endpoint()}/api/models?limit=1"
-    try:
-        with _client("", ""):
-            from huggingface_hub import get_session
+    with _client(
+        lambda error: f"{_endpoint()} does not answer ({_reason(error) or type(error).__name__})"
+    ):
+        from huggingface_hub import get_session
 
-            session = get_session()
-            answer = _within(_FIRST_ANSWER, lambda: session.get(url, timeout=_FIRST_ANSWER))
-            if answer.status_code >= 500:
-                raise ValueError(f"status {answer.status_code}")
-    except ModelNotFoundError as error:
-        cause = error.__cause__ or error
-        return f"{_endpoint()} does not answer ({_reason(cause) or type(cause).__name__})"
-    return None
+        session = get_session()
+        answer = _within(_FIRST_ANSWER, lambda: session.get(url, timeout=_FIRST_ANSWER))
+        if answer.status_code >= 500:
+            raise ValueError(f"status {answer.status_code}")
 
 
 def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say: bool) -> None:
@@ -210,7 +208,7 @@ def _within(seconds: float, ask: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
+def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator[None]:
     """Mute the Hub's client and translate its errors for one use of it."""
     if not _endpoint().startswith(("http://", "https://")):
         raise InputError("HF_ENDPOINT must begin with http:// or https://")
@@ -246,7 +244,7 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # a disk error
-            raise ModelNotFoundError(_explain(error, repo, revision)) from error
+            raise ModelNotFoundError(explain(error)) from error
         finally:
             hooks["request"].remove(_limit_patience)
             hooks["response"].remove(_refuse_long_waits)
@@ -284,13 +282,12 @@ def _wait(response: Any) -> int:
     return max(map(int, asked), default=0)
 
 
-def _explain(error: BaseException, repo: str, revision: str) -> str:
+def _explain(repo: str, revision: str, error: BaseException) -> str:
     from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
         error = error.__cause__  # the outer error only adds that the file is not cached
-    endpoint = _endpoint()
-    reason = _reason(error)
+    endpoint, reason = _endpoint(), _reason(error)
     match error:
         case errors.GatedRepoError():
             return (

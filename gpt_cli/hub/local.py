@@ -11,13 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt_cli.errors import (
-    CheckpointError,
-    GPTCLIError,
-    InputError,
-    ModelNotFoundError,
-    did_you_mean,
-)
+from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, did_you_mean
 from gpt_cli.files import INDEX, read_index, read_json
 
 BUNDLED = ("tiny",)
@@ -53,11 +47,10 @@ class LocalModel:
 
 def list_models() -> list[LocalModel]:
     """Return every complete GPT-2 that is bundled or in the Hub's cache; use no network."""
-    found = [(name, folder, "bundled") for name in BUNDLED for folder in _bundled_places(name)]
+    models = [LocalModel(name, place, "bundled") for name in BUNDLED for place in _places(name)]
     for folder in sorted(cache_folder().glob("models--*/snapshots/*")):
         name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
-        found.append((name, folder, "cached"))
-    models = [LocalModel(*each) for each in found]
+        models.append(LocalModel(name, folder, "cached"))
     return [model for model in models if _is_complete(model.folder) and _is_gpt2(model.folder)]
 
 
@@ -68,16 +61,15 @@ def cache_folder() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(cache)))  # noqa: PTH111 (never raises)
 
 
-def _bundled_places(name: str) -> list[Path]:
+def _places(name: str) -> list[Path]:
     package = Path(__file__).parent.parent
     return [package / "weights" / name, package.parent / "weights" / name]  # wheel, checkout
 
 
 def bundled(name: str) -> Path:
     """Return the folder of a model that comes with the package."""
-    for folder in _bundled_places(name):
-        if folder.is_dir():
-            return folder
+    if folder := next(filter(Path.is_dir, _places(name)), None):
+        return folder
     raise ModelNotFoundError(f"the bundled model {name} is missing: reinstall gpt2-cli")
 
 
@@ -179,7 +171,7 @@ def _is_complete(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
         return bool(model_files(names, str(folder), lambda: folder / INDEX))
-    except (OSError, GPTCLIError):
+    except (OSError, CheckpointError, ModelNotFoundError):
         return False
 
 
