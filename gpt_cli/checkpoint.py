@@ -188,7 +188,7 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
         tensor = tensors[name]
         if is_matrix(name, tensor.shape):
             return ops.place_matrix(tensor, transposed=is_transposed(name))
-        return ops.place(tensor[:])
+        return ops.xp.asarray(tensor[:])
 
     # The largest first, so that the threads end at about the same time.
     names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))

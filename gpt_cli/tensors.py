@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 
 from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.files import INDEX, read_index, version
-from gpt_cli.ops.memory import aligned_empty
 
 _AGAIN = "run the command again"
+_CACHE_LINE = 64  # bytes
 
 # The supported dtypes, and how NumPy reads them.
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1"}
@@ -48,6 +48,14 @@ _IMPOSTORS = {
     b"PK": "a PyTorch archive, which can run code; get the model as safetensors",
 }
 _LARGEST_HEADER = 10_000_000  # bytes; gpt2-xl has 60,000, and each takes 20 in memory
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an uninitialized array that starts on a cache line, for fast vector loads."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _CACHE_LINE, np.uint8)
+    start = -buffer.ctypes.data % _CACHE_LINE
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True)

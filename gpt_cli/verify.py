@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpt_cli import checkpoint, gpu
+from gpt_cli.bench import TEXT
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.files import file_hash
@@ -28,7 +29,6 @@ from gpt_cli.generate import Completion
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Ops, get_ops
 from gpt_cli.ops.numpy_ops import Int8NumPyOps, NumPyOps
-from gpt_cli.sample import TEXT
 from gpt_cli.tokenizer import Tokenizer
 
 # Limits of the difference of log-probabilities, at one token and in the mean: far above measured

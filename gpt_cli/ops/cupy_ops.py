@@ -68,9 +68,6 @@ class CuPyOps:
         pool = cupy.get_default_memory_pool()
         return int(free + pool.free_bytes())
 
-    def place(self, array: Array) -> Array:
-        return cupy.asarray(array)
-
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
         n_rows, length = rows.shape
         # cuBLAS is fastest if the rows of its result start at multiples of 16 bytes.

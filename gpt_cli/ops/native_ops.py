@@ -14,7 +14,7 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.machine import MOST_THREADS, free_memory, threads
-from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Rows, StoredRows
+from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.bindings import (
     ACTIVATIONS,
     COLUMNS,
@@ -37,6 +37,7 @@ from gpt_cli.ops.bindings import (
 )
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
+from gpt_cli.tensors import Tensor
 
 # Floats between rows. Rows a power of two apart would compete for few sets of the cache.
 _ROW_PADDING = 16
@@ -81,9 +82,6 @@ class NativeOps:
         free = free_memory()
         return None if free is None else free + self._workspace.free_bytes()
 
-    def place(self, array: Array) -> Array:
-        return array
-
     def to_host(self, array: Array) -> Array:
         return array
 
@@ -102,7 +100,7 @@ class NativeOps:
         panels = self._empty_panels(-(-n_out // COLUMNS), n_in)
         result = n_in, n_out, FORMATS.index(self.dtype), transposed, address(panels)
         stored, scales = self._stored(rows)
-        if isinstance(stored, StoredRows) and stored.dtype == self._stored_dtype:
+        if isinstance(stored, Tensor) and stored.dtype == self._stored_dtype:
             with stored.opened() as (file, offset):
                 place = file.fileno(), offset, address(scales)
                 error = self._lib.gpt2_pack_file(*place, *result)

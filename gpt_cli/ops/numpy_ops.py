@@ -94,9 +94,6 @@ class NumPyOps:
     def free_memory(self) -> int | None:
         return free_memory()
 
-    def place(self, array: Array) -> Array:
-        return array
-
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
         return rows[:].T if transposed else rows[:]
 
