@@ -47,7 +47,9 @@ class LocalModel:
 
 def list_models() -> list[LocalModel]:
     """Return every complete GPT-2 that is bundled or in the Hub's cache; use no network."""
-    models = [LocalModel(name, place, "bundled") for name in BUNDLED for place in _places(name)]
+    models = [
+        LocalModel(name, folder, "bundled") for name in BUNDLED for folder in _bundled_places(name)
+    ]
     for folder in sorted(cache_folder().glob("models--*/snapshots/*")):
         name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
         models.append(LocalModel(name, folder, "cached"))
@@ -61,14 +63,14 @@ def cache_folder() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(cache)))  # noqa: PTH111 (never raises)
 
 
-def _places(name: str) -> list[Path]:
+def _bundled_places(name: str) -> list[Path]:
     package = Path(__file__).parent.parent
     return [package / "weights" / name, package.parent / "weights" / name]  # wheel, checkout
 
 
 def bundled(name: str) -> Path:
     """Return the folder of a model that comes with the package."""
-    if folder := next(filter(Path.is_dir, _places(name)), None):
+    if folder := next(filter(Path.is_dir, _bundled_places(name)), None):
         return folder
     raise ModelNotFoundError(f"the bundled model {name} is missing: reinstall gpt2-cli")
 
