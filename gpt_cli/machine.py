@@ -20,8 +20,8 @@ _STATUS = Path("/proc/self/status")
 def free_memory() -> int | None:
     """Return the bytes that can be allocated without swapping or being killed; None if unknown.
 
-    It is the minimum of Linux's available memory, of what the limits of the process's control
-    groups (the container) leave, and of what its own limit (`ulimit -v`) leaves.
+    It is the minimum of Linux's available memory and of what the limits of the process's control
+    groups (the container) and its own (`ulimit -v`) leave.
     """
     rooms = [*_group_rooms(), _fields(Path("/proc/meminfo")).get("MemAvailable:"), addresses()]
     known = [room for room in rooms if room is not None]
@@ -95,8 +95,7 @@ def cores() -> int:
 def threads() -> int:
     """Return the default number of threads.
 
-    It is GPT_CLI_THREADS, or else the number of usable cores, limited by OPENBLAS_NUM_THREADS or
-    OMP_NUM_THREADS.
+    It is GPT_CLI_THREADS, or the usable cores up to OPENBLAS_NUM_THREADS or OMP_NUM_THREADS.
     """
     return _first_number("GPT_CLI_THREADS") or min(cores(), blas_threads())
 

@@ -64,9 +64,7 @@ class CuPyOps:
             raise ImportError(f"{type(error).__name__}: {error}") from error
 
     def free_memory(self) -> int:
-        free, _ = runtime.memGetInfo()
-        pool = cupy.get_default_memory_pool()
-        return int(free + pool.free_bytes())
+        return int(runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
         n_rows, length = rows.shape
@@ -171,7 +169,7 @@ class CuPyOps:
             return arrays
         return tuple(cupy.ascontiguousarray(x, self.dtype) for x in arrays)
 
-    def _multiply(self, x: Array, w: Array, transposed: bool, y: Array) -> None:
+    def _multiply(self, x: Any, w: Any, transposed: bool, y: Any) -> None:
         """Compute y = x @ w, or x @ wT, of matrices, or of a batch (B, H) of matrices.
 
         cuBLAS is column-major and sees all three transposed, so it computes yT = wT xT.
@@ -186,9 +184,9 @@ class CuPyOps:
             cublas.CUBLAS_OP_T if transposed else cublas.CUBLAS_OP_N,
             cublas.CUBLAS_OP_N,
             *(n_out, x.shape[-2], n_in, _ONE.ctypes.data),
-            *(_address(w), _TYPES[w.dtype.name], w.shape[-1], w_step),
-            *(_address(x), _TYPES[x.dtype.name], n_in, x_step),
-            *(_ZERO.ctypes.data, _address(y), _TYPES[y.dtype.name], y.shape[-1], y_step),
+            *(w.data.ptr, _TYPES[w.dtype.name], w.shape[-1], w_step),
+            *(x.data.ptr, _TYPES[x.dtype.name], n_in, x_step),
+            *(_ZERO.ctypes.data, y.data.ptr, _TYPES[y.dtype.name], y.shape[-1], y_step),
             *(count, cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT),
         )
 
@@ -213,10 +211,6 @@ _KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "softmax": (_P, _P, _F, _I, _I, _I, _P),
     "attend_one": (_P, _L, _L, _P, _P, _L, _P, _F, _I, _I, _P),
 }
-
-
-def _address(x: Any) -> int:
-    return x.data.ptr
 
 
 def _strides(x: Array) -> tuple[int, ...]:

@@ -113,8 +113,7 @@ class NumPyOps:
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        rows = x.reshape(-1, x.shape[-1])
-        y = rows @ w.weight
+        y = x.reshape(-1, x.shape[-1]) @ w.weight
         if w.bias is not None:
             y += w.bias
         if activation is not None:
@@ -148,22 +147,18 @@ class NumPyOps:
             scores = q[:, :, some] @ k.swapaxes(-1, -2)
             scores *= scale  # (B, H, <T, S)
             if seen.min(initial=S) < S:
-                hidden = np.arange(S) >= seen[:, None, :, None]  # (B, 1, <T, S)
-                np.copyto(scores, MASKED, where=hidden)
+                np.copyto(scores, MASKED, where=np.arange(S) >= seen[:, None, :, None])
             np.matmul(softmax(scores), v, out=attended[:, :, some])
         return attended
 
     def exp(self, x: Array) -> Array:
-        y: Array = np.exp(x)
-        return y
+        return np.exp(x)
 
     def log_normalizer(self, logits: Array) -> Array:
         peaks = logits.max(axis=-1)
         # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
         rows = zip(logits, peaks, strict=True)
-        sums = [np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows]
-        normalizer: Array = peaks + np.log(sums)
-        return normalizer
+        return peaks + np.log([np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows])
 
 
 class Int8NumPyOps(NumPyOps):
