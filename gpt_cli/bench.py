@@ -1,7 +1,7 @@
 """Measure the same generation with and without the KV cache.
 
-The measured time includes everything that a user waits for: tokenization, the model, sampling and
-decoding. The modes alternate, so that a slow moment of the machine affects both.
+The time includes all that a user waits for: tokenization, the model, sampling and decoding. The
+modes alternate, so that a slow moment of the machine affects both.
 """
 
 import statistics

@@ -32,7 +32,7 @@ class Kind:
 
     name: str  # in messages
     flag_type: Any  # the type that typer parses
-    convert: Callable[[Any], Any]  # from a flag, a JSON value or a keyword; raises TypeError
+    convert: Callable[[Any], Any]  # from a flag or a JSON value; raises TypeError or ValueError
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ def option(
     **typer: Any,
 ) -> Any:
     """Return a dataclass field with a declaration; its kind by default is that of its default."""
-    kind = kind or _KINDS[type(default)]
-    declaration = Option(kind, help, range, row, flag, aliases, typer)
-    return field(default=default, metadata={"option": declaration})
+    made = Option(kind or _KINDS[type(default)], help, range, row, flag, aliases, typer)
+    return field(default=default, metadata={"option": made})
 
 
 def declarations(group: "type[Declared]") -> Iterator[tuple[Field[Any], Option]]:
@@ -126,12 +125,8 @@ def takes(group: type[Declared]) -> Callable[[F], F]:
     def show(function: F) -> F:
         signature = inspect.signature(function)
         own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        shown = [
-            inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type)
-            for each in fields(group)
-        ]
-        function.__signature__ = signature.replace(parameters=own + shown)  # type: ignore[attr-defined]
+        shown = inspect.signature(group).parameters.values()
+        function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
         return function
 
     return show
@@ -169,10 +164,4 @@ _KINDS = {int: WHOLE, float: NUMBER, bool: SWITCH, str: TEXT, tuple: TEXTS}
 def choice(literal: Any) -> Kind:
     """Return the kind of an option with the values of a `Literal`."""
     names = get_args(literal)
-
-    def convert(value: Any) -> Any:
-        if value not in names:
-            raise TypeError
-        return value
-
-    return Kind(f"one of {', '.join(names)}", literal, convert)
+    return Kind(f"one of {', '.join(names)}", literal, lambda value: names[names.index(value)])

@@ -1,11 +1,9 @@
 """Logits to a token: bias, penalties, temperature, top-k, top-p, min-p, then one draw.
 
-The filters have the meaning and the order of transformers. Every filter is a bound: it sets the
-logits below it to -inf, so tokens of equal logits stay or go together, and the most likely token
-always stays.
-
-Sums over the vocabulary are running sums, one number after the other. So numbers that are left out,
-or zeros for the tokens that other rows of a batch keep, do not change their bits.
+The filters have the meaning and the order of transformers. Each sets the logits below a bound to
+-inf, so tokens of equal logits stay or go together, and the most likely token always stays.
+Sums over the vocabulary are running sums, so numbers that are left out, or zeros in their place, do
+not change their bits.
 
 To add an option, declare it in `SamplingParams` and apply it in `sample`. This module does not
 import NumPy, since `--help` reads the declarations.

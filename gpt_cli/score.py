@@ -107,8 +107,14 @@ def score(
     while windows:
         rows = max(1, PASS // len(windows[0]))  # of similar length, as many as make one pass
         group, windows = windows[:rows], windows[rows:]
-        for window, found in zip(group, _score_windows(model, texts, group), strict=True):
-            logprobs[window.text][window.first : window.end] = found
+        # No token attends to the padding, which is on the right.
+        inputs, _ = right_pad([texts[w.text][w.start : w.end - 1] for w in group])
+        x = hidden_states(model, model.ops.xp.asarray(inputs))  # (B, T, C)
+        # The state at a token predicts the next one.
+        states = [x[row, w.first - w.start - 1 : len(w) - 1] for row, w in enumerate(group)]
+        targets = [texts[w.text][w.first : w.end] for w in group]
+        for w, found in zip(group, _log_likelihoods(model, states, targets), strict=True):
+            logprobs[w.text][w.first : w.end] = found
     sizes = [sum(len(tokenizer.token_bytes(id)) for id in ids[1:]) for ids in texts]
     return [Score(*parts) for parts in zip(texts, logprobs, sizes, strict=True)]
 
@@ -121,18 +127,6 @@ def _windows(text: int, length: int, n_positions: int, stride: int) -> Iterator[
         if scored < end:
             yield _Window(text, start, scored, end)
             scored = end
-
-
-def _score_windows(
-    model: GPT2, texts: Sequence[list[int]], windows: list[_Window]
-) -> list[list[float]]:
-    """Return the log-likelihoods of the tokens of each window from its `first` on."""
-    # No token attends to the padding, which is on the right.
-    inputs, _ = right_pad([texts[w.text][w.start : w.end - 1] for w in windows])
-    x = hidden_states(model, model.ops.xp.asarray(inputs))  # (B, T, C)
-    # The state at a token predicts the next one.
-    states = [x[row, w.first - w.start - 1 : len(w) - 1] for row, w in enumerate(windows)]
-    return _log_likelihoods(model, states, [texts[w.text][w.first : w.end] for w in windows])
 
 
 def common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
@@ -196,7 +190,7 @@ def continuations(
     cache = KVCache(model.config, model.ops, 1, len(prompt))
     # (1, C): predicts the first token of every choice
     start = hidden_states(model, xp.asarray([prompt]), cache)[0, -1:]
-    found: list[list[float]] = [[] for _ in choices]
+    found: dict[int, list[float]] = {}
     order = sorted(range(len(choices)), key=lambda place: len(choices[place]))
     rows = max(1, PASS // (len(prompt) + len(choices[order[-1]])))
     for begin in range(0, len(order), rows):
@@ -211,9 +205,8 @@ def continuations(
                 for row, place in enumerate(places)
             ]
         logprobs = _log_likelihoods(model, states, [choices[place] for place in places])
-        for place, row in zip(places, logprobs, strict=True):
-            found[place] = row
-    return found
+        found |= zip(places, logprobs, strict=True)
+    return [found[place] for place in range(len(choices))]
 
 
 def _log_likelihoods(

@@ -1,9 +1,8 @@
 """The tensors of safetensors files: names, shapes, positions and data.
 
-A tensor is read straight into aligned arrays, either whole or some rows at a time if the operations
-need another layout. The safetensors library only validates the file. Its reader is not used for
-three reasons: mapped pages would count as memory in addition to the copies; the published `gpt2`
-file starts its data at an odd byte, so mapped views are misaligned and slow; NumPy has no bfloat16.
+Rows are read straight into aligned arrays. The safetensors library only validates the file: pages
+that its reader maps would count as memory in addition to the copies, views of the published `gpt2`
+file would be misaligned and slow (its data starts at an odd byte), and NumPy has no bfloat16.
 """
 
 import json
@@ -174,10 +173,8 @@ def read_header(path: Path) -> list[tuple[str, Tensor]]:
             tensors.append((name, Tensor(path, read, offset, dtype, tuple(entry["shape"]))))
     except (SafetensorError, OSError, *MALFORMED) as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
-        damage = f"{reason}; it is damaged or incomplete, get it again"
         start = (lead + header[:64]).lstrip()
-        damage = next(
-            (kind for magic, kind in _IMPOSTORS.items() if start.startswith(magic)), damage
-        )
+        kinds = [kind for magic, kind in _IMPOSTORS.items() if start.startswith(magic)]
+        damage = [*kinds, f"{reason}; it is damaged or incomplete, get it again"][0]
         raise CheckpointError(f"{path} is not safetensors: {damage}") from None
     return tensors
