@@ -123,9 +123,7 @@ class _Run:
 def measure(
     engine: Engine, plan: Plan, starting: Callable[[str], None] = lambda what: None
 ) -> Benchmark:
-    """Generate greedily in each mode, and return the times.
-
-    `starting` is called with the name of each part before its time is measured.
+    """Generate greedily in each mode, and return the times; `starting` takes the name of each part.
 
     Raises:
         InputError: prompt and new tokens do not fit the context.

@@ -49,9 +49,7 @@ class Engine:
         self.name, self.load_seconds = name, load_seconds
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text.
-
-        Names of special tokens, such as `<|endoftext|>`, are ordinary text unless `special`.
+        """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`.
 
         Raises:
             InputError: the text is not valid Unicode.

@@ -168,10 +168,7 @@ def rank(
     best = max(means)
     weights = [math.exp(mean - best) for mean in means]
     whole = math.fsum(weights)
-    choices = [
-        Choice(text, row, size, total, weight / whole)
-        for text, row, size, total, weight in zip(texts, ids, sizes, totals, weights, strict=True)
-    ]
+    choices = map(Choice, texts, ids, sizes, totals, (weight / whole for weight in weights))
     return sorted(choices, key=lambda choice: choice.probability, reverse=True)
 
 

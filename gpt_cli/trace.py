@@ -39,9 +39,7 @@ class Trace:
         return ops.to_host(unembed(self.model, ops.xp.asarray(self.residual)))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the likeliest ids (L + 1, T, count) by `logits`, and their log-probabilities.
-
-        The best is first. The logits are computed in slices.
+        """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities.
 
         Raises:
             CheckpointError: the weights are damaged.

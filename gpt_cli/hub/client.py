@@ -161,10 +161,7 @@ def _ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
     from huggingface_hub.errors import HfHubHTTPError
 
     patience = float(os.getenv("HF_HUB_ETAG_TIMEOUT") or _FIRST_ANSWER)
-
-    def ask() -> "ModelInfo":
-        return api.model_info(repo, revision=revision, timeout=patience, files_metadata=True)
-
+    ask = partial(api.model_info, repo, revision=revision, timeout=patience, files_metadata=True)
     for pause in _PAUSES:
         try:
             return _within(patience, ask)

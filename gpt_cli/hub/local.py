@@ -1,8 +1,4 @@
-"""Local models: the bundled model and the Hub's cache.
-
-The cache is read without the Hub's client, which takes longer to import than a cached model takes
-to find.
-"""
+"""Local models: bundled, or in the Hub's cache, read without its client, which imports slowly."""
 
 import os
 import re

@@ -52,6 +52,8 @@ class CuPyOps:
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     threads = 1
     xp: ModuleType = cupy
+    to_host = staticmethod(cupy.asnumpy)
+    exp = staticmethod(cupy.exp)
 
     def __init__(self) -> None:
         try:
@@ -79,9 +81,6 @@ class CuPyOps:
             array[start : start + len(part)].set(pinned[: len(part)])
             cupy.cuda.get_current_stream().synchronize()  # before `pinned` is overwritten or freed
         return Placed(array, transposed, n_rows if transposed else length)
-
-    def to_host(self, array: Array) -> Array:
-        return cupy.asnumpy(array)
 
     def embed(self, wte: Placed, wpe: Array, ids: Array, positions: Array) -> Array:
         ids = cupy.ascontiguousarray(ids, np.int64)
@@ -148,9 +147,6 @@ class CuPyOps:
         self._run("softmax", B * H * T, scores, seen, scale, H, T, S, weights)
         self._multiply(weights, values[:, :, :S], False, y)
         return y
-
-    def exp(self, x: Array) -> Array:
-        return cupy.exp(x)
 
     def log_normalizer(self, logits: Array) -> Array:
         peaks = logits.max(axis=-1, keepdims=True)

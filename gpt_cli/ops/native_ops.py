@@ -61,6 +61,7 @@ class NativeOps:
     dtype = "float32"
     cache_block = COLUMNS
     xp: ModuleType = np
+    to_host = staticmethod(np.asarray)
     _stored_dtype = "F32"  # as safetensors writes it
     _panel_type: np.dtype[Any] = FLOAT32
     _cache_type: np.dtype[Any] = FLOAT32
@@ -77,9 +78,6 @@ class NativeOps:
     def free_memory(self) -> int | None:
         free = free_memory()
         return None if free is None else free + self._workspace.free_bytes()
-
-    def to_host(self, array: Array) -> Array:
-        return array
 
     # --- weights ---------------------------------------------------------------------------------
 

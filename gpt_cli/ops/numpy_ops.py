@@ -86,19 +86,15 @@ class NumPyOps:
     cache_block = 1
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     xp: ModuleType = np
+    free_memory = staticmethod(free_memory)
+    to_host = staticmethod(np.asarray)
     _cache_type: type[np.floating[Any]] = np.float32
 
     def __init__(self) -> None:
         self.threads = blas_threads()
 
-    def free_memory(self) -> int | None:
-        return free_memory()
-
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
         return rows[:].T if transposed else rows[:]
-
-    def to_host(self, array: Array) -> Array:
-        return array
 
     def embed(self, wte: Array, wpe: Array, ids: Array, positions: Array) -> Array:
         x: Array = wte.T[ids]
