@@ -10,6 +10,8 @@ The names below are imported on first use, so that `gpt-cli --help` need not wai
 """
 
 import importlib
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -51,15 +53,23 @@ __all__ = [
     "Trace",
     "load",
 ]
-_MODULES = ("errors", "options", "generate", "score", "trace", "tree", "engine")
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        modules = (importlib.import_module(f"{__name__}.{module}") for module in _MODULES)
-        return next(getattr(module, name) for module in modules if hasattr(module, name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def on_first_use(
+    package: str, *modules: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package: `__all__` is imported from its modules."""
+    own = vars(sys.modules[package])
+
+    def find(name: str) -> Any:
+        if name not in own["__all__"]:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = (importlib.import_module(f"{package}.{module}") for module in modules)
+        return next(getattr(module, name) for module in found if hasattr(module, name))
+
+    return find, lambda: sorted({*own, *own["__all__"]})
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = on_first_use(
+    __name__, "errors", "options", "generate", "score", "trace", "tree", "engine"
+)

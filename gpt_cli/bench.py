@@ -1,7 +1,7 @@
 """Measure the same generation with and without the KV cache.
 
-The measured time includes everything that a user waits for: tokenization, the model, sampling and
-decoding. The modes alternate, so that a slow moment of the machine affects both.
+The time includes all that a user waits for: tokenization, the model, sampling and decoding. The
+modes alternate, so that a slow moment of the machine affects both.
 """
 
 import statistics
@@ -15,8 +15,14 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.machine import peak_memory
 from gpt_cli.options import Options
-from gpt_cli.sample import TEXT
 
+TEXT = (  # also the input whose results `verify` compares
+    "A librarian once copied a long book by hand. Before each new word she went back to the first "
+    "page and read everything again, and so the work became slower and slower. Then a child gave "
+    'her a notebook. "Write down what you learn from each page," said the child, "and you need not '
+    'read it twice." From that day on, the last word took no longer than the first, and the book '
+    "was finished before the winter came.\n"
+)
 _MOST = 1_000_000  # for each number of a plan
 _WARM_UP = 20  # tokens before the first measurement: NumPy's products settle at the 16th
 _EDGE = 10  # tokens at either end of the text, whose medians show how the time grows
@@ -117,9 +123,7 @@ class _Run:
 def measure(
     engine: Engine, plan: Plan, starting: Callable[[str], None] = lambda what: None
 ) -> Benchmark:
-    """Generate greedily in each mode, and return the times.
-
-    `starting` is called with the name of each part before its time is measured.
+    """Generate greedily in each mode, and return the times; `starting` takes the name of each part.
 
     Raises:
         InputError: prompt and new tokens do not fit the context.

@@ -1,8 +1,8 @@
 """From safetensors to GPT2. All quirks of the published checkpoints are handled here.
 
-Matrices may be stored in int8, as `quantize` writes them: `NAME.weight` as I8 in the shape of the
-float32 matrix, and the scales of its blocks as F32, `NAME.weight_scale`: (blocks, n_out), or
-(n_out, blocks) for wte and lm_head. `ops.int8` defines their meaning.
+Matrices may be in int8, as `quantize` writes them and `ops.int8` defines them: `NAME.weight` as I8,
+and the scales of its blocks as F32, `NAME.weight_scale`: (blocks, n_out), or (n_out, blocks) for
+wte and lm_head.
 """
 
 import math
@@ -146,9 +146,8 @@ def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
     halves = 2 * matrices
     saved = {"float16": halves, "bfloat16": halves, "int8": 3 * matrices - halves // BLOCK}
     weights = 4 * parameters - saved.get(dtype, 0)
-    number = 2 if dtype in ("int8", "float16") else 4  # bytes in the cache
-    per_token = 2 * number * config.n_layer * config.n_embd  # a key and a value in each layer
-    cache = per_token * config.n_positions
+    number = 2 if dtype in ("int8", "float16") else 4  # bytes of each, keys and values
+    cache = 2 * number * config.n_layer * config.n_embd * config.n_positions
     return {"parameters": parameters, "weights_bytes": weights, "kv_cache_bytes": cache}
 
 
@@ -188,7 +187,7 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
         tensor = tensors[name]
         if is_matrix(name, tensor.shape):
             return ops.place_matrix(tensor, transposed=is_transposed(name))
-        return ops.place(tensor[:])
+        return ops.xp.asarray(tensor[:])
 
     # The largest first, so that the threads end at about the same time.
     names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))
@@ -230,8 +229,7 @@ def without_tied_head(tensors: Mapping[str, T], config: GPT2Config) -> dict[str,
     kept = dict(tensors)
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
     if head is not None and config.tie_word_embeddings:
-        starts = range(0, wte.shape[0], _COMPARED)
-        parts = [slice(start, start + _COMPARED) for start in starts]
+        parts = [slice(at, at + _COMPARED) for at in range(0, wte.shape[0], _COMPARED)]
         if all(np.array_equal(wte[part], head[part]) for part in parts):
             del kept["lm_head.weight"]
     return kept

@@ -10,15 +10,13 @@ from gpt_cli.files import read_json
 
 ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "tanh")
 
-# Other names of fields in published configurations.
+# Other names of fields and activation functions in published configurations.
 _ALIASES = {
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",
 }
-
-# Other names of activation functions.
 _ACTIVATION_ALIASES = {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 
 # quantization_config of a checkpoint that `quantize` has written.
@@ -90,8 +88,7 @@ class GPT2Config:
             if (quantization := raw.get("quantization_config")) not in (None, INT8):
                 raise ValueError(f"quantization_config is {quantization!r:.80}, not {INT8}")
             values = {name: raw[name] for name in _FIELDS if name in raw}
-            if "activation_function" in values:
-                name = values["activation_function"]
+            if name := values.get("activation_function"):
                 values["activation_function"] = _ACTIVATION_ALIASES.get(str(name), name)
             for name, value in values.items():
                 is_valid, kind = _FIELDS[name]
@@ -109,12 +106,12 @@ class GPT2Config:
         return config
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _LARGEST
+def _is_size(value: Any, least: int = 1) -> bool:
+    return type(value) is int and least <= value <= _LARGEST
 
 
 def _is_token(value: Any) -> bool:
-    return value is None or (type(value) is int and 0 <= value <= _LARGEST)
+    return value is None or _is_size(value, 0)
 
 
 def _ids(tokens: Any) -> list[int]:
@@ -126,10 +123,7 @@ _SIZE = _is_size, f"an integer from 1 to {_LARGEST}"
 _FLAG = (lambda value: isinstance(value, bool)), "true or false"
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # the valid values
     "vocab_size": _SIZE,
-    "n_positions": (
-        lambda value: _is_size(value) and value > 1,
-        f"an integer from 2 to {_LARGEST}",
-    ),
+    "n_positions": (lambda value: _is_size(value, 2), f"an integer from 2 to {_LARGEST}"),
     "n_embd": _SIZE,
     "n_layer": _SIZE,
     "n_head": _SIZE,

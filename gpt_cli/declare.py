@@ -23,8 +23,7 @@ class OptionError(InputError):
 
     def __init__(self, name: str, complaint: str):
         super().__init__(f"{name} {complaint}")
-        self.name = name
-        self.complaint = complaint
+        self.name, self.complaint = name, complaint
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Kind:
 
     name: str  # in messages
     flag_type: Any  # the type that typer parses
-    convert: Callable[[Any], Any]  # from a flag, a JSON value or a keyword; raises TypeError
+    convert: Callable[[Any], Any]  # from a flag or a JSON value; raises TypeError or ValueError
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,8 @@ def option(
     **typer: Any,
 ) -> Any:
     """Return a dataclass field with a declaration; its kind by default is that of its default."""
-    kind = kind or _KINDS[type(default)]
-    declaration = Option(kind, help, range, row, flag, aliases, typer)
-    return field(default=default, metadata={"option": declaration})
+    made = Option(kind or _KINDS[type(default)], help, range, row, flag, aliases, typer)
+    return field(default=default, metadata={"option": made})
 
 
 def declarations(group: "type[Declared]") -> Iterator[tuple[Field[Any], Option]]:
@@ -91,8 +89,7 @@ class Declared:
 
     def __post_init__(self) -> None:
         for each, declaration in declarations(type(self)):
-            value = getattr(self, each.name)
-            if value is None and each.default is None:
+            if (value := getattr(self, each.name)) is None and each.default is None:
                 continue
             try:
                 value = declaration.kind.convert(value)
@@ -128,46 +125,22 @@ def takes(group: type[Declared]) -> Callable[[F], F]:
     def show(function: F) -> F:
         signature = inspect.signature(function)
         own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        shown = [
-            inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type)
-            for each in fields(group)
-        ]
-        function.__signature__ = signature.replace(parameters=own + shown)  # type: ignore[attr-defined]
+        shown = inspect.signature(group).parameters.values()
+        function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
         return function
 
     return show
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError
-    return int(value)
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError
-    return value
-
-
-def _switch(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
+def _checked(value: Any, kind: type) -> Any:
+    """Return a value of this type; a bool is not a number."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError
     return value
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError
-    return texts
+    return tuple(_checked(text, str) for text in ([value] if isinstance(value, str) else value))
 
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:
@@ -178,10 +151,10 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
 
 
-WHOLE = Kind("a whole number", int, _whole)
-NUMBER = Kind("a number", float, _number)
-SWITCH = Kind("true or false", bool, _switch)
-TEXT = Kind("a string", str, _text)
+WHOLE = Kind("a whole number", int, lambda value: int(_checked(value, Integral)))
+NUMBER = Kind("a number", float, lambda value: _checked(value, Real))
+SWITCH = Kind("true or false", bool, lambda value: _checked(value, bool))
+TEXT = Kind("a string", str, lambda value: _checked(value, str))
 PATH = Kind("a path", Path, Path)
 TEXTS = Kind("a string or a list of strings", list[str], _texts)
 BIASES = Kind("a number for each token id", list[str], _biases)
@@ -191,10 +164,4 @@ _KINDS = {int: WHOLE, float: NUMBER, bool: SWITCH, str: TEXT, tuple: TEXTS}
 def choice(literal: Any) -> Kind:
     """Return the kind of an option with the values of a `Literal`."""
     names = get_args(literal)
-
-    def convert(value: Any) -> Any:
-        if value not in names:
-            raise TypeError
-        return value
-
-    return Kind(f"one of {', '.join(names)}", literal, convert)
+    return Kind(f"one of {', '.join(names)}", literal, lambda value: names[names.index(value)])

@@ -41,14 +41,8 @@ def examine() -> Iterator[Finding]:
     blas: Any = np.show_config(mode="dicts")
     library = blas["Build Dependencies"]["blas"]["name"]
     yield Finding("numpy", "ok", f"{np.__version__} with {library}")
-    yield _library()
-    yield _threads()
-    yield _memory()
-    yield _gpu()
-    yield _bundled_model()
-    yield _cache()
-    yield _terminal()
-    yield _hub()
+    for check in (_library, _threads, _memory, _gpu, _bundled_model, _cache, _terminal, _hub):
+        yield check()
 
 
 def _ok_or_note(name: str, found: str, cure: str | None) -> Finding:
@@ -125,10 +119,9 @@ def _installed(package: str) -> bool:
 
 def _bundled_model() -> Finding:
     try:
-        folder = hub.find("tiny")
+        return Finding("tiny", "ok", str(hub.find("tiny")))
     except GPTCLIError as error:
         return Finding("tiny", "problem", str(error), "reinstall gpt2-cli")
-    return Finding("tiny", "ok", f"{folder}")
 
 
 def _cache() -> Finding:

@@ -49,9 +49,7 @@ class Engine:
         self.name, self.load_seconds = name, load_seconds
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text.
-
-        Names of special tokens, such as `<|endoftext|>`, are ordinary text unless `special`.
+        """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`.
 
         Raises:
             InputError: the text is not valid Unicode.
@@ -74,13 +72,11 @@ class Engine:
         Raises:
             InputError: the rows differ in length, or an id or a length is out of range.
         """
-        config = self.model.config
-        if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
-            raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
-        for row in ids:
-            self._check_ids(row)
-        ops = self.model.ops
-        return ops.to_host(forward(self.model, ops.xp.asarray(np.array(ids))))
+        ops, n_positions = self.model.ops, self.model.config.n_positions
+        if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= n_positions:
+            raise InputError(f"all rows must have the same length, from 1 to {n_positions}")
+        rows = np.array([self._check_ids(row) for row in ids])
+        return ops.to_host(forward(self.model, ops.xp.asarray(rows)))
 
     def trace(self, text: str, *, special: bool = False) -> Trace:
         """Return the residual stream, the attention and the lens of a text.
@@ -180,9 +176,8 @@ class Engine:
     ) -> list[Score | InputError]:
         """Return the log-likelihood of each text, token by token, or an error.
 
-        A text of fewer than 2 tokens has a score without perplexity. A text longer than the context
-        is scored in windows of the context's length, `stride` tokens apart (by default half of the
-        context); each token is scored once. An error among the texts is passed on.
+        A text of fewer than 2 tokens has a score without perplexity. Windows of a text longer than
+        the context are `stride` tokens apart, by default half of it. An error is passed on.
 
         Raises:
             InputError: the stride is out of range.
@@ -232,9 +227,8 @@ class Engine:
         ids = self._fitting_ids(prompt, special)
         ops = self.model.ops
         x = hidden_states(self.model, ops.xp.asarray([ids]))
-        logits = unembed(self.model, x[:, -1])
-        found, logprobs = (ops.to_host(row[0]).tolist() for row in likeliest(ops, logits, count))
-        return list(zip(found, logprobs, strict=True))
+        best = likeliest(ops, unembed(self.model, x[:, -1]), count)
+        return list(zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True))
 
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
         """Return the likeliest continuations of a prompt, of any length, as a tree.
@@ -273,16 +267,13 @@ class Engine:
         try:
             if not isinstance(text, str):
                 raise InputError("a row needs a text, which is a string")
-            ids = self.encode(text)
-            self._check_ids(ids)
+            return self._check_ids(self.encode(text))
         except InputError as error:
             return error
-        return ids
 
     def _prompt_ids(self, prompt: str, special: bool = False) -> list[int]:
         config = self.model.config
-        if ids := self.encode(prompt, special=special):
-            self._check_ids(ids)
+        if ids := self._check_ids(self.encode(prompt, special=special)):
             return ids
         if config.bos_token_id is None or config.bos_token_id >= config.vocab_size:
             raise InputError(
@@ -299,10 +290,11 @@ class Engine:
             )
         return ids
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
         size = self.model.config.vocab_size
         if bad := [id for id in ids if not 0 <= id < size]:
             raise InputError(f"the model has no token {bad[0]}; its ids are from 0 to {size - 1}")
+        return list(ids)
 
 
 def load(

@@ -126,7 +126,6 @@ class _Row:
         self.ids = list(request.prompt)  # of the whole text
         self.generated: list[int] = []
         self.window = list(request.prompt)  # the end of the text, which the model sees
-        self.remaining = options.max_tokens
         self._config = config
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopStrings(options.stop, include=options.include_stop)
@@ -134,13 +133,13 @@ class _Row:
     @property
     def growth(self) -> int:
         """Return the number of tokens that the window has room for."""
-        return min(self.remaining, self._config.n_positions - len(self.window))
+        left = self.options.max_tokens - len(self.generated)
+        return min(left, self._config.n_positions - len(self.window))
 
     def push(self, id: int) -> tuple[str, FinishReason | None]:
         """Take a token; return the text that is now certain, and a reason if the row ends."""
         for ids in (self.ids, self.generated, self.window):
             ids.append(id)
-        self.remaining -= 1
         ended = id in self._config.eos_token_id
         passed = "" if ended else self._stops.push(self._decoder.push(id))
         if self._stops.found:
@@ -148,7 +147,7 @@ class _Row:
         finish: FinishReason
         if ended:
             finish = "eos"
-        elif self.remaining == 0:
+        elif len(self.generated) == self.options.max_tokens:
             finish = "length"
         elif self.growth == 0 and self.options.overflow != "shift":
             finish = "context"
@@ -243,8 +242,7 @@ def working_set(config: GPT2Config, requests: Sequence[Request]) -> int:
     """Estimate the bytes needed to continue requests side by side, besides the weights."""
     rows = len(requests)
     prompt = max((len(row.prompt) for row in requests), default=0)
-    room = [config.n_positions - len(row.prompt) for row in requests]
-    new = [min(row.options.max_tokens, left) for row, left in zip(requests, room, strict=True)]
+    new = [min(r.options.max_tokens, config.n_positions - len(r.prompt)) for r in requests]
     length = prompt + max(new, default=0)
     cached = all(row.options.use_cache for row in requests)
     # Keys and values, and a copy of one of them while rows leave the batch.
@@ -336,7 +334,5 @@ def _top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[list[t
     if not any(counts):
         return [[] for _ in counts]
     ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))
-    return [
-        list(zip(ids[place], logprobs[place], strict=True))[:count]
-        for place, count in enumerate(counts)
-    ]
+    rows = zip(ids, logprobs, counts, strict=True)
+    return [list(zip(*row, strict=True))[:count] for *row, count in rows]

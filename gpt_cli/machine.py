@@ -20,14 +20,11 @@ _STATUS = Path("/proc/self/status")
 def free_memory() -> int | None:
     """Return the bytes that can be allocated without swapping or being killed; None if unknown.
 
-    It is the minimum of Linux's available memory, of what the limits of the process's control
-    groups (the container) leave, and of what its own limit (`ulimit -v`) leaves.
+    It is the minimum of Linux's available memory and of what the limits of the process's control
+    groups (the container) and its own (`ulimit -v`) leave.
     """
-    known = [*_group_rooms()]
-    if (available := _fields(Path("/proc/meminfo")).get("MemAvailable:")) is not None:
-        known.append(available * 1024)
-    if (room := addresses()) is not None:
-        known.append(room)
+    rooms = [*_group_rooms(), _fields(Path("/proc/meminfo")).get("MemAvailable:"), addresses()]
+    known = [room for room in rooms if room is not None]
     return max(0, min(known)) if known else None
 
 
@@ -73,9 +70,8 @@ def addresses() -> int | None:
 def peak_memory() -> int | None:
     """Return the peak memory of this process so far, in bytes; None if unknown."""
     # On Linux, ru_maxrss includes the memory of the program that started this one.
-    own = _fields(_STATUS).get("VmHWM:")
-    if own is not None:
-        return own * 1024
+    if (own := _fields(_STATUS).get("VmHWM:")) is not None:
+        return own
     try:
         import resource
     except ImportError:  # Windows
@@ -99,8 +95,7 @@ def cores() -> int:
 def threads() -> int:
     """Return the default number of threads.
 
-    It is GPT_CLI_THREADS, or else the number of usable cores, limited by OPENBLAS_NUM_THREADS or
-    OMP_NUM_THREADS.
+    It is GPT_CLI_THREADS, or the usable cores up to OPENBLAS_NUM_THREADS or OMP_NUM_THREADS.
     """
     return _first_number("GPT_CLI_THREADS") or min(cores(), blas_threads())
 
@@ -143,10 +138,7 @@ def _affinity() -> int:
 
 def _group_rooms() -> Iterator[int]:
     """Yield the bytes that each control group with a limit may still allocate."""
-    files = (
-        ("memory.max", "memory.current"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-    )
+    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     for group, (limit, usage) in itertools.product(_groups(), files):
         try:
             most, used = int((group / limit).read_text()), int((group / usage).read_text())
@@ -173,9 +165,13 @@ def _groups() -> Iterator[Path]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Return the numbers in a file of lines `name number ...`; {} if it cannot be read."""
+    """Return the numbers in a file of lines `name number [kB]`, in bytes; {} if unreadable."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:
         return {}
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+    return {
+        words[0]: int(words[1]) * (1024 if words[2:] == ["kB"] else 1)
+        for words in lines
+        if len(words) > 1 and words[1].isdigit()
+    }

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, Self, TypeAlias
 
 from gpt_cli.declare import WHOLE, Range, choice, option
-from gpt_cli.sampling import SamplingParams
+from gpt_cli.sampling import COUNTS, SamplingParams
 
 Overflow: TypeAlias = Literal["error", "truncate", "shift"]
 
@@ -49,7 +49,7 @@ class Options(SamplingParams):
         kind=choice(Overflow),
         row=False,
     )
-    top_logprobs: int = option(0, range=Range(lambda count: count >= 0, "0 or more"), row=False)
+    top_logprobs: int = option(0, range=COUNTS, row=False)
 
     @property
     def sampling(self) -> SamplingParams:

@@ -1,11 +1,9 @@
 """Logits to a token: bias, penalties, temperature, top-k, top-p, min-p, then one draw.
 
-The filters have the meaning and the order of transformers. Every filter is a bound: it sets the
-logits below it to -inf, so tokens of equal logits stay or go together, and the most likely token
-always stays.
-
-Sums over the vocabulary are running sums, one number after the other. So numbers that are left out,
-or zeros for the tokens that other rows of a batch keep, do not change their bits.
+The filters have the meaning and the order of transformers. Each sets the logits below a bound to
+-inf, so tokens of equal logits stay or go together, and the most likely token always stays.
+Sums over the vocabulary are running sums, so numbers that are left out, or zeros in their place, do
+not change their bits.
 
 To add an option, declare it in `SamplingParams` and apply it in `sample`. This module does not
 import NumPy, since `--help` reads the declarations.
@@ -32,7 +30,7 @@ _SMALLEST, _LARGEST = 1e-6, 1e6
 _DIVISORS = f"from {_SMALLEST:g} to {_LARGEST:g}"
 _TEMPERATURES = Range(lambda t: t == 0 or _SMALLEST <= t <= _LARGEST, f"0, or {_DIVISORS}")
 _FACTORS = Range(lambda factor: _SMALLEST <= factor <= _LARGEST, _DIVISORS)
-_COUNTS = Range(lambda count: count >= 0, "0 or more")
+COUNTS = Range(lambda count: count >= 0, "0 or more")
 _TOP_P = Range(lambda p: 0 < p <= 1, "above 0 and at most 1")
 _MIN_P = Range(lambda p: 0 <= p <= 1, "from 0 to 1")
 _PENALTIES = Range(lambda penalty: -2 <= penalty <= 2, "from -2 to 2")
@@ -52,7 +50,7 @@ class SamplingParams(Declared):
         _TEMPERATURES,
         aliases=("--temp",),
     )
-    top_k: int = option(40, "Keep the k likeliest tokens; 0 keeps all.", _COUNTS)
+    top_k: int = option(40, "Keep the k likeliest tokens; 0 keeps all.", COUNTS)
     top_p: float = option(
         0.95, "Keep the fewest tokens whose probabilities sum to this; 1 keeps all.", _TOP_P
     )
@@ -88,10 +86,8 @@ def uniforms(keys: Sequence[tuple[int, int]], step: int) -> Array:
     import numpy as np
 
     # NumPy promises to keep the raw output the same, but not what its distributions make of it.
-    raw = [
-        np.random.Philox(key=np.array(key, np.uint64), counter=step).random_raw() for key in keys
-    ]
-    return np.array([bits >> 11 for bits in raw]) * 2.0**-53
+    draws = (np.random.Philox(key=np.array(key, np.uint64), counter=step) for key in keys)
+    return np.array([draw.random_raw() >> 11 for draw in draws]) * 2.0**-53
 
 
 def repeat_penalty(
@@ -217,8 +213,7 @@ def sample(
             logits[:, id] += bias
     if params.repeat_penalty != 1:
         logits = repeat_penalty(xp, logits, seen, params.repeat_penalty)
-    if params.presence_penalty or params.frequency_penalty:
-        penalties = params.presence_penalty, params.frequency_penalty
+    if any(penalties := (params.presence_penalty, params.frequency_penalty)):
         logits = generated_penalty(logits, generated, *penalties)
     if params.temperature == 0:
         return xp.argmax(logits, axis=-1)

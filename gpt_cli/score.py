@@ -71,18 +71,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Window:
-    """A window of a text, scored from its token `first` on."""
+    """Tokens `start` to `end` of a text, scored from token `first` on."""
 
     text: int
-    whole: list[int]
     start: int
+    first: int
     end: int
-    first: int  # from the start
-
-    @property
-    def ids(self) -> list[int]:
-        """Return the ids of the window; windows overlap, so they are not stored."""
-        return self.whole[self.start : self.end]
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -107,38 +101,32 @@ def score(
         raise InputError(f"stride must be from 1 to {n_positions - 1}, less than the context")
     windows: list[_Window] = []
     for text, ids in enumerate(texts):
-        windows += _windows(text, ids, n_positions, stride)
+        windows += _windows(text, len(ids), n_positions, stride)
     logprobs: list[list[float | None]] = [[None] * len(ids) for ids in texts]
     windows.sort(key=len, reverse=True)
     while windows:
         rows = max(1, PASS // len(windows[0]))  # of similar length, as many as make one pass
         group, windows = windows[:rows], windows[rows:]
-        for window, found in zip(group, _score_windows(model, group), strict=True):
-            scored = window.start + window.first
-            logprobs[window.text][scored : scored + len(found)] = found
+        # No token attends to the padding, which is on the right.
+        inputs, _ = right_pad([texts[w.text][w.start : w.end - 1] for w in group])
+        x = hidden_states(model, model.ops.xp.asarray(inputs))  # (B, T, C)
+        # The state at a token predicts the next one.
+        states = [x[row, w.first - w.start - 1 : len(w) - 1] for row, w in enumerate(group)]
+        targets = [texts[w.text][w.first : w.end] for w in group]
+        for w, found in zip(group, _log_likelihoods(model, states, targets), strict=True):
+            logprobs[w.text][w.first : w.end] = found
     sizes = [sum(len(tokenizer.token_bytes(id)) for id in ids[1:]) for ids in texts]
     return [Score(*parts) for parts in zip(texts, logprobs, sizes, strict=True)]
 
 
-def _windows(text: int, ids: list[int], n_positions: int, stride: int) -> Iterator[_Window]:
+def _windows(text: int, length: int, n_positions: int, stride: int) -> Iterator[_Window]:
     """Cut a text into windows; each token but the first is scored in one of them."""
     scored = 1
-    for start in range(0, len(ids), stride):
-        end = min(start + n_positions, len(ids))
+    for start in range(0, length, stride):
+        end = min(start + n_positions, length)
         if scored < end:
-            yield _Window(text, ids, start, end, scored - start)
+            yield _Window(text, start, scored, end)
             scored = end
-
-
-def _score_windows(model: GPT2, windows: list[_Window]) -> list[list[float]]:
-    """Return the log-likelihoods of the tokens of each window from its `first` on."""
-    xp = model.ops.xp
-    # No token attends to the padding, which is on the right.
-    inputs, _ = right_pad([window.ids[:-1] for window in windows])
-    x = hidden_states(model, xp.asarray(inputs))  # (B, T, C)
-    # The state at a token predicts the next one.
-    states = [x[row, w.first - 1 : len(w) - 1] for row, w in enumerate(windows)]
-    return _log_likelihoods(model, states, [window.ids[window.first :] for window in windows])
 
 
 def common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
@@ -180,10 +168,7 @@ def rank(
     best = max(means)
     weights = [math.exp(mean - best) for mean in means]
     whole = math.fsum(weights)
-    choices = [
-        Choice(text, row, size, total, weight / whole)
-        for text, row, size, total, weight in zip(texts, ids, sizes, totals, weights, strict=True)
-    ]
+    choices = map(Choice, texts, ids, sizes, totals, (weight / whole for weight in weights))
     return sorted(choices, key=lambda choice: choice.probability, reverse=True)
 
 
@@ -202,7 +187,7 @@ def continuations(
     cache = KVCache(model.config, model.ops, 1, len(prompt))
     # (1, C): predicts the first token of every choice
     start = hidden_states(model, xp.asarray([prompt]), cache)[0, -1:]
-    found: list[list[float]] = [[] for _ in choices]
+    found: dict[int, list[float]] = {}
     order = sorted(range(len(choices)), key=lambda place: len(choices[place]))
     rows = max(1, PASS // (len(prompt) + len(choices[order[-1]])))
     for begin in range(0, len(order), rows):
@@ -217,9 +202,8 @@ def continuations(
                 for row, place in enumerate(places)
             ]
         logprobs = _log_likelihoods(model, states, [choices[place] for place in places])
-        for place, row in zip(places, logprobs, strict=True):
-            found[place] = row
-    return found
+        found |= zip(places, logprobs, strict=True)
+    return [found[place] for place in range(len(choices))]
 
 
 def _log_likelihoods(

@@ -1,9 +1,8 @@
 """The tensors of safetensors files: names, shapes, positions and data.
 
-A tensor is read straight into aligned arrays, either whole or some rows at a time if the operations
-need another layout. The safetensors library only validates the file. Its reader is not used for
-three reasons: mapped pages would count as memory in addition to the copies; the published `gpt2`
-file starts its data at an odd byte, so mapped views are misaligned and slow; NumPy has no bfloat16.
+Rows are read straight into aligned arrays. The safetensors library only validates the file: pages
+that its reader maps would count as memory in addition to the copies, views of the published `gpt2`
+file would be misaligned and slow (its data starts at an odd byte), and NumPy has no bfloat16.
 """
 
 import json
@@ -21,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 
 from gpt_cli.errors import MALFORMED, CheckpointError
 from gpt_cli.files import INDEX, read_index, version
-from gpt_cli.ops.memory import aligned_empty
 
 _AGAIN = "run the command again"
+_CACHE_LINE = 64  # bytes
 
 # The supported dtypes, and how NumPy reads them.
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1"}
@@ -48,6 +47,14 @@ _IMPOSTORS = {
     b"PK": "a PyTorch archive, which can run code; get the model as safetensors",
 }
 _LARGEST_HEADER = 10_000_000  # bytes; gpt2-xl has 60,000, and each takes 20 in memory
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an uninitialized array that starts on a cache line, for fast vector loads."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _CACHE_LINE, np.uint8)
+    start = -buffer.ctypes.data % _CACHE_LINE
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -166,10 +173,8 @@ def read_header(path: Path) -> list[tuple[str, Tensor]]:
             tensors.append((name, Tensor(path, read, offset, dtype, tuple(entry["shape"]))))
     except (SafetensorError, OSError, *MALFORMED) as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
-        damage = f"{reason}; it is damaged or incomplete, get it again"
         start = (lead + header[:64]).lstrip()
-        damage = next(
-            (kind for magic, kind in _IMPOSTORS.items() if start.startswith(magic)), damage
-        )
+        kinds = [kind for magic, kind in _IMPOSTORS.items() if start.startswith(magic)]
+        damage = [*kinds, f"{reason}; it is damaged or incomplete, get it again"][0]
         raise CheckpointError(f"{path} is not safetensors: {damage}") from None
     return tensors

@@ -139,9 +139,7 @@ class Tokenizer:
         return cls(raw["model"]["vocab"], merged, added, source)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of `text`.
-
-        `<|endoftext|>` in it is ordinary text, or with `special` a token, as other special names.
+        """Return the ids of `text`; names such as `<|endoftext|>` are text unless `special`.
 
         Raises:
             InputError: the text has a lone surrogate, which is not a character.
@@ -188,8 +186,7 @@ class Tokenizer:
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         """Return the ids below `vocab_size` that have no token, such as padding rows of wte."""
-        known = set(self._ids)
-        return [id for id in range(vocab_size) if id not in known]
+        return sorted({*range(vocab_size)}.difference(self._ids))
 
 
 def _is_made(token: str, vocab: dict[str, int]) -> bool:

@@ -17,18 +17,12 @@ _SLICE = 64  # rows of logits that `lens` computes at a time: a row of GPT-2 tak
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of one pass, on the host. L is n_layer; index 0 of L + 1 is before the first layer.
-
-    Attributes:
-        ids: (T,) the tokens.
-        residual: (L + 1, T, C) the residual stream: the embedding, then the output of each layer.
-        attention: (L, H, T, T) the weight of each token (column) for each token (row).
-    """
+    """The trace of a pass, on the host. L is n_layer; of L + 1, 0 is before the first layer."""
 
     model: GPT2 = field(repr=False)
-    ids: list[int]
-    residual: NDArray[np.float32]
-    attention: NDArray[np.float32]
+    ids: list[int]  # (T,)
+    residual: NDArray[np.float32]  # (L + 1, T, C): the embedding, then the output of each layer
+    attention: NDArray[np.float32]  # (L, H, T, T): weight of each token (column) for each (row)
 
     @cached_property
     def logits(self) -> NDArray[np.float32]:
@@ -45,9 +39,7 @@ class Trace:
         return ops.to_host(unembed(self.model, ops.xp.asarray(self.residual)))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the likeliest ids (L + 1, T, count) by `logits`, and their log-probabilities.
-
-        The best is first. The logits are computed in slices.
+        """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities.
 
         Raises:
             CheckpointError: the weights are damaged.
@@ -58,11 +50,9 @@ class Trace:
             likeliest(ops, unembed(self.model, ops.xp.asarray(some)), count)
             for some in np.split(states, range(_SLICE, len(states), _SLICE))
         ]
-        ids, logprobs = (
-            np.concatenate([*map(ops.to_host, parts)]).reshape(depth, T, -1)
-            for parts in zip(*found, strict=True)
-        )
-        return ids, logprobs
+        ids, logprobs = (ops.xp.concatenate(parts) for parts in zip(*found, strict=True))
+        shape = depth, T, -1
+        return ops.to_host(ids).reshape(shape), ops.to_host(logprobs).reshape(shape)
 
 
 def trace(model: GPT2, ids: list[int]) -> Trace:
@@ -77,7 +67,6 @@ def trace(model: GPT2, ids: list[int]) -> Trace:
     states = (config.n_layer + 1) * T * config.n_embd
     _check_room(ops, 4 * (states + config.n_layer * config.n_head * T * T), "the trace", T)
     positions = np.arange(T)[None]
-    visible = positions + 1
     cache = KVCache(config, ops, 1, T, layers=1)
     cache.reserve(np.array([T]))
     x = ops.embed(model.wte, model.wpe, xp.asarray([ids]), positions)
@@ -85,7 +74,7 @@ def trace(model: GPT2, ids: list[int]) -> Trace:
     with np.errstate(all="ignore"):  # `unembed` reports damaged weights
         for layer, b in enumerate(model.h):
             attention.append(_pattern(ops, x, b))
-            x = block(ops, x, b, visible, cache, layer)
+            x = block(ops, x, b, positions + 1, cache, layer)
             residual.append(x)
     unembed(model, x[:, -1])  # checks that all is finite: the last token depends on all others
     return Trace(

@@ -11,19 +11,12 @@ from gpt_cli.sampling import likeliest
 
 @dataclass
 class Node:
-    """A possible next token, and its continuations.
-
-    Attributes:
-        id: the token.
-        logprob: its log-probability in nats, given all tokens before it.
-        total_logprob: the log-probability of the continuation that ends with it.
-        children: the possible next tokens, likeliest first.
-    """
+    """A possible next token, and its continuations."""
 
     id: int
-    logprob: float
-    total_logprob: float
-    children: list["Node"] = field(default_factory=list)
+    logprob: float  # of the token in nats, given all tokens before it
+    total_logprob: float  # of the continuation that ends with it
+    children: list["Node"] = field(default_factory=list)  # possible next tokens, likeliest first
 
 
 def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:

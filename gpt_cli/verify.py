@@ -1,10 +1,8 @@
 """Check that a model computes the right results on this machine.
 
-There are three kinds of checks. The files have their published hashes. Greedy texts are the
-published ones. And different ways to compute the same result agree: with and without the cache,
-in a batch and alone, with each implementation. With the compiled library they agree to the last
-bit, for any number of threads and at each level of the processor. A digest of the logits allows
-two machines to be compared.
+The files and greedy texts must be the published ones. Ways to compute the same result must agree:
+with and without the cache, in a batch and alone, with each implementation; with the compiled
+library to the last bit, for any threads and processor level. Digests of logits compare machines.
 """
 
 import hashlib
@@ -21,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gpt_cli import checkpoint, gpu
+from gpt_cli.bench import TEXT
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.files import file_hash
@@ -28,7 +27,6 @@ from gpt_cli.generate import Completion
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Ops, get_ops
 from gpt_cli.ops.numpy_ops import Int8NumPyOps, NumPyOps
-from gpt_cli.sample import TEXT
 from gpt_cli.tokenizer import Tokenizer
 
 # Limits of the difference of log-probabilities, at one token and in the mean: far above measured
@@ -91,9 +89,8 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
     del engine
     others = [("cpu", "int8"), ("cuda", "float32"), ("cuda", "float16")]
     for device, other in others if dtype == "float32" else []:
-        problem = gpu.problem() if device == "cuda" else None
         try:
-            if problem:
+            if device == "cuda" and (problem := gpu.problem()):
                 raise ResourceError(problem)
             engine = load(get_ops(device, other))
             found = _logprobs(engine)
@@ -129,11 +126,9 @@ def _check_files(folder: Path, expected: dict[str, str]) -> Check:
         return Check("files", False, f"missing: {', '.join(missing)}")
     blobs = {name: path.resolve().name for name, path in paths.items() if path.is_symlink()}
     hashes = {name: digest for name, digest in blobs.items() if _HASH.fullmatch(digest)} | expected
-    wrong = [
-        name for name, digest in hashes.items() if file_hash(paths[name], len(digest)) != digest
-    ]
-    if wrong:
-        return Check("files", False, f"not as published: {', '.join(sorted(wrong))}")
+    found = {name: file_hash(paths[name], len(digest)) for name, digest in hashes.items()}
+    if wrong := sorted(name for name in hashes if found[name] != hashes[name]):
+        return Check("files", False, f"not as published: {', '.join(wrong)}")
     if not hashes:
         return Check("files", None, "no known hashes for a model in a plain folder")
     return Check("files", True, f"{len(hashes)} files have their known hashes")
@@ -195,12 +190,12 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
         ops.threads = threads
     digest = digests[levels[0], 1]
     known = facts.get("digests", {}).get(ops.dtype, digest)
+    alike = set(digests.values()) == {digest}
     ways = f"with {counts[0]} and {counts[1]} threads, at {', '.join(levels)}"
-    if set(digests.values()) != {digest}:
-        return Check(name, False, f"digests differ {ways}: {digests}", digest=digest)
-    if digest != known:
-        return Check(name, False, f"{digest}, expected {known}", digest=digest)
-    return Check(name, True, f"{digest} {ways}", digest=digest)
+    detail = f"{digest} {ways}" if alike else f"digests differ {ways}: {digests}"
+    if alike and digest != known:
+        detail = f"{digest}, expected {known}"
+    return Check(name, alike and digest == known, detail, digest=digest)
 
 
 def _logprobs(engine: Engine) -> np.ndarray[Any, Any]:

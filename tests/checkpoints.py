@@ -7,13 +7,11 @@ arithmetic that IEEE 754 fixes. Only NumPy is needed.
 
 import json
 import math
+import weakref
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile
 from typing import Any, Literal
 
 import numpy as np
@@ -123,30 +121,20 @@ def make_weights(
     return weights
 
 
-class InFile:
-    """A matrix in a file, as a `tensors.Tensor` is: widened by rows, or as it is stored."""
+def filed(matrix: NDArray[Any], dtype: str = "float32") -> Any:
+    """Store a matrix in a file; return its `tensors.Tensor`."""
+    from gpt_cli.files import version
+    from gpt_cli.tensors import Tensor
 
-    def __init__(self, matrix: NDArray[Any], dtype: str = "float32"):
-        if dtype == "bfloat16":  # the upper half of each float32
-            self._stored: NDArray[Any] = (matrix.view(np.uint32) >> 16).astype(np.uint16)
-        else:
-            self._stored = matrix.astype(dtype)
-        names = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "I8"}
-        self.dtype, self.shape = names[dtype], matrix.shape
-
-    @contextmanager
-    def opened(self) -> Iterator[tuple[FileIO, int]]:
-        """Give a file that has the numbers, and the byte at which they begin."""
-        with TemporaryFile(buffering=0) as file:
-            file.write(b"{}" + self._stored.tobytes())
-            yield file, 2
-
-    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
-        """Return some rows in float32, or int8."""
-        some = self._stored[rows]
-        if self.dtype == "BF16":
-            return (some.astype(np.uint32) << 16).view(np.float32)
-        return some if self.dtype == "I8" else some.astype(np.float32)
+    kind = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "I8"}[dtype]
+    halves = kind == "BF16"  # the upper half of each float32
+    stored = (matrix.view("u4") >> 16).astype("u2") if halves else matrix.astype(dtype)
+    with NamedTemporaryFile(delete=False) as file:
+        file.write(b"{}" + stored.tobytes())
+    path = Path(file.name)
+    tensor = Tensor(path, version(path), 2, kind, matrix.shape)
+    weakref.finalize(tensor, path.unlink)
+    return tensor
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from checkpoints import CONFIG, VOCAB, InFile, make_weights, noise
+from checkpoints import CONFIG, VOCAB, filed, make_weights, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +52,7 @@ def model_of(ops, weights_of=None, seed=0, head_size=8, **changes):
     weights = make_weights(config, seed=seed)
     if weights_of in ("bfloat16", "float16"):
         weights = {
-            name: InFile(array, weights_of) if array.ndim == 2 else array
+            name: filed(array, weights_of) if array.ndim == 2 else array
             for name, array in weights.items()
         }
     return checkpoint.assemble(GPT2Config.from_dict(config), ops, weights)

@@ -69,8 +69,8 @@ def matrices(ops, n_in, n_out, transposed=False):
 @pytest.mark.parametrize("C", [5, 64, 300])
 def test_layer_norm(ops, C):
     x, weight, bias = random(2, 3, C), random(C, seed=1), random(C, seed=2)
-    ln = LayerNorm(ops.place(weight), ops.place(bias), 1e-5)
-    found = ops.layer_norm(ops.place(x), ln)
+    ln = LayerNorm(ops.xp.asarray(weight), ops.xp.asarray(bias), 1e-5)
+    found = ops.layer_norm(ops.xp.asarray(x), ln)
     assert found.dtype == ops.dtype
     assert_close(ops, found, NUMPY.layer_norm(x, LayerNorm(weight, bias, 1e-5)))
 
@@ -81,14 +81,14 @@ def test_layer_norm(ops, C):
 def test_linear(ops, activation, transposed, n_out):
     x, bias = random(2, 3, 40, seed=1), random(n_out, seed=2)
     placed, matrix = matrices(ops, 40, n_out, transposed)
-    found = ops.linear(ops.place(x), Linear(placed, ops.place(bias)), activation)
+    found = ops.linear(ops.xp.asarray(x), Linear(placed, ops.xp.asarray(bias)), activation)
     assert_close(ops, found, NUMPY.linear(x, Linear(matrix, bias), activation))
 
 
 def test_logits_are_float32_of_a_vocabulary_of_any_size(ops):
     x = random(4, 3, 40, seed=1)
     placed, matrix = matrices(ops, 40, 29, transposed=True)
-    found = ops.linear(ops.place(x)[:, -1], Linear(placed))
+    found = ops.linear(ops.xp.asarray(x)[:, -1], Linear(placed))
     assert found.dtype == np.float32
     assert_close(ops, found, NUMPY.linear(x[:, -1], Linear(matrix)))
 
@@ -98,7 +98,7 @@ def test_embed(ops, positions):
     placed, matrix = matrices(ops, 20, 30, transposed=True)
     wpe = random(7, 20, seed=1)
     ids, positions = np.array([[1, 29, 3], [4, 5, 0]]), np.array(positions)
-    found = ops.embed(placed, ops.place(wpe), ops.xp.asarray(ids), positions)
+    found = ops.embed(placed, ops.xp.asarray(wpe), ops.xp.asarray(ids), positions)
     assert found.dtype == np.float32
     assert_close(ops, found, NUMPY.embed(matrix, wpe, ids, positions))
 
@@ -107,14 +107,16 @@ def test_embed(ops, positions):
 def test_ids_and_positions_out_of_range_give_nan(ops, id, position):
     placed, _ = matrices(ops, 20, 30, transposed=True)
     given = ops.xp.asarray([[id]]), np.array([[position]])
-    assert np.isnan(ops.to_host(ops.embed(placed, ops.place(random(7, 20)), *given))).all()
+    assert np.isnan(ops.to_host(ops.embed(placed, ops.xp.asarray(random(7, 20)), *given))).all()
 
 
 def stored(each, k, v, past, lengths, room=9):
     """Return the keys and values of one layer of a new cache after a `store`."""
     B, H, _, D = k.shape
     keys, values = (array[1] for array in each.new_cache(2, B, H, room, D))
-    each.store(each.place(k), each.place(v), keys, values, np.array(past), np.array(lengths))
+    each.store(
+        each.xp.asarray(k), each.xp.asarray(v), keys, values, np.array(past), np.array(lengths)
+    )
     return keys, values
 
 
@@ -135,7 +137,7 @@ def test_each_row_appends_its_own_tokens(ops, views):
 
 
 def test_a_cache_that_is_not_contiguous_is_rejected(ops):
-    k = ops.place(random(2, 3, 1, 4))
+    k = ops.xp.asarray(random(2, 3, 1, 4))
     keys, values = (array[:, 0] for array in ops.new_cache(2, 2, 3, 5, 4))
     with pytest.raises(ValueError, match="must be contiguous"):
         ops.store(k, k, keys, values, np.array([0, 0]), np.array([1, 1]))
@@ -162,7 +164,7 @@ def test_attend(ops, D, visible):
     S = visible.max() + 4  # beyond the visible keys: leftovers of another text
     q, (k, v) = random(B, T, 3, D).swapaxes(1, 2), random(2, B, 3, S, D, seed=1)
     found, expected = (
-        each.attend(each.place(q), *stored(each, k, v, [0] * B, [S] * B, room=S), 0.3, visible)
+        each.attend(each.xp.asarray(q), *stored(each, k, v, [0] * B, [S] * B, room=S), 0.3, visible)
         for each in (ops, NUMPY)
     )
     assert_close(ops, found, expected)
@@ -173,7 +175,7 @@ def test_unwritten_keys_and_values_do_not_matter(ops, visible):
     q, k, v = random(3, 2, 2, 5, 8)
     q, visible = q[:, :, : len(visible[0])], np.array(visible)
     found, expected = (
-        each.attend(each.place(q), *stored(each, k, v, [0, 0], [5, 3]), 0.3, visible)
+        each.attend(each.xp.asarray(q), *stored(each, k, v, [0, 0], [5, 3]), 0.3, visible)
         for each in (ops, NUMPY)
     )
     assert_close(ops, found, expected)
@@ -184,7 +186,9 @@ def test_a_text_too_long_for_shared_memory(ops, monkeypatch):
     q, k, v = random(3, 2, 2, 50, 16)
     q, visible = q[:, :, :1], np.array([[50], [41]])
     found, expected = (
-        each.attend(each.place(q), *stored(each, k, v, [0, 0], [50, 41], room=50), 0.3, visible)
+        each.attend(
+            each.xp.asarray(q), *stored(each, k, v, [0, 0], [50, 41], room=50), 0.3, visible
+        )
         for each in (ops, NUMPY)
     )
     assert_close(ops, found, expected)
@@ -192,12 +196,12 @@ def test_a_text_too_long_for_shared_memory(ops, monkeypatch):
 
 def test_exp(ops):
     x = random(3, 100) * 9
-    np.testing.assert_allclose(ops.to_host(ops.exp(ops.place(x))), np.exp(x), rtol=1e-6)
+    np.testing.assert_allclose(ops.to_host(ops.exp(ops.xp.asarray(x))), np.exp(x), rtol=1e-6)
 
 
 def test_log_normalizer(ops):
     logits = random(3, 100) * 9
-    assert_close(ops, ops.log_normalizer(ops.place(logits)), NUMPY.log_normalizer(logits))
+    assert_close(ops, ops.log_normalizer(ops.xp.asarray(logits)), NUMPY.log_normalizer(logits))
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "n_inner": 20}])

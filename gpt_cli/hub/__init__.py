@@ -49,8 +49,7 @@ def resolve(
         CheckpointError: the Hub has no safetensors of it, or a file arrived damaged.
         ResourceError: the disk is full or not writable.
     """
-    found = find(name, revision)
-    return found or download(name, revision=revision, offline=offline, quiet=quiet)
+    return find(name, revision) or download(name, revision=revision, offline=offline, quiet=quiet)
 
 
 def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:
@@ -119,9 +118,10 @@ def problem() -> str | None:
     if switched_off():
         return "switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
     try:
-        return client.problem()
+        client.check()
     except GPTCLIError as error:
         return str(error)
+    return None
 
 
 def is_folder(name: str) -> bool:

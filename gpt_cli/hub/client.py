@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,30 +40,20 @@ _log = logging.getLogger(__name__)
 WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `--model tiny`"
 
 
-@dataclass(frozen=True)
 class _Snapshot:
-    """A model on the Hub, at one commit."""
+    """A model on the Hub at one commit, to be fetched into the folder `to` or into the cache."""
 
-    api: "HfApi"
-    repo: str
-    commit: str
-    files: "dict[str, RepoSibling]"
-
-    @classmethod
-    def of(cls, repo: str, revision: str) -> "_Snapshot":
-        """Request the commit of a revision and its files, with their sizes and hashes."""
-        with _client(repo, revision):
+    def __init__(self, repo: str, revision: str, to: Path | None, *, bars: bool = False):
+        with _client(partial(_explain, repo, revision)):
             from huggingface_hub import HfApi
 
-            api = HfApi(endpoint=_endpoint())
-            info = _ask(api, repo, revision)
-        files = {file.rfilename: file for file in info.siblings or ()}
-        return cls(api, repo, str(info.sha), files)
+            self.api = HfApi(endpoint=_endpoint())
+            info = _ask(self.api, repo, revision)
+        self.repo, self.commit, self.to, self.bars = repo, str(info.sha), to, bars
+        self.files = {file.rfilename: file for file in info.siblings or ()}
 
-    def fetch(
-        self, name: str, to: Path | None, revision: str | None = None, *, bars: bool = False
-    ) -> Path:
-        """Fetch a file into a folder or into the cache, and check its hash.
+    def fetch(self, name: str, revision: str | None = None) -> Path:
+        """Fetch a file, and check its hash.
 
         With a `revision` other than the commit, the cache records which commit it stands for.
         """
@@ -71,12 +61,12 @@ class _Snapshot:
         if name not in self.files:
             raise ModelNotFoundError(f"{self.repo} has no file {name} at {revision}")
         expected = self._expected_hash(name)
-        with _client(self.repo, revision, bars):
+        with _client(partial(_explain, self.repo, revision), self.bars):
             fetched = self.api.hf_hub_download(
-                self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=to
+                self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=self.to
             )
         path = Path(fetched)
-        if to is None and path.parent.name != self.commit:
+        if self.to is None and path.parent.name != self.commit:
             raise ModelNotFoundError(
                 f"{self.repo} changed during the download: run the command again"
             )
@@ -95,7 +85,7 @@ class _Snapshot:
         if listed := _hash_of(self.files[name]):
             return listed
         # The list of a mirror may have no hashes. The ETag of an LFS file is its sha256.
-        with _client(self.repo, self.commit):
+        with _client(partial(_explain, self.repo, self.commit)):
             from huggingface_hub import hf_hub_url
 
             url = hf_hub_url(self.repo, name, revision=self.commit, endpoint=_endpoint())
@@ -117,52 +107,44 @@ def fetch_few(
     The cache is not used, because a config.json there marks a complete model.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        snapshot = _Snapshot.of(repo, revision)
+        snapshot = _Snapshot(repo, revision, Path(scratch))
         for name in choose(snapshot.files):
-            snapshot.fetch(name, Path(scratch))
+            snapshot.fetch(name)
         yield Path(scratch)
 
 
 def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
     """Fetch the files of a model into the folder `to`, also from the cache, or into the cache."""
-    snapshot = _Snapshot.of(repo, revision)
     quiet = quiet or sys.stderr is None
     bars = not quiet and sys.stderr.isatty()
-
-    def fetch(name: str, revision: str | None = None) -> Path:
-        return snapshot.fetch(name, to, revision, bars=bars)
-
-    *others, config = model_files(snapshot.files, repo, lambda: fetch(INDEX))
+    snapshot = _Snapshot(repo, revision, to, bars=bars)
+    *others, config = model_files(snapshot.files, repo, lambda: snapshot.fetch(INDEX))
     files = [snapshot.files[name] for name in (*others, config)]
     _check_space(repo, files, to, say=not quiet and not bars)
     for name in others:
-        fetch(name)
-    return fetch(config, None if to else revision).parent
+        snapshot.fetch(name)
+    return snapshot.fetch(config, None if to else revision).parent
 
 
-def problem() -> str | None:
-    """Send the Hub a small request; return the reason why it does not answer, or None."""
+def check() -> None:
+    """Send the Hub a small request; raise ModelNotFoundError if it does not answer."""
     url = f"{_endpoint()}/api/models?limit=1"
-    try:
-        with _client("", ""):
-            from huggingface_hub import get_session
+    with _client(
+        lambda error: f"{_endpoint()} does not answer ({_reason(error) or type(error).__name__})"
+    ):
+        from huggingface_hub import get_session
 
-            session = get_session()
-            answer = _within(_FIRST_ANSWER, lambda: session.get(url, timeout=_FIRST_ANSWER))
-            if answer.status_code >= 500:
-                raise ValueError(f"status {answer.status_code}")
-    except ModelNotFoundError as error:
-        cause = error.__cause__ or error
-        return f"{_endpoint()} does not answer ({_reason(cause) or type(cause).__name__})"
-    return None
+        session = get_session()
+        answer = _within(_FIRST_ANSWER, lambda: session.get(url, timeout=_FIRST_ANSWER))
+        if answer.status_code >= 500:
+            raise ValueError(f"status {answer.status_code}")
 
 
 def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say: bool) -> None:
     """Raise ResourceError if the disk has no space for the files; else announce the download."""
     blobs = repo_folder(repo) / "blobs"
-    missing = sum(
-        file.size or 0 for file in files if to or not (blobs / str(_hash_of(file))).exists()
-    )
+    absent = (file for file in files if to or not (blobs / str(_hash_of(file))).exists())
+    missing = sum(file.size or 0 for file in absent)
     place = to.parents[1] if to else blobs  # `to` is in a temporary folder
     free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
     if missing > free:
@@ -179,10 +161,7 @@ def _ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
     from huggingface_hub.errors import HfHubHTTPError
 
     patience = float(os.getenv("HF_HUB_ETAG_TIMEOUT") or _FIRST_ANSWER)
-
-    def ask() -> "ModelInfo":
-        return api.model_info(repo, revision=revision, timeout=patience, files_metadata=True)
-
+    ask = partial(api.model_info, repo, revision=revision, timeout=patience, files_metadata=True)
     for pause in _PAUSES:
         try:
             return _within(patience, ask)
@@ -210,7 +189,7 @@ def _within(seconds: float, ask: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
+def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator[None]:
     """Mute the Hub's client and translate its errors for one use of it."""
     if not _endpoint().startswith(("http://", "https://")):
         raise InputError("HF_ENDPOINT must begin with http:// or https://")
@@ -246,7 +225,7 @@ def _client(repo: str, revision: str, bars: bool = False) -> Iterator[None]:
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # a disk error
-            raise ModelNotFoundError(_explain(error, repo, revision)) from error
+            raise ModelNotFoundError(explain(error)) from error
         finally:
             hooks["request"].remove(_limit_patience)
             hooks["response"].remove(_refuse_long_waits)
@@ -284,13 +263,12 @@ def _wait(response: Any) -> int:
     return max(map(int, asked), default=0)
 
 
-def _explain(error: BaseException, repo: str, revision: str) -> str:
+def _explain(repo: str, revision: str, error: BaseException) -> str:
     from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
         error = error.__cause__  # the outer error only adds that the file is not cached
-    endpoint = _endpoint()
-    reason = _reason(error)
+    endpoint, reason = _endpoint(), _reason(error)
     match error:
         case errors.GatedRepoError():
             return (
@@ -326,21 +304,18 @@ def _explain(error: BaseException, repo: str, revision: str) -> str:
 
 
 def _explain_status(response: Any, repo: str) -> str:
-    match response.status_code:
-        case 401 | 403 as status:
-            return (
-                f"the Hub denies access to {repo} ({status}): set HF_TOKEN to a token that has "
-                "access, or run `hf auth login`"
-            )
-        case 404:
-            endpoint = _endpoint()
-            return f"{endpoint} has no {repo} (404): check the name, and HF_ENDPOINT if it is set"
-        case 429:
-            wait = _wait(response)
-            time = f"{wait} seconds" if wait else "some minutes"
-            return f"too many requests to the Hub (429): wait {time}, or set HF_TOKEN"
-        case status:
-            return f"the Hub answers {status} for {repo}: try again later, {WAY_OUT}"
+    status, wait = response.status_code, _wait(response)
+    if status in (401, 403):
+        return (
+            f"the Hub denies access to {repo} ({status}): set HF_TOKEN to a token that has access, "
+            "or run `hf auth login`"
+        )
+    if status == 404:
+        return f"{_endpoint()} has no {repo} (404): check the name, and HF_ENDPOINT if it is set"
+    if status == 429:
+        time = f"{wait} seconds" if wait else "some minutes"
+        return f"too many requests to the Hub (429): wait {time}, or set HF_TOKEN"
+    return f"the Hub answers {status} for {repo}: try again later, {WAY_OUT}"
 
 
 def _endpoint() -> str:

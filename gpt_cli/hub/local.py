@@ -1,8 +1,4 @@
-"""Local models: the bundled model and the Hub's cache.
-
-The cache is read without the Hub's client, which takes longer to import than a cached model takes
-to find.
-"""
+"""Local models: bundled, or in the Hub's cache, read without its client, which imports slowly."""
 
 import os
 import re
@@ -11,13 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt_cli.errors import (
-    CheckpointError,
-    GPTCLIError,
-    InputError,
-    ModelNotFoundError,
-    did_you_mean,
-)
+from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, did_you_mean
 from gpt_cli.files import INDEX, read_index, read_json
 
 BUNDLED = ("tiny",)
@@ -53,11 +43,12 @@ class LocalModel:
 
 def list_models() -> list[LocalModel]:
     """Return every complete GPT-2 that is bundled or in the Hub's cache; use no network."""
-    found = [(name, folder, "bundled") for name in BUNDLED for folder in _bundled_places(name)]
+    models = [
+        LocalModel(name, folder, "bundled") for name in BUNDLED for folder in _bundled_places(name)
+    ]
     for folder in sorted(cache_folder().glob("models--*/snapshots/*")):
         name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
-        found.append((name, folder, "cached"))
-    models = [LocalModel(*each) for each in found]
+        models.append(LocalModel(name, folder, "cached"))
     return [model for model in models if _is_complete(model.folder) and _is_gpt2(model.folder)]
 
 
@@ -75,9 +66,8 @@ def _bundled_places(name: str) -> list[Path]:
 
 def bundled(name: str) -> Path:
     """Return the folder of a model that comes with the package."""
-    for folder in _bundled_places(name):
-        if folder.is_dir():
-            return folder
+    if folder := next(filter(Path.is_dir, _bundled_places(name)), None):
+        return folder
     raise ModelNotFoundError(f"the bundled model {name} is missing: reinstall gpt2-cli")
 
 
@@ -179,7 +169,7 @@ def _is_complete(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
         return bool(model_files(names, str(folder), lambda: folder / INDEX))
-    except (OSError, GPTCLIError):
+    except (OSError, CheckpointError, ModelNotFoundError):
         return False
 
 

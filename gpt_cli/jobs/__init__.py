@@ -5,8 +5,9 @@
 The names below are imported on first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpt_cli import on_first_use
 
 if TYPE_CHECKING:
     from gpt_cli.jobs.cluster import Cluster
@@ -29,15 +30,6 @@ __all__ = [
     "error_record",
     "run",
 ]
-_MODULES = ("observer", "rows", "sinks", "tasks", "runner", "cluster")
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        modules = (importlib.import_module(f"{__name__}.{module}") for module in _MODULES)
-        return next(getattr(module, name) for module in modules if hasattr(module, name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = on_first_use(
+    __name__, "observer", "rows", "sinks", "tasks", "runner", "cluster"
+)

@@ -10,12 +10,11 @@ import importlib
 import logging
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from io import FileIO
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -45,7 +44,7 @@ class Linear:
 
 
 class Rows(Protocol):
-    """Rows in float32: an array on the host, or a file that is read a slice at a time."""
+    """Rows in float32: an array on the host, or a `Tensor`, which is read a slice at a time."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,20 +52,6 @@ class Rows(Protocol):
 
     def __getitem__(self, rows: slice, /) -> Array:
         """Return a range of rows."""
-
-
-@runtime_checkable
-class StoredRows(Rows, Protocol):
-    """Rows that are stored in a file."""
-
-    dtype: str  # as safetensors names it: F32, F16, BF16 or I8
-
-    def opened(self) -> AbstractContextManager[tuple[FileIO, int]]:
-        """Open the file. Yield it with the byte offset of the rows.
-
-        Raises:
-            CheckpointError: on exit, if the file has changed or the block raised EOFError.
-        """
 
 
 class Ops(Protocol):
@@ -83,9 +68,6 @@ class Ops(Protocol):
 
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""
-
-    def place(self, array: Array) -> Array:
-        """Copy a float32 array from the host to the device, or return it if that is the host."""
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Matrix:
         """Convert a float32 matrix on the host to the layout that `linear` and `embed` take.

@@ -25,7 +25,7 @@ DIGITS_BYTES = 3 * 64  # size of struct digits
 FORMATS = ("float32", "bfloat16", "float16", "int8")
 ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")
 
-FLOAT32, INT64 = np.dtype("f4"), np.dtype("i8")
+FLOAT32 = np.dtype("f4")
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -76,20 +76,15 @@ _LAYOUT = (1, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_S
 
 
 class Layers:
-    """The layers of a model (`model.Block`s) as C structs, with the arrays that they point to.
-
-    Attributes:
-        width: C.
-        struct: the address of an array of `struct block`.
-    """
+    """The layers of a model (`model.Block`s) as C structs, with the arrays that they point to."""
 
     def __init__(self, h: tuple[Any, ...]):
-        self.width: int = h[0].attn.c_attn.weight.n_in
+        self.width: int = h[0].attn.c_attn.weight.n_in  # C
         self._blocks = [weakref.ref(b) for b in h]
         self._kept: list[object] = []
         check(len({self._shape(b) for b in h}) == 1, "a layer", h[0].ln_1.weight)
         self._structs = (_Block * len(h))(*map(self._describe, h))
-        self.struct = ctypes.addressof(self._structs)
+        self.struct = ctypes.addressof(self._structs)  # of an array of `struct block`
 
     def matches(self, h: tuple[Any, ...]) -> bool:
         """Return whether this was made from these layers."""
@@ -213,25 +208,7 @@ def readable(x: Array) -> Array:
     return x if right else x.astype(FLOAT32, "C")
 
 
-def rows_of(x: Array, width: int) -> Array:
-    """Return x (..., width) as float32 rows (n, width), each contiguous."""
-    check(x.shape[-1] == width, "x", x)
-    return readable(x.reshape(-1, width))
-
-
 def vector_of(x: Array, n: int) -> Array:
     """Return a vector (n,) as contiguous float32."""
     check(x.shape == (n,), "a vector", x)
     return readable(x)
-
-
-def counts_of(x: Array, shape: tuple[int, ...]) -> Array:
-    """Return integers of this shape as contiguous int64."""
-    check(x.shape == shape, "counts", x)
-    return contiguous(x, INT64)
-
-
-def contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return x, or a copy, in this type, aligned and C-contiguous."""
-    right = x.dtype == dtype and x.flags.c_contiguous and x.flags.aligned
-    return x if right else x.astype(dtype, "C")

@@ -52,6 +52,8 @@ class CuPyOps:
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     threads = 1
     xp: ModuleType = cupy
+    to_host = staticmethod(cupy.asnumpy)
+    exp = staticmethod(cupy.exp)
 
     def __init__(self) -> None:
         try:
@@ -64,12 +66,7 @@ class CuPyOps:
             raise ImportError(f"{type(error).__name__}: {error}") from error
 
     def free_memory(self) -> int:
-        free, _ = runtime.memGetInfo()
-        pool = cupy.get_default_memory_pool()
-        return int(free + pool.free_bytes())
-
-    def place(self, array: Array) -> Array:
-        return cupy.asarray(array)
+        return int(runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
         n_rows, length = rows.shape
@@ -84,9 +81,6 @@ class CuPyOps:
             array[start : start + len(part)].set(pinned[: len(part)])
             cupy.cuda.get_current_stream().synchronize()  # before `pinned` is overwritten or freed
         return Placed(array, transposed, n_rows if transposed else length)
-
-    def to_host(self, array: Array) -> Array:
-        return cupy.asnumpy(array)
 
     def embed(self, wte: Placed, wpe: Array, ids: Array, positions: Array) -> Array:
         ids = cupy.ascontiguousarray(ids, np.int64)
@@ -154,9 +148,6 @@ class CuPyOps:
         self._multiply(weights, values[:, :, :S], False, y)
         return y
 
-    def exp(self, x: Array) -> Array:
-        return cupy.exp(x)
-
     def log_normalizer(self, logits: Array) -> Array:
         peaks = logits.max(axis=-1, keepdims=True)
         sums = cupy.exp(logits - peaks).sum(axis=-1, dtype=np.float64)
@@ -174,7 +165,7 @@ class CuPyOps:
             return arrays
         return tuple(cupy.ascontiguousarray(x, self.dtype) for x in arrays)
 
-    def _multiply(self, x: Array, w: Array, transposed: bool, y: Array) -> None:
+    def _multiply(self, x: Any, w: Any, transposed: bool, y: Any) -> None:
         """Compute y = x @ w, or x @ wT, of matrices, or of a batch (B, H) of matrices.
 
         cuBLAS is column-major and sees all three transposed, so it computes yT = wT xT.
@@ -189,9 +180,9 @@ class CuPyOps:
             cublas.CUBLAS_OP_T if transposed else cublas.CUBLAS_OP_N,
             cublas.CUBLAS_OP_N,
             *(n_out, x.shape[-2], n_in, _ONE.ctypes.data),
-            *(_address(w), _TYPES[w.dtype.name], w.shape[-1], w_step),
-            *(_address(x), _TYPES[x.dtype.name], n_in, x_step),
-            *(_ZERO.ctypes.data, _address(y), _TYPES[y.dtype.name], y.shape[-1], y_step),
+            *(w.data.ptr, _TYPES[w.dtype.name], w.shape[-1], w_step),
+            *(x.data.ptr, _TYPES[x.dtype.name], n_in, x_step),
+            *(_ZERO.ctypes.data, y.data.ptr, _TYPES[y.dtype.name], y.shape[-1], y_step),
             *(count, cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT),
         )
 
@@ -216,10 +207,6 @@ _KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "softmax": (_P, _P, _F, _I, _I, _I, _P),
     "attend_one": (_P, _L, _L, _P, _P, _L, _P, _F, _I, _I, _P),
 }
-
-
-def _address(x: Any) -> int:
-    return x.data.ptr
 
 
 def _strides(x: Array) -> tuple[int, ...]:

@@ -22,16 +22,11 @@ class Int8Rows:
 
     Weight (n_in, n_out) with scale (blocks, n_out), or, transposed, weight (n_out, n_in) with scale
     (n_out, blocks).
-
-    Attributes:
-        weight: int8, from -LARGEST to LARGEST.
-        scale: float32 values that bfloat16 can hold.
-        transposed: whether the rows are outputs, as in `Ops.place_matrix`.
     """
 
-    weight: Rows
-    scale: Rows
-    transposed: bool
+    weight: Rows  # int8, from -LARGEST to LARGEST
+    scale: Rows  # float32 values that bfloat16 can hold
+    transposed: bool  # whether the rows are outputs, as in `Ops.place_matrix`
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,8 +75,7 @@ def quantize(rows: Rows, *, transposed: bool = False) -> Int8Rows:
 
 def _to_bfloat16(scale: Array) -> Array:
     """Round positive float32 numbers up to bfloat16, so that no weight exceeds LARGEST."""
-    bits: Array = scale.view(np.uint32)
-    bits = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    bits = (scale.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
     return np.where(np.isfinite(scale), bits.view(np.float32), np.float32(np.nan))
 
 
@@ -96,5 +90,4 @@ def round_activations(x: Array) -> Array:
     largest = np.abs(x).max(axis=-1, keepdims=True)
     per_step = np.float32(LARGEST_ACTIVATION) / np.maximum(largest, np.float32(SMALLEST))
     step = largest / np.float32(LARGEST_ACTIVATION)
-    rounded: Array = np.floor(x * per_step + np.float32(0.5)) * step
-    return rounded
+    return np.floor(x * per_step + np.float32(0.5)) * step

@@ -1,4 +1,4 @@
-"""Memory for arrays: aligned allocation, an arena, a workspace, and addresses."""
+"""Memory for arrays: an arena, a workspace, and addresses."""
 
 import ctypes
 import math
@@ -21,26 +21,15 @@ _DATA_OFFSET = object.__basicsize__
 _read_pointer = ctypes.c_void_p.from_address
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an uninitialized array that starts on a cache line, for fast vector loads."""
-    size = math.prod(shape) * dtype.itemsize
-    buffer = np.empty(size + _CACHE_LINE, np.uint8)
-    start = -buffer.ctypes.data % _CACHE_LINE
-    return buffer[start : start + size].view(dtype).reshape(shape)
-
-
 def _address(array: NDArray[Any]) -> int:
     """Return the address of the first element in 0.14 us; `array.ctypes.data` takes 1.0 us."""
     return _read_pointer(id(array) + _DATA_OFFSET).value or 0
 
 
-def _address_by_ctypes(array: NDArray[Any]) -> int:
-    return array.ctypes.data
-
-
 _probe = np.zeros(1)
 # Other builds of Python may have another object layout.
-address = _address if _address(_probe) == _probe.ctypes.data else _address_by_ctypes
+_is_known = _address(_probe) == _probe.ctypes.data
+address = _address if _is_known else lambda array: array.ctypes.data
 
 
 def _anonymous(size: int) -> mmap.mmap:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.machine import MOST_THREADS, free_memory, threads
-from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Rows, StoredRows
+from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.bindings import (
     ACTIVATIONS,
     COLUMNS,
@@ -22,27 +22,24 @@ from gpt_cli.ops.bindings import (
     FLOAT32,
     FORMATS,
     INT8_BLOCK_BYTES,
-    INT64,
     MAX_TILE_ROWS,
     Layers,
     Packed,
     check,
     choose_level,
-    contiguous,
-    counts_of,
     library,
     readable,
-    rows_of,
     vector_of,
 )
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
+from gpt_cli.tensors import Tensor
 
 # Floats between rows. Rows a power of two apart would compete for few sets of the cache.
 _ROW_PADDING = 16
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 
-_FLOAT16, _BYTE = np.dtype("f2"), np.dtype("u1")
+_FLOAT16, _BYTE, _INT64 = np.dtype("f2"), np.dtype("u1"), np.dtype("i8")
 _EMPTY = np.empty(0, _BYTE)
 
 # Results of packing other than 0 and an errno.
@@ -64,6 +61,7 @@ class NativeOps:
     dtype = "float32"
     cache_block = COLUMNS
     xp: ModuleType = np
+    to_host = staticmethod(np.asarray)
     _stored_dtype = "F32"  # as safetensors writes it
     _panel_type: np.dtype[Any] = FLOAT32
     _cache_type: np.dtype[Any] = FLOAT32
@@ -81,12 +79,6 @@ class NativeOps:
         free = free_memory()
         return None if free is None else free + self._workspace.free_bytes()
 
-    def place(self, array: Array) -> Array:
-        return array
-
-    def to_host(self, array: Array) -> Array:
-        return array
-
     # --- weights ---------------------------------------------------------------------------------
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Packed:
@@ -102,7 +94,7 @@ class NativeOps:
         panels = self._empty_panels(-(-n_out // COLUMNS), n_in)
         result = n_in, n_out, FORMATS.index(self.dtype), transposed, address(panels)
         stored, scales = self._stored(rows)
-        if isinstance(stored, StoredRows) and stored.dtype == self._stored_dtype:
+        if isinstance(stored, Tensor) and stored.dtype == self._stored_dtype:
             with stored.opened() as (file, offset):
                 place = file.fileno(), offset, address(scales)
                 error = self._lib.gpt2_pack_file(*place, *result)
@@ -136,11 +128,11 @@ class NativeOps:
     # --- operations ------------------------------------------------------------------------------
 
     def embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array) -> Array:
-        ids = contiguous(ids, INT64)
+        ids = _contiguous(ids, _INT64)
         if positions.shape != ids.shape:
             positions = np.broadcast_to(positions, ids.shape)
-        positions = contiguous(positions, INT64)
-        wpe = contiguous(wpe, FLOAT32)
+        positions = _contiguous(positions, _INT64)
+        wpe = _contiguous(wpe, FLOAT32)
         check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
         x = self._workspace.empty((*ids.shape, wte.n_in), FLOAT32)
         tables = wte.struct, address(wpe), address(ids), address(positions), len(wpe)
@@ -150,7 +142,7 @@ class NativeOps:
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         C = x.shape[-1]
-        rows = rows_of(x, C)
+        rows = _rows_of(x, C)
         weight, bias = vector_of(ln.weight, C), vector_of(ln.bias, C)
         y = self._empty_rows(len(rows), C)
         norm = address(weight), address(bias), ln.epsilon
@@ -161,7 +153,7 @@ class NativeOps:
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         packed: Packed = w.weight
         check(packed.format == self.dtype, "the weight", packed.panels)
-        rows = rows_of(x, packed.n_in)
+        rows = _rows_of(x, packed.n_in)
         bias = None if w.bias is None else vector_of(w.bias, packed.n_out)
         y = self._empty_rows(len(rows), packed.width)
         start = 0 if bias is None else address(bias)
@@ -196,7 +188,7 @@ class NativeOps:
         if k.strides != v.strides:
             k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
         blocks = self._check_cache(keys, values, B, H, D)
-        past, lengths = counts_of(past, (B,)), counts_of(lengths, (B,))
+        past, lengths = _counts_of(past, (B,)), _counts_of(lengths, (B,))
         check(v.shape == k.shape, "v", v)
         given = address(k), address(v), *(stride // 4 for stride in k.strides[:3])
         cache = address(keys), address(values), address(past), address(lengths)
@@ -207,7 +199,7 @@ class NativeOps:
         B, H, T, D = q.shape
         q, threads = readable(q), self.threads
         blocks = self._check_cache(keys, values, B, H, D)
-        visible = counts_of(visible, (B, T))
+        visible = _counts_of(visible, (B, T))
         y = self._empty_rows(B * T, H * D)
         stride = blocks * COLUMNS + _ROW_PADDING
         scratch = self._workspace.empty((threads, min(T, MAX_TILE_ROWS), stride), FLOAT32)
@@ -222,11 +214,9 @@ class NativeOps:
         """Check the keys and values of one layer of a cache; return its number of blocks."""
         blocks = keys.shape[2]
         width = -(-D // COLUMNS) * COLUMNS
-        check(keys.shape == (B, H, blocks, D, COLUMNS), "keys", keys)
-        check(values.shape == (B, H, blocks, COLUMNS, width), "values", values)
-        for array in (keys, values):
-            right = array.dtype == self._cache_type and array.flags.c_contiguous
-            check(right, "a layer of the cache", array)
+        for array, shape in ((keys, (D, COLUMNS)), (values, (COLUMNS, width))):
+            right = array.shape == (B, H, blocks, *shape) and array.dtype == self._cache_type
+            check(right and array.flags.c_contiguous, "a layer of the cache", array)
         return blocks
 
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
@@ -234,14 +224,14 @@ class NativeOps:
         if described is None or not described.matches(h):
             described = self._layers_of[h[0]] = Layers(h)
         B, T, C = x.shape
-        rows = rows_of(x, described.width)
+        rows = _rows_of(x, described.width)
         H = h[0].attn.n_head
         keys, values = cache.keys, cache.values
         blocks = self._check_cache(keys[0], values[0], B, H, C // H)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
         steps = (keys.strides[0], values.strides[0]) if len(keys) > 1 else (0, 0)
-        visible = counts_of(visible, (B, T))
-        past, new = counts_of(cache.lengths, (B,)), counts_of(cache.new, (B,))
+        visible = _counts_of(visible, (B, T))
+        past, new = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
         threads = self.threads
         sizes = B * T, T, blocks, threads
         size = self._lib.gpt2_layers_scratch(described.struct, *sizes)
@@ -263,7 +253,7 @@ class NativeOps:
         return y
 
     def log_normalizer(self, logits: Array) -> Array:
-        rows = rows_of(logits, logits.shape[-1])
+        rows = _rows_of(logits, logits.shape[-1])
         normalizer = np.empty(len(rows))
         given = address(rows), len(rows), rows.strides[0] // 4, rows.shape[1]
         self._lib.gpt2_log_sum_exp(*given, address(normalizer), self.threads)
@@ -294,14 +284,14 @@ class Int8NativeOps(NativeOps):
         blocks = list(rows.shape)
         blocks[rows.transposed] = -(-blocks[rows.transposed] // BLOCK)
         check(list(scale.shape) == blocks, "the scales", scale)
-        return rows.weight, contiguous(scale, FLOAT32)
+        return rows.weight, _contiguous(scale, FLOAT32)
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
         if isinstance(rows, Int8Rows):
             weight, scale = rows.parts(part)
         else:
             weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
-        return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
+        return np.ascontiguousarray(weight, np.int8), _contiguous(scale, FLOAT32)
 
     def _scratch(self, rows: int, n_in: int) -> Array:
         return self._workspace.empty((rows * (-(-n_in // BLOCK) * DIGITS_BYTES + 4),), _BYTE)
@@ -320,3 +310,21 @@ class Float16NativeOps(BFloat16NativeOps):
 
     dtype = "float16"
     _stored_dtype = "F16"
+
+
+def _rows_of(x: Array, width: int) -> Array:
+    """Return x (..., width) as float32 rows (n, width), each _contiguous."""
+    check(x.shape[-1] == width, "x", x)
+    return readable(x.reshape(-1, width))
+
+
+def _counts_of(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return integers of this shape as _contiguous int64."""
+    check(x.shape == shape, "counts", x)
+    return _contiguous(x, _INT64)
+
+
+def _contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return x, or a copy, in this type, aligned and C-_contiguous."""
+    right = x.dtype == dtype and x.flags.c_contiguous and x.flags.aligned
+    return x if right else x.astype(dtype, "C")

@@ -86,22 +86,15 @@ class NumPyOps:
     cache_block = 1
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     xp: ModuleType = np
+    free_memory = staticmethod(free_memory)
+    to_host = staticmethod(np.asarray)
     _cache_type: type[np.floating[Any]] = np.float32
 
     def __init__(self) -> None:
         self.threads = blas_threads()
 
-    def free_memory(self) -> int | None:
-        return free_memory()
-
-    def place(self, array: Array) -> Array:
-        return array
-
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
         return rows[:].T if transposed else rows[:]
-
-    def to_host(self, array: Array) -> Array:
-        return array
 
     def embed(self, wte: Array, wpe: Array, ids: Array, positions: Array) -> Array:
         x: Array = wte.T[ids]
@@ -116,8 +109,7 @@ class NumPyOps:
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        rows = x.reshape(-1, x.shape[-1])
-        y = rows @ w.weight
+        y = x.reshape(-1, x.shape[-1]) @ w.weight
         if w.bias is not None:
             y += w.bias
         if activation is not None:
@@ -151,22 +143,18 @@ class NumPyOps:
             scores = q[:, :, some] @ k.swapaxes(-1, -2)
             scores *= scale  # (B, H, <T, S)
             if seen.min(initial=S) < S:
-                hidden = np.arange(S) >= seen[:, None, :, None]  # (B, 1, <T, S)
-                np.copyto(scores, MASKED, where=hidden)
+                np.copyto(scores, MASKED, where=np.arange(S) >= seen[:, None, :, None])
             np.matmul(softmax(scores), v, out=attended[:, :, some])
         return attended
 
     def exp(self, x: Array) -> Array:
-        y: Array = np.exp(x)
-        return y
+        return np.exp(x)
 
     def log_normalizer(self, logits: Array) -> Array:
         peaks = logits.max(axis=-1)
         # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
         rows = zip(logits, peaks, strict=True)
-        sums = [np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows]
-        normalizer: Array = peaks + np.log(sums)
-        return normalizer
+        return peaks + np.log([np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows])
 
 
 class Int8NumPyOps(NumPyOps):
