@@ -28,15 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt_cli.ray.job import Cluster as Workers
-from gpt_cli.ray.job import compute
-from gpt_cli.rows import Row, Source
 from ray.cluster_utils import Cluster
 from run import machine, make_checkpoint, versions
 
 from gpt_cli.engine import Engine
-from gpt_cli.generate import Options
-from gpt_cli.records import Generation, Record, json_line
+from gpt_cli.jobs import Cluster as Workers
+from gpt_cli.jobs import Generation, Row
+from gpt_cli.jobs.cluster import compute
+from gpt_cli.jobs.rows import Source
+from gpt_cli.options import Options
+from gpt_cli.records import Record, json_line
 
 PARTS = ("equal", "overhead", "driver")
 NODES, ROWS = 4, 5000
@@ -225,11 +226,10 @@ def spread(values: Sequence[float], digits: int) -> str:
 class Echo(Generation):
     """A task that makes records as long as those of `batch`, without a model."""
 
-    def records(self, engine: Engine, rows: Sequence[Row]) -> Iterator[Record]:
-        """Yield a record for each row."""
-        for each in rows:
-            record = {"index": each.index, "prompt": each.get("prompt"), "text": "x" * 300}
-            yield Record(json_line(record), 0, False)
+    def results(self, engine: Engine, rows: Sequence[Row]) -> Iterator[Record]:
+        """Yield a result for each row."""
+        for _ in rows:
+            yield {"text": "x" * 300}
 
 
 def measure_driver(scratch: Path) -> list[str]:
@@ -255,18 +255,18 @@ def measure_driver(scratch: Path) -> list[str]:
     with cluster(1, 2) as (nodes, _):
         for batch_size in (64, 1024):
             task = Echo(Options(seed=1), batch_size)
-            source = Source(str(file), "auto", task.fields, task.together)
+            source = Source(str(file), "auto", task.fields, task.window)
             with (scratch / "out").open("w") as output:
                 times = []
                 for record in compute(
                     Workers(nodes.address, threads=1), source, 0, task, "tiny", {"device": "cpu"}
                 ):
-                    output.write(record.line)
+                    output.write(json_line(record))
                     times.append(time.perf_counter())
             # Without the first block, which waits for the workers to start.
-            rate = (rows - task.together) / (times[-1] - times[task.together - 1])
+            rate = (rows - task.window) / (times[-1] - times[task.window - 1])
             size = (scratch / "out").stat().st_size / rows
-            what = f"blocks of {task.together} rows to two workers that make records of {size:.0f}"
+            what = f"blocks of {task.window} rows to two workers that make records of {size:.0f}"
             lines.append(row(f"{what} bytes, and back, in order, to a file", round(rate)))
     return lines
 

@@ -20,7 +20,6 @@ ERROR: Schema = {"error": {"code": "string", "message": "string"}}
 ERROR_PLACE: Schema = {"file": "string", "line": "int64"}
 TOKEN: Schema = {"id": "int64", "token": "string", "bytes": ["int64"], "logprob": "double"}
 COMPLETION: Schema = {
-    "prompt": "string",
     "text": "string",
     "finish_reason": "string",
     "seed": "uint64",
@@ -54,12 +53,9 @@ def timing(engine: "Engine", completion: "Completion") -> Record:
     }
 
 
-def of_completion(
-    engine: "Engine", prompt: str, completion: "Completion", *, logprobs: bool = False
-) -> Record:
+def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool = False) -> Record:
     """Return the record of a completion, with the log-probability of each token if wanted."""
     record = {
-        "prompt": prompt,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "seed": completion.seed,

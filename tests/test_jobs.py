@@ -12,13 +12,12 @@ from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import runner
 from gpt_cli.jobs.manifest import Manifest
 from gpt_cli.jobs.sinks import JSONLines
-from gpt_cli.jobs.tasks import error_record, place
 
 TEXTS = ["one", "two", "", "three four", "five"]  # the third is no row
 ROWS = [text for text in TEXTS if text]
 
 
-SCHEMA = {"text": "string", "upper": "string"}
+SCHEMA = {"upper": "string"}
 
 
 class Upper(jobs.Task):
@@ -26,19 +25,16 @@ class Upper(jobs.Task):
 
     fields = ("text",)
     schema = SCHEMA
-    together = 2
+    window = 2
 
     def __init__(self):
         self.seen = []
 
-    def records(self, engine, rows):
+    def results(self, engine, rows):
         for row in rows:
             self.seen.append(row.index)
-            text = row.fields.get("text", "")
-            if row.error or "!" in text:
-                yield error_record(row, row.error or InputError("too loud"))
-            else:
-                yield place(row) | {"text": text, "upper": text.upper()}
+            text = row.fields["text"]
+            yield InputError("too loud") if "!" in text else {"upper": text.upper()}
 
     def tokens(self, record):
         return len(record["text"].split())
@@ -268,9 +264,13 @@ def test_a_cluster_computes_the_missing_rows(here, loaded, monkeypatch):
 def test_defaults_of_a_task():
     class Plain(jobs.Task):
         fields = ("text",)
+        schema = {}  # noqa: RUF012
+
+        def results(self, engine, rows):
+            yield from ()
 
     task = Plain()
-    assert (task.together, task.settings, task.tokens({})) == (256, {}, 0)
+    assert (task.window, task.settings, task.tokens({})) == (256, {}, 0)
     assert jobs.Resumed() == jobs.Resumed(rows=0, failed=0, seed=None)
     assert not jobs.Sink.compares
     assert task.with_seed(1) is task

@@ -36,7 +36,6 @@ NONE = {"id": 300, "token": "<300>", "bytes": [], "logprob": -2.0}
 
 def test_the_record_of_a_completion():
     record = {
-        "prompt": "p",
         "text": "a\xe9",
         "finish_reason": "length",
         "seed": 7,
@@ -44,12 +43,10 @@ def test_the_record_of_a_completion():
         "usage": {"prompt_tokens": 3, "completion_tokens": 3},
         "timing": {"load_s": 1.2346, "ttft_s": 0.1235, "decode_tok_s": 10.0},
     }
-    assert records.of_completion(ENGINE, "p", COMPLETION) == record
+    assert records.of_completion(ENGINE, COMPLETION) == record
     b = {"id": 98, "token": "b", "bytes": [98], "logprob": -1.5}
     told = [A | {"top": [A, b]}, FIRST | {"top": []}, NONE | {"top": []}]
-    assert records.of_completion(ENGINE, "p", COMPLETION, logprobs=True) == record | {
-        "logprobs": told
-    }
+    assert records.of_completion(ENGINE, COMPLETION, logprobs=True) == record | {"logprobs": told}
 
 
 @pytest.mark.parametrize(
@@ -96,10 +93,10 @@ def test_a_table_has_all_fields_of_a_record(logprobs):
     table = pytest.importorskip("pyarrow.parquet")
     place = {"index": 2**40, "id": "x"}
     score = records.of_score(ENGINE, Score([97, 195], [None, -1.0], 2), logprobs=logprobs)
-    completion = records.of_completion(ENGINE, "p", COMPLETION, logprobs=logprobs)
+    completion = records.of_completion(ENGINE, COMPLETION, logprobs=logprobs)
     for task, record in (
         (Generation(Options(), logprobs=logprobs), place | completion),
-        (Scoring(logprobs=logprobs), place | {"text": "a"} | score),
+        (Scoring(logprobs=logprobs), place | score),
     ):
         schema = PLACE | task.schema | ERROR_PLACE | ERROR
         error = {"file": "f", "line": 2**40, "error": {"code": "c", "message": "m"}}

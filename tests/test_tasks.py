@@ -25,12 +25,12 @@ def test_prompts_are_continued(engine, logprobs):
     assert failed == {"index": 6, "id": "x", "file": "f", "line": 9} | ERROR
     done = engine.batch([fields[0], *fields[2:]], OPTIONS, indices=[5, 7, 8])
     for found, row, own in zip([first, *rest], [rows[0], *rows[2:]], done, strict=True):
-        place = {"index": row.index, "id": row.id}
-        record = records.of_completion(engine, row.fields["prompt"], own, logprobs=logprobs)
+        place = {"index": row.index, "id": row.id, "prompt": row.fields["prompt"]}
+        record = records.of_completion(engine, own, logprobs=logprobs)
         assert untimed(found) == untimed(place | record)
         assert task.tokens(found) == len(own.ids)
         assert [*found, "file", "line", "error"] == [
-            *records.PLACE, *task.schema, *records.ERROR_PLACE, *records.ERROR
+            *records.PLACE, "prompt", *task.schema, *records.ERROR_PLACE, *records.ERROR
         ]  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_texts_are_scored(engine, logprobs):
     )
     assert bad == {"index": 1, "id": 0, "line": 2} | ERROR
     assert task.tokens(good) == len(score.ids) - 1
-    assert set(good) == {"index", *task.schema}
+    assert set(good) == {"index", "text", *task.schema}
     assert ("logprobs" in good) is ("logprobs" in task.schema) is logprobs
     (missing,) = task.records(engine, [Row(2, 3, None, None, {})])
     assert missing["error"]["code"] == "invalid_input"
@@ -79,6 +79,6 @@ def test_a_seed_is_given_to_the_options():
 
 
 def test_rows_are_given_together():
-    assert Scoring().together == 256
-    assert Generation(OPTIONS, 1).together == max(256, read_ahead(1))
-    assert Generation(OPTIONS, 10**6).together == read_ahead(10**6) > 256
+    assert Scoring().window == 256
+    assert Generation(OPTIONS, 1).window == max(256, read_ahead(1))
+    assert Generation(OPTIONS, 10**6).window == read_ahead(10**6) > 256

@@ -95,8 +95,8 @@ def _write_json(engine: "Engine", prompt: str, run: "Run", *, logprobs: bool) ->
     from gpt_cli import records
 
     for index, completion in enumerate(run.completions):
-        record = records.of_completion(engine, prompt, completion, logprobs=logprobs)
-        write(records.json_line({"index": index} | record))
+        record = records.of_completion(engine, completion, logprobs=logprobs)
+        write(records.json_line({"index": index, "prompt": prompt} | record))
 
 
 def _remarks(prompt: str, run: "Run", options: Options, *, told: bool) -> list[str]:

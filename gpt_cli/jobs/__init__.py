@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpt_cli.jobs.rows import Row
     from gpt_cli.jobs.runner import Summary, run
     from gpt_cli.jobs.sinks import Resumed, Sink
-    from gpt_cli.jobs.tasks import Generation, Scoring, Task, error_record
+    from gpt_cli.jobs.tasks import Generation, Scoring, Task
 
 __all__ = [
     "Cluster",
@@ -27,7 +27,6 @@ __all__ = [
     "Sink",
     "Summary",
     "Task",
-    "error_record",
     "run",
 ]
 __getattr__, __dir__ = on_first_use(

@@ -107,7 +107,7 @@ class _Worker(_Actor):
         if isinstance(self._engine, GPTCLIError):
             raise self._engine
         rows = self._reader.content(block) if isinstance(block[0], Piece) else block
-        for _, some in groupby(rows, lambda row: row.index // self._task.together):
+        for _, some in groupby(rows, lambda row: row.index // self._task.window):
             yield from self._task.records(self._engine, list(some))
 
 
@@ -130,8 +130,8 @@ def compute(
     left = [piece for piece in source.pieces if piece.index + piece.rows > start]
     if not left:
         return
-    windows = math.ceil((left[-1].index - start) / task.together / _MOST_BLOCKS)
-    size = task.together * max(1, windows)
+    windows = math.ceil((left[-1].index - start) / task.window / _MOST_BLOCKS)
+    size = task.window * max(1, windows)
     items = [_packed(block) for block in blocks(left, size)]
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
     if loading.get("device", "auto") == "auto" and not cluster.gpus:  # Ray has assigned no GPU

@@ -42,7 +42,7 @@ def open_sink(
     if resume and source.streams:
         raise InputError(f"--resume: {name} cannot be resumed with a pipe as its input")
     ids = {"id": "int64"} if source.whole_ids else {}
-    schema = PLACE | task.schema | ERROR_PLACE | ERROR | ids
+    schema = PLACE | {task.fields[0]: "string"} | task.schema | ERROR_PLACE | ERROR | ids
     if ending:
         return parts.Folder(place, ending, schema, job, resume=resume)
     if resume and storage.exists(name):

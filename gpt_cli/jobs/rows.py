@@ -76,7 +76,9 @@ class Reader:
             fields = data if isinstance(data, dict) else self._fields(data.decode())
             id = fields.pop("id", None)
             json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
-            return replace(row, id=id, fields=fields)
+            row = replace(row, id=id)  # which an error record has, too
+            self._check_text(fields)
+            return replace(row, fields=fields)
         except UnicodeDecodeError as error:
             reason = InputError(f"the row is not UTF-8 at byte {error.start}")
         except json.JSONDecodeError as error:
@@ -86,6 +88,17 @@ class Reader:
         except InputError as error:
             reason = error
         return replace(row, error=reason)
+
+    def _check_text(self, fields: dict[str, Any]) -> None:
+        name = self.fields[0]
+        if not isinstance(text := fields.get(name), str):
+            raise InputError(f"a row needs a {name}, which is a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the {name} is not valid Unicode at character {error.start}"
+            ) from None
 
     def _fields(self, line: str) -> dict[str, Any]:
         text = storage.without_line_end(line)
@@ -106,14 +119,14 @@ class Source:
         format: of the files. "auto" is "parquet" by the ending of their names, or "jsonl" if the
             first row begins with a brace, else "lines".
         fields: that a row may have besides an id; the first is its text.
-        together: the number of rows that are computed together; no piece spans more.
+        window: the number of rows that are computed together; no piece spans more.
 
     Raises:
         InputError: nothing can be read, not all files are tables, or a table has no text column.
         ResourceError: a package for such files is missing.
     """
 
-    def __init__(self, name: str, format: Format, fields: tuple[str, ...], together: int):
+    def __init__(self, name: str, format: Format, fields: tuple[str, ...], window: int):
         path = Path(name)
         self.name = name
         # A pipe can be read once, and has no pieces.
@@ -129,7 +142,7 @@ class Source:
                     "FOLDER/*.parquet"
                 )
             format = "parquet" if tables else format
-        self._together = together
+        self._window = window
         self._rows = 0  # in the pieces
         self.pieces: list[Piece] = []
         self.contents: list[list[Any]] = []  # name, size and checksum of each file
@@ -150,7 +163,7 @@ class Source:
             yield from self._stream()
             return
         left = [piece for piece in self.pieces if piece.index + piece.rows > start]
-        for block in blocks(left, self._together):
+        for block in blocks(left, self._window):
             yield list(chain.from_iterable(map(self.reader.read, block)))
 
     def _stream(self) -> Iterator[list[Row]]:
@@ -177,7 +190,7 @@ class Source:
         for group, size in enumerate(survey.sizes):
             start = 0
             while start < size:
-                end = min(start + self._together - self._rows % self._together, size)
+                end = min(start + self._window - self._rows % self._window, size)
                 self._add(file, group, start, end, line + start, end - start)
                 start = end
             line += size
@@ -193,7 +206,7 @@ class Source:
             if content := _content(number, data):
                 rows += 1
                 self._guess_format(content)
-            if rows and (self._rows + rows) % self._together == 0:
+            if rows and (self._rows + rows) % self._window == 0:
                 self._add(file, 0, start, end, line, rows)
                 start, line, rows = end, number + 1, 0
         if rows:

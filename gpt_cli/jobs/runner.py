@@ -60,7 +60,7 @@ def run(
         from gpt_cli.jobs.cluster import compute, library
 
         library()  # before the input is read
-    source = Source(input, format, task.fields, task.together)
+    source = Source(input, format, task.fields, task.window)
     if source.streams and cluster:
         raise InputError("--engine ray reads files, not a pipe: name a file")
     job = {

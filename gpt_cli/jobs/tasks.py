@@ -1,5 +1,6 @@
 """Per-row tasks and their JSON records."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,31 +14,30 @@ from gpt_cli.records import Record, Schema
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
 
-_TOGETHER = 256  # rows
+_WINDOW = 256  # rows
 
 
 class Task(Protocol):
-    """A computation for each row: plain data, which can be sent to another machine."""
+    """What is computed for each row. It is pickled if it is sent to another machine."""
 
     @property
+    @abstractmethod
     def fields(self) -> tuple[str, ...]:
-        """The fields that a row may have besides its id.
-
-        The first is its text. A record without error has it unchanged: `--resume` compares it.
-        """
+        """The fields of a row that are read, besides its id. The first is its text."""
 
     @property
+    @abstractmethod
     def schema(self) -> Schema:
-        """The fields of a record without error, besides `records.PLACE`."""
+        """The fields of a result."""
 
     @property
-    def together(self) -> int:
-        """The number of rows that `records` is best given at a time."""
-        return _TOGETHER
+    def window(self) -> int:
+        """The number of rows that `results` gets at a time."""
+        return _WINDOW
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that the records depend on besides row and model, as JSON values."""
+        """Everything that the results depend on besides row and model, as JSON values."""
         return {}
 
     def with_seed(self, seed: int | None) -> "Task":
@@ -47,8 +47,9 @@ class Task(Protocol):
         """
         return self
 
-    def records(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record]:
-        """Yield the record of each row, in order; for a row with an `error`, see `error_record`.
+    @abstractmethod
+    def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
+        """Yield the result of each row, in order, or the error of a row.
 
         Raises:
             InputError: an option is out of range.
@@ -59,6 +60,23 @@ class Task(Protocol):
     def tokens(self, record: Record) -> int:
         """Return the number of tokens that were computed for a record."""
         return 0
+
+    def records(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record]:
+        """Yield the record of each row, in order: its index, id and text with its result.
+
+        The record of a row that failed has its place in the input, and the error.
+        """
+        valid = [row for row in rows if row.error is None]
+        results = zip(valid, self.results(engine, valid), strict=True)
+        for row in rows:
+            result = row.error or next(results)[1]
+            place = {"index": row.index} | ({} if row.id is None else {"id": row.id})
+            if isinstance(result, InputError):
+                file = {} if row.file is None else {"file": row.file}
+                yield place | file | {"line": row.line} | records.of_error(result)
+            else:
+                text = self.fields[0]
+                yield place | {text: row.fields[text]} | result
 
 
 @dataclass(frozen=True)
@@ -80,10 +98,10 @@ class Generation(Task):
         return records.COMPLETION | ({"logprobs": [token]} if self.logprobs else {})
 
     @property
-    def together(self) -> int:
+    def window(self) -> int:
         from gpt_cli.batch import read_ahead  # brings NumPy
 
-        return max(_TOGETHER, read_ahead(self.batch_size))
+        return max(_WINDOW, read_ahead(self.batch_size))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -92,17 +110,18 @@ class Generation(Task):
     def with_seed(self, seed: int | None) -> "Generation":
         return replace(self, options=self.options.with_seed(seed))
 
-    def records(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record]:
-        requests = (row.error or row.fields for row in rows)
-        indices = (row.index for row in rows)
-        results = engine.batch(requests, self.options, batch_size=self.batch_size, indices=indices)
-        for row, result in zip(rows, results, strict=True):
-            if isinstance(result, InputError):
-                yield error_record(row, result)
+    def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
+        found = engine.batch(
+            (row.fields for row in rows),
+            self.options,
+            batch_size=self.batch_size,
+            indices=(row.index for row in rows),
+        )
+        for each in found:
+            if isinstance(each, InputError):
+                yield each
             else:
-                prompt = row.fields["prompt"]
-                told = records.of_completion(engine, prompt, result, logprobs=self.logprobs)
-                yield place(row) | told
+                yield records.of_completion(engine, each, logprobs=self.logprobs)
 
     def tokens(self, record: Record) -> int:
         return int(record["usage"]["completion_tokens"])
@@ -119,33 +138,19 @@ class Scoring(Task):
 
     @property
     def schema(self) -> Schema:
-        logprobs = {"logprobs": [records.TOKEN]} if self.logprobs else {}
-        return {"text": "string"} | records.SCORE | logprobs
+        return records.SCORE | ({"logprobs": [records.TOKEN]} if self.logprobs else {})
 
     @property
     def settings(self) -> dict[str, Any]:
         return asdict(self)
 
-    def records(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record]:
-        texts: list[Any] = [row.error or row.fields.get("text") for row in rows]
-        results = engine.score_many(texts, stride=self.stride)
-        for row, text, result in zip(rows, texts, results, strict=True):
-            if isinstance(result, InputError):
-                yield error_record(row, result)
+    def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
+        texts: list[Any] = [row.fields.get("text") for row in rows]
+        for each in engine.score_many(texts, stride=self.stride):
+            if isinstance(each, InputError):
+                yield each
             else:
-                told = records.of_score(engine, result, logprobs=self.logprobs)
-                yield place(row) | {"text": text} | told
+                yield records.of_score(engine, each, logprobs=self.logprobs)
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])
-
-
-def place(row: Row) -> Record:
-    """Return the beginning of each record: the index of its row, and the id if it has one."""
-    return {"index": row.index} | ({} if row.id is None else {"id": row.id})
-
-
-def error_record(row: Row, error: InputError) -> Record:
-    """Return the record of a row that failed, with its place in the input."""
-    file = {} if row.file is None else {"file": row.file}
-    return place(row) | file | {"line": row.line} | records.of_error(error)
