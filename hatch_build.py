@@ -55,7 +55,7 @@ class BuildHook(BuildHookInterface[Any]):
         try:
             library = compile_library(sources, platform, Path(self._folder.name))
         except NotCompiledError as reason:
-            self.app.display_warning(f"gpt-cli without its library, so NumPy computes: {reason}")
+            self.app.display_warning(f"the C library was not compiled, so NumPy computes: {reason}")
             return
         if editable:
             shutil.move(library, sources / LIBRARY)

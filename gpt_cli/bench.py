@@ -30,7 +30,7 @@ _EDGE = 10  # tokens at either end of the text, whose medians show how the time 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """The plan of a measurement.
 
     Raises:
         InputError: a number is out of range.

@@ -165,7 +165,7 @@ def _check(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config, folder:
             )
     if unknown := sorted(tensors.keys() - known):
         raise CheckpointError(
-            f"{folder}: {len(unknown)} tensors are not GPT-2's, such as "
+            f"{folder}: tensors that GPT-2 does not have, such as "
             f"{', '.join(unknown[:3])}: {_MATCHING}"
         )
     for name, tensor in tensors.items():

@@ -30,8 +30,8 @@ def checked(unembed: Callable[[M, Array], Array]) -> Callable[[M, Array], Array]
         if not np.isfinite(float(logits.max() - logits.min())):
             _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
             raise CheckpointError(
-                "the model's results are not finite: its weights are damaged (-v names them; get "
-                "the model again) or, with a dtype other than float32, out of the range of float16"
+                "the model's results are not finite: if --dtype float32 does not help, its weights "
+                "are damaged (-v names one): get the model again"
             )
         return logits
 

@@ -53,7 +53,7 @@ def _ok_or_note(name: str, found: str, cure: str | None) -> Finding:
 def _library() -> Finding:
     """Report the level of the compiled library, or why it is not used."""
     if native_library() is None:
-        slow = "not compiled when gpt-cli was installed: NumPy computes, slower, and no int8"
+        slow = "not compiled at installation: NumPy computes, more slowly, without int8"
         return Finding("library", "note", slow, "install a C compiler, then reinstall gpt2-cli")
     from gpt_cli.ops.bindings import choose_level, levels
 
@@ -65,7 +65,7 @@ def _library() -> Finding:
     except GPTCLIError as error:
         return Finding("library", "problem", str(error), "unset GPT_CLI_LEVEL")
     if level is None:
-        found = "this processor has no fused multiply-add: NumPy computes, slower, and no int8"
+        found = "this processor lacks fused multiply-add: NumPy computes, more slowly, without int8"
         return Finding("library", "note", found)
     lower = [other for other in available if other != level]
     also = f" (also here: {', '.join(lower)})" if lower else ""
@@ -85,7 +85,7 @@ def _threads() -> Finding:
     if given and not (given.isdecimal() and 1 <= int(given) <= MOST_THREADS):
         found = f"GPT_CLI_THREADS={given:.40} must be a number from 1 to {MOST_THREADS}"
         return Finding("threads", "problem", found, "unset GPT_CLI_THREADS")
-    found = f"{taken} threads; this process may use {cores} of {os.cpu_count()} processors"
+    found = f"number: {taken}; usable processors: {cores} of {os.cpu_count()}"
     cure = f"give --threads {cores}, or unset GPT_CLI_THREADS"
     return _ok_or_note("threads", found, cure if taken > cores else None)
 
@@ -103,9 +103,10 @@ def _gpu() -> Finding:
     packages = [name for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x") if _installed(name)]
     if len(packages) > 1:
         cure = f"pip uninstall {' '.join(packages[:-1])}"
-        return Finding("gpu", "problem", f"{' and '.join(packages)} are both installed", cure)
+        return Finding("gpu", "problem", f"more than one CuPy: {', '.join(packages)}", cure)
     if problem is None:
-        return Finding("gpu", "ok", f"CuPy {version(packages[0])} can use the GPU")
+        found = " ".join(["CuPy", *map(version, packages), "can use the GPU"])
+        return Finding("gpu", "ok", found)
     missing = gpu.install_hint() if gpu.load_driver() else None
     return Finding("gpu", "note", f"not used: {problem}", missing)
 
@@ -130,7 +131,7 @@ def _cache() -> Finding:
     size = format_size(sum(model.size for model in models))
     beside = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
     free = format_size(shutil.disk_usage(beside).free)
-    found = f"{folder}: {len(models)} models, {size}; {free} of disk free"
+    found = f"{folder} (models: {len(models)}, {size}); {free} of disk free"
     if not os.access(beside, os.W_OK):
         return Finding("cache", "problem", f"{found}; not writable", "set HF_HOME to another place")
     return Finding("cache", "ok", found)
@@ -138,7 +139,7 @@ def _cache() -> Finding:
 
 def _terminal() -> Finding:
     if sys.stdout is None or not sys.stdout.isatty():
-        return Finding("terminal", "ok", "standard output is none: plain text, no escape codes")
+        return Finding("terminal", "ok", "output is not a terminal: plain text, no escape codes")
     columns, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
     colours = _COLOURS.get(Console(file=sys.stdout).color_system or "", "fewer than 256 colours")
     found = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {colours}, {encoding}"
@@ -151,7 +152,7 @@ def _hub() -> Finding:
     problem = hub.problem()
     if problem is None:
         return Finding("hub", "ok", f"{os.getenv('HF_ENDPOINT', 'https://huggingface.co')} answers")
-    cure = "check the network, the proxy and HF_ENDPOINT; local models work without"
+    cure = "check the network, the proxy and HF_ENDPOINT; local models work offline"
     if hub.switched_off():
         cure = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to fetch models"
     return Finding("hub", "note", problem, cure)

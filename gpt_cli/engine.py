@@ -61,7 +61,7 @@ class Engine:
         return self.tokenizer.decode(ids)
 
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Return the logits of the token after each token.
+        """Return the logits of the next token at each position.
 
         Args:
             ids: (B, T) token ids, T from 1 to n_positions.
@@ -137,7 +137,7 @@ class Engine:
             rows: prompts, or mappings with a "prompt" and options of this row alone, those of
                 `Options.row_fields()`. A row with a seed of its own has the text of `generate` with
                 this seed; else its index keys the random draws, too. An error is passed on.
-            options: of rows without their own.
+            options: the defaults of the rows.
             batch_size: rows to compute side by side; by default as many as memory and speed allow.
             indices: of the rows; by default counted from 0.
 
@@ -255,7 +255,7 @@ class Engine:
             prompt = own.pop("prompt", None)
             options = defaults.with_row(own)
             if not isinstance(prompt, str):
-                raise InputError("a row needs a prompt, which is a string")
+                raise InputError('a row needs a string "prompt"')
             # With a seed of its own, a row equals a run of its own.
             return self._request(prompt, options, index if own.get("seed") is None else 0)
         except InputError as error:
@@ -266,7 +266,7 @@ class Engine:
             return text
         try:
             if not isinstance(text, str):
-                raise InputError("a row needs a text, which is a string")
+                raise InputError('a row needs a string "text"')
             return self._check_ids(self.encode(text))
         except InputError as error:
             return error
@@ -331,8 +331,8 @@ def load(
         stored = checkpoint.stored_dtype(tensors)
         ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
         if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
-            cure = "on a CPU, leave --dtype out, or choose float32 or int8"
-            raise InputError(f"{name} is stored in {stored}: {cure}")
+            cure = "on a CPU, choose auto, float32 or int8"
+            raise InputError(f"--dtype {dtype}: {name} is stored in {stored}; {cure}")
         check_room(
             f"the weights of {name} in {ops.dtype} take",
             checkpoint.memory(config, ops.dtype)["weights_bytes"],

@@ -267,10 +267,10 @@ def generate(model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request]) -> 
         ResourceError: there is not enough memory.
     """
     check_room(
-        f"{len(requests)} texts side by side need about",
+        f"a batch of {len(requests)} needs about",
         working_set(model.config, requests),
         model.ops.free_memory(),
-        "generate fewer at a time, or shorter ones",
+        "generate fewer at a time, or shorter texts",
     )
     return _steps(model, tokenizer, requests)
 

@@ -1,4 +1,4 @@
-"""How to continue a prompt: the options of a request."""
+"""The options of a request."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Overflow: TypeAlias = Literal["error", "truncate", "shift"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(SamplingParams):
-    """How to continue prompts."""
+    """The options of a continuation."""
 
     max_tokens: int = option(
         128,

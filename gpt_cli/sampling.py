@@ -42,7 +42,7 @@ _BIASES = Range(
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Declared):
-    """How to choose a token."""
+    """The options of sampling."""
 
     temperature: float = option(
         0.8,
@@ -56,7 +56,7 @@ class SamplingParams(Declared):
     )
     min_p: float = option(
         0.0,
-        "Keep tokens whose probability is this fraction of the highest or more; 0 keeps all.",
+        "Drop tokens less likely than this fraction of the likeliest; 0 drops none.",
         _MIN_P,
     )
     repeat_penalty: float = option(

@@ -75,9 +75,7 @@ class Tokenizer:
         in_bpe = set(ranks.values())
         special = {token: id for token, id in vocab.items() if id not in in_bpe}
         if lost := [token for token in special if token not in added and _is_made(token, vocab)]:
-            raise CheckpointError(
-                f"{source}: no merge makes {len(lost)} tokens, such as {lost[0]!r:.40}: {_SAME}"
-            )
+            raise CheckpointError(f"{source}: no merge makes the token {lost[0]!r:.40}: {_SAME}")
         # Transformers also lists added tokens that the BPE has; they need no entry.
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
         self.special = special | added

@@ -106,7 +106,7 @@ def cure(failed: Sequence[str]) -> str:
     """Return what to do if these checks failed."""
     if "files" in failed:
         return "get its files again, and report it if that does not help"
-    return "this machine or this program computes wrong results, please report it"
+    return "this machine or this program computes wrong results; please report it"
 
 
 def _facts(name: str, folder: Path) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def test_where_the_compiler_fails_there_is_a_pure_wheel_and_one_line_that_says_w
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not any("libkernels" in name for name in names(wheel))
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("gpt-cli without its library, so NumPy computes: ")
+    assert line.startswith("the C library was not compiled, so NumPy computes: ")
     assert said in line
 
 

@@ -340,7 +340,7 @@ def test_no_cpu_rounds_weights_to_16_bits(case_folder, capsys, case, dtype, stor
     assert app.run(["generate", "-m", folder, "--device", "cpu", "--dtype", dtype, "x"]) == 2
     assert capsys.readouterr() == (
         "",
-        f"gpt-cli: error: {folder} is stored in {stored}: on a CPU, leave --dtype out, or choose "
+        f"gpt-cli: error: --dtype {dtype}: {folder} is stored in {stored}; on a CPU, choose auto, "
         "float32 or int8\n",
     )
 
@@ -381,7 +381,7 @@ def test_memory_that_runs_out_is_exit_code_5(recorder, monkeypatch, capsys):
     assert app.run(["generate", "text"]) == 5
     assert capsys.readouterr().err == (
         "gpt-cli: error: out of memory or threads (MemoryError('cannot have 9 GB')): "
-        "have fewer or shorter texts at a time, or use a smaller model\n"
+        "use fewer or shorter texts at a time, or a smaller model\n"
     )
 
 

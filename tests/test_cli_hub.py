@@ -78,7 +78,7 @@ def test_download_to_a_folder_gives_a_model_for_every_command(hub, tmp_path):
         (["tiny"], "", 2, "tiny is bundled"),
         (["."], "", 2, ". is a folder"),
         ([REPO, "--to", "."], "", 2, "is not an empty folder"),
-        ([REPO, "--revision", ".."], "", 2, "is no valid --revision"),
+        ([REPO, "--revision", ".."], "", 2, "is not valid: give a branch"),
     ],
 )
 def test_each_failure_is_one_line_and_an_exit_code(hub, arguments, fault, exit_code, says):

@@ -323,7 +323,7 @@ def test_an_error_names_its_file_and_line(output, here, pa):
 def test_columns_that_are_not_read_are_noted(here, pa):
     write_parquet(here / "in.parquet", [{"title": "x", "text": "Once", "lang": "en"}])
     note, progress = run("score", "in.parquet", "-o", "a", "-v")
-    assert note == "gpt-cli: note: columns that are not read: title, lang"
+    assert note == "gpt-cli: note: ignored columns: title, lang"
     assert progress.startswith("gpt-cli: 1 of 1 row, ")
     assert run("score", "in.parquet", "-o", "b", "-q") == []
 

@@ -79,7 +79,7 @@ def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
     monkeypatch.setattr(doctor, "native_library", lambda: None)
     found = finding("library")
     assert found.status == "note"
-    assert found.found.startswith("not compiled when gpt-cli was installed: NumPy computes")
+    assert found.found.startswith("not compiled at installation: NumPy computes")
     assert found.cure == "install a C compiler, then reinstall gpt2-cli"
 
 
@@ -115,7 +115,7 @@ def test_a_library_that_is_passed_over_is_noted(monkeypatch):
 def test_more_threads_than_cores_are_noted(monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 1)
     monkeypatch.setenv("GPT_CLI_THREADS", "8")
-    assert "8 threads" in finding("threads").found
+    assert "number: 8" in finding("threads").found
     assert finding("threads").cure.startswith("give --threads 1")
 
 

@@ -217,7 +217,7 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
     rows = [Request([1] * 9, Options(use_cache=use_cache))] * 50
     needed = working_set(endless.config, rows)
     monkeypatch.setattr(endless.ops, "free_memory", lambda: needed - 1)
-    with pytest.raises(ResourceError, match="50 texts side by side need about"):
+    with pytest.raises(ResourceError, match="a batch of 50 needs about"):
         generate(endless, tokenizer, rows)
     monkeypatch.setattr(endless.ops, "free_memory", lambda: needed)
     next(generate(endless, tokenizer, rows))

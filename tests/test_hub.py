@@ -116,7 +116,7 @@ def test_a_revision_needs_a_model_on_the_hub(name):
 @pytest.mark.parametrize("revision", ["", "..", "../../etc", "a\nb", "/"])
 def test_an_impossible_revision_is_refused(hub, revision):
     message = raised(InputError, product.resolve, REPO, revision=revision)
-    assert "is no valid --revision" in message
+    assert "is not valid: give a branch" in message
     assert hub.requests == []
 
 
@@ -170,7 +170,9 @@ def test_a_folder_of_checkpoints_is_refused_with_the_newest(tmp_path):
     for name in ("checkpoint-500", "checkpoint-1000"):
         (tmp_path / name / "config.json").touch()
     message = raised(ModelNotFoundError, product.find, str(tmp_path))
-    assert message == f"{tmp_path} holds 2 models: give one, such as {tmp_path}/checkpoint-1000"
+    assert (
+        message == f"{tmp_path} is not a model: give one in it, such as {tmp_path}/checkpoint-1000"
+    )
     (tmp_path / "config.json").touch()
     assert product.find(str(tmp_path)) == tmp_path
 

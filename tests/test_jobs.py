@@ -154,7 +154,7 @@ def test_the_records_of_a_custom_task_fit_in_a_table(here):
     assert jobs.run(Upper(), "in", "out.parquet", resume=True) == jobs.Summary(0, 0)
     calls = Calls()
     jobs.run(Upper(), "out.parquet", "again.parquet", observer=calls)
-    note = "columns that are not read: index, upper, file, line, error"
+    note = "ignored columns: index, upper, file, line, error"
     assert calls.made[:2] == [("note", note), ("start", 4, 0, 0)]
 
 
@@ -395,7 +395,7 @@ def test_rows_are_compared_by_id_and_text(sink):
         for same in (row(0, "one"), row(1, "two", [1]), row(2, "another")):
             sink.check(same)
         for other in (row(0, "two"), row(0, "one", 0), row(1, "two")):
-            with pytest.raises(InputError, match=f"row {other.index} is not line {other.line};"):
+            with pytest.raises(InputError, match=f"row {other.index} differs from line "):
                 sink.check(other)
         with pytest.raises(InputError, match="of at least 3 rows, not 2"):
             sink.finish(2)

@@ -138,7 +138,7 @@ def test_an_unsuitable_name_is_refused(name, says, here):
 def test_parts_cannot_be_resumed_with_a_pipe(name, here):
     pytest.importorskip("pyarrow")
     said = refused(name, "-", resume=True)
-    assert said == f"--resume: {name} cannot be resumed with a pipe as its input"
+    assert said == f"--resume: {name} needs a file as input, not a pipe"
     assert open_output(name, "-")
     assert type(open_output("new.jsonl", "-", resume=True)) is JSONLines
 

@@ -40,7 +40,7 @@ from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 _LONGEST = 1000  # characters of a message
 _TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not look like a flag
-_LESS = "have fewer or shorter texts at a time, or use a smaller model"
+_LESS = "use fewer or shorter texts at a time, or a smaller model"
 # Errors of the loader and of threads that mean that memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 

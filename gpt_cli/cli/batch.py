@@ -29,12 +29,14 @@ def batch(
         str, typer.Option(metavar="N|auto", help="Number of rows to compute at once.")
     ] = "auto",
     options: Options,
-    escape: flags.Escape = False,
+    escape: Annotated[
+        bool, typer.Option("--escape", help=r"Read \n, \r, \t and \\ in --stop as escapes.")
+    ] = False,
     logprobs: flags.LogProbs = None,
     loading: flags.Loading,
     where: flags.Where,
 ) -> None:
-    """Continue each line of IN.
+    """Continue each prompt of IN.
 
     Write one JSON record per row, in the order of the input.
 

@@ -27,7 +27,7 @@ def bench(
     loading: flags.Loading,
     as_json: flags.Json = False,
 ) -> None:
-    """Measure generation with and without KV cache.
+    """Measure generation with and without the KV cache.
 
     Print times, rates, memory use and two curves. The prompt is a built-in text. Generation is
     greedy, so both modes generate the same tokens.

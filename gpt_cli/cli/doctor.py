@@ -8,7 +8,7 @@ from gpt_cli.startup import prepare
 
 
 def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
-    """Examine this machine.
+    """Check this machine for problems.
 
     Each line is ok, a note or a problem, with its cure. The exit code is 5 if there is a problem.
     """

@@ -15,7 +15,8 @@ def download(
     name: Annotated[
         str,
         typer.Argument(
-            help="gpt2 and its relatives, or owner/name on the Hub.",
+            metavar="MODEL",
+            help="gpt2 and its relatives, or OWNER/NAME on the Hub.",
             autocompletion=completion.downloads,
         ),
     ],

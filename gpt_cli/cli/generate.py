@@ -107,7 +107,7 @@ def _remarks(prompt: str, run: "Run", options: Options, *, told: bool) -> list[s
     reasons = {completion.finish_reason for completion in run.completions}
     notes = []
     if prompt.endswith(" "):
-        notes.append("the prompt ends with a space; GPT-2's words begin with it, so leave it out")
+        notes.append("the prompt ends with a space: leave it out, as GPT-2's words begin with one")
     if "context" in reasons:
         notes.append("the context is full; --overflow shift continues past it")
     to_file = stat.S_ISREG(os.fstat(1).st_mode)  # which nobody watches

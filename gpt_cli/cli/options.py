@@ -133,7 +133,7 @@ class Loading(Model):
     )
     dtype: str = option(
         "auto",
-        "Weights in float32, float16 (GPU) or int8 (CPU); auto: as stored, on a GPU float32.",
+        "Weights in float32, float16 (GPU) or int8 (CPU); auto: as stored, or float32 on a GPU.",
         autocompletion=lambda: ["auto", "float32", "bfloat16", "float16", "int8"],
     )
     threads: int | None = option(
@@ -173,8 +173,8 @@ class Rows(Declared):
     )
     resume: bool = option(
         False,
-        "Continue an interrupted run: keep the rows in OUT and add the missing ones. Repeat the "
-        "same flags; the seed is known.",
+        "Continue an interrupted run: keep the rows in OUT and add the missing ones. Repeat all "
+        "flags; a random seed is reused.",
     )
     format: Format | None = option(
         None,
@@ -195,13 +195,13 @@ class Where(Declared):
     )
     address: str | None = option(
         None,
-        "The Ray cluster, or auto for that of this machine; if not set, Ray is started here.",
+        "The Ray cluster, or auto for that of this machine; default: RAY_ADDRESS, or a new one.",
         kind=TEXT,
         metavar="HOST:PORT",
     )
     workers: int | None = option(
         None,
-        "Number of processes that hold the model; as many as fit if not set, with up to 4 threads.",
+        "Processes that hold the model; default: as many as fit, with up to 4 threads each.",
         kind=WHOLE,
         min=1,
     )
@@ -253,7 +253,7 @@ RowsFile = Annotated[
     typer.Option("--file", "-f", metavar="FILE", help="Same as the argument."),
 ]
 Escape = Annotated[
-    bool, typer.Option("--escape", help=r"Read \n, \t and \\ in PROMPT and --stop as escapes.")
+    bool, typer.Option("--escape", help=r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes.")
 ]
 LogProbs = Annotated[
     int | None,

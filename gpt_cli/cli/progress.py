@@ -5,6 +5,7 @@ import sys
 import time
 from typing import Self
 
+from gpt_cli.cli.layout import counted
 from gpt_cli.cli.streams import note, on_terminal, remark, tell
 from gpt_cli.jobs import Observer
 
@@ -76,7 +77,7 @@ class Progress(Observer):
         of = "" if self._total is None else f" of {self._total:,}"
         rows = "row" if (self._total or self._rows) == 1 else "rows"
         failed = f" ({self._failed:,} failed)" if self._failed else ""
-        line = f"gpt-cli: {self._rows:,}{of} {rows}{failed}, {self._tokens:,} tokens"
+        line = f"gpt-cli: {self._rows:,}{of} {rows}{failed}, {counted(self._tokens, 'token')}"
         line += f", {self._tokens / seconds:,.0f} a second"
         new = self._rows - self._before
         if self._total is not None and 0 < new < self._total - self._before and seconds > _SETTLED:

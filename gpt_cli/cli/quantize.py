@@ -17,7 +17,7 @@ def quantize(
 ) -> None:
     """Write a model with int8 weights.
 
-    Write it to a new folder, which --model takes, and print the name of the folder.
+    Write it to a new folder, for use with --model, and print the folder.
     """
     from gpt_cli import hub
     from gpt_cli.quantize import write as write_int8

@@ -46,7 +46,7 @@ def rank(
 
     Spaces around a choice are removed. One is added before it unless PROMPT ends with a space.
     """
-    if choices_file == Path("-") and prompt is None:
+    if choices_file == Path("-") and (prompt if file is None else file) in (None, Path("-")):
         raise InputError("PROMPT and --choices-file cannot both be read from the pipe")
     listed = _choices(choices, choices_file)
     text = read_prompt(prompt, file)
@@ -54,9 +54,9 @@ def rank(
     given: dict[str, str] = {}  # what the model sees -> what was given
     for choice in listed if exact else [choice.strip() for choice in listed]:
         if not choice:
-            raise InputError("--choices: a choice is empty")
+            raise InputError("a choice is empty: remove it")
         if space + choice in given:
-            raise InputError(f"--choices: duplicate choice {choice!r:.40}")
+            raise InputError(f"duplicate choice {choice!r:.40}: remove it")
         given[space + choice] = choice
     engine = loading.load()
     ranked = engine.rank(text, list(given), by=by)
@@ -92,7 +92,7 @@ def _write_table(ranked: "list[Choice]") -> None:
 
 def _choices(given: list[str] | None, file: Path | None) -> list[str]:
     if (given is None) == (file is None):
-        raise InputError("give the continuations by one of --choices A,B,C and --choices-file FILE")
+        raise InputError("give either --choices A,B,C or --choices-file FILE")
     if file is not None:
         lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
         return [line for line in lines if line]

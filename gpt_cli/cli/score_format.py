@@ -54,7 +54,7 @@ def _decoded(data: bytes, number: int) -> str | InputError:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Form(Declared):
-    """How to score, and what to show of it."""
+    """The options of scoring and of its output."""
 
     lines: bool = option(False, "Score each line on its own.")
     tokens: bool = option(False, "Show the log-likelihood of each token.")
@@ -94,12 +94,13 @@ class Form(Declared):
     def check(self, *, as_rows: bool) -> None:
         """Raise InputError if options exclude each other."""
         if self.filters and self.tokens and not self.as_json:
-            raise InputError("--tokens cannot be shown with lines that pass unchanged: add --json")
+            raise InputError("--tokens with --max-perplexity or --min-perplexity needs --json")
         if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
             raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
         if self.filters and as_rows:
             raise InputError(
-                "--output and --format write records of all rows: filter those instead"
+                "--max-perplexity and --min-perplexity cannot be used with --output or --format: "
+                "filter the records instead"
             )
 
     def passes(self, score: "Score | InputError") -> bool:

@@ -100,7 +100,7 @@ def check_folder(folder: Path) -> Path:
     if not (folder / CONFIG).exists() and (inside := [*folder.glob(f"*/{CONFIG}")]):
         models = sorted(path.parent for path in inside)
         newest = max(models, key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
-        raise ModelNotFoundError(f"{folder} holds {len(inside)} models: give one, such as {newest}")
+        raise ModelNotFoundError(f"{folder} is not a model: give one in it, such as {newest}")
     return folder
 
 
@@ -110,7 +110,7 @@ def checked_revision(revision: str | None) -> str:
         return "main"
     if not revision.isprintable() or not revision.strip("/") or ".." in revision:
         raise InputError(
-            f"{revision!r:.80} is no valid --revision: give a branch, a tag or a commit"
+            f"--revision {revision!r:.80} is not valid: give a branch, a tag or a commit"
         )
     return revision.strip("/")
 

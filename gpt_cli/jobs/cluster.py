@@ -45,7 +45,7 @@ _ALONE = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where Ray computes a job, and with how many workers."""
+    """The Ray cluster and the workers that compute a job."""
 
     address: str | None = None  # host:port or "auto"; None: RAY_ADDRESS, or start Ray here
     workers: int | None = None  # processes that hold the model; None: as many as fit
@@ -121,7 +121,7 @@ def compute(
     on one machine.
 
     Raises:
-        InputError: a file cannot be read, or the cluster has no room for so many workers.
+        InputError: a file cannot be read, or the cluster has no room for all workers.
         ResourceError: there is no cluster, or a worker has not enough memory.
         ModelNotFoundError: a worker cannot get the model.
         CheckpointError: the weights are damaged.
@@ -204,7 +204,9 @@ def _room(cluster: Cluster) -> tuple[int, int]:
     if cluster.gpus:
         each += f", --gpus-per-worker {cluster.gpus:g}"
     if not room:
-        raise ResourceError(f"no machine of the cluster has room for a worker with {each}")
+        raise ResourceError(
+            f"no machine of the cluster has room for a worker with {each}: ask for less"
+        )
     if room < (cluster.workers or 1):
         raise InputError(
             f"the cluster has room for --workers {room}, not {cluster.workers}, with {each} each"
@@ -280,7 +282,8 @@ def _check_address(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
     except (OSError, OverflowError, UnicodeError) as error:
-        raise ResourceError(f"no Ray cluster answers at {address}: {error}") from None
+        message = f"no Ray cluster answers at {address} ({error}): check --address"
+        raise ResourceError(message) from None
 
 
 @contextmanager

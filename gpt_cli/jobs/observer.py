@@ -1,4 +1,4 @@
-"""The progress of a job, for whoever runs it."""
+"""Reports of the progress of a job."""
 
 
 class Observer:

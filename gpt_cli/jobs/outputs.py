@@ -40,7 +40,7 @@ def open_sink(
     from gpt_cli.jobs import parts  # brings fsspec
 
     if resume and source.streams:
-        raise InputError(f"--resume: {name} cannot be resumed with a pipe as its input")
+        raise InputError(f"--resume: {name} needs a file as input, not a pipe")
     ids = {"id": "int64"} if source.whole_ids else {}
     schema = PLACE | {task.fields[0]: "string"} | task.schema | ERROR_PLACE | ERROR | ids
     if ending:

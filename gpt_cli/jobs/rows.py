@@ -43,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Reader:
-    """How to read rows; it can be sent to another machine."""
+    """A reader of rows, which can be sent to another machine."""
 
     format: Format
     fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
@@ -60,7 +60,7 @@ class Reader:
             lines = _filled(data, piece.line)
         rows = self.parse(lines, piece.index, piece.file if self.many else None)
         if len(rows) != piece.rows:
-            raise InputError(f"{piece.file} has changed while it was read")
+            raise InputError(f"{piece.file} changed while it was read: run the command again")
         return rows
 
     def parse(self, lines: Iterable[tuple[int, Any]], index: int, file: str | None) -> list[Row]:
@@ -84,7 +84,7 @@ class Reader:
         except json.JSONDecodeError as error:
             reason = InputError(f"the row is not valid JSON: {error.msg} at character {error.pos}")
         except (TypeError, ValueError, RecursionError):
-            reason = InputError("the row cannot be written as JSON again, or is nested too deeply")
+            reason = InputError("the row cannot be written as JSON, or is nested too deeply")
         except InputError as error:
             reason = error
         return replace(row, error=reason)
@@ -92,7 +92,7 @@ class Reader:
     def _check_text(self, fields: dict[str, Any]) -> None:
         name = self.fields[0]
         if not isinstance(text := fields.get(name), str):
-            raise InputError(f"a row needs a {name}, which is a string")
+            raise InputError(f'a row needs a string "{name}"')
         try:
             text.encode()
         except UnicodeEncodeError as error:

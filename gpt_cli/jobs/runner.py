@@ -80,7 +80,7 @@ def run(
         observer.note(f"{output} is complete; its content was not checked")
         return Summary(source.total or 0, 0)
     if source.ignored:
-        observer.note(f"columns that are not read: {', '.join(source.ignored)}")
+        observer.note(f"ignored columns: {', '.join(source.ignored)}")
     engine: Any = None if cluster else load(model, **loading)
     with sink:
         resumed = sink.resume()

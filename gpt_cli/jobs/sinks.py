@@ -18,7 +18,7 @@ LATER = "--resume continues when that is fixed"
 
 @dataclass(frozen=True)
 class Resumed:
-    """What an earlier run has written."""
+    """The output of an earlier run."""
 
     rows: int = 0
     failed: int = 0  # of them, those whose record is an error
@@ -131,7 +131,7 @@ class JSONLines(Sink):
     def check(self, row: Row) -> None:
         written = self._rows[row.index]
         if written not in (None, _hash(row.id, row.fields.get(self._text))):
-            difference = f"its row {row.index} is not line {row.line}; {ANOTHER}"
+            difference = f"row {row.index} differs from line {row.line}; {ANOTHER}"
             raise InputError(f"{self._path} was made from another input: {difference}")
 
     def write(self, record: Record) -> None:

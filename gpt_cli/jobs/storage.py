@@ -52,7 +52,7 @@ def find(name: str) -> list[str]:
     with reading(name):
         found = _find_at_address(name) if is_address(name) else _find_here(name)
     if not found:
-        raise InputError(f"cannot read {name}: it contains or matches no file")
+        raise InputError(f"cannot read {name}: no files found")
     return sorted(found)
 
 
@@ -80,7 +80,7 @@ def _find_at_address(name: str) -> list[str]:
         found = [file for file in inside if not is_hidden(file)]
     files = [fs.unstrip_protocol(file) for file in found]
     if any(filesystem(file) != (fs, path) for file, path in zip(files, found, strict=True)):
-        raise InputError(f"{name}: folders and patterns are not supported at such an address")
+        raise InputError(f"{name}: folders and patterns are not supported at this address")
     return files
 
 
@@ -165,7 +165,7 @@ def read_range(file: str, start: int, end: int) -> bytes:
             stream.seek(start)
             data = stream.read(end - start)
     if len(data) < end - start:
-        raise InputError(f"{file} became shorter while it was read")
+        raise InputError(f"{file} became shorter while it was read: run the command again")
     if len(data) > end - start:
         raise InputError(f"{file}: the server does not support range requests; copy the file here")
     return data

@@ -295,7 +295,7 @@ def test_too_large_a_model_is_known_before_it_is_read(world, model, suffer):
 def test_too_many_texts_are_known_before_they_are_computed(suffer):
     options = {"preexec_fn": limit_addresses(1000)}
     arguments = (*generate("-n", 200), "--samples", 2000, "--threads", 1, "Once")
-    suffer(*arguments, code=5, says="need about", do="generate fewer at a time", **options)
+    suffer(*arguments, code=5, says="needs about", do="generate fewer at a time", **options)
 
 
 @linux

@@ -154,9 +154,8 @@ def tree(
 ) -> None:
     """Show the likeliest continuations of PROMPT as a tree.
 
-    Continuations differ in length: a long one is shown if it is likelier than every shorter one
-    that is not. The percentages are the probability of the token after those before it, and of the
-    whole path from PROMPT.
+    Continuations may have any length. The percentages are the probability of the token after those
+    before it, and of the whole path from PROMPT.
     """
     output.show("tree", prompt, file, loading, top, special=special)
 

@@ -80,7 +80,7 @@ def _attention(view: Attention, width: int, coloured: bool) -> Iterator[Renderab
 
 
 def _source(view: Attention) -> str:
-    if len(view.heads) == 1:
+    if len(view.layers) * len(view.heads) == 1:
         return f"head {view.heads[0]} of layer {view.layers[0]}"
     if len(view.layers) == 1:
         return f"mean of the {len(view.heads)} heads of layer {view.layers[0]}"
