@@ -9,12 +9,6 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-P", "-m", "gpt_cli"]  # -P: as the script, not from this folder
-WITHOUT_LIBRARY = [  # the same where installing compiled none
-    *COMMAND[:2],
-    "-c",
-    "import gpt_cli.ops; gpt_cli.ops.native_library = lambda: None;"
-    "from gpt_cli.__main__ import main; main()",
-]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and terminals")
 
 

@@ -121,17 +121,6 @@ def test_what_was_measured_is_told(engine):
         assert mode.tokenize_s.min < mode.first_token_s.max < mode.total_s.max
 
 
-@pytest.mark.usefixtures("library")
-@pytest.mark.parametrize(("case", "dtype"), [("f16", "float16"), ("bf16", "bfloat16")])
-def test_weights_in_16_bits_are_told_as_such(case_folder, case, dtype):
-    folder = str(case_folder(case))
-    held, full = (gpt_cli.load(folder, device="cpu", dtype=kind) for kind in ("auto", "float32"))
-    found, other = (measure(each, replace(SMALL, repetitions=1)) for each in (held, full))
-    assert (found.dtype, other.dtype) == (dtype, "float32")
-    assert other.weights_bytes / 2 < found.weights_bytes < 0.6 * other.weights_bytes
-    assert found.ids == other.ids
-
-
 @pytest.mark.parametrize("cache", [True, False])
 def test_one_mode_may_be_measured_alone(engine, cache):
     watched = Watched(engine)

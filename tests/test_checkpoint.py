@@ -42,14 +42,6 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def header(text: bytes, data: bytes = b"") -> bytes:
-    return len(text).to_bytes(8, "little") + text + data
-
-
-def entry(start: int, end: int, shape: str = "[1]") -> bytes:
-    return b'"dtype":"F32","shape":%s,"data_offsets":[%d,%d]' % (shape.encode(), start, end)
-
-
 def narrowed(array, dtype):
     """What is left of an array in a narrower type."""
     if dtype == "F16":
@@ -251,64 +243,14 @@ def test_an_untied_head_must_be_there(tmp_path):
     assert "lm_head.weight is missing" in refusal(tmp_path)
 
 
-def test_the_same_tensor_twice_in_one_file_is_named(folder):
-    twice = b'{"x":{' + entry(0, 4) + b'},"x":{' + entry(0, 4) + b"}}"
-    (folder / FILE).write_bytes(header(twice, bytes(4)))
-    assert "duplicate tensor x" in refusal(folder)
-
-
-def test_the_same_tensor_in_two_shards_is_named(sharded):
+def test_a_damaged_shard_or_one_with_the_tensors_of_another_is_named(sharded):
     (sharded / SHARDS[2]).write_bytes((sharded / SHARDS[1]).read_bytes())
     assert f"{SHARDS[2]}: duplicate tensor" in refusal(sharded)
+    (sharded / SHARDS[2]).write_bytes((sharded / SHARDS[1]).read_bytes()[:-1])
+    assert f"{sharded / SHARDS[2]} is not safetensors" in refusal(sharded)
 
 
 # --- damaged files -------------------------------------------------------------------------------
-
-
-DAMAGED_FILES = {
-    "empty": (b"", ""),
-    "cut in the length": (b"\x10\0\0", ""),
-    "cut in the header": (header(b"{}   ")[:-1], ""),
-    "a header of 2**63 bytes": (b"\xff" * 7 + b"\x7f{}", ""),
-    "no JSON": (header(b"{nothing"), ""),
-    "no UTF-8": (header(b'{"\xff":{}}'), ""),
-    "a list": (header(b"[]"), ""),
-    "a hole": (header(b'{"x":{' + entry(4, 8) + b"}}", bytes(8)), ""),
-    "an overlap": (
-        header(b'{"x":{' + entry(0, 4) + b'},"y":{' + entry(2, 6) + b"}}", bytes(6)),
-        "",
-    ),
-    "a shape of another size": (header(b'{"x":{' + entry(0, 4, "[2]") + b"}}", bytes(4)), ""),
-    "a tensor that is a list": (header(b'{"x":["F32",[1],[0,4]]}', bytes(4)), ""),
-    "a dtype that is an object": (
-        header(b'{"x":{' + entry(0, 4).replace(b'"F32"', b'{"F32":null}') + b"}}", bytes(4)),
-        "is not a dtype",
-    ),
-    "a negative shape": (header(b'{"x":{' + entry(0, 4, "[-1]") + b"}}", bytes(4)), ""),
-    "an LFS pointer": (
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:2483\nsize 548105171\n",
-        "a Git LFS pointer, not the weights; run `git lfs pull`",
-    ),
-    "a web page": (b"<!DOCTYPE html><html><body>404</body></html>", "a web page"),
-    "a web page after white space": (b"\n\n  <html></html>", "a web page"),
-    "a pickle": (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94.", "a pickle file, which can run code"),
-    "a PyTorch archive": (b"PK\x03\x04\x14\0\0\0\x08\x08", "a PyTorch archive"),
-    "text": (b"not a model at all, just some text", ""),
-    "a byte missing": (lambda raw: raw[:-1], ""),
-    "a byte too many": (lambda raw: raw + b"\0", ""),
-    "a piece only": (lambda raw: raw[:2000], ""),
-    "no length": (lambda raw: raw[8:], ""),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED_FILES)
-def test_what_is_no_safetensors_file_is_refused_by_its_name(folder, damage):
-    content, complaint = DAMAGED_FILES[damage]
-    raw = (folder / FILE).read_bytes()
-    (folder / FILE).write_bytes(content(raw) if callable(content) else content)
-    message = refusal(folder)
-    assert f"{folder / FILE} is not safetensors: " in message
-    assert complaint in message
 
 
 @pytest.mark.parametrize("change", ["cut", "replaced", "deleted"])
@@ -365,12 +307,6 @@ def test_a_missing_shard_is_named(sharded):
     assert "xxx is missing" in refusal(sharded)
 
 
-def test_a_damaged_shard_is_named(sharded):
-    path = sharded / SHARDS[2]
-    path.write_bytes(path.read_bytes()[:-1])
-    assert f"{path} is not safetensors" in refusal(sharded)
-
-
 def test_shards_that_are_not_all_in_the_index_lack_tensors(sharded):
     index = json.loads((sharded / INDEX).read_bytes())
     index["weight_map"] = {
@@ -381,19 +317,7 @@ def test_shards_that_are_not_all_in_the_index_lack_tensors(sharded):
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        "../{}",
-        "/etc/{}",
-        "sub/{}",
-        "sub/../{}",
-        "..",
-        ".",
-        "/",
-        "",
-        "pytorch_model.bin",
-        "a\0b",
-    ],
+    "path", ["../{}", "/etc/{}", "sub/../{}", "..", ".", "/", "", "pytorch_model.bin", "a\0b"]
 )
 def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, path):
     (sharded.parent / SHARDS[0]).write_bytes((sharded / SHARDS[0]).read_bytes())

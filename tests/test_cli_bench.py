@@ -1,15 +1,14 @@
 """The command `gpt-cli bench`: table and curves, JSON, picture."""
 
-import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import COMMAND, posix, run_on_terminal
+from in_process import records_here, refusal, run_here
+from processes import posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.bench import Benchmark, Mode, Plan, Spread
@@ -26,9 +25,9 @@ LEGEND_OFF = "without the cache: the whole text is computed again for each token
 
 
 def run(*arguments):
-    finished = subprocess.run([*COMMAND, *FEW, *arguments], capture_output=True, timeout=60)
-    assert (finished.returncode, finished.stderr) == (0, b"")
-    return finished.stdout.decode()
+    out, errors = run_here(*FEW, *arguments)
+    assert errors == ""
+    return out.decode()
 
 
 def mode(token_s, growth):
@@ -239,9 +238,7 @@ def test_a_terminal_shows_progress_unless_quiet():
 
 
 def test_json_is_one_object_with_everything():
-    text = run("--json", "-b", "2")
-    assert text.count("\n") == 1
-    told = json.loads(text)
+    (told,) = records_here(*FEW, "--json", "-b", "2")
     assert (told["model"], told["batch"], told["repetitions"]) == ("tiny", 2, 2)
     assert (told["prompt_tokens"], told["max_tokens"]) == (4, 5)
     assert told["positions"] == [5, 6, 7, 8, 9]
@@ -266,14 +263,10 @@ def test_json_is_one_object_with_everything():
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize(
-    ("flags", "env"), [(["--threads", "5"], {}), ([], {"GPT_CLI_THREADS": "5"})]
-)
-def test_the_number_of_threads_can_be_set(flags, env):
-    command = [*COMMAND, *FEW, "--json", *flags]
-    env = os.environ | {"GPT_CLI_OPS": "native"} | env
-    finished = subprocess.run(command, capture_output=True, timeout=60, env=env, check=True)
-    assert json.loads(finished.stdout)["threads"] == 5
+def test_the_number_of_threads_can_be_set():
+    for flags, env in ((["--threads", "5"], {}), ([], {"GPT_CLI_THREADS": "5"})):
+        (told,) = records_here(*FEW, "--json", *flags, GPT_CLI_OPS="native", **env)
+        assert told["threads"] == 5
 
 
 @pytest.fixture
@@ -338,41 +331,29 @@ def test_both_modes_are_measured_by_default(flags, caches, asked):
         (["--plot", "folder.png"], "folder.png is a folder"),
     ],
 )
-def test_bad_input_is_a_one_line_error_before_loading(
-    flags, what, asked, capfd, monkeypatch, tmp_path
-):
+def test_bad_input_is_a_one_line_error_before_loading(flags, what, asked, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("folder.png").mkdir()
-    assert app.run([*BENCH, *flags]) == 2
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("gpt-cli: error: ")
-    assert what in printed.err
+    assert what in refusal(*BENCH, *flags)
     assert asked == {}
 
 
-def test_a_text_longer_than_the_context_is_refused(capfd):
-    assert app.run([*BENCH, "-p", "500", "-n", "13"]) == 2
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert printed.err == (
+def test_a_text_longer_than_the_context_is_refused():
+    assert refusal(*BENCH, "-p", "500", "-n", "13") == (
         "gpt-cli: error: --prompt-tokens 500 and --max-tokens 13 are 513 tokens, more than the "
         "model's context of 512: lower one\n"
     )
 
 
-# --- the picture ---------------------------------------------------------------------------------
-
-
-def test_without_matplotlib_the_error_says_how_to_install_it(asked, capfd, monkeypatch, tmp_path):
+def test_without_matplotlib_the_error_says_how_to_install_it(asked, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert app.run([*BENCH, "--plot", str(tmp_path / "x.png")]) == 2
-    assert capfd.readouterr() == (
-        "",
-        "gpt-cli: error: --plot needs matplotlib: pip install matplotlib\n",
+    assert refusal(*BENCH, "--plot", tmp_path / "x.png") == (
+        "gpt-cli: error: --plot needs matplotlib: pip install matplotlib\n"
     )
     assert asked == {}
+
+
+# --- the picture ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

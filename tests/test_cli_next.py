@@ -2,27 +2,22 @@
 
 import json
 import math
-import subprocess
 
 import numpy as np
 import pytest
-from processes import COMMAND, posix, run_on_terminal
+from in_process import records_here, refusal
+from processes import posix, run_on_terminal
 
 import gpt_cli
-from gpt_cli.cli import app
 from gpt_cli.ops.numpy_ops import softmax
 
 NEXT = ["next", "--model", "tiny"]
 PROMPT = "Every day, the fox"
 
 
-def run(*arguments, input=b""):
-    """Run a command in a pipe; return its records, best first."""
-    finished = subprocess.run(
-        [*COMMAND, *NEXT, *arguments], capture_output=True, timeout=60, input=input
-    )
-    assert (finished.returncode, finished.stderr.decode()) == (0, "")
-    records = [json.loads(line) for line in finished.stdout.decode().split("\n")[:-1]]
+def run(*arguments, **options):
+    """Return the records of a command, best first."""
+    records = records_here(*NEXT, *arguments, **options)
     assert [record["rank"] for record in records] == list(range(1, len(records) + 1))
     return records
 
@@ -131,18 +126,8 @@ def test_a_terminal_gets_json_where_it_is_wanted():
         (["--file", "/no/such/file"], "/no/such/file"),
         (["\udcff"], "Unicode"),
         (["x", "y"], "y"),
+        ([], "standard input is empty: a text is needed\n"),
     ],
 )
-def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, capsys):
-    assert app.run([*NEXT, *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("gpt-cli: error: ")
-    assert what in printed.err
-
-
-def test_an_empty_pipe_is_no_prompt():
-    finished = subprocess.run([*COMMAND, *NEXT], input=b"", capture_output=True, timeout=60)
-    assert (finished.returncode, finished.stdout) == (2, b"")
-    assert finished.stderr == b"gpt-cli: error: standard input is empty: a text is needed\n"
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what):
+    assert what in refusal(*NEXT, *arguments)

@@ -2,28 +2,23 @@
 
 import json
 import math
-import subprocess
 
 import pytest
-from processes import COMMAND, posix, run_on_terminal
+from in_process import records_here, refusal
+from processes import posix, run_on_terminal
 
 import gpt_cli
-from gpt_cli.cli import app
 from gpt_cli.errors import InputError
 
 RANK = ["rank", "--model", "tiny"]
-ONE = ["--threads", "1"]  # several would wait for each other where the machine is busy
+
 CHOICES = ["boy named Noah", "fox", "girl", "1,000 €", "🦊", "y", "lamb who lived in a small town"]
 LISTED = "\n".join(CHOICES).encode()
 
 
-def run(*arguments, input=b""):
-    """Run a command in a pipe; return its records, best first."""
-    finished = subprocess.run(
-        [*COMMAND, *RANK, *ONE, *arguments], capture_output=True, timeout=60, input=input
-    )
-    assert (finished.returncode, finished.stderr.decode()) == (0, "")
-    records = [json.loads(line) for line in finished.stdout.decode().split("\n")[:-1]]
+def run(*arguments, **options):
+    """Return the records of a command, best first."""
+    records = records_here(*RANK, *arguments, **options)
     assert [record["rank"] for record in records] == list(range(1, len(records) + 1))
     probabilities = [record["probability"] for record in records]
     assert probabilities == sorted(probabilities, reverse=True)
@@ -133,30 +128,24 @@ def test_a_choice_in_a_file_ends_only_with_its_line():
 # --- on a terminal -------------------------------------------------------------------------------
 
 
-@posix
-def test_a_terminal_gets_a_table():
-    code, shown = run_on_terminal(*RANK, "The sky was", "--choices", "red,blue")
+def shown_on_terminal(*arguments):
+    code, shown = run_on_terminal(*RANK, "The sky was", "--choices", *arguments)
     assert code == 0
-    header, *rows, end = shown.split("\r\n")
+    return shown
+
+
+@posix
+def test_a_terminal_gets_a_table_or_json_without_control_characters():
+    header, *rows, end = shown_on_terminal("red,blue").split("\r\n")
     assert header.split() == ["probability", "log-lik.", "tokens", "choice"]
     assert [row.split() for row in rows] == [
         ["67.70%", "-14.384", "1", '"', 'blue"'],
         ["32.30%", "-15.124", "1", '"', 'red"'],
     ]
     assert end == ""
-
-
-@posix
-def test_a_terminal_gets_json_where_it_is_wanted():
-    code, shown = run_on_terminal(*RANK, "The sky was", "--choices", "red,blue", "--json")
-    assert code == 0
-    assert [json.loads(line)["text"] for line in shown.splitlines()] == [" blue", " red"]
-
-
-@posix
-def test_a_terminal_gets_no_control_character_that_a_choice_has():
-    code, shown = run_on_terminal(*RANK, "The sky was", "--choices", "\x1b[31mred,\x9b31mred\x7f")
-    assert code == 0
+    lines = shown_on_terminal("red,blue", "--json").splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [" blue", " red"]
+    shown = shown_on_terminal("\x1b[31mred,\x9b31mred\x7f")
     assert not {"\x1b", "\x9b", "\x7f"} & set(shown)
 
 
@@ -180,22 +169,17 @@ def test_a_terminal_gets_no_control_character_that_a_choice_has():
         (["--choices", "\udcff"], "Unicode"),
     ],
 )
-def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, capsys):
-    assert app.run([*RANK, "The sky was", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("gpt-cli: error: ")
-    assert what in printed.err
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what):
+    assert what in refusal(*RANK, "The sky was", *arguments)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\r\n", b"caf\xe9\n"])
-def test_a_file_without_a_choice_and_one_that_is_not_utf8_are_refused(data, tmp_path, capsys):
-    file = tmp_path / "choices.txt"
-    file.write_bytes(data)
-    assert app.run([*RANK, "x", "--choices-file", str(file)]) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
+def test_a_file_without_a_choice_and_one_that_is_not_utf8_are_refused(data):
+    refusal(*RANK, "x", "--choices-file", "-", input=data)
+
+
+def test_only_one_thing_comes_through_a_pipe():
+    assert "cannot both be read from the pipe" in refusal(*RANK, "--choices-file", "-")
 
 
 # --- in Python -----------------------------------------------------------------------------------
@@ -243,11 +227,6 @@ def test_spaces_around_choices_do_not_count():
     spaced = run("The sky was ", "--choices", " blue , red")
     assert [record["text"] for record in spaced] == ["blue", "red"]
     assert spaced == run("The sky was ", "--choices", "blue,red")
-
-
-def test_only_one_thing_comes_through_a_pipe(capsys):
-    assert app.run([*RANK, "--choices-file", "-"]) == 2
-    assert "cannot both be read from the pipe" in capsys.readouterr().err
 
 
 def test_choices_that_melt_into_the_prompt_are_compared_from_one_place(tiny):

@@ -1,6 +1,5 @@
 """Int8 weights: quantization, operations, and accuracy relative to float32."""
 
-import functools
 
 import numpy as np
 import pytest
@@ -12,8 +11,6 @@ import gpt_cli
 from gpt_cli import checkpoint
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
-from gpt_cli.generate import right_pad
-from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import forward
 from gpt_cli.ops import Linear
 from gpt_cli.ops.int8 import BLOCK, LARGEST, LARGEST_ACTIVATION, Int8Rows, quantize
@@ -62,11 +59,6 @@ def assemble(ops, **changes):
     """Return a model like those of `make_model` in conftest."""
     config = CONFIG | {"n_embd": 64, "n_layer": 2} | changes
     return checkpoint.assemble(GPT2Config.from_dict(config), ops, make_weights(config))
-
-
-@pytest.fixture(scope="session")
-def make_int8_model(int8_ops):
-    return functools.cache(lambda **changes: assemble(int8_ops, **changes))
 
 
 # --- quantization --------------------------------------------------------------------------------
@@ -344,30 +336,12 @@ def test_attend_uses_keys_and_values_as_rounded_by_the_cache(int8_ops, cached, T
 # --- the model -----------------------------------------------------------------------------------
 
 VOCAB_SIZE = 290
-texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40)
 
 
 def assert_alike(logits, expected, most=1e-2):
     """Compare loosely: a float32 difference may change the rounding to 16 bits."""
     assert logits.shape == expected.shape
     assert abs(logits - expected).max() <= most * expected.std()
-
-
-def assert_same(model, logits, expected):
-    """Compare the bits if the library computes, else loosely."""
-    if model.ops.name == "native":
-        assert np.array_equal(logits.view(np.uint32), expected.view(np.uint32))
-    assert_alike(logits, expected)
-
-
-def in_chunks(model, ids, size, lengths):
-    cache = KVCache(model.config, model.ops, *ids.shape)
-    return np.hstack(
-        [
-            forward(model, ids[:, start : start + size], cache, np.clip(lengths - start, 0, size))
-            for start in range(0, ids.shape[1], size)
-        ]
-    )
 
 
 SIZES = [
@@ -385,16 +359,6 @@ def test_compiled_logits_equal_the_reference(compiled, changes):
     logits, expected = (forward(model, ids) for model in both)
     assert logits.dtype == np.float32
     assert_alike(logits, expected)
-
-
-@given(rows=st.lists(texts, min_size=1, max_size=4), size=st.integers(1, 12))
-def test_a_row_of_a_ragged_batch_is_the_row_alone(make_int8_model, rows, size):
-    model = make_int8_model()
-    ids, lengths = right_pad(rows)
-    size = min(size, ids.shape[1])
-    for logits in (forward(model, ids, None, lengths), in_chunks(model, ids, size, lengths)):
-        for row, text in zip(logits, rows, strict=True):
-            assert_same(model, row[: len(text)], forward(model, np.array([text]))[0])
 
 
 @pytest.fixture(scope="module")
