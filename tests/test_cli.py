@@ -126,11 +126,6 @@ def test_a_text_that_is_cut_in_a_file_is_noted_with_its_seed(tmp_path):
     assert noted("-s", "1", "--json") == noted("-q") == ""
 
 
-def test_a_stop_string_ends_the_text_and_is_not_part_of_it(story):
-    stop = story[20:30]
-    assert text_of(*STORY, "--stop", "never written", "--stop", stop) == story[: story.find(stop)]
-
-
 def test_statistics_go_to_standard_error_although_notes_are_not_shown(story):
     text, told = generated(*STORY, "--stats")
     assert text == story
@@ -214,13 +209,10 @@ def test_every_flag_arrives_where_it_has_its_effect(recorder):
     )
 
 
-def test_flags_that_are_not_given_have_the_defaults_of_the_library(recorder):
+def test_flags_that_are_not_given_have_the_defaults_of_the_library(recorder, monkeypatch):
     assert app.run(["generate", "text", "--seed", "1"]) == 130
     assert recorder.options == Options(seed=1)
     assert recorder.loaded["name"] == "gpt2"
-
-
-def test_the_model_may_come_from_the_environment(recorder, monkeypatch):
     monkeypatch.setenv("GPT_CLI_MODEL", "distilgpt2")
     app.run(["generate", "text"])
     assert recorder.loaded["name"] == "distilgpt2"
@@ -522,17 +514,13 @@ def test_an_interrupt_writes_the_record_of_what_there_is(monkeypatch):
 
 
 @posix
-def test_a_terminal_gets_a_line_end_after_the_text_and_no_escape_codes(story):
+def test_a_terminal_gets_a_line_end_after_the_text_and_is_told_a_drawn_seed(story):
     code, output = run_on_terminal(*GENERATE, *STORY)
     assert code == 0
     assert output == (story + "\n").replace("\n", "\r\n")
-
-
-@posix
-def test_a_terminal_is_told_the_seed_that_was_drawn():
-    _, output = run_on_terminal(*GENERATE, "Once", "-n", "3")
-    assert "gives this text again" in output
-    assert "gives this text again" not in run_on_terminal(*GENERATE, "Once", "-n", "3", "-q")[1]
+    drawn = [*GENERATE, "Once", "-n", "3"]
+    assert "gives this text again" in run_on_terminal(*drawn)[1]
+    assert "gives this text again" not in run_on_terminal(*drawn, "-q")[1]
 
 
 @posix

@@ -65,13 +65,6 @@ def test_as_many_are_shown_as_are_wanted_and_at_most_all(tiny):
     assert logprobs == sorted(logprobs, reverse=True)
 
 
-def test_an_empty_prompt_begins_a_text(tiny):
-    (first,) = run("", "-k", "1")
-    assert first["token"] == "Once"
-    (likeliest,) = tiny.next_tokens("<|endoftext|>", 1, special=True)
-    assert (first["id"], first["logprob"]) == (likeliest[0], pytest.approx(likeliest[1], rel=1e-4))
-
-
 def test_a_prompt_may_be_as_long_as_the_context(tiny, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text("once" + " once" * 510, encoding="utf-8")
@@ -107,13 +100,6 @@ def test_a_terminal_gets_bars_that_fit_and_are_as_long_as_the_tokens_are_likely(
         assert bar / bars[0] == pytest.approx(math.exp(logprob - exact[0][1]), abs=1 / 8 / bars[0])
 
 
-@posix
-def test_a_terminal_gets_json_where_it_is_wanted():
-    code, lines = run_on_terminal_of(300, PROMPT, "-k", "2", "--json")
-    assert code == 0
-    assert [json.loads(line)["rank"] for line in lines] == [1, 2]
-
-
 # --- what cannot be used -------------------------------------------------------------------------
 
 
@@ -122,7 +108,6 @@ def test_a_terminal_gets_json_where_it_is_wanted():
     [
         (["once" + " once" * 511], "513 tokens, and the model's context is 512"),
         (["x", "-k", "0"], "--top"),
-        (["x", "-k", "many"], "--top"),
         (["--file", "/no/such/file"], "/no/such/file"),
         (["\udcff"], "Unicode"),
         (["x", "y"], "y"),

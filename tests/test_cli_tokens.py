@@ -1,7 +1,6 @@
 """`gpt-cli tokenize` and `detokenize` as a user meets them, in pipes and on a terminal."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -220,25 +219,6 @@ def test_the_model_must_be_here_when_offline(run, command, tmp_path, monkeypatch
     for model in ("gpt2", "acme/none"):
         assert "cannot fetch" in run(command, "-m", model, "--offline", "1", code=3)
     assert "has no tokenizer" in run(command, "-m", str(tmp_path), "1", code=4)
-
-
-@posix
-def test_a_reader_that_has_seen_enough_ends_it_quietly(run, tmp_path):
-    (tmp_path / "text").write_bytes(b"a!" * 100_000)
-    command = [*COMMAND, "tokenize", "-f", str(tmp_path / "text")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout.read(4) == b"64 0"
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 141
-
-
-@posix
-def test_the_locale_does_not_change_the_ids(run):
-    plain = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
-    command = [*COMMAND, "tokenize", "-m", "tiny", "Zoë 🦊"]
-    finished = subprocess.run(command, capture_output=True, timeout=60, env=plain)
-    assert finished.stdout == run("tokenize", "-m", "tiny", "Zoë 🦊")
 
 
 @pytest.mark.parametrize("command", ["tokenize", "detokenize"])

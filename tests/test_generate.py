@@ -110,12 +110,16 @@ def test_greedy_ids_of_a_ragged_batch_are_those_of_transformers(load_case, token
 # --- a row's result depends on nothing but the row -----------------------------------------------
 
 
-def test_rows_of_one_prompt_differ_and_a_seed_repeats_them(endless, tokenizer):
-    first = run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, max_tokens=8)
+def test_rows_of_one_prompt_differ_by_seed_and_index(endless, tokenizer):
+    first, again, other = (
+        run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, seed=seed, max_tokens=8)
+        for seed in (7, 7, 8)
+    )
     assert len({tuple(row.ids) for row in first}) == 4
-    assert outcomes(run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, max_tokens=8)) == outcomes(first)
-    other = run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, seed=8, max_tokens=8)
-    assert outcomes(other) != outcomes(first)
+    assert outcomes(first) == outcomes(again) != outcomes(other)
+    request = Request([1, 2], Options(**SAMPLED, seed=7, max_tokens=8), 3)
+    (alone,) = completions_of(endless, tokenizer, [request])
+    assert outcomes([alone]) == outcomes(first[3:])
 
 
 # --- rows with options of their own --------------------------------------------------------------
@@ -163,13 +167,6 @@ def test_each_row_is_continued_as_it_wants_and_as_if_it_were_alone(model, tokeni
         np.testing.assert_allclose(done.logprobs, alone.logprobs, rtol=1e-3, atol=1e-4)
         for top in done.top_logprobs:
             assert len(top) == request.options.top_logprobs
-
-
-def test_the_index_of_a_row_is_a_part_of_the_key_of_its_draws(endless, tokenizer):
-    options = Options(**SAMPLED, seed=5, max_tokens=8)
-    fourth = run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, seed=5, max_tokens=8)[3]
-    (alone,) = completions_of(endless, tokenizer, [Request([1, 2], options, 3)])
-    assert outcomes([alone]) == outcomes([fourth])
 
 
 @pytest.mark.parametrize("a_pass", [1, 5, 16])
@@ -287,22 +284,17 @@ def test_an_unfinished_character_at_the_end_is_a_replacement_character(make_mode
 
 
 @pytest.mark.parametrize("params", PARAMS)
-def test_an_id_without_token_is_never_chosen(make_model, tokenizer, params):
-    model = make_model(vocab_size=len(VOCAB) + 5, eos_token_id=None)
-    model = favouring(model, *range(len(VOCAB), len(VOCAB) + 5))
-    (done,) = run(model, tokenizer, [[1]], params)
-    assert len(done.ids) == 20
-    assert max(done.ids) < len(VOCAB)
-    assert np.isfinite(done.logprobs).all()
-
-
-@pytest.mark.parametrize("params", PARAMS)
-def test_the_end_token_is_never_chosen_when_it_is_ignored(make_model, tokenizer, params):
-    model = favouring(make_model(), END_ID)
+def test_an_id_without_token_and_an_end_token_to_ignore_are_never_chosen(
+    make_model, tokenizer, params
+):
+    model = make_model(vocab_size=len(VOCAB) + 5)
+    model = favouring(model, *range(len(VOCAB), len(VOCAB) + 5), END_ID)
     (done,) = run(model, tokenizer, [[1]], params, ignore_eos=True)
-    assert done.finish_reason == "length"
+    assert (done.finish_reason, len(done.ids)) == ("length", 20)
+    assert max(done.ids) < len(VOCAB)
     assert END_ID not in done.ids
     assert END not in done.text
+    assert np.isfinite(done.logprobs).all()
 
 
 def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
@@ -385,19 +377,14 @@ def test_shift_goes_on_with_the_newest_half_of_the_context(endless, tokenizer, p
         assert row.finish_reason == "length"
 
 
-@pytest.mark.parametrize("overflow", ["error", "shift"])
-def test_a_prompt_that_leaves_room_stays_whole(overflow):
-    assert fit(list(range(11)), 12, Options(max_tokens=100, overflow=overflow)) == list(range(11))
-
-
-def test_a_prompt_that_leaves_no_room_is_an_error_by_default():
+def test_a_prompt_that_leaves_room_stays_whole_and_another_is_an_error_by_default():
+    for overflow in ("error", "shift"):
+        options = Options(max_tokens=100, overflow=overflow)
+        assert fit([*range(11)], 12, options) == [*range(11)]
     for length in (12, 100):
         with pytest.raises(InputError, match=f"the prompt has {length} tokens"):
             fit([1] * length, 12, Options(max_tokens=1))
-
-
-def test_shift_begins_with_the_newest_half_of_a_prompt_that_leaves_no_room():
-    assert fit(list(range(30)), 12, Options(overflow="shift")) == list(range(24, 30))
+    assert fit([*range(30)], 12, Options(overflow="shift")) == [*range(24, 30)]
 
 
 @given(length=st.integers(1, 60), n_positions=st.integers(2, 30), max_tokens=st.integers(1, 60))

@@ -1,6 +1,5 @@
 """Int8 weights: quantization, operations, and accuracy relative to float32."""
 
-
 import numpy as np
 import pytest
 from checkpoints import CONFIG, make_weights, noise, write_damaged

@@ -313,6 +313,7 @@ def test_an_invalid_choice_is_an_error(without_library, unset):
         ("cpu", "fp32", "--dtype fp32 (did you mean float32?): choose auto, float32, float16, "),
         ("auto", "bf16", "--dtype bf16 (did you mean bfloat16?)"),
         ("cuda", "bfloat16", "--dtype bfloat16 is not available with --device cuda: choose float"),
+        ("cuda", "int8", "--dtype int8 is not available with --device cuda: choose float32, float"),
     ],
 )
 def test_what_nothing_computes_is_refused(device, dtype, says):
