@@ -3,18 +3,12 @@ from types import SimpleNamespace
 
 import pytest
 
-import gpt_cli
 from gpt_cli import bench, checkpoint
 from gpt_cli.bench import Plan, Spread, measure, prompts
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.generate import Completion, Step
 
 SMALL = Plan(prompt_tokens=5, max_tokens=6, batch=2, repetitions=2)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return gpt_cli.load("tiny")
 
 
 class Watched:

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ from checkpoints import (
     write_checkpoint,
 )
 
-from gpt_cli import checkpoint
+import gpt_cli
+from gpt_cli import checkpoint, config
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
 from gpt_cli.ops.numpy_ops import NumPyOps
@@ -101,6 +103,19 @@ def test_each_tensor_comes_to_its_place_in_the_model(tmp_path):
     assert np.array_equal(model.wpe, weights["wpe.weight"])
     assert np.array_equal(model.ln_f.bias, weights["ln_f.bias"])
     assert np.array_equal(model.lm_head.weight, weights["lm_head.weight"].T)
+
+
+def test_loading_parses_the_configuration_and_the_header_once(case_folder, monkeypatch):
+    parsed = Counter()
+
+    def counting(read):
+        return lambda path: parsed.update([path.name]) or read(path)
+
+    monkeypatch.setattr(config, "read_json", counting(config.read_json))
+    monkeypatch.setattr(checkpoint, "read_header", counting(checkpoint.read_header))
+    gpt_cli.load(str(case_folder("saved")))
+    assert parsed.pop("generation_config.json", 1) == 1
+    assert parsed == {"config.json": 1, "model.safetensors": 1}
 
 
 def test_bfloat16_keeps_infinities_and_the_sign_of_zero(tmp_path):

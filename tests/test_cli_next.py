@@ -8,7 +8,6 @@ import pytest
 from in_process import records_here, refusal
 from processes import posix, run_on_terminal
 
-import gpt_cli
 from gpt_cli.ops.numpy_ops import softmax
 
 NEXT = ["next", "--model", "tiny"]
@@ -20,19 +19,6 @@ def run(*arguments, **options):
     records = records_here(*NEXT, *arguments, **options)
     assert [record["rank"] for record in records] == list(range(1, len(records) + 1))
     return records
-
-
-def run_on_terminal_of(columns, *arguments):
-    """Run a command; return its exit code and the lines that a terminal so wide got from it."""
-    code, shown = run_on_terminal(*NEXT, *arguments, columns=columns)
-    lines = shown.split("\r\n")
-    assert lines.pop() == ""
-    return code, lines
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return gpt_cli.load("tiny")
 
 
 def probabilities(tiny, ids):
@@ -65,24 +51,15 @@ def test_as_many_are_shown_as_are_wanted_and_at_most_all(tiny):
     assert logprobs == sorted(logprobs, reverse=True)
 
 
-def test_a_prompt_may_be_as_long_as_the_context(tiny, tmp_path):
-    file = tmp_path / "prompt.txt"
-    file.write_text("once" + " once" * 510, encoding="utf-8")
-    ids = tiny.encode(file.read_text(encoding="utf-8"))
-    assert len(ids) == 512
-    exact = probabilities(tiny, ids)
-    for record in run("--file", str(file)):
-        assert record["probability"] == pytest.approx(exact[record["id"]], rel=1e-3)
-
-
 # --- on a terminal -------------------------------------------------------------------------------
 
 
 @posix
 @pytest.mark.parametrize("columns", [300, 40])
 def test_a_terminal_gets_bars_that_fit_and_are_as_long_as_the_tokens_are_likely(tiny, columns):
-    code, lines = run_on_terminal_of(columns, PROMPT, "-k", "20")
-    assert code == 0
+    code, shown = run_on_terminal(*NEXT, PROMPT, "-k", "20", columns=columns)
+    *lines, end = shown.split("\r\n")
+    assert (code, end) == (0, "")
     assert len(lines) == 20
     assert max(map(len, lines)) < columns
     exact = tiny.next_tokens(PROMPT, 20)

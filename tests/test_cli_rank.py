@@ -7,8 +7,6 @@ import pytest
 from in_process import records_here, refusal
 from processes import posix, run_on_terminal
 
-import gpt_cli
-
 RANK = ["rank", "--model", "tiny"]
 
 CHOICES = ["boy named Noah", "fox", "girl", "1,000 €", "🦊", "y", "lamb who lived in a small town"]
@@ -30,11 +28,6 @@ def assert_draw(records, numbers):
     weights = [math.exp(number - max(numbers)) for number in numbers]
     expected = [weight / math.fsum(weights) for weight in weights]
     assert [record["probability"] for record in records] == pytest.approx(expected)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return gpt_cli.load("tiny")
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +62,12 @@ def test_each_choice_has_the_likelihood_of_its_tokens_after_the_prompt(likelihoo
 
 
 @pytest.mark.parametrize(("by", "length"), [("token", "tokens"), ("byte", "bytes")])
-def test_choices_may_be_compared_by_their_mean(by, length, tmp_path, likelihood):
+def test_choices_may_be_compared_by_their_mean(by, length, tmp_path):
     file = tmp_path / "choices.txt"
     file.write_bytes(b"\xef\xbb\xbf" + LISTED)
     prompt = "Once upon a time, there was a"
     records = run("--choices-file", str(file), "--by", by, input=f"{prompt}\n".encode())
     assert_draw(records, [record["logprob"] / record[length] for record in records])
-    for record in records:
-        logprobs = likelihood(prompt, record["text"])
-        assert record["logprob"] == pytest.approx(math.fsum(logprobs), rel=1e-5)
 
 
 def test_no_space_is_put_where_there_is_one(tmp_path, tiny):

@@ -181,7 +181,6 @@ def test_a_terminal_without_input_is_told_to_give_some(command, folder):
         (b"83 -1", "'-1' is not"),
         (b"83 +1", "'+1' is not"),
         (b"1_0", "'1_0' is not"),
-        (b"1.0", "'1.0' is not"),
         (b"9" * 5000, "is not a token id"),
         ("²".encode(), "'²' is not"),
         (b"\xff", "is not a token id"),

@@ -133,16 +133,6 @@ def test_in_float32_it_is_a_model_of_the_rounded_weights(original, in_int8, comp
     assert abs(expected - exact).max() > 1e-3 * exact.std()
 
 
-def test_the_type_is_that_of_the_file_unless_another_is_asked_for(original, in_int8, computed_by):
-    for dtype, of_int8, of_original in (
-        ("auto", "int8", "float32"),
-        ("int8", "int8", "int8"),
-        ("float32", "float32", "float32"),
-    ):
-        assert load(in_int8("saved"), dtype).model.ops.dtype == of_int8
-        assert load(original("saved"), dtype).model.ops.dtype == of_original
-
-
 def test_it_can_be_quantized_no_second_time(in_int8, tmp_path):
     assert "is in int8 already" in refusal("quantize", in_int8("hub"), "-o", tmp_path / "new")
     assert everything_below(tmp_path) == set()
@@ -439,9 +429,3 @@ def test_without_the_library_int8_can_be_written_and_computed_otherwise(source, 
     assert out
     assert errors == ""
     assert " in int8: loaded" in run_here(*arguments, "--stats", GPT_CLI_OPS="numpy")[1]
-
-
-def test_a_type_that_nothing_computes_is_refused(source):
-    said = refusal("generate", "-m", source, "--dtype", "float7", "text")
-    assert "--dtype float7" in said
-    assert "bfloat16, int8" in said
