@@ -374,15 +374,12 @@ def test_the_context_ends_the_text_unless_it_is_shifted():
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["x", "--temperature", "-1"], "temperature"),
         (["x", "--temperature", "nan"], "temperature"),
         (["x", "--top-p", "0"], "top-p"),
         (["x", "--top-k", "-1"], "top-k"),
         (["x", "--min-p", "2"], "min-p"),
         (["x", "--repeat-penalty", "0"], "repeat-penalty"),
         (["x", "--seed", "-1"], "seed"),
-        (["x", "--seed", str(2**64)], "seed"),
-        (["x", "-n", "0"], "max-tokens"),
         (["x", "-n", "many"], "--max-tokens"),
         (["x", "--samples", "0"], "--samples"),
         (["x", "--samples", str(10**30)], "--samples"),
