@@ -169,3 +169,9 @@ def tokenizer(case_folder) -> Tokenizer:
 @pytest.fixture(scope="session")
 def engine(case_folder) -> gpt_cli.Engine:
     return gpt_cli.load(str(case_folder("saved")))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> gpt_cli.Engine:
+    """The bundled model."""
+    return gpt_cli.load("tiny")

@@ -1,41 +1,15 @@
-"""Run `gpt-cli` as a user does, in a pipe or on a terminal, or in the process of the tests."""
+"""Run `gpt-cli` as a user does, in a pipe or on a terminal."""
 
-import io
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from gpt_cli.cli import app
-
 COMMAND = [sys.executable, "-P", "-m", "gpt_cli"]  # -P: as the script, not from this folder
-WITHOUT_LIBRARY = [  # the same where installing compiled none
-    *COMMAND[:2],
-    "-c",
-    "import gpt_cli.ops; gpt_cli.ops.native_library = lambda: None;"
-    "from gpt_cli.__main__ import main; main()",
-]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and terminals")
-
-
-def run_here(
-    *arguments: object, input: bytes = b"", **env: str
-) -> "subprocess.CompletedProcess[bytes]":
-    """Run `gpt-cli` in this process, which takes less time than a process of its own."""
-    stdin, stdout, stderr = (
-        io.TextIOWrapper(io.BytesIO(data), "utf-8", "backslashreplace", newline="\n")
-        for data in (input, b"", b"")
-    )
-    streams = mock.patch.multiple(sys, stdin=stdin, stdout=stdout, stderr=stderr)
-    with mock.patch.dict(os.environ, env), streams:
-        code = app.run(list(map(str, arguments)))
-    stderr.flush()
-    written = stdout.buffer.getvalue(), stderr.buffer.getvalue()
-    return subprocess.CompletedProcess(arguments, code, *written)
 
 
 def path_with_command(folder: Path) -> str:

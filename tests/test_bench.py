@@ -3,18 +3,12 @@ from types import SimpleNamespace
 
 import pytest
 
-import gpt_cli
 from gpt_cli import bench, checkpoint
 from gpt_cli.bench import Plan, Spread, measure, prompts
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.generate import Completion, Step
 
 SMALL = Plan(prompt_tokens=5, max_tokens=6, batch=2, repetitions=2)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return gpt_cli.load("tiny")
 
 
 class Watched:
@@ -119,17 +113,6 @@ def test_what_was_measured_is_told(engine):
             if isinstance(figure, Spread):
                 assert 0 < figure.min <= figure.median <= figure.max
         assert mode.tokenize_s.min < mode.first_token_s.max < mode.total_s.max
-
-
-@pytest.mark.usefixtures("library")
-@pytest.mark.parametrize(("case", "dtype"), [("f16", "float16"), ("bf16", "bfloat16")])
-def test_weights_in_16_bits_are_told_as_such(case_folder, case, dtype):
-    folder = str(case_folder(case))
-    held, full = (gpt_cli.load(folder, device="cpu", dtype=kind) for kind in ("auto", "float32"))
-    found, other = (measure(each, replace(SMALL, repetitions=1)) for each in (held, full))
-    assert (found.dtype, other.dtype) == (dtype, "float32")
-    assert other.weights_bytes / 2 < found.weights_bytes < 0.6 * other.weights_bytes
-    assert found.ids == other.ids
 
 
 @pytest.mark.parametrize("cache", [True, False])

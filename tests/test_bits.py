@@ -4,7 +4,6 @@ Each test computes a reference: a text alone, in one pass, without a cache, in o
 computes the same in other ways.
 """
 
-import itertools
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,12 +11,12 @@ import pytest
 from checkpoints import CONFIG, VOCAB, filed, make_weights, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_model import forward_in_chunks
 
 import gpt_cli
 from gpt_cli import checkpoint
 from gpt_cli.config import ACTIVATIONS, GPT2Config
 from gpt_cli.generate import Completion, Options, Request, generate, right_pad
-from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import native_library
 from gpt_cli.model import forward
 from gpt_cli.ops import bindings
@@ -73,15 +72,6 @@ def assert_same_bits(found, expected):
     assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-def in_chunks(model, ids, lengths, ends):
-    """Return the logits (B, T, V), computed in one pass per chunk."""
-    cache, logits = KVCache(model.config, model.ops, *ids.shape), []
-    for start, end in itertools.pairwise([0, *ends]):
-        new = np.clip(lengths - start, 0, end - start)
-        logits.append(forward(model, ids[:, start:end], cache, new))
-    return np.concatenate(logits, axis=1)
-
-
 # --- the model -----------------------------------------------------------------------------------
 
 
@@ -101,7 +91,10 @@ def test_a_text_has_the_same_logits_for_any_batch_chunks_threads_and_level(
     ends = [*sorted(data.draw(st.sets(st.integers(1, T), max_size=6), "ends") - {T}), T]
     for level in LEVELS:
         with computing(model.ops, threads, level):
-            together = forward(model, ids, None, lengths), in_chunks(model, ids, lengths, ends)
+            together = (
+                forward(model, ids, None, lengths),
+                forward_in_chunks(model, ids, ends, lengths),
+            )
         for logits in together:
             for row, expected in zip(logits, alone, strict=True):
                 assert_same_bits(row[: len(expected)], expected)
@@ -110,10 +103,10 @@ def test_a_text_has_the_same_logits_for_any_batch_chunks_threads_and_level(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_token_by_token_is_the_whole_text(native, dtype):
     model = model_of(native(dtype), dtype, n_head=3, head_size=47, n_positions=N_POSITIONS)
-    ids, all_of_them = np.arange(2 * 110).reshape(2, 110) % 290, np.array([110, 110])
+    ids = np.arange(2 * 110).reshape(2, 110) % 290
     whole = forward(model, ids)
     with computing(model.ops, 2, LEVELS[-1]):
-        assert_same_bits(in_chunks(model, ids, all_of_them, range(1, 111)), whole)
+        assert_same_bits(forward_in_chunks(model, ids, range(1, 111)), whole)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -137,10 +130,10 @@ def test_layers_in_one_call_equals_the_single_operations(native, dtype, config, 
     model = model_of(native(dtype), dtype, **config)
     ids, lengths = right_pad([np.arange(length) % config["vocab_size"] for length in lengths])
     ends = [(ids.shape[1] + 1) // 2, ids.shape[1]][ids.shape[1] == 1 :]
-    expected = in_chunks(model, ids, lengths, ends)
+    expected = forward_in_chunks(model, ids, ends, lengths)
     with computing(model.ops, *way) as patch:
         patch.setattr(model.ops, "layers", None)
-        found = in_chunks(model, ids, lengths, ends)
+        found = forward_in_chunks(model, ids, ends, lengths)
     for one, other, length in zip(found, expected, lengths, strict=True):
         assert_same_bits(one[:length], other[:length])
 

@@ -6,8 +6,9 @@ import subprocess
 import threading
 from itertools import count
 
+import in_process
 import pytest
-from processes import COMMAND, posix, run_here, run_on_terminal
+from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app, progress
@@ -20,7 +21,7 @@ BATCH = ["batch", "--model", "tiny", "--threads", "1"]
 
 
 def run(*arguments, input=b""):
-    return run_here(*BATCH, *arguments, input=input)
+    return in_process.finished(*BATCH, *arguments, input=input)
 
 
 def records_of(data):
@@ -212,7 +213,9 @@ def test_every_flag_arrives_at_the_engine(recorder):
         "-m some/model --stop a --stop b --no-cache --offline --ignore-eos --special -q "
         "--logprobs 4 --batch-size 9"
     )
-    assert run_here("batch", *flags, *switches.split(), input=b"text\n").returncode == 130
+    assert (
+        in_process.finished("batch", *flags, *switches.split(), input=b"text\n").returncode == 130
+    )
     assert recorder.loaded == loading | {"name": "some/model", "offline": True, "quiet": True}
     assert recorder.rows == [{"prompt": "text"}]
     assert recorder.how["batch_size"] == 9
@@ -222,7 +225,7 @@ def test_every_flag_arrives_at_the_engine(recorder):
 
 def test_the_defaults_are_those_of_the_library(recorder, monkeypatch):
     monkeypatch.delenv("GPT_CLI_MODEL", raising=False)
-    assert run_here("batch", "--seed", "1", input=b"text\n").returncode == 130
+    assert in_process.finished("batch", "--seed", "1", input=b"text\n").returncode == 130
     assert recorder.options == Options(seed=1)
     assert recorder.how["batch_size"] is None
     assert recorder.loaded["name"] == "gpt2"

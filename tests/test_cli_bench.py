@@ -1,15 +1,14 @@
 """The command `gpt-cli bench`: table and curves, JSON, picture."""
 
-import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import COMMAND, posix, run_on_terminal
+from in_process import records_here, refusal, run_here
+from processes import posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.bench import Benchmark, Mode, Plan, Spread
@@ -26,9 +25,9 @@ LEGEND_OFF = "without the cache: the whole text is computed again for each token
 
 
 def run(*arguments):
-    finished = subprocess.run([*COMMAND, *FEW, *arguments], capture_output=True, timeout=60)
-    assert (finished.returncode, finished.stderr) == (0, b"")
-    return finished.stdout.decode()
+    out, errors = run_here(*FEW, *arguments)
+    assert errors == ""
+    return out.decode()
 
 
 def mode(token_s, growth):
@@ -88,18 +87,13 @@ def test_output_to_a_pipe_is_plain_text():
     )
 
 
-@pytest.mark.parametrize(
-    ("flag", "shown", "other"),
-    [
-        ("--cache", ("cache on", LEGEND_ON), LEGEND_OFF),
-        ("--no-cache", ("cache off", LEGEND_OFF), LEGEND_ON),
-    ],
-)
-def test_one_mode_alone_has_no_ratio(flag, shown, other):
-    text = run(flag)
-    assert all(words in text for words in shown)
-    assert other not in text
-    assert "ratio" not in text
+def test_one_mode_alone_has_no_ratio():
+    on, off = ("cache on", LEGEND_ON), ("cache off", LEGEND_OFF)
+    for flag, shown, other in (("--cache", on, LEGEND_OFF), ("--no-cache", off, LEGEND_ON)):
+        text = run(flag)
+        assert all(words in text for words in shown)
+        assert other not in text
+        assert "ratio" not in text
 
 
 def test_the_table_has_each_figure_with_its_range_and_its_ratio(found):
@@ -120,29 +114,19 @@ def test_the_table_has_each_figure_with_its_range_and_its_ratio(found):
         assert all(line[start - 1] == " " != line[start] for line in table)
 
 
-def test_one_token_has_no_rate_and_one_repetition_no_range(found):
-    single = replace(mode([0.5], None), total_s=Spread(2, 2, 2), decode_tok_s=None)
-    alone = replace(
-        found,
-        positions=[33],
-        cache_on=single,
-        cache_off=None,
-        ratio=None,
-        early=None,
-        late=None,
-    )
-    text = bench_format.as_text(alone)
-    assert re.search(r"^decode, tokens/s +-$", text, re.MULTILINE)
-    assert re.search(r"^whole text, s +2\.00$", text, re.MULTILINE)
-
-
-def test_the_notes_report_memory_and_loading(found):
+def test_the_notes_report_memory_and_loading_and_one_token_has_no_rate(found):
     text = bench_format.as_text(found)
     assert "loaded in 0.0123 s; peak memory of the process 123 MB, weights 5 MB\n" in text
     assert "ms per token: time of a step, which gives each row one token\n" in text
-    unknown = bench_format.as_text(replace(found, peak_bytes=None, batch=1))
-    assert "peak memory of the process unknown" in unknown
-    assert "time of a step" not in unknown
+    single = replace(mode([0.5], None), total_s=Spread(2, 2, 2), decode_tok_s=None)
+    alone = {"positions": [33], "cache_on": single, "cache_off": None, "ratio": None}
+    text = bench_format.as_text(
+        replace(found, early=None, late=None, peak_bytes=None, batch=1, **alone)
+    )
+    assert "peak memory of the process unknown" in text
+    assert "time of a step" not in text
+    assert re.search(r"^decode, tokens/s +-$", text, re.MULTILINE)
+    assert re.search(r"^whole text, s +2\.00$", text, re.MULTILINE)
 
 
 def test_the_conclusion_reports_only_measured_facts(found):
@@ -239,9 +223,7 @@ def test_a_terminal_shows_progress_unless_quiet():
 
 
 def test_json_is_one_object_with_everything():
-    text = run("--json", "-b", "2")
-    assert text.count("\n") == 1
-    told = json.loads(text)
+    (told,) = records_here(*FEW, "--json", "-b", "2")
     assert (told["model"], told["batch"], told["repetitions"]) == ("tiny", 2, 2)
     assert (told["prompt_tokens"], told["max_tokens"]) == (4, 5)
     assert told["positions"] == [5, 6, 7, 8, 9]
@@ -266,14 +248,10 @@ def test_json_is_one_object_with_everything():
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize(
-    ("flags", "env"), [(["--threads", "5"], {}), ([], {"GPT_CLI_THREADS": "5"})]
-)
-def test_the_number_of_threads_can_be_set(flags, env):
-    command = [*COMMAND, *FEW, "--json", *flags]
-    env = os.environ | {"GPT_CLI_OPS": "native"} | env
-    finished = subprocess.run(command, capture_output=True, timeout=60, env=env, check=True)
-    assert json.loads(finished.stdout)["threads"] == 5
+def test_the_number_of_threads_can_be_set():
+    for flags, env in ((["--threads", "5"], {}), ([], {"GPT_CLI_THREADS": "5"})):
+        (told,) = records_here(*FEW, "--json", *flags, GPT_CLI_OPS="native", **env)
+        assert told["threads"] == 5
 
 
 @pytest.fixture
@@ -326,10 +304,6 @@ def test_both_modes_are_measured_by_default(flags, caches, asked):
     ("flags", "what"),
     [
         (["-p", "0"], "--prompt-tokens must be from 1 to"),
-        (["-n", "0"], "--max-tokens must be from 1 to"),
-        (["-b", "0"], "--batch must be from 1 to"),
-        (["-b", "99999999999999999999"], "--batch must be from 1 to"),
-        (["-r", "-1"], "--repetitions must be from 1 to"),
         (["-p", "many"], "--prompt-tokens"),
         (["text"], "unexpected extra argument"),
         (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
@@ -338,41 +312,22 @@ def test_both_modes_are_measured_by_default(flags, caches, asked):
         (["--plot", "folder.png"], "folder.png is a folder"),
     ],
 )
-def test_bad_input_is_a_one_line_error_before_loading(
-    flags, what, asked, capfd, monkeypatch, tmp_path
-):
+def test_bad_input_is_a_one_line_error_before_loading(flags, what, asked, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("folder.png").mkdir()
-    assert app.run([*BENCH, *flags]) == 2
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("gpt-cli: error: ")
-    assert what in printed.err
+    assert what in refusal(*BENCH, *flags)
     assert asked == {}
 
 
-def test_a_text_longer_than_the_context_is_refused(capfd):
-    assert app.run([*BENCH, "-p", "500", "-n", "13"]) == 2
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert printed.err == (
-        "gpt-cli: error: --prompt-tokens 500 and --max-tokens 13 are 513 tokens, more than the "
-        "model's context of 512: lower one\n"
+def test_without_matplotlib_the_error_says_how_to_install_it(asked, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert refusal(*BENCH, "--plot", tmp_path / "x.png") == (
+        "gpt-cli: error: --plot needs matplotlib: pip install matplotlib\n"
     )
+    assert asked == {}
 
 
 # --- the picture ---------------------------------------------------------------------------------
-
-
-def test_without_matplotlib_the_error_says_how_to_install_it(asked, capfd, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert app.run([*BENCH, "--plot", str(tmp_path / "x.png")]) == 2
-    assert capfd.readouterr() == (
-        "",
-        "gpt-cli: error: --plot needs matplotlib: pip install matplotlib\n",
-    )
-    assert asked == {}
 
 
 @pytest.mark.parametrize(

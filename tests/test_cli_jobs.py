@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import fsspec
+import in_process
 import pytest
-from processes import COMMAND, posix, run_here
+from processes import COMMAND, posix
 
 from gpt_cli.cli import app
 from gpt_cli.cli.progress import Progress
@@ -53,7 +54,7 @@ def row_parts(monkeypatch):
 
 def run(command, *arguments, code=0):
     """Run a command that writes no records to standard output; return its lines of notes."""
-    finished = run_here(command, *FLAGS[command], "--threads", "1", *arguments)
+    finished = in_process.finished(command, *FLAGS[command], "--threads", "1", *arguments)
     assert (finished.returncode, finished.stdout) == (code, b""), finished.stderr
     return finished.stderr.decode().splitlines()
 
@@ -286,7 +287,7 @@ def test_integer_ids_of_tables_stay_integers_in_tables(here, pa):
 def test_score_has_a_record_for_each_row(here):
     rows = [{"id": "a", "text": "Once upon a time"}, {"id": "b", "text": "x"}, {"other": 1}]
     write_jsonl(here / "in", rows)
-    finished = run_here("score", "in", "--format", "auto", "-q")
+    finished = in_process.finished("score", "in", "--format", "auto", "-q")
     assert finished.returncode == 6
     first, short, bad = map(json.loads, finished.stdout.splitlines())
     assert set(first) == {
@@ -435,12 +436,12 @@ def test_resume_takes_the_seed_that_was_drawn(output, here, pa, row_parts, monke
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "advance", interrupt)
         for flags in ([], ["--resume"], ["--resume"]):
-            assert run_here(*command, output, *flags).returncode == 130
-    assert run_here(*command, output, "--resume").returncode == 0
+            assert in_process.finished(*command, output, *flags).returncode == 130
+    assert in_process.finished(*command, output, "--resume").returncode == 0
     records = records_of(output.partition("*")[0])
     assert len(records) == 6
     (seed,) = {record["seed"] for record in records} - {3}
-    assert run_here(*command, "one", "-s", seed).returncode == 0
+    assert in_process.finished(*command, "one", "-s", seed).returncode == 0
     assert records == records_of("one")
 
 
@@ -484,14 +485,14 @@ def test_a_process_that_ends_early_loses_and_repeats_no_row(number, code, output
     assert process.returncode == code
     before = written()
     assert 2 < len(before) < 400
-    assert run_here(*flags, "-o", output, "--resume").returncode == 0
+    assert in_process.finished(*flags, "-o", output, "--resume").returncode == 0
     if output == "out.parquet":
         assert names(here) == ["in", "out.parquet"]
     else:
         assert before.items() <= written().items()
     records = records_of(output)
     assert [record["prompt"] for record in records] == texts
-    assert run_here(*flags, "-o", "one", "-s", records[0]["seed"]).returncode == 0
+    assert in_process.finished(*flags, "-o", "one", "-s", records[0]["seed"]).returncode == 0
     assert records == records_of("one")
 
 

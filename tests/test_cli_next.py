@@ -2,42 +2,23 @@
 
 import json
 import math
-import subprocess
 
 import numpy as np
 import pytest
-from processes import COMMAND, posix, run_on_terminal
+from in_process import records_here, refusal
+from processes import posix, run_on_terminal
 
-import gpt_cli
-from gpt_cli.cli import app
 from gpt_cli.ops.numpy_ops import softmax
 
 NEXT = ["next", "--model", "tiny"]
 PROMPT = "Every day, the fox"
 
 
-def run(*arguments, input=b""):
-    """Run a command in a pipe; return its records, best first."""
-    finished = subprocess.run(
-        [*COMMAND, *NEXT, *arguments], capture_output=True, timeout=60, input=input
-    )
-    assert (finished.returncode, finished.stderr.decode()) == (0, "")
-    records = [json.loads(line) for line in finished.stdout.decode().split("\n")[:-1]]
+def run(*arguments, **options):
+    """Return the records of a command, best first."""
+    records = records_here(*NEXT, *arguments, **options)
     assert [record["rank"] for record in records] == list(range(1, len(records) + 1))
     return records
-
-
-def run_on_terminal_of(columns, *arguments):
-    """Run a command; return its exit code and the lines that a terminal so wide got from it."""
-    code, shown = run_on_terminal(*NEXT, *arguments, columns=columns)
-    lines = shown.split("\r\n")
-    assert lines.pop() == ""
-    return code, lines
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return gpt_cli.load("tiny")
 
 
 def probabilities(tiny, ids):
@@ -70,31 +51,15 @@ def test_as_many_are_shown_as_are_wanted_and_at_most_all(tiny):
     assert logprobs == sorted(logprobs, reverse=True)
 
 
-def test_an_empty_prompt_begins_a_text(tiny):
-    (first,) = run("", "-k", "1")
-    assert first["token"] == "Once"
-    (likeliest,) = tiny.next_tokens("<|endoftext|>", 1, special=True)
-    assert (first["id"], first["logprob"]) == (likeliest[0], pytest.approx(likeliest[1], rel=1e-4))
-
-
-def test_a_prompt_may_be_as_long_as_the_context(tiny, tmp_path):
-    file = tmp_path / "prompt.txt"
-    file.write_text("once" + " once" * 510, encoding="utf-8")
-    ids = tiny.encode(file.read_text(encoding="utf-8"))
-    assert len(ids) == 512
-    exact = probabilities(tiny, ids)
-    for record in run("--file", str(file)):
-        assert record["probability"] == pytest.approx(exact[record["id"]], rel=1e-3)
-
-
 # --- on a terminal -------------------------------------------------------------------------------
 
 
 @posix
 @pytest.mark.parametrize("columns", [300, 40])
 def test_a_terminal_gets_bars_that_fit_and_are_as_long_as_the_tokens_are_likely(tiny, columns):
-    code, lines = run_on_terminal_of(columns, PROMPT, "-k", "20")
-    assert code == 0
+    code, shown = run_on_terminal(*NEXT, PROMPT, "-k", "20", columns=columns)
+    *lines, end = shown.split("\r\n")
+    assert (code, end) == (0, "")
     assert len(lines) == 20
     assert max(map(len, lines)) < columns
     exact = tiny.next_tokens(PROMPT, 20)
@@ -112,13 +77,6 @@ def test_a_terminal_gets_bars_that_fit_and_are_as_long_as_the_tokens_are_likely(
         assert bar / bars[0] == pytest.approx(math.exp(logprob - exact[0][1]), abs=1 / 8 / bars[0])
 
 
-@posix
-def test_a_terminal_gets_json_where_it_is_wanted():
-    code, lines = run_on_terminal_of(300, PROMPT, "-k", "2", "--json")
-    assert code == 0
-    assert [json.loads(line)["rank"] for line in lines] == [1, 2]
-
-
 # --- what cannot be used -------------------------------------------------------------------------
 
 
@@ -127,22 +85,11 @@ def test_a_terminal_gets_json_where_it_is_wanted():
     [
         (["once" + " once" * 511], "513 tokens, and the model's context is 512"),
         (["x", "-k", "0"], "--top"),
-        (["x", "-k", "many"], "--top"),
         (["--file", "/no/such/file"], "/no/such/file"),
         (["\udcff"], "Unicode"),
         (["x", "y"], "y"),
+        ([], "standard input is empty: a text is needed\n"),
     ],
 )
-def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what, capsys):
-    assert app.run([*NEXT, *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("gpt-cli: error: ")
-    assert what in printed.err
-
-
-def test_an_empty_pipe_is_no_prompt():
-    finished = subprocess.run([*COMMAND, *NEXT], input=b"", capture_output=True, timeout=60)
-    assert (finished.returncode, finished.stdout) == (2, b"")
-    assert finished.stderr == b"gpt-cli: error: standard input is empty: a text is needed\n"
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what):
+    assert what in refusal(*NEXT, *arguments)

@@ -9,8 +9,9 @@ import sys
 from dataclasses import replace
 from threading import Timer
 
+import in_process
 import pytest
-from processes import COMMAND, posix, run_here, run_on_terminal
+from processes import COMMAND, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli.layout import quoted
@@ -25,7 +26,7 @@ MANY = "--min-perplexity=1000"
 
 def run(*arguments, input=b""):
     """Run a command that writes nothing to standard error; return its output."""
-    finished = run_here(*SCORE, *ONE, *arguments, input=input)
+    finished = in_process.finished(*SCORE, *ONE, *arguments, input=input)
     assert (finished.returncode, finished.stderr) == (0, b"")
     return finished.stdout
 
@@ -189,7 +190,7 @@ def alone(tiny, lines):
 
 def run_lines(lines, *arguments):
     """Run a command on these lines; the invalid ones are noted, and the exit code is 6."""
-    finished = run_here(*SCORE, *ONE, *arguments, input=b"".join(lines))
+    finished = in_process.finished(*SCORE, *ONE, *arguments, input=b"".join(lines))
     notes = finished.stderr.decode().splitlines()
     assert finished.returncode == 6, notes
     assert len(notes) == len(INVALID) + 1
@@ -424,7 +425,7 @@ def test_an_error_is_one_line_that_names_the_input(data, arguments, what, tmp_pa
     file = tmp_path / "text.txt"
     if data is not None:
         file.write_bytes(data)
-    finished = run_here(*SCORE, file, *arguments)
+    finished = in_process.finished(*SCORE, file, *arguments)
     assert (finished.returncode, finished.stdout) == (2, b"")
     (line,) = finished.stderr.decode().splitlines()
     assert line.startswith("gpt-cli: error: ")

@@ -125,13 +125,10 @@ def test_models_are_bundled_published_and_local_ones(home):
     assert answers("gpt-cli download ") == names[1:]
 
 
-def test_types_and_devices_are_the_implemented_ones():
+def test_commands_types_and_devices_are_the_implemented_ones():
     devices, dtypes = zip(*_IMPLEMENTATIONS, strict=True)
     assert set(answers("gpt-cli score --device ")) == {"auto", *devices}
     assert set(answers("gpt-cli score --dtype ")) == {"auto", *dtypes}
-
-
-def test_every_command_is_completed():
     assert sorted(answers("gpt-cli ")) == sorted(get_command(app.application()).commands)
 
 

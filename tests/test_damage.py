@@ -13,6 +13,7 @@ from gpt_cli.model import forward
 
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_noticed_wherever_it_is(damage, make_model):
+    assert damaged_weight(make_model()) is None
     unembed, logits = checked(lambda model, x: x), np.zeros((2, 3), np.float32)
     assert unembed(make_model(), logits) is logits
     logits[1, 1] = damage
@@ -32,7 +33,3 @@ def test_the_weight_that_is_damaged_is_named(name, ops, caplog):
     with caplog.at_level("INFO", "gpt_cli"), pytest.raises(CheckpointError, match="-v names one"):
         forward(model, np.array([[0, 1, 2]]))
     assert caplog.messages == [f"not finite: {named}"]
-
-
-def test_of_sound_weights_none_is_named(make_model):
-    assert damaged_weight(make_model()) is None

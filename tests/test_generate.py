@@ -110,12 +110,16 @@ def test_greedy_ids_of_a_ragged_batch_are_those_of_transformers(load_case, token
 # --- a row's result depends on nothing but the row -----------------------------------------------
 
 
-def test_rows_of_one_prompt_differ_and_a_seed_repeats_them(endless, tokenizer):
-    first = run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, max_tokens=8)
+def test_rows_of_one_prompt_differ_by_seed_and_index(endless, tokenizer):
+    first, again, other = (
+        run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, seed=seed, max_tokens=8)
+        for seed in (7, 7, 8)
+    )
     assert len({tuple(row.ids) for row in first}) == 4
-    assert outcomes(run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, max_tokens=8)) == outcomes(first)
-    other = run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, seed=8, max_tokens=8)
-    assert outcomes(other) != outcomes(first)
+    assert outcomes(first) == outcomes(again) != outcomes(other)
+    request = Request([1, 2], Options(**SAMPLED, seed=7, max_tokens=8), 3)
+    (alone,) = completions_of(endless, tokenizer, [request])
+    assert outcomes([alone]) == outcomes(first[3:])
 
 
 # --- rows with options of their own --------------------------------------------------------------
@@ -165,13 +169,6 @@ def test_each_row_is_continued_as_it_wants_and_as_if_it_were_alone(model, tokeni
             assert len(top) == request.options.top_logprobs
 
 
-def test_the_index_of_a_row_is_a_part_of_the_key_of_its_draws(endless, tokenizer):
-    options = Options(**SAMPLED, seed=5, max_tokens=8)
-    fourth = run(endless, tokenizer, [[1, 2]] * 4, SAMPLED, seed=5, max_tokens=8)[3]
-    (alone,) = completions_of(endless, tokenizer, [Request([1, 2], options, 3)])
-    assert outcomes([alone]) == outcomes([fourth])
-
-
 @pytest.mark.parametrize("a_pass", [1, 5, 16])
 def test_a_long_prompt_may_take_several_passes(endless, tokenizer, monkeypatch, a_pass):
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
@@ -182,9 +179,10 @@ def test_a_long_prompt_may_take_several_passes(endless, tokenizer, monkeypatch, 
     )
 
 
-def test_the_likeliest_tokens_of_each_step_have_the_models_own_probabilities(endless, tokenizer):
+def test_logprobs_are_the_models_own_whatever_the_filters(endless, tokenizer):
     (done,) = run(endless, tokenizer, [[1, 2]], FILTERED, max_tokens=6, top_logprobs=4)
     exact = exact_logprobs(endless, [1, 2, *done.ids])[1:-1]
+    np.testing.assert_allclose(done.logprobs, exact[range(6), done.ids], rtol=1e-4)
     for step, top in enumerate(done.top_logprobs):
         best = np.argsort(-exact[step])[:4]
         assert [id for id, _ in top] == best.tolist()
@@ -192,19 +190,6 @@ def test_the_likeliest_tokens_of_each_step_have_the_models_own_probabilities(end
 
 
 # --- options -------------------------------------------------------------------------------------
-
-
-def test_without_a_seed_one_of_32_bits_is_drawn():
-    seeds = [Options().with_seed().seed for _ in range(64)]
-    assert len(set(seeds)) > 60
-    assert 2**28 < max(seeds) < 2**32  # all of them are below 2**28 once in 2**256 runs
-
-
-def test_options_that_are_not_given_leave_a_text_as_it_is(endless, tokenizer):
-    options = Options()
-    assert not (options.stop or options.ignore_eos or options.special or options.top_logprobs)
-    assert options.use_cache
-    assert options.overflow == "error"
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -223,9 +208,17 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
     next(generate(endless, tokenizer, rows))
 
 
-@pytest.mark.parametrize("top_k", [40, 0, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize(("rows", "prompt"), [(1, 400), (16, 20), (8, 300)])
+@pytest.mark.parametrize(
+    ("rows", "prompt", "use_cache", "top_k"),
+    [
+        (1, 400, True, 0),
+        (1, 400, False, 40),
+        (16, 20, True, 40),
+        (16, 20, False, 0),
+        (8, 300, True, 1000),
+        (8, 300, False, 0),
+    ],
+)
 def test_the_estimate_is_not_far_from_what_is_taken(
     make_model, tokenizer, monkeypatch, rows, prompt, use_cache, top_k
 ):
@@ -248,13 +241,10 @@ def test_the_estimate_is_not_far_from_what_is_taken(
 # --- finishing -----------------------------------------------------------------------------------
 
 
-def test_length_is_the_reason_after_max_tokens(endless, tokenizer):
+def test_the_reason_is_length_after_max_tokens_and_context_where_it_is_full(endless, tokenizer):
     (done,) = run(endless, tokenizer, [[1]], max_tokens=5)
     assert done.finish_reason == "length"
     assert len(done.ids) == len(done.logprobs) == len(done.seconds) == 5
-
-
-def test_context_is_the_reason_where_it_is_full(endless, tokenizer):
     short, full = run(endless, tokenizer, [[1] * 3, [2] * 11], max_tokens=50)
     assert (short.finish_reason, len(short.ids)) == ("context", 9)
     assert (full.finish_reason, len(full.ids)) == ("context", 1)
@@ -274,19 +264,13 @@ def test_stop_is_the_reason_at_a_stop_string_also_on_the_last_token(make_model, 
 
 
 def test_what_a_stop_string_held_back_comes_out_at_the_end(make_model, tokenizer):
-    model = favouring(make_model(), *ids_of("x"))
+    x = ids_of("x")[0]
     options = Options(temperature=0, max_tokens=3, stop=["xxxx"])
-    steps = list(generate(model, tokenizer, [Request([1], options)]))
+    steps = list(generate(favouring(make_model(), x), tokenizer, [Request([1], options)]))
     assert [step.text for step in steps] == ["", "", "xxx"]
     assert [step.finish_reason for step in steps] == [None, None, "length"]
-
-
-def test_what_a_stop_string_held_back_comes_out_at_the_end_token(make_model, tokenizer):
-    model = make_model()
-    x = ids_of("x")[0]
-    model = favouring(model, x, END_ID)
     penalized = {"temperature": 0, "repeat_penalty": 1.5}
-    (done,) = run(model, tokenizer, [[1]], penalized, stop=["xy"])
+    (done,) = run(favouring(make_model(), x, END_ID), tokenizer, [[1]], penalized, stop=["xy"])
     assert (done.ids, done.text, done.finish_reason) == ([x, END_ID], "x", "eos")
 
 
@@ -300,22 +284,17 @@ def test_an_unfinished_character_at_the_end_is_a_replacement_character(make_mode
 
 
 @pytest.mark.parametrize("params", PARAMS)
-def test_an_id_without_token_is_never_chosen(make_model, tokenizer, params):
-    model = make_model(vocab_size=len(VOCAB) + 5, eos_token_id=None)
-    model = favouring(model, *range(len(VOCAB), len(VOCAB) + 5))
-    (done,) = run(model, tokenizer, [[1]], params)
-    assert len(done.ids) == 20
-    assert max(done.ids) < len(VOCAB)
-    assert np.isfinite(done.logprobs).all()
-
-
-@pytest.mark.parametrize("params", PARAMS)
-def test_the_end_token_is_never_chosen_when_it_is_ignored(make_model, tokenizer, params):
-    model = favouring(make_model(), END_ID)
+def test_an_id_without_token_and_an_end_token_to_ignore_are_never_chosen(
+    make_model, tokenizer, params
+):
+    model = make_model(vocab_size=len(VOCAB) + 5)
+    model = favouring(model, *range(len(VOCAB), len(VOCAB) + 5), END_ID)
     (done,) = run(model, tokenizer, [[1]], params, ignore_eos=True)
-    assert done.finish_reason == "length"
+    assert (done.finish_reason, len(done.ids)) == ("length", 20)
+    assert max(done.ids) < len(VOCAB)
     assert END_ID not in done.ids
     assert END not in done.text
+    assert np.isfinite(done.logprobs).all()
 
 
 def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
@@ -340,23 +319,11 @@ def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypat
         assert caches[0].lengths.tolist() == [3 + new]
 
 
-def test_logprobs_are_the_models_own_whatever_the_filters(endless, tokenizer):
-    (done,) = run(endless, tokenizer, [[1, 2]], FILTERED, max_tokens=6)
-    exact = exact_logprobs(endless, [1, 2, *done.ids])[1:-1][range(6), done.ids]
-    np.testing.assert_allclose(done.logprobs, exact, rtol=1e-4)
-
-
 def test_logprobs_count_what_is_never_chosen(make_model, tokenizer):
     model = make_model(vocab_size=len(VOCAB) + 100)
     (done,) = run(model, tokenizer, [[1, 2]], ignore_eos=True, max_tokens=6)
     exact = exact_logprobs(model, [1, 2, *done.ids])[1:-1][range(6), done.ids]
     np.testing.assert_allclose(done.logprobs, exact, rtol=1e-4)
-
-
-def test_seconds_only_grow(endless, tokenizer):
-    (done,) = run(endless, tokenizer, [[1, 2]], max_tokens=6)
-    assert done.seconds == sorted(done.seconds)
-    assert done.seconds[0] > 0
 
 
 def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
@@ -381,19 +348,10 @@ def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
     assert [step.seconds for step in steps] == [3.25, 3.25, 6.5, 6.5, 9.75, 9.75]
 
 
-def test_the_text_is_that_of_the_ids(endless, tokenizer):
-    (done,) = run(endless, tokenizer, [[1, 2]], SAMPLED, max_tokens=10)
-    assert done.text == tokenizer.decode(done.ids)
-
-
 def test_the_repeat_penalty_counts_the_prompt_and_what_follows(make_model, tokenizer):
     model = favouring(make_model(eos_token_id=None), 10, 11, 12, 13)
     (done,) = run(model, tokenizer, [[11]], {"temperature": 0, "repeat_penalty": 2}, max_tokens=3)
     assert done.ids == [10, 12, 13]
-
-
-def test_no_prompts_give_no_steps(endless, tokenizer):
-    assert run(endless, tokenizer, []) == []
 
 
 # --- past the context ----------------------------------------------------------------------------
@@ -419,19 +377,14 @@ def test_shift_goes_on_with_the_newest_half_of_the_context(endless, tokenizer, p
         assert row.finish_reason == "length"
 
 
-@pytest.mark.parametrize("overflow", ["error", "shift"])
-def test_a_prompt_that_leaves_room_stays_whole(overflow):
-    assert fit(list(range(11)), 12, Options(max_tokens=100, overflow=overflow)) == list(range(11))
-
-
-def test_a_prompt_that_leaves_no_room_is_an_error_by_default():
+def test_a_prompt_that_leaves_room_stays_whole_and_another_is_an_error_by_default():
+    for overflow in ("error", "shift"):
+        options = Options(max_tokens=100, overflow=overflow)
+        assert fit([*range(11)], 12, options) == [*range(11)]
     for length in (12, 100):
         with pytest.raises(InputError, match=f"the prompt has {length} tokens"):
             fit([1] * length, 12, Options(max_tokens=1))
-
-
-def test_shift_begins_with_the_newest_half_of_a_prompt_that_leaves_no_room():
-    assert fit(list(range(30)), 12, Options(overflow="shift")) == list(range(24, 30))
+    assert fit([*range(30)], 12, Options(overflow="shift")) == [*range(24, 30)]
 
 
 @given(length=st.integers(1, 60), n_positions=st.integers(2, 30), max_tokens=st.integers(1, 60))

@@ -88,14 +88,6 @@ def test_auto_says_why_it_is_the_cpu_if_asked(no_gpu, caplog):
     assert caplog.messages[0] == "computing on the CPU: the GPU is on holiday"
 
 
-def test_int8_is_for_the_cpu():
-    with pytest.raises(
-        InputError,
-        match="--dtype int8 is not available with --device cuda: choose float32, float16",
-    ):
-        check_available("cuda", "int8")
-
-
 @pytest.mark.parametrize("dtype", ["int8", "float16"])
 def test_without_a_gpu_a_library_computes_with_small_weights(no_gpu, tmp_path, dtype):
     no_gpu.delenv("GPT_CLI_OPS", raising=False)

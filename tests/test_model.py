@@ -165,8 +165,5 @@ def test_a_pass_with_a_cache_counts_the_tokens_of_each_row(make_model):
 
 def test_the_longest_text_that_fits_is_n_positions(make_model):
     assert forward(make_model(), np.zeros((1, CONFIG["n_positions"]), int)).shape[1] == 80
-
-
-def test_a_text_beyond_n_positions_is_rejected(make_model):
     with pytest.raises(IndexError):
         forward(make_model(), np.zeros((1, CONFIG["n_positions"] + 1), int))

@@ -136,26 +136,13 @@ def test_each_row_of_a_cache_has_its_own_length_and_tokens(ops):
         assert_close(ops, attended[row], exact_softmax(scores) @ own[1][0])
 
 
-@pytest.mark.parametrize("T", [1, 5])
-def test_queries_keys_and_values_may_be_views_of_one_array(ops, cached, T):
-    qkv = array("qkv", 2, T, 3 * 24)
-    views = qkv.reshape(2, T, 3, 3, 8).transpose(2, 0, 3, 1, 4)
-    found, expected = (
-        ops.attend(q, *cached(ops, k, v), 0.3, causal(2, T, T)) for q, k, v in (views, views.copy())
-    )
-    assert np.array_equal(ops.to_host(found), ops.to_host(expected))
-
-
-def test_attend_ignores_invisible_keys(ops, cached):
+def test_attend_ignores_invisible_keys_and_does_not_overflow_exp(ops, cached):
     q, keys = array("q", 1, 1, 2, 4), array("keys", 1, 1, 3, 4)
     values = np.repeat(np.array([1, 2, 1e38], np.float32), 4).reshape(1, 1, 3, 4)
     attended = ops.to_host(ops.attend(q, *cached(ops, keys, values), 1.0, np.array([[1, 2]])))
     assert (attended[0, 0, 0] == 1).all()
     assert (attended[0, 0, 1] > 1).all()
     assert (attended[0, 0, 1] < 2).all()
-
-
-def test_attend_does_not_overflow_exp(ops, cached):
     q, keys, values = (100 * array(name, 1, 2, 3, 4) for name in ("q", "keys", "values"))
     attended = ops.to_host(ops.attend(q, *cached(ops, keys, values), 1.0, causal(1, 3, 3)))
     assert np.isfinite(attended).all()
@@ -169,9 +156,6 @@ def test_log_normalizer(ops, shape):
     exact = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, exact, rtol=1e-6)
-
-
-def test_log_normalizer_of_nan_is_nan(ops):
     logits = np.array([[1, np.nan, 2], [1, 2, 3]], np.float32)
     assert np.isnan(ops.to_host(ops.log_normalizer(logits))).tolist() == [True, False]
 
@@ -261,28 +245,19 @@ def without_library(installed):
 
 
 @pytest.mark.usefixtures("library")
-def test_the_library_is_used_if_it_is_installed(unset):
-    assert get_ops("cpu", "float32").name == "native"
-    assert get_ops("cpu", "int8").name == "native"
+def test_the_library_is_used_if_it_is_installed_with_any_number_of_threads(unset):
+    for dtype in ("float32", "bfloat16", "float16", "int8"):
+        ops = get_ops("cpu", dtype, threads=3)
+        assert (ops.name, ops.dtype, ops.threads) == ("native", dtype, 3)
     unset.setattr("gpt_cli.gpu.problem", lambda: "none is there")
     assert get_ops("auto", "float32").name == "native"
 
 
-@pytest.mark.usefixtures("library")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
-def test_the_number_of_threads_may_be_chosen(unset, dtype):
-    ops = get_ops("cpu", dtype, threads=3)
-    assert (ops.dtype, ops.threads) == (dtype, 3)
-
-
-def test_numpy_is_the_fallback_without_the_library(without_library):
+def test_without_the_library_numpy_computes_and_other_types_are_refused(without_library):
     assert get_ops("cpu", "float32").name == "numpy"
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
-def test_other_types_need_the_library(without_library, dtype):
-    with pytest.raises(InputError, match=f"--dtype {dtype} needs the compiled library"):
-        get_ops("cpu", dtype)
+    for dtype in ("bfloat16", "float16", "int8"):
+        with pytest.raises(InputError, match=f"--dtype {dtype} needs the compiled library"):
+            get_ops("cpu", dtype)
 
 
 def test_numpy_is_the_fallback_if_the_library_cannot_be_loaded(installed, tmp_path, caplog):
@@ -314,10 +289,10 @@ def test_the_implementation_may_be_chosen(unset, ops, int8_ops):
 
 def test_an_invalid_choice_is_an_error(without_library, unset):
     unset.setenv("GPT_CLI_OPS", "abacus")
-    with pytest.raises(
-        InputError, match="GPT_CLI_OPS must be native or numpy for float32, not 'abacus'"
-    ):
-        get_ops("cpu", "float32")
+    for dtype in ("float32", "int8"):
+        message = f"GPT_CLI_OPS must be native or numpy for {dtype}, not 'abacus'"
+        with pytest.raises(InputError, match=message):
+            get_ops("cpu", dtype)
     unset.setenv("GPT_CLI_OPS", "native")
     with pytest.raises(InputError, match="GPT_CLI_OPS=native needs the compiled library"):
         get_ops("cpu", "float32")
@@ -332,6 +307,7 @@ def test_an_invalid_choice_is_an_error(without_library, unset):
         ("cpu", "fp32", "--dtype fp32 (did you mean float32?): choose auto, float32, float16, "),
         ("auto", "bf16", "--dtype bf16 (did you mean bfloat16?)"),
         ("cuda", "bfloat16", "--dtype bfloat16 is not available with --device cuda: choose float"),
+        ("cuda", "int8", "--dtype int8 is not available with --device cuda: choose float32, float"),
     ],
 )
 def test_what_nothing_computes_is_refused(device, dtype, says):

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gpt_cli
 from gpt_cli.cli import app
 from gpt_cli.cli.show import page, views
 from gpt_cli.errors import InputError
@@ -25,11 +24,6 @@ HOSTILE = [
     "'\"` \\ ${1} $title &lt; \x00\x1b\x7f",
     "<img src=x onerror=alert(1)>",
 ]
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return gpt_cli.load("tiny")
 
 
 @pytest.fixture(scope="module")

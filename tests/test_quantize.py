@@ -2,9 +2,7 @@
 
 import functools
 import json
-import os
 import subprocess
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +17,14 @@ from checkpoints import (
     stored_tensors,
     write_checkpoint,
 )
-from processes import COMMAND, WITHOUT_LIBRARY, posix
+from in_process import records_here, refusal, run_here
+from processes import COMMAND, posix
 from safetensors import safe_open
 
 import gpt_cli
 from gpt_cli import checkpoint
-from gpt_cli.cli import app
 from gpt_cli.config import GPT2Config
-from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.errors import CheckpointError
 from gpt_cli.machine import native_library
 from gpt_cli.model import forward
 from gpt_cli.ops import get_ops
@@ -72,8 +70,10 @@ def in_int8(original, tmp_path_factory):
     @functools.cache
     def make(case: str) -> Path:
         folder = tmp_path_factory.mktemp("int8") / case
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # not a test's own
-            assert app.run(["quantize", str(original(case)), "--output", str(folder)]) == 0
+        assert run_here("quantize", original(case), "--output", folder) == (
+            f"{folder}\n".encode(),
+            "",
+        )
         return folder
 
     return make
@@ -98,16 +98,6 @@ def config_of(folder: Path) -> dict:
 
 def everything_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-def refusal(capsys, code: int, *arguments: object) -> str:
-    """The one line with which a command fails."""
-    assert app.run([str(argument) for argument in arguments]) == code
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("gpt-cli: error: ")
-    assert printed.err.count("\n") == 1
-    return printed.err
 
 
 # --- what a folder in int8 computes --------------------------------------------------------------
@@ -143,19 +133,8 @@ def test_in_float32_it_is_a_model_of_the_rounded_weights(original, in_int8, comp
     assert abs(expected - exact).max() > 1e-3 * exact.std()
 
 
-def test_the_type_is_that_of_the_file_unless_another_is_asked_for(original, in_int8, computed_by):
-    for dtype, of_int8, of_original in (
-        ("auto", "int8", "float32"),
-        ("int8", "int8", "int8"),
-        ("float32", "float32", "float32"),
-    ):
-        assert load(in_int8("saved"), dtype).model.ops.dtype == of_int8
-        assert load(original("saved"), dtype).model.ops.dtype == of_original
-
-
-def test_it_can_be_quantized_no_second_time(in_int8, tmp_path, capsys):
-    said = refusal(capsys, 2, "quantize", in_int8("hub"), "-o", tmp_path / "new")
-    assert "is in int8 already" in said
+def test_it_can_be_quantized_no_second_time(in_int8, tmp_path):
+    assert "is in int8 already" in refusal("quantize", in_int8("hub"), "-o", tmp_path / "new")
     assert everything_below(tmp_path) == set()
 
 
@@ -211,13 +190,12 @@ def test_what_is_no_matrix_stays_exactly_as_it_is(original, in_int8, case):
             assert np.array_equal(tensor[:], after[name][:]), name
 
 
-def test_everything_else_that_a_model_needs_is_carried_over(source, tmp_path, capfd):
+def test_everything_else_that_a_model_needs_is_carried_over(source, tmp_path):
     (source / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
     (source / "added_tokens.json").write_text("{}")
     (source / "pytorch_model.bin").write_bytes(b"of no use")
     to = tmp_path / "deep" / "down"
-    assert app.run(["quantize", str(source), "-o", str(to)]) == 0
-    assert capfd.readouterr() == (f"{to}\n", "")
+    assert run_here("quantize", source, "-o", to) == (f"{to}\n".encode(), "")
     carried = ["vocab.json", "merges.txt", "generation_config.json", "added_tokens.json"]
     assert everything_below(to) == {*carried, "config.json", FILE}
     for name in carried:
@@ -227,63 +205,57 @@ def test_everything_else_that_a_model_needs_is_carried_over(source, tmp_path, ca
 
 
 @posix
-def test_the_weights_can_be_read_by_whoever_can_read_the_rest(in_int8):
-    modes = {path.stat().st_mode for path in in_int8("hub").iterdir()}
-    assert len(modes) == 1
-
-
-@posix
-def test_of_links_as_the_cache_has_them_the_files_are_carried_over(source, tmp_path):
-    links = tmp_path / "links"
+def test_links_as_in_the_cache_become_files_in_a_folder_that_was_empty(source, tmp_path):
+    links, to = tmp_path / "links", tmp_path / "new"
     links.mkdir()
+    to.mkdir()
     for file in source.iterdir():
         (links / file.name).symlink_to(file)
-    to = tmp_path / "new"
-    assert app.run(["quantize", str(links), "-o", str(to)]) == 0
+    run_here("quantize", links, "-o", to)
     assert not any(file.is_symlink() for file in to.iterdir())
     assert (to / "vocab.json").read_bytes() == (source / "vocab.json").read_bytes()
-
-
-def test_an_empty_folder_is_filled(source, tmp_path):
-    to = tmp_path / "new"
-    to.mkdir()
-    assert app.run(["quantize", str(source), "-o", str(to)]) == 0
+    assert len({path.stat().st_mode for path in to.iterdir()}) == 1  # the weights' too
     assert load(to).model.ops.dtype == "int8"
 
 
-def test_info_tells_the_type_and_how_little_memory_it_takes(original, in_int8, capfd):
-    facts = []
-    for folder in (original("wide"), in_int8("wide")):
-        assert app.run(["info", str(folder), "--json"]) == 0
-        facts.append(json.loads(capfd.readouterr().out))
-    assert [each["dtype"] for each in facts] == ["float32", "int8"]
-    assert facts[0]["parameters"] == facts[1]["parameters"]
-    assert facts[0]["weights_bytes"] / 4 < facts[1]["weights_bytes"] < facts[0]["weights_bytes"] / 3
-    assert facts[1]["kv_cache_bytes"] == facts[0]["kv_cache_bytes"] / 2
-    assert app.run(["info", str(in_int8("wide"))]) == 0
-    assert "int8" in capfd.readouterr().out
+def test_info_tells_the_type_and_how_little_memory_it_takes(original, in_int8):
+    full, held = (
+        records_here("info", folder, "--json")[0] for folder in (original("wide"), in_int8("wide"))
+    )
+    assert (full["dtype"], held["dtype"]) == ("float32", "int8")
+    assert full["parameters"] == held["parameters"]
+    assert full["weights_bytes"] / 4 < held["weights_bytes"] < full["weights_bytes"] / 3
+    assert held["kv_cache_bytes"] == full["kv_cache_bytes"] / 2
 
 
 # --- what cannot be written ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", ["a file", "a folder"])
-def test_what_is_there_already_is_left_alone(source, tmp_path, capsys, there):
+@pytest.fixture
+def not_written(source, tmp_path):
+    """Refuse to quantize `source`, which leaves no file; return the error."""
+
+    def refused(code, to=tmp_path / "new"):
+        before = everything_below(tmp_path)
+        error = refusal("quantize", source, "-o", to, code=code)
+        assert everything_below(tmp_path) == before
+        return error
+
+    return refused
+
+
+@pytest.mark.parametrize("there", ["new", "new/precious"])
+def test_what_is_there_already_is_left_alone(tmp_path, not_written, there):
     to = tmp_path / "new"
-    if there == "a folder":
-        to.mkdir()
-        (to / "precious").write_text("mine")
-    else:
-        to.write_text("mine")
-    before = everything_below(tmp_path)
-    said = refusal(capsys, 2, "quantize", source, "-o", to)
-    assert f"{to} exists and is not an empty folder" in said
-    assert everything_below(tmp_path) == before
+    (tmp_path / there).parent.mkdir(exist_ok=True)
+    (tmp_path / there).write_text("mine")
+    assert f"{to} exists and is not an empty folder" in not_written(2)
+    assert (tmp_path / there).read_text() == "mine"
 
 
-def test_a_name_that_is_no_model_is_exit_code_3(tmp_path, capsys):
-    refusal(capsys, 3, "quantize", tmp_path / "nothing", "-o", tmp_path / "new")
-    refusal(capsys, 3, "quantize", "no/model", "--offline", "-o", tmp_path / "new")
+def test_a_name_that_is_no_model_is_exit_code_3(tmp_path):
+    refusal("quantize", tmp_path / "nothing", "-o", tmp_path / "new", code=3)
+    refusal("quantize", "no/model", "--offline", "-o", tmp_path / "new", code=3)
     assert everything_below(tmp_path) == set()
 
 
@@ -291,37 +263,28 @@ def test_a_name_that_is_no_model_is_exit_code_3(tmp_path, capsys):
     "name", ["wte.weight", "h.2.mlp.c_proj.weight", "h.0.ln_1.bias", "wpe.weight"]
 )
 @pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7FFFFFFF])
-def test_weights_that_are_not_finite_are_not_written(source, tmp_path, capsys, name, bits):
+def test_weights_that_are_not_finite_are_not_written(source, not_written, name, bits):
     weights = make_weights(CONFIG)
     weights[name].reshape(-1)[7:8].view(np.uint32)[:] = bits
     tensors = stored_tensors(CONFIG) | {name: store(weights[name])}
     (source / FILE).write_bytes(safetensors_bytes(tensors))
-    before = everything_below(tmp_path)
-    said = refusal(capsys, 4, "quantize", source, "-o", tmp_path / "new")
+    said = not_written(4)
     assert f"the tensor {name}" in said
     assert "is not finite" in said
-    assert everything_below(tmp_path) == before
 
 
-def test_a_model_without_a_tokenizer_is_not_written(source, tmp_path, capsys):
-    (source / "merges.txt").unlink()
-    before = everything_below(tmp_path)
-    said = refusal(capsys, 4, "quantize", source, "-o", tmp_path / "new")
-    assert f"{source} has no merges.txt" in said
-    assert everything_below(tmp_path) == before
-
-
-def test_a_model_that_is_not_whole_is_not_written(source, tmp_path, capsys):
+def test_a_model_without_a_tokenizer_or_with_damaged_weights_is_not_written(source, not_written):
+    (source / "merges.txt").rename(source / "aside")
+    assert f"{source} has no merges.txt" in not_written(4)
+    (source / "aside").rename(source / "merges.txt")
     (source / FILE).write_bytes((source / FILE).read_bytes()[:-1])
-    before = everything_below(tmp_path)
-    assert "not safetensors" in refusal(capsys, 4, "quantize", source, "-o", tmp_path / "new")
-    assert everything_below(tmp_path) == before
+    assert "not safetensors" in not_written(4)
 
 
-def test_a_folder_that_cannot_be_made_is_exit_code_5(source, tmp_path, capsys):
+def test_a_folder_that_cannot_be_made_is_exit_code_5(tmp_path, not_written):
     (tmp_path / "file").write_text("no folder")
     to = tmp_path / "file" / "new"
-    said = refusal(capsys, 5, "quantize", source, "-o", to)
+    said = not_written(5, to)
     assert f"cannot write --output {to}: " in said
     assert "give another folder" in said
 
@@ -360,10 +323,10 @@ def test_a_full_disk_is_exit_code_5(tmp_path):
     ],
     ids=str,
 )
-def test_another_kind_of_quantization_is_refused(source, tmp_path, capsys, quantization):
+def test_another_kind_of_quantization_is_refused(source, tmp_path, quantization):
     (source / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": quantization}))
     for arguments in (["quantize", source, "-o", tmp_path / "new"], ["info", source]):
-        said = refusal(capsys, 4, *arguments)
+        said = refusal(*arguments, code=4)
         assert f"{source / 'config.json'}: quantization_config is " in said
     with pytest.raises(CheckpointError, match="quantization_config is "):
         load(source)
@@ -439,60 +402,30 @@ def test_a_scale_that_is_not_finite_is_noticed(source, computed_by, dtype, bits)
 
 
 # --- what int8 needs -----------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("library")
-def test_int8_is_computed_by_the_library_unless_the_reference_is_asked_for(monkeypatch):
+@pytest.fixture
+def without_library(monkeypatch):
+    """Let commands run as if gpt-cli had been installed without its library."""
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    assert get_ops("cpu", "int8").name == "native"
-    monkeypatch.setenv("GPT_CLI_OPS", "numpy")
-    assert get_ops("cpu", "int8").name == "numpy"
-    monkeypatch.setenv("GPT_CLI_OPS", "abacus")
-    with pytest.raises(InputError, match="must be native or numpy for int8, not 'abacus'"):
-        get_ops("cpu", "int8")
+    monkeypatch.setattr("gpt_cli.ops.native_library", lambda: None)
 
 
-def run_without_library(*arguments: object, **env: str):
-    """Run a command where installing gpt-cli compiled no library."""
-    inherited = {name: value for name, value in os.environ.items() if name != "GPT_CLI_OPS"}
-    return subprocess.run(
-        [*WITHOUT_LIBRARY, *map(str, arguments)],
-        env=inherited | env,
-        capture_output=True,
-        timeout=60,
-    )
-
-
+@pytest.mark.usefixtures("without_library")
 @pytest.mark.parametrize("env", [{}, {"GPT_CLI_OPS": "native"}])
 def test_without_the_library_one_is_told_how_to_get_it(in_int8, env):
     for model in (["-m", "tiny", "--dtype", "int8"], ["-m", in_int8("saved")]):
-        finished = run_without_library("generate", *model, "text", **env)
         what = "GPT_CLI_OPS=native" if env else "--dtype int8"
-        assert finished.returncode == 2
-        assert finished.stdout == b""
-        assert finished.stderr.decode() == (
+        assert refusal("generate", *model, "text", **env) == (
             f"gpt-cli: error: {what} needs the compiled library, and gpt-cli was installed without "
             "it: install a C compiler, then reinstall gpt2-cli (`gpt-cli doctor` says more)\n"
         )
 
 
-def test_without_the_library_int8_can_be_written_and_computed_in_float32(source, tmp_path):
+@pytest.mark.usefixtures("without_library")
+def test_without_the_library_int8_can_be_written_and_computed_otherwise(source, tmp_path):
     to = tmp_path / "new"
-    assert run_without_library("quantize", source, "-o", to).returncode == 0
-    arguments = ["-m", to, "--dtype", "float32", "--seed", "1", "-n", "3", "text"]
-    finished = run_without_library("generate", *arguments)
-    assert (finished.returncode, finished.stderr) == (0, b"")
-    assert finished.stdout
-
-
-def test_without_the_library_int8_can_be_computed_by_the_reference(in_int8):
-    arguments = ["-m", in_int8("saved"), "--stats", "-n", "3", "text"]
-    finished = run_without_library("generate", *arguments, GPT_CLI_OPS="numpy")
-    assert finished.returncode == 0
-    assert b" in int8: loaded" in finished.stderr
-
-
-def test_a_type_that_nothing_computes_is_refused(source, thread_variables, capsys):
-    said = refusal(capsys, 2, "generate", "-m", source, "--dtype", "float7", "text")
-    assert "--dtype float7" in said
-    assert "bfloat16, int8" in said
+    run_here("quantize", source, "-o", to)
+    arguments = ["generate", "-m", to, "--seed", "1", "-n", "3", "text"]
+    out, errors = run_here(*arguments, "--dtype", "float32")
+    assert out
+    assert errors == ""
+    assert " in int8: loaded" in run_here(*arguments, "--stats", GPT_CLI_OPS="numpy")[1]

@@ -35,12 +35,9 @@ def parts(svg, name, *, hidden):
             yield from group.iter(f"{SVG}{name}")
 
 
-def test_without_movement_the_last_screen_is_shown(svg):
+def test_the_command_is_typed_letter_by_letter_and_the_last_screen_stays(svg):
     shown = [text.text for text in parts(svg, "text", hidden=False)]
     assert sorted(shown) == sorted(["$", COMMAND, "red", "a", "<b>", "長", "x", "$"])
-
-
-def test_the_command_is_typed_letter_by_letter(svg):
     typed = [text.text for text in parts(svg, "text", hidden=True) if text.text != "$"]
     assert typed == sorted(typed, key=len)
     assert all(map(COMMAND.startswith, typed))

@@ -86,8 +86,11 @@ def test_a_model_of_ones_own_has_a_digest_that_is_the_same_each_time(case_folder
         assert first[name]["digest"] == again[name]["digest"]
 
 
-def test_what_is_known_of_tiny_is_found_by_its_weights_in_any_folder(copy):
+def test_tiny_is_known_by_its_weights_in_any_folder_and_its_files_by_their_names(copy):
     assert results(str(copy), copy, "known texts")["known texts"].passed is True
+    (copy / "merges.txt").unlink()
+    check = next(verify.verify("tiny", copy))
+    assert (check.passed, check.detail) == (False, "missing: merges.txt")
 
 
 def test_a_bit_that_is_flipped_in_the_bundled_model_is_exit_code_4(copy, monkeypatch, capfd):
@@ -103,17 +106,6 @@ def test_a_bit_that_is_flipped_in_the_bundled_model_is_exit_code_4(copy, monkeyp
     assert err.endswith(
         "checks (files): get its files again, and report it if that does not help\n"
     )
-
-
-def test_results_that_are_wrong_are_not_blamed_on_the_files():
-    assert "report it" in verify.cure(["bits"])
-    assert "files" not in verify.cure(["bits"])
-
-
-def test_a_file_that_should_be_there_is_missed(copy):
-    (copy / "merges.txt").unlink()
-    check = next(verify.verify("tiny", copy))
-    assert (check.passed, check.detail) == (False, "missing: merges.txt")
 
 
 @pytest.mark.parametrize("damaged", [None, "model.safetensors", "config.json"])
@@ -236,6 +228,8 @@ def test_bits_that_are_not_the_known_ones_are_found(monkeypatch):
     right, facts["tiny"]["digests"]["float32"] = facts["tiny"]["digests"]["float32"], "0" * 64
     monkeypatch.setattr(verify, "known", lambda: facts)
     check = results("tiny", TINY, "bits")["bits"]
+    assert "report it" in verify.cure(["bits"])
+    assert "files" not in verify.cure(["bits"])
     assert (check.passed, check.digest) == (False, right)
     assert check.detail == f"{right}, expected {'0' * 64}"
 

@@ -100,11 +100,17 @@ class World:
             options: those of `run`.
         """
         before = self.tree()
-        finished = self.run(*arguments, **options)
+        message = self.check(self.run(*arguments, **options), code, says, do)
+        assert changes or self.tree() == before
+        return message
+
+    def check(
+        self, finished: "subprocess.CompletedProcess[bytes]", code: int, says: str, do: str
+    ) -> str:
+        """Check a command that failed as in `suffer`; return its message."""
         message = check_failure(finished, code)
         assert says in message
         assert do in message
-        assert changes or self.tree() == before
         return message.removeprefix("gpt-cli: error: ").replace(str(self.root), "PATH")
 
     def tree(self) -> dict[str, str]:

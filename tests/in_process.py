@@ -1,0 +1,55 @@
+"""`gpt-cli` in the process of the tests: each command saves the time to start Python."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from gpt_cli.cli import app
+
+
+def finished(
+    *arguments: object, input: bytes = b"", **env: str
+) -> "subprocess.CompletedProcess[bytes]":
+    """Run a command as in a pipe; return its exit code, standard output and error."""
+    stdin, stdout, stderr = (
+        io.TextIOWrapper(io.BytesIO(data), "utf-8", "backslashreplace", newline="")
+        for data in (input, b"", b"")
+    )
+    with mock.patch.dict(os.environ, env), pytest.MonkeyPatch.context() as patch:
+        for name, stream in {"stdin": stdin, "stdout": stdout, "stderr": stderr}.items():
+            patch.setattr(sys, name, stream)
+        code = app.run([str(argument) for argument in arguments])
+        stdout.flush()
+        stderr.flush()
+    written = stdout.buffer.getvalue(), stderr.buffer.getvalue()
+    return subprocess.CompletedProcess(arguments, code, *written)
+
+
+def run_here(*arguments: object, code: int = 0, **options: Any) -> tuple[bytes, str]:
+    """Run a command and check its exit code; return standard output and error."""
+    process = finished(*arguments, **options)
+    errors = process.stderr.decode()
+    assert process.returncode == code, errors
+    return process.stdout, errors
+
+
+def records_here(*arguments: object, **options: Any) -> list[dict[str, Any]]:
+    """Run a command that prints JSON Lines and nothing else; return their objects."""
+    out, errors = run_here(*arguments, **options)
+    assert errors == ""
+    return [json.loads(line) for line in out.decode().split("\n")[:-1]]
+
+
+def refusal(*arguments: object, code: int = 2, **options: Any) -> str:
+    """Run a command that must fail without a result; return its one line of error."""
+    out, errors = run_here(*arguments, code=code, **options)
+    assert out == b""
+    assert errors.count("\n") == 1
+    assert errors.startswith("gpt-cli: error: ")
+    return errors
