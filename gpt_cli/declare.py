@@ -157,7 +157,7 @@ SWITCH = Kind("true or false", bool, lambda value: _checked(value, bool))
 TEXT = Kind("a string", str, lambda value: _checked(value, str))
 PATH = Kind("a path", Path, Path)
 TEXTS = Kind("a string or a list of strings", list[str], _texts)
-BIASES = Kind("a number for each token id", list[str], _biases)
+BIASES = Kind("a number for each token id (such as 452=-100)", list[str], _biases)
 _KINDS = {int: WHOLE, float: NUMBER, bool: SWITCH, str: TEXT, tuple: TEXTS}
 
 

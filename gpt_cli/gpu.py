@@ -11,11 +11,10 @@ def problem() -> str | None:
     The driver is asked. CuPy is not imported, which takes a second.
     """
     driver, count = load_driver(), ctypes.c_int()
-    missing = [] if driver is not None else ["no NVIDIA driver is installed"]
+    if driver is None:
+        return "no NVIDIA driver is installed"
     if find_spec("cupy") is None:
-        missing.append(f"CuPy is not installed: {install_hint()}")
-    if driver is None or missing:
-        return ", and ".join(missing)
+        return f"CuPy is not installed: {install_hint()}"
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         return "the NVIDIA driver finds no GPU"
     return None

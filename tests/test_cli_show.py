@@ -5,6 +5,7 @@ import json
 import math
 import re
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -473,6 +474,6 @@ def test_an_existing_file_survives_a_failed_write(tmp_path):
 
 
 def test_pictures_need_matplotlib(monkeypatch):
-    monkeypatch.setattr("gpt_cli.cli.plot.find_spec", lambda name: None)
-    error = refusal("show", "tree", "-m", "tiny", "x", "--png", "x.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    error = refusal("show", "tree", "-m", "tiny", "x", "--png", "x.png", code=5)
     assert "pip install matplotlib" in error

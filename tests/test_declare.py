@@ -148,7 +148,7 @@ def test_a_declaration_has_everything_about_a_flag():
     assert parsed == [bool, str, list[str], int, float, Path, list[str]]
     assert COLOUR.flag_type == Literal["red", "green"]
     assert COLOUR.name == "one of red, green"
-    assert (PATH.name, BIASES.name) == ("a path", "a number for each token id")
+    assert (PATH.name, BIASES.name) == ("a path", "a number for each token id (such as 452=-100)")
 
 
 def test_a_signature_shows_the_options_of_a_group():

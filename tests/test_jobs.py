@@ -451,9 +451,12 @@ def test_lines_need_their_manifest_unless_there_are_none(sink):
     with JSONLines(Path("out"), "text", {"seed": 9, "input": 1}) as torn:
         assert torn.resume() == jobs.Resumed(0, 0, 9)
     assert json.loads(Path(".out.job.json").read_text()) == {"seed": 9}
-    Path("out").write_bytes(b"")  # the manifest of an empty output does not count
-    with JSONLines(Path("out"), "text", {"seed": 8}) as empty:
-        assert empty.resume().seed == 8
+    Path("out").write_bytes(b"")  # of a run that was killed before its first row
+    with JSONLines(Path("out"), "text", {"seed": None}) as empty:
+        assert empty.resume().seed == 9
+    empty = JSONLines(Path("out"), "text", {"seed": 8})
+    with pytest.raises(InputError, match=r"^out was made with seed 9, not 8: name"), empty:
+        empty.resume()
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -479,7 +482,6 @@ def test_an_output_without_a_record_is_removed_after_an_error(there, here):
     with pytest.raises(KeyError), JSONLines(Path("other"), "text", {}):
         raise KeyError
     assert not Path("other").exists()
-    Path("other").touch()
     Path(".other.job.json").mkdir()
     message = r"^cannot write \.other\.job\.json: .*; name another --output$"
     with pytest.raises(ResourceError, match=message), JSONLines(Path("other"), "text", {}) as sink:

@@ -104,9 +104,12 @@ def test_lines_are_compared_by_the_first_field(here):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        *((f"new{ending}", f"--output new{ending}: the name must end with .") for ending in OTHER),
+        *((f"new{ending}", f"--output new{ending}: records are JSON Lines") for ending in OTHER),
         ("*.jsonl", ". has other files"),
-        ("new.JSONL.GZ", "--output new.JSONL.GZ: the name must end with .jsonl or .parquet"),
+        (
+            "new.JSONL.GZ",
+            "--output new.JSONL.GZ: records are JSON Lines",
+        ),
         ("in", "in is the input: name another --output"),
         ("./in", "in is the input: name another --output"),
         ("out/x", "out/x exists: continue it with --resume, or name another --output"),

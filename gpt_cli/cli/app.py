@@ -142,7 +142,7 @@ def run(arguments: list[str]) -> int:
         path = getattr(getattr(error, "ctx", None), "command_path", "gpt-cli")
         message = error.format_message()
         if "unexpected extra argument" in message:
-            message += ". Quote a text that has spaces"
+            message += ". Quote a text that has spaces, or a pattern"
         elif "No such option" in message and any(map(_TEXT.match, arguments)):
             message += ". Put -- before a text that begins with -"
         return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)

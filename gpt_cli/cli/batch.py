@@ -2,37 +2,27 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated
-
-import typer
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file, unescape
+from gpt_cli.declare import option
 from gpt_cli.errors import InputError
 from gpt_cli.options import Options
 
 
 def batch(
-    file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[IN]",
-            path_type=str,
-            help="Prompts as plain lines, JSON Lines or Parquet: a file, a folder, a quoted "
-            "pattern, or a URL of these; standard input if not given.",
-        ),
-    ] = None,
+    file: str | None = flags.argument(
+        "[IN]",
+        "Prompts as plain lines, JSON Lines or Parquet: a file, a folder, a quoted pattern, or a "
+        "URL of these",
+    ),
     *,
-    from_file: flags.RowsFile = None,
+    from_file: str | None = flags.ROWS_FILE,
     rows: flags.Rows,
-    batch_size: Annotated[
-        str, typer.Option(metavar="N|auto", help="Number of rows to compute at once.")
-    ] = "auto",
+    batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
     options: Options,
-    escape: Annotated[
-        bool, typer.Option("--escape", help=r"Read \n, \r, \t and \\ in --stop as escapes.")
-    ] = False,
-    logprobs: flags.LogProbs = None,
+    escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
+    logprobs: int | None = flags.LOGPROBS,
     loading: flags.Loading,
     where: flags.Where,
 ) -> None:

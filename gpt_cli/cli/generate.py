@@ -4,6 +4,7 @@ import os
 import stat
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -28,8 +29,8 @@ _LONG = 2.0  # seconds, after which progress is shown
 def generate(
     prompt: str | None = flags.argument("[PROMPT]", "Text to continue"),
     *,
-    file: flags.PromptFile = None,
-    escape: flags.Escape = False,
+    file: Path | None = flags.PROMPT_FILE,
+    escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
     options: Options,
     samples: int = option(
         1,
@@ -42,7 +43,7 @@ def generate(
         True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
     ),
     as_json: flags.Json = False,
-    logprobs: flags.LogProbs = None,
+    logprobs: int | None = flags.LOGPROBS,
     stats: bool = option(False, "Show times and rates on standard error."),
     loading: flags.Loading,
 ) -> None:

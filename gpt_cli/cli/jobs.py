@@ -38,7 +38,7 @@ def run(
         summary = jobs.run(
             task,
             file,
-            rows.output or StandardOutput(),
+            StandardOutput() if rows.output is None else rows.output,
             model=loading.model,
             format=rows.format or "auto",
             resume=rows.resume,

@@ -3,6 +3,7 @@
 import math
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
@@ -19,7 +20,7 @@ def next_tokens(
     prompt: str | None = flags.argument("[PROMPT]", "The text so far"),
     *,
     top: int = option(10, "Number of tokens.", aliases=("-k",), min=1, metavar="N"),
-    file: flags.PromptFile = None,
+    file: Path | None = flags.PROMPT_FILE,
     special: flags.Special = False,
     loading: flags.Loading,
     as_json: flags.Json = False,

@@ -9,13 +9,22 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import Field, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 
 from gpt_cli.cli import completion
-from gpt_cli.declare import NUMBER, TEXT, WHOLE, Declared, OptionError, choice, declarations, option
+from gpt_cli.declare import (
+    NUMBER,
+    PATH,
+    TEXT,
+    WHOLE,
+    Declared,
+    OptionError,
+    choice,
+    declarations,
+    option,
+)
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import Format
 from gpt_cli.machine import MOST_THREADS
@@ -235,34 +244,26 @@ class Where(Declared):
         return Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
 
 
+PROMPT_FILE = option(
+    None,
+    "Read the prompt from FILE (- is standard input), and append PROMPT.",
+    kind=PATH,
+    aliases=("-f",),
+    metavar="FILE",
+)
+ROWS_FILE = option(
+    None, "Same as the argument.", kind=TEXT, flag="--file", aliases=("-f",), metavar="FILE"
+)
+LOGPROBS = option(
+    None,
+    "Add the log-probability of each token and of the N likeliest tokens to the JSON.",
+    kind=WHOLE,
+    metavar="N",
+    min=0,
+)
 ModelName = Annotated[
     str | None,
     typer.Argument(metavar="[MODEL]", help="Same as --model.", autocompletion=completion.models),
-]
-PromptFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--file",
-        "-f",
-        metavar="FILE",
-        help="Read the prompt from FILE (- is standard input), and append PROMPT.",
-    ),
-]
-RowsFile = Annotated[
-    str | None,
-    typer.Option("--file", "-f", metavar="FILE", help="Same as the argument."),
-]
-Escape = Annotated[
-    bool, typer.Option("--escape", help=r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes.")
-]
-LogProbs = Annotated[
-    int | None,
-    typer.Option(
-        "--logprobs",
-        metavar="N",
-        min=0,
-        help="Add the log-probability of each token and of the N likeliest tokens to the JSON.",
-    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 Special = _flag_of(Options, "special")

@@ -4,12 +4,12 @@ import io
 import itertools
 import statistics
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_cli.atomic import check_file, write_file
-from gpt_cli.errors import InputError
+from gpt_cli.errors import ResourceError
 
 if TYPE_CHECKING:
     from gpt_cli.bench import Benchmark
@@ -75,10 +75,14 @@ def number(value: float) -> str:
 
 
 def check(option: str, file: Path, endings: Sequence[str]) -> None:
-    """Raise InputError early, before costly work, if a flag for a picture cannot be used."""
+    """Raise an error early, before costly work, if a flag for a picture cannot be used."""
     check_file(option, file, endings)
-    if find_spec("matplotlib") is None:
-        raise InputError(f"{option} needs matplotlib: pip install matplotlib")
+    try:
+        import_module("matplotlib.figure")
+    except ImportError as error:
+        raise ResourceError(
+            f"{option} needs matplotlib ({error}): pip install matplotlib"
+        ) from None
 
 
 def save(found: "Benchmark", file: Path) -> None:

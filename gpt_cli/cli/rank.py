@@ -36,7 +36,7 @@ def rank(
         ),
     ] = "total",
     exact: bool = option(False, "Use the choices as given: remove and add no spaces."),
-    file: flags.PromptFile = None,
+    file: Path | None = flags.PROMPT_FILE,
     loading: flags.Loading,
     as_json: flags.Json = False,
 ) -> None:

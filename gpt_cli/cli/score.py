@@ -2,9 +2,7 @@
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
@@ -19,17 +17,11 @@ if TYPE_CHECKING:
 
 
 def score(
-    file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[FILE]",
-            path_type=str,
-            help="The text; read from a pipe if not given. With --output or --format, rows as "
-            "for batch.",
-        ),
-    ] = None,
+    file: str | None = flags.argument(
+        "[FILE]", "The text, or rows as for batch with --output or --format"
+    ),
     *,
-    from_file: flags.RowsFile = None,
+    from_file: str | None = flags.ROWS_FILE,
     form: Form,
     rows: flags.Rows,
     loading: flags.Loading,
@@ -48,7 +40,8 @@ def score(
     as_rows = rows.output is not None or rows.format is not None
     form.check(as_rows=as_rows)
     if not as_rows and (rows.resume or where.engine == "ray"):
-        raise InputError("--resume and --engine ray need rows: add --output OUT")
+        flag = "--resume" if rows.resume else "--engine ray"
+        raise InputError(f"{flag} needs the name of a file for records: add --output OUT")
     where.prepare(loading.threads)
     if as_rows:
         from gpt_cli.cli import jobs

@@ -87,6 +87,8 @@ def nearest(name: str) -> str:
     short = next((short for short, full in SHORT_NAMES.items() if full == name), name)
     if os.path.isdir(short):  # noqa: PTH112 (never raises)
         return f" (the folder is ./{short})"
+    if short in SHORT_NAMES:
+        return ""
     known = [*BUNDLED, *SHORT_NAMES, *SHORT_NAMES.values(), *(each.name for each in list_models())]
     with suppress(OSError, ValueError):
         for depth in (0, 1):  # models, and folders of checkpoints

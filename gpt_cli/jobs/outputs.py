@@ -53,7 +53,7 @@ def open_sink(
 def _check_file(path: Path, source: Source, *, resume: bool) -> None:
     """Raise InputError if lines cannot be written to a file."""
     if path.suffix.lower() in _OTHER_FORMATS:
-        raise InputError(f"--output {path}: the name must end with .jsonl or .parquet")
+        raise InputError(f"--output {path}: records are JSON Lines or Parquet: name a .jsonl file")
     files = [file for file in source.files if Path(file).exists()]
     if path.exists() and any(map(path.samefile, files)):
         raise refusal(f"{path} is the input")

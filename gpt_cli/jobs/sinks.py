@@ -94,7 +94,7 @@ class JSONLines(Sink):
                 self._side.unlink()
 
     def resume(self) -> Resumed:
-        known = bool(self._path.stat().st_size) and self._manifest.exists()
+        known = not self._new and self._manifest.exists()
         if known:
             self._manifest.compare()
         failed, end = self._read()

@@ -146,7 +146,10 @@ def read_bytes(file: Path | str) -> bytes:
     limit = _memory_limit()
     data = bytearray()
     with open_file(file) as stream:
-        while block := stream.read(_BLOCK):
+        at_end = False
+        while not at_end:
+            block = stream.read(_BLOCK)
+            at_end = len(block) < _BLOCK  # to read again would need a second Ctrl-D in a terminal
             data += block
             if len(data) > limit:
                 raise _too_long(file, limit)

@@ -86,7 +86,7 @@ def attention(
     head: int | None = option(
         None, "Head to show, counted from 0; needs --layer.", kind=WHOLE, metavar="H"
     ),
-    file: flags.PromptFile = None,
+    file: Path | None = flags.PROMPT_FILE,
     special: flags.Special = False,
     output: Output,
     loading: flags.Loading,
@@ -113,7 +113,7 @@ def lens(
         max=100,  # for each token of the prompt, in each layer
         metavar="N",
     ),
-    file: flags.PromptFile = None,
+    file: Path | None = flags.PROMPT_FILE,
     special: flags.Special = False,
     output: Output,
     loading: flags.Loading,
@@ -130,7 +130,7 @@ def lens(
 def surprise(
     prompt: str | None = PROMPT,
     *,
-    file: flags.PromptFile = None,
+    file: Path | None = flags.PROMPT_FILE,
     output: Output,
     loading: flags.Loading,
 ) -> None:
@@ -147,7 +147,7 @@ def tree(
     *,
     # More are hard to read, and a tree may be as deep as it has continuations.
     top: int = option(20, "Number of continuations.", aliases=("-k",), min=1, max=200, metavar="N"),
-    file: flags.PromptFile = None,
+    file: Path | None = flags.PROMPT_FILE,
     special: flags.Special = False,
     output: Output,
     loading: flags.Loading,
