@@ -125,7 +125,7 @@ class Engine:
 
     def batch(
         self,
-        rows: Iterable[str | Mapping[str, Any] | InputError],
+        rows: Iterable[str | Mapping[str, Any]],
         options: Options | None = None,
         *,
         batch_size: int | None = None,
@@ -136,7 +136,7 @@ class Engine:
         Args:
             rows: prompts, or mappings with a "prompt" and options of this row alone, those of
                 `Options.row_fields()`. A row with a seed of its own has the text of `generate` with
-                this seed; else its index keys the random draws, too. An error is passed on.
+                this seed; else its index keys the random draws, too.
             options: the defaults of the rows.
             batch_size: rows to compute side by side; by default as many as memory and speed allow.
             indices: of the rows; by default counted from 0.
@@ -246,10 +246,8 @@ class Engine:
         return Request(fit(ids, self.model.config.n_positions, options), options, index)
 
     def _row_request(
-        self, row: str | Mapping[str, Any] | InputError, defaults: Options, index: int
+        self, row: str | Mapping[str, Any], defaults: Options, index: int
     ) -> Request | InputError:
-        if isinstance(row, InputError):
-            return row
         try:
             own = dict(row) if isinstance(row, Mapping) else {"prompt": row}
             prompt = own.pop("prompt", None)
