@@ -23,7 +23,7 @@ from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import forward, hidden_states, unembed
 from gpt_cli.ops import Linear
 from gpt_cli.ops.memory import Workspace
-from gpt_cli.sampling import sample
+from gpt_cli.sampling import sample, uniforms
 
 GREEDY = {"temperature": 0}
 SAMPLED = {"temperature": 1.5, "top_k": 0, "top_p": 1.0}
@@ -120,6 +120,18 @@ def test_rows_of_one_prompt_differ_by_seed_and_index(endless, tokenizer):
     request = Request([1, 2], Options(**SAMPLED, seed=7, max_tokens=8), 3)
     (alone,) = completions_of(endless, tokenizer, [request])
     assert outcomes([alone]) == outcomes(first[3:])
+
+
+def test_each_step_has_a_draw_of_its_own(endless, tokenizer, monkeypatch):
+    drawn = []
+
+    def draw(keys, step):
+        drawn.append((keys, step))
+        return uniforms(keys, step)
+
+    monkeypatch.setattr("gpt_cli.generate.uniforms", draw)
+    run(endless, tokenizer, [[1], [2]], SAMPLED, seed=7, max_tokens=3)
+    assert drawn == [([(7, 0), (7, 1)], step) for step in range(3)]
 
 
 # --- rows with options of their own --------------------------------------------------------------
