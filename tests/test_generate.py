@@ -234,17 +234,16 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
 def test_the_estimate_is_not_far_from_what_is_taken(
     make_model, tokenizer, monkeypatch, rows, prompt, use_cache, top_k
 ):
-    model, kept = make_model(n_positions=512, n_embd=96, n_layer=6, vocab_size=20_000), []
+    model = make_model(n_positions=512, n_embd=96, n_layer=6, vocab_size=20_000)
+    workspace = Workspace()  # while tokens are chosen, it still has what the layers took
     if model.ops.name == "native":
-        workspace = Workspace()
         monkeypatch.setattr(model.ops, "_workspace", workspace)
-        kept = workspace._free  # while tokens are chosen, it still has what the layers took
     options = Options(max_tokens=5, ignore_eos=True, use_cache=use_cache, top_k=top_k)
     requests = [Request([7] * (prompt - row), options) for row in range(rows)]
     tracemalloc.start()
     try:
         completions_of(model, tokenizer, requests)
-        taken = tracemalloc.get_traced_memory()[1] + sum(map(len, kept))
+        taken = tracemalloc.get_traced_memory()[1] + workspace.free_bytes()
     finally:
         tracemalloc.stop()
     assert 0.4 < taken / working_set(model.config, requests) <= 1

@@ -701,7 +701,7 @@ def test_workspace_keeps_no_more_than_its_peak_use():
         workspace.empty((size,), BYTE)
     together = [workspace.empty((size,), BYTE) for size in (2 * LARGE, LARGE, 3 * LARGE)]
     del together
-    assert sum(map(len, workspace._free)) <= 6 * LARGE
+    assert workspace.free_bytes() <= 6 * LARGE
 
 
 @given(steps=st.lists(st.tuples(st.integers(130_000, 140_000), st.integers(0, 5)), max_size=30))

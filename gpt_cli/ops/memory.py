@@ -51,7 +51,7 @@ _with_locks: "weakref.WeakSet[Arena | Workspace]" = weakref.WeakSet()
 def _renew_locks() -> None:
     """Replace the locks in the child of a fork: a thread of the parent may have held them."""
     for each in _with_locks:
-        each._lock = threading.RLock()
+        each._lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -67,7 +67,7 @@ class Arena:
 
     def __init__(self) -> None:
         self._pieces: list[tuple[mmap.mmap, int]] = []  # with the bytes used
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         _with_locks.add(self)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -87,6 +87,12 @@ class Arena:
         return np.ndarray(shape, dtype, piece, used)
 
 
+class _Reference(weakref.ref[NDArray[Any]]):
+    """A reference to an array in use, with its memory."""
+
+    memory: mmap.mmap
+
+
 class Workspace:
     """Memory for the results of operations, which is reused.
 
@@ -96,13 +102,16 @@ class Workspace:
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []  # sorted by size
-        # Reentrant: a garbage collection may call `_give_back` while this is held.
-        self._lock = threading.RLock()
+        self._used: dict[int, _Reference] = {}  # by identity
+        self._returned: list[_Reference] = []  # whose arrays were garbage collected
+        self._lock = threading.Lock()
         _with_locks.add(self)
 
     def free_bytes(self) -> int:
         """Return the bytes that are kept and not in use."""
-        return sum(map(len, self._free))
+        with self._lock:
+            self._take_back()
+            return sum(map(len, self._free))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an uninitialized array; a large one starts on a page."""
@@ -110,6 +119,7 @@ class Workspace:
         if size < _MIN_KEPT:
             return np.empty(shape, dtype)
         with self._lock:
+            self._take_back()
             fits = next((place for place, free in enumerate(self._free) if len(free) >= size), -1)
             # If none fits, release the largest, so that the workspace does not grow without bound.
             memory = self._free.pop(fits) if self._free else None
@@ -117,10 +127,15 @@ class Workspace:
             memory = _anonymous(size)
         # A view refers to this array and keeps it alive, because no other array owns the memory.
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)
-        weakref.finalize(array, self._give_back, memory).atexit = False
+        # The callback is no Python code, in which an interrupt would be lost.
+        reference = _Reference(array, self._returned.append)
+        reference.memory = memory
+        self._used[id(reference)] = reference
         return array
 
-    def _give_back(self, memory: mmap.mmap) -> None:
-        with self._lock:
-            self._free.append(memory)
+    def _take_back(self) -> None:
+        while self._returned:
+            reference = self._returned.pop()
+            del self._used[id(reference)]
+            self._free.append(reference.memory)
             self._free.sort(key=len)
