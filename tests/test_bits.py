@@ -4,6 +4,7 @@ Each test computes a reference: a text alone, in one pass, without a cache, in o
 computes the same in other ways.
 """
 
+import operator
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from checkpoints import CONFIG, VOCAB, filed, make_weights, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling_values import sampling_options
 from test_model import forward_in_chunks
 
 import gpt_cli
@@ -151,13 +153,8 @@ def model(native, request):
 
 
 prompts = st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=20)
-options = st.fixed_dictionaries(
+options_of_a_run = st.fixed_dictionaries(
     {
-        "temperature": st.sampled_from([0, 0.7, 1.5]),
-        "top_k": st.sampled_from([0, 4, 40]),
-        "top_p": st.sampled_from([0.8, 1.0]),
-        "min_p": st.sampled_from([0.0, 0.01]),
-        "repeat_penalty": st.sampled_from([1.0, 1.3]),
         "max_tokens": st.integers(1, 20),
         "seed": st.integers(0, 2**64 - 1),
         "ignore_eos": st.booleans(),
@@ -166,6 +163,7 @@ options = st.fixed_dictionaries(
         "top_logprobs": st.sampled_from([0, 3]),
     }
 )
+options = st.builds(operator.or_, sampling_options, options_of_a_run)
 some_requests = st.lists(st.tuples(prompts, options, st.integers(0, 9)), min_size=1, max_size=5)
 
 

@@ -20,7 +20,9 @@ from pathlib import Path
 import pytest
 from processes import on_terminal, path_with_command
 
+from gpt_cli.declare import declarations
 from gpt_cli.machine import native_library
+from gpt_cli.options import Options
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -202,3 +204,12 @@ def test_links_lead_to_files_and_headings_that_exist(page):
         file = (page.parent / target) if target else page
         assert file.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors_of(file), f"{page.name} links to {target}#{anchor}"
+
+
+def test_each_option_is_in_the_guide():
+    pages = {name: (ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("batch", "generate")}
+    for option, declared in declarations(Options):
+        if declared.row:
+            assert f"`{option.name}`" in pages["batch"]
+        if declared.help:
+            assert (declared.flag or f"--{option.name.replace('_', '-')}") in pages["generate"]

@@ -152,6 +152,8 @@ valid_params = st.builds(
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
     repeat_penalty=st.floats(1e-6, 1e6),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
 )
 # Far larger than any model's, and yet no penalty or temperature makes them infinite.
 logit = st.one_of(
@@ -173,7 +175,7 @@ def test_whatever_the_parameters_a_possible_token_is_drawn(ops, logits, params, 
     logits[:, data.draw(st.integers(0, V - 1))] = 1.5  # something is possible
     seen = data.draw(st.tuples(*[st.lists(st.integers(0, V - 1), min_size=1, max_size=5)] * 2))
     given = logits.copy()
-    ids = sample(ops, logits, np.array(places), params, seen)
+    ids = sample(ops, logits, np.array(places), params, seen, seen)
     assert np.array_equal(logits, given)
     for row, id in zip(logits, ids.tolist(), strict=True):
         assert 0 <= id < V

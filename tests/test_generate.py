@@ -7,6 +7,7 @@ import pytest
 from checkpoints import ALPHABET, CASES, END, END_ID, VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling_values import sampling_options
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.generate import (
@@ -151,7 +152,7 @@ requests = st.lists(
     st.builds(
         lambda prompt, params, rest, index: Request(prompt, Options(**params, **rest), index),
         st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=11),
-        st.sampled_from(PARAMS),
+        sampling_options,
         options_of_rows,
         st.integers(0, 2**64 - 1),
     ),
