@@ -2,8 +2,9 @@
 
 The filters have the meaning and the order of transformers. Each sets the logits below a bound to
 -inf, so tokens of equal logits stay or go together, and the most likely token always stays.
-Sums over the vocabulary are running sums, so numbers that are left out, or zeros in their place, do
-not change their bits.
+Sums over the vocabulary are running sums, one number after the other: zeros, for tokens that were
+dropped or that only other rows of a batch keep, must not change their bits. (A filter must not use
+`ops.log_normalizer`, whose sums have another order.)
 
 To add an option, declare it in `SamplingParams` and apply it in `sample`. This module does not
 import NumPy, since `--help` reads the declarations.
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 GROUP = 64  # columns of logits per group in `likely_columns`
 
-# Of a divisor of logits: beyond them, float32 soon cannot tell it from 0 or infinity.
+# The range of a divisor of logits; far beyond it, a quotient underflows or overflows in float32.
 _SMALLEST, _LARGEST = 1e-6, 1e6
 _DIVISORS = f"from {_SMALLEST:g} to {_LARGEST:g}"
 _TEMPERATURES = Range(lambda t: t == 0 or _SMALLEST <= t <= _LARGEST, f"0, or {_DIVISORS}")
@@ -201,7 +202,7 @@ def sample(
             if the temperature is 0.
         params: the filters.
         seen: the ids of each row so far, for the repeat penalty.
-        generated: those of them that were generated, for the other penalties.
+        generated: the generated part of these ids, for the other penalties.
 
     Returns:
         ids (B,).

@@ -51,8 +51,10 @@ class Manifest:
         if earlier.get("input") != self._job.get("input"):
             raise refusal(f"{self._output} was made from another input")
         for name, value in self._job.items():
-            if name not in earlier or earlier[name] != value:
-                others, ours = json.dumps(earlier.get(name)), json.dumps(value)
+            if name not in earlier:
+                raise refusal(f"{self._output} was made by a version without {name}")
+            if earlier[name] != value:
+                others, ours = json.dumps(earlier[name]), json.dumps(value)
                 raise refusal(f"{self._output} was made with {name} {others:.200}, not {ours:.200}")
 
     def begin(self) -> bytes:
