@@ -6,8 +6,8 @@ It needs PyTorch and transformers, which the tests do not. Use a separate enviro
     .venv-golden/bin/pip install -e ".[train]"
     .venv-golden/bin/python tools/make_golden.py
 
-Nothing is downloaded. Run it again only if tests/checkpoints.py or the bundled model changes: the
-files are the reference, not a snapshot of gpt_cli.
+Nothing is downloaded. Run it again only if its cases, tests/checkpoints.py or the bundled model
+change: the files are the reference, not a snapshot of gpt_cli.
 """
 # ruff: noqa: RUF001 (a tokenizer must distinguish characters that look alike)
 
