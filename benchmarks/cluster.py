@@ -194,7 +194,7 @@ def measure_overhead(scratch: Path, pairs: int) -> list[str]:
     for threads, rows in ((1, 384), (2, 768)):  # each takes about as long
         write_rows(source, rows, 48)
         found: dict[str, list[float]] = {name: [] for name in names}
-        outputs = []
+        outputs: list[Path] = []
         for _ in range(pairs):
             for name in names:
                 outputs.append(scratch / f"{threads} {len(outputs)}")
@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.md")
     arguments = parser.parse_args()
-    where = machine() | versions(sys.executable, ["gpt-cli", "numpy", "ray", "pyarrow"])
+    where = machine() | versions(sys.executable, ["gpt2-cli", "numpy", "ray", "pyarrow"])
     lines = [f"- {name}: {value}" for name, value in where.items()]
     for name in arguments.parts:
         with tempfile.TemporaryDirectory() as folder:

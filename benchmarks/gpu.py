@@ -117,7 +117,7 @@ def main() -> None:
         print(json.dumps(measure(engine, Path(folder), arguments.dtype, arguments.device)))
         return
     where = machine() | {"size": arguments.size, "dtype": arguments.dtype}
-    where |= versions(sys.executable, ["gpt-cli", "numpy"])
+    where |= versions(sys.executable, ["gpt2-cli", "numpy"])
     if arguments.peer:
         where |= versions(arguments.peer, ["torch", "transformers"])
     if arguments.device == "cuda":

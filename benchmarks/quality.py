@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.md")
     arguments = parser.parse_args()
     where = machine() | {"seed": arguments.seed}
-    where |= versions(sys.executable, ["gpt-cli", "numpy"])
+    where |= versions(sys.executable, ["gpt2-cli", "numpy"])
     if arguments.llama:
         where |= versions(arguments.llama, PACKAGES["llama.cpp"])
     checkpoints = []

@@ -61,7 +61,7 @@ PACKAGES = {  # whose versions are reported for a peer
     "ctranslate2": ["ctranslate2"],
     "llama.cpp": ["llama-cpp-python"],
     "openvino": ["openvino", "optimum-intel"],
-    "before": ["gpt-cli", "numpy"],
+    "before": ["numpy"],
     "numpy": [],
     "float32": [],
 }
@@ -222,7 +222,7 @@ def main() -> None:
     if unknown := {name for name, python in peers.items() if name not in PACKAGES or not python}:
         parser.error(f"--peer must be NAME=PYTHON, with a known peer, not {', '.join(unknown)}")
     where = machine() | {"threads": arguments.threads, "dtype": arguments.dtype}
-    where |= versions(sys.executable, ["gpt-cli", "numpy"])
+    where |= versions(sys.executable, ["gpt2-cli", "numpy"])
     for peer, python in peers.items():
         found = versions(python, PACKAGES[peer])
         where |= {f"{peer}: {name}" if peer == "before" else name: found[name] for name in found}
