@@ -313,18 +313,18 @@ class Float16NativeOps(BFloat16NativeOps):
 
 
 def _rows_of(x: Array, width: int) -> Array:
-    """Return x (..., width) as float32 rows (n, width), each _contiguous."""
+    """Return x (..., width) as float32 rows (n, width), each contiguous."""
     check(x.shape[-1] == width, "x", x)
     return readable(x.reshape(-1, width))
 
 
 def _counts_of(x: Array, shape: tuple[int, ...]) -> Array:
-    """Return integers of this shape as _contiguous int64."""
+    """Return integers of this shape as contiguous int64."""
     check(x.shape == shape, "counts", x)
     return _contiguous(x, _INT64)
 
 
 def _contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return x, or a copy, in this type, aligned and C-_contiguous."""
+    """Return x, or a copy, in this type, aligned and C-contiguous."""
     right = x.dtype == dtype and x.flags.c_contiguous and x.flags.aligned
     return x if right else x.astype(dtype, "C")
