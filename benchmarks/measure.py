@@ -52,7 +52,8 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
     """Return a function that continues random ids with a model of this repository."""
     import numpy as np
 
-    from gpt_cli.generate import Options, Request
+    from gpt_cli import Options
+    from gpt_cli.generate import Request
     from gpt_cli.generate import generate as steps
 
     rng = np.random.default_rng(0)
