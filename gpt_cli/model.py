@@ -19,7 +19,7 @@ from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
 Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
 
-PASS = 1024  # tokens per pass, over all rows, that callers should not exceed: it bounds memory
+PASS = 1024  # tokens per pass, over all rows: a limit that callers keep to bound the memory
 
 # --- the weights: plain data ---------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ class GPT2:
     lm_head: Linear  # (C, V), tied to wte in most checkpoints
 
 
-# --- the computation, bottom-up --------------------------------------------------------------
+# --- the computation, bottom-up ------------------------------------------------------------------
 
 
 def split_heads(qkv: Array, n_head: int) -> Array:

@@ -14,7 +14,7 @@ from gpt_cli.machine import blas_threads, free_memory
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
 
-QUERIES = 64  # that `attend` computes at a time
+QUERIES = 64  # per group in `attend`
 MASKED = np.finfo(np.float32).min
 
 

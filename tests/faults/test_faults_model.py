@@ -196,7 +196,7 @@ FAULTS = [
     # shards
     fault(15, "a shard is missing", sharded(first_in("model-00009-of-00003.safetensors")),
           "model-00009-of-00003.safetensors is missing", "get it too"),
-    *(fault(16, f"a shard named {name}", sharded(first_in(name)), "a path outside its folder",
+    *(fault(16, f"a shard named {name}", sharded(first_in(name)), "not a safetensors file beside it",
             "do not trust this model")
       for name in ("../model.safetensors", "/etc/hosts.safetensors", "a/../../b.safetensors",
             "..")),
