@@ -196,8 +196,8 @@ FAULTS = [
     # shards
     fault(15, "a shard is missing", sharded(first_in("model-00009-of-00003.safetensors")),
           "model-00009-of-00003.safetensors is missing", "get it too"),
-    *(fault(16, f"a shard named {name}", sharded(first_in(name)), "not a safetensors file beside it",
-            "do not trust this model")
+    *(fault(16, f"a shard named {name}", sharded(first_in(name)),
+            "not a safetensors file beside it", "do not trust this model")
       for name in ("../model.safetensors", "/etc/hosts.safetensors", "a/../../b.safetensors",
             "..")),
     fault(16, "an index that is no JSON", lambda folder: (sharded(lambda _: 0)(folder),
