@@ -64,11 +64,11 @@ class NativeOps:
     to_host = staticmethod(np.asarray)
     _panel_type: np.dtype[Any] = FLOAT32
     _cache_type: np.dtype[Any] = FLOAT32
-    _half = 0  # whether the cache is float16
 
     def __init__(self) -> None:
         self._lib = library()
         self.level = choose_level()
+        self._half = self._cache_type == _FLOAT16
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
         self._workspace = Workspace()
@@ -270,7 +270,6 @@ class Int8NativeOps(NativeOps):
 
     dtype = "int8"
     _cache_type = _FLOAT16
-    _half = 1
 
     def _empty_panels(self, count: int, n_in: int) -> Array:
         return self._weights.zeros((count, -(-n_in // BLOCK), INT8_BLOCK_BYTES), _BYTE)

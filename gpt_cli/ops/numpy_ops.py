@@ -158,10 +158,7 @@ class NumPyOps:
 
 
 class Int8NumPyOps(NumPyOps):
-    """The reference for int8 weights: rounds activations and weights, then multiplies in float32.
-
-    It is not faster than float32.
-    """
+    """The reference for int8 weights: round activations and weights, multiply in float32."""
 
     dtype = "int8"
     _cache_type = np.float16
