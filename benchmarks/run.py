@@ -142,8 +142,14 @@ def one_round(engine: str, python: str, converted: Path, threads: int, dtype: st
 
 
 def versions(python: str, packages: list[str]) -> dict[str, str]:
-    """Return the versions of packages in another interpreter."""
-    code = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
+    """Return the versions of packages, or of gpt-cli itself, in another interpreter."""
+    code = (
+        "import importlib.metadata as m, sys\n"
+        "sys.path = [path for path in sys.path if path]  # not this folder\n"
+        "for name in sys.argv[1:]:\n"
+        "    own = name == 'gpt-cli'  # its distribution has had several names\n"
+        "    print(__import__('gpt_cli').__version__ if own else m.version(name))\n"
+    )
     found = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True)
     return dict(zip(packages, found.stdout.decode().split(), strict=True))
 

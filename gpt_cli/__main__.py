@@ -15,9 +15,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         os._exit(130)
     except MemoryError:
-        os.write(
-            2, b"gpt-cli: error: out of memory before anything has begun: end other programs\n"
-        )
+        os.write(2, b"gpt-cli: error: not enough memory to start: close other programs\n")
         os._exit(5)
 
 

@@ -258,7 +258,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _edge(new_tokens: int) -> int:
-    """Return how many tokens count as an end of the text; the first token counts as neither."""
+    """Return the number of tokens at each end of the text, not counting the first token."""
     return min(_EDGE, (new_tokens - 1) // 2)
 
 

@@ -21,7 +21,7 @@ from gpt_cli.machine import cores
 from gpt_cli.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import BLOCK, Int8Rows
-from gpt_cli.tensors import Tensor, read_header, weight_files
+from gpt_cli.tensors import DTYPES, Tensor, read_header, weight_files
 
 # Causal masks, which old versions of transformers stored with the weights.
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
@@ -73,8 +73,7 @@ def stored_dtype(tensors: Mapping[str, Tensor | Int8Rows]) -> str:
     """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32"."""
     matrices = [tensor for name, tensor in tensors.items() if is_matrix(name, tensor.shape)]
     stored = {"I8" if isinstance(each, Int8Rows) else each.dtype for each in matrices}
-    names = {"I8": "int8", "BF16": "bfloat16", "F16": "float16"}
-    return names.get(stored.pop(), "float32") if len(stored) == 1 else "float32"
+    return DTYPES[stored.pop()] if len(stored) == 1 else "float32"
 
 
 def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor | Int8Rows]:

@@ -1,41 +1,26 @@
 """Detect damaged weights in the logits, and find the damaged weight."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.ops import Array
 
-M = TypeVar("M")  # GPT2, which is in a higher layer
-
 _log = logging.getLogger(__name__)
 
 
-def checked(unembed: Callable[[M, Array], Array]) -> Callable[[M, Array], Array]:
-    """Make a function of a model and its hidden states check that the logits are finite.
-
-    Raises:
-        CheckpointError: from the function; the weights are damaged. The log names the first.
-    """
-
-    @wraps(unembed)
-    def check(model: M, x: Array) -> Array:
-        with np.errstate(all="ignore"):  # the error below replaces NumPy's warnings
-            logits = unembed(model, x)
-        if not np.isfinite(float(logits.max() - logits.min())):
-            _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
-            raise CheckpointError(
-                "the model's results are not finite: if --dtype float32 does not help, its weights "
-                "are damaged (-v names one): get the model again"
-            )
-        return logits
-
-    return check
+def check_finite(model: Any, logits: Array) -> None:
+    """Raise CheckpointError if the logits of a model are not finite; the log names a weight."""
+    if not np.isfinite(float(logits.max() - logits.min())):
+        _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
+        raise CheckpointError(
+            "the model's results are not finite: if --dtype float32 does not help, its weights "
+            "are damaged (-v names one): get the model again"
+        )
 
 
 def damaged_weight(model: Any) -> str | None:

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,7 +100,8 @@ def _memory() -> Finding:
 
 def _gpu() -> Finding:
     problem = gpu.problem()
-    packages = [name for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x") if _installed(name)]
+    names = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
+    packages = [name for name in names if any(distributions(name=name))]
     if len(packages) > 1:
         cure = f"pip uninstall {' '.join(packages[:-1])}"
         return Finding("gpu", "problem", f"more than one CuPy: {', '.join(packages)}", cure)
@@ -109,13 +110,6 @@ def _gpu() -> Finding:
         return Finding("gpu", "ok", found)
     missing = gpu.install_hint() if gpu.load_driver() else None
     return Finding("gpu", "note", f"not used: {problem}", missing)
-
-
-def _installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
 
 
 def _bundled_model() -> Finding:

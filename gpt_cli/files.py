@@ -81,7 +81,7 @@ def read_index(path: Path) -> list[str]:
         raise CheckpointError(f"{path} is damaged ({error!r:.80}): get another copy") from None
     if odd is not None:
         raise CheckpointError(
-            f"{path} names {odd!r:.80}, a path outside its folder: do not trust this model, "
-            "get another copy"
+            f"{path} names {odd!r:.80}, not a safetensors file beside it: do not trust this "
+            "model, get another copy"
         )
     return names

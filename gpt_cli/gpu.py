@@ -8,7 +8,7 @@ from importlib.util import find_spec
 def problem() -> str | None:
     """Return why this machine cannot compute on an NVIDIA GPU; None if no reason is known.
 
-    The driver is asked. CuPy is not imported, which takes a second.
+    Ask the driver. Do not import CuPy, which takes a second.
     """
     driver, count = load_driver(), ctypes.c_int()
     if driver is None:

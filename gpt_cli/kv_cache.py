@@ -54,14 +54,11 @@ class KVCache:
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows of the batch, in this order."""
-        kept = self._select(rows, self.capacity)
+        kept = self.select(rows, self.capacity)
         self.keys, self.values, self.lengths = kept.keys, kept.values, kept.lengths
 
-    def copies(self, batch: int, capacity: int) -> "KVCache":
-        """Return a cache of `batch` texts that all start with the first text of this cache."""
-        return self._select([0] * batch, capacity)
-
-    def _select(self, rows: list[int], capacity: int) -> "KVCache":
+    def select(self, rows: list[int], capacity: int) -> "KVCache":
+        """Return a copy of these rows of the batch, which may repeat, with another capacity."""
         made = KVCache(self._config, self._ops, len(rows), capacity, layers=len(self.keys))
         made.lengths = self.lengths[rows]
         for place, row in enumerate(rows):

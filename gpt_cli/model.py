@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.config import GPT2Config
-from gpt_cli.damage import checked
+from gpt_cli.damage import check_finite
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
 Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
 
-PASS = 1024  # tokens per pass, over all rows, that callers should not exceed: it bounds memory
+PASS = 1024  # tokens per pass, over all rows: a limit that callers keep to bound the memory
 
 # --- the weights: plain data ---------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ class GPT2:
     lm_head: Linear  # (C, V), tied to wte in most checkpoints
 
 
-# --- the computation, bottom-up --------------------------------------------------------------
+# --- the computation, bottom-up ------------------------------------------------------------------
 
 
 def split_heads(qkv: Array, n_head: int) -> Array:
@@ -111,7 +111,7 @@ def layers(ops: Ops, x: Array, h: tuple[Block, ...], visible: Array, cache: KVCa
     return x
 
 
-@np.errstate(all="ignore")  # `checked` reports damaged weights
+@np.errstate(all="ignore")  # `unembed` reports damaged weights
 def hidden_states(
     model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
 ) -> Array:
@@ -143,14 +143,16 @@ def hidden_states(
     return x
 
 
-@checked
+@np.errstate(all="ignore")  # the error replaces NumPy's warnings
 def unembed(model: GPT2, x: Array) -> Array:
     """Compute the logits of the next token: hidden states x (..., C) -> (..., V), float32.
 
     Raises:
         CheckpointError: the logits are not finite, so the weights are damaged.
     """
-    return model.ops.linear(model.ops.layer_norm(x, model.ln_f), model.lm_head)
+    logits = model.ops.linear(model.ops.layer_norm(x, model.ln_f), model.lm_head)
+    check_finite(model, logits)
+    return logits
 
 
 def forward(

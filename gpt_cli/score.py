@@ -1,6 +1,7 @@
 """Log-likelihoods of texts, and ranks of continuations."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -151,7 +152,7 @@ def rank(
     """
     if not texts or "" in texts:
         raise InputError("give at least one choice, and none that is empty")
-    if duplicates := [text for place, text in enumerate(texts) if text in texts[:place]]:
+    if duplicates := [text for text, number in Counter(texts).items() if number > 1]:
         raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
     longest, n_positions = len(prompt) + max(map(len, ids)), model.config.n_positions
     if longest > n_positions:
@@ -195,7 +196,7 @@ def continuations(
         inputs, lengths = right_pad([choices[place][:-1] for place in places])
         states = [start] * len(places)
         if inputs.size:
-            copies = cache.copies(len(places), len(prompt) + inputs.shape[1])
+            copies = cache.select([0] * len(places), len(prompt) + inputs.shape[1])
             x = hidden_states(model, xp.asarray(inputs), copies, lengths)
             states = [
                 xp.concatenate([start, x[row, : len(choices[place]) - 1]])

@@ -24,19 +24,14 @@ from gpt_cli.files import INDEX, read_index, version
 _AGAIN = "run the command again"
 _CACHE_LINE = 64  # bytes
 
-# The supported dtypes, and how NumPy reads them.
+# The supported dtypes as safetensors writes them: how NumPy reads them, and our names for them.
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1"}
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 
 # The files of a model; other files in its folder may change at any time.
 _FILES = (
-    "*.safetensors",
-    INDEX,
-    "config.json",
-    "generation_config.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "tokenizer.json",
+    *("*.safetensors", INDEX, "config.json", "generation_config.json"),
+    *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.json"),
 )
 
 # The first bytes of files that are often found in place of safetensors.

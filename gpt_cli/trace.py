@@ -17,7 +17,7 @@ _SLICE = 64  # rows of logits that `lens` computes at a time: a row of GPT-2 tak
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of a pass, on the host. L is n_layer; of L + 1, 0 is before the first layer."""
+    """A trace of a pass, on the host. L is n_layer; index 0 of L + 1 is before the first layer."""
 
     model: GPT2 = field(repr=False)
     ids: list[int]  # (T,)

@@ -1,8 +1,8 @@
-"""GPT-2 checkpoint folders in miniature, in every layout that is found in the wild.
+"""Small GPT-2 checkpoint folders, in every layout of published checkpoints.
 
-Their bytes are the same on every machine and for ever: the weights are made from the raw output
-of a counter-based generator, which NumPy keeps stable (its distributions it does not), by
-arithmetic that IEEE 754 fixes. Only NumPy is needed.
+Their bytes are the same on every machine. The weights come from the raw output of a counter-based
+generator, which NumPy keeps stable (unlike its distributions), by arithmetic that IEEE 754 defines.
+Only NumPy is needed.
 """
 
 import json
@@ -25,7 +25,7 @@ END = "<|endoftext|>"
 
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
-# How the files write each byte; its order is that of the first 256 ids.
+# The character of each byte in the files, in the order of the first 256 ids.
 ALPHABET = {byte: chr(byte) for byte in _VISIBLE} | {
     byte: chr(0x100 + place) for place, byte in enumerate(_HIDDEN)
 }
@@ -64,7 +64,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def noise(name: str, *shape: int, seed: int = 0) -> NDArray[np.float64]:
-    """Return nearly normal numbers of mean 0 and variance 1, which depend on name and seed only."""
+    """Return nearly normal numbers of mean 0 and variance 1, from the name and the seed only."""
     count = math.prod(shape)
     key = np.array([seed, zlib.crc32(name.encode())], np.uint64)
     uniforms = np.random.Philox(key=key).random_raw(count).astype("<u8").view("<u2")
@@ -80,7 +80,7 @@ def make_weights(
     Args:
         config: as in config.json, where the sizes may have either of their two names.
         seed: of the weights.
-        head: whether lm_head is stored, and what it holds; by default as `config` asks.
+        head: the content of lm_head, if it is stored; by default as in `config`.
     """
     C = config.get("n_embd") or config["hidden_size"]
     n_layer = config.get("n_layer") or config["num_hidden_layers"]
@@ -236,7 +236,7 @@ def write_checkpoint(
     return folder
 
 
-# --- the checkpoints of which tests/golden holds the reference's results -------------------------
+# --- the checkpoints whose reference results are in tests/golden ---------------------------------
 
 CONFIG: dict[str, Any] = {
     "model_type": "gpt2",
@@ -259,9 +259,9 @@ MINIMAL_CONFIG: dict[str, Any] = {  # the other names of the sizes, and defaults
 
 
 def write_damaged(folder: Path, name: str, number: np.float32) -> Path:
-    """Write a checkpoint in which one column of a tensor holds nothing but `number`."""
+    """Write a checkpoint in which one column of a tensor is all `number`."""
     weights = make_weights(CONFIG)
-    weights[name].view(np.uint32)[..., 5] = number.view(np.uint32)  # whatever its bits are
+    weights[name].view(np.uint32)[..., 5] = number.view(np.uint32)  # keeps the bits of a NaN
     tensors = stored_tensors(CONFIG) | {name: store(weights[name])}
     write_checkpoint(folder, CONFIG)
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))

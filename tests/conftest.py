@@ -20,7 +20,7 @@ from gpt_cli.ops import Array, Ops, bindings, get_ops
 from gpt_cli.startup import THREAD_VARIABLES
 from gpt_cli.tokenizer import Tokenizer
 
-os.environ.pop("PYTHONUNBUFFERED", None)  # commands are run as users have it: with buffers
+os.environ.pop("PYTHONUNBUFFERED", None)  # commands buffer their output, as they do for users
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -30,7 +30,7 @@ settings.load_profile("reproducible")
 
 @pytest.fixture
 def thread_variables(monkeypatch):
-    """Give the variables that `--threads` sets a value, and let them be as they were afterwards."""
+    """Set the variables that `--threads` changes, and restore them afterwards."""
     for name in THREAD_VARIABLES:
         monkeypatch.setenv(name, "7")
     return monkeypatch
@@ -38,7 +38,7 @@ def thread_variables(monkeypatch):
 
 @pytest.fixture
 def memory(monkeypatch):
-    """The file system of memory://, which all of a process share, with some ways of s3://."""
+    """Return the file system memory://, made to behave more like s3://."""
     fs = fsspec.filesystem("memory")
     kind = type(fs)
     read, make = kind.cat_file, kind.mkdir
@@ -63,7 +63,7 @@ def memory(monkeypatch):
 
 @pytest.fixture(scope="session")
 def golden():
-    """Read a file of tests/golden."""
+    """Return a function that reads a file of tests/golden."""
 
     @functools.cache
     def read(name: str):
@@ -77,13 +77,13 @@ def golden():
 
 @pytest.fixture(scope="session")
 def case_folder(tmp_path_factory) -> Callable[[str], Path]:
-    """Write the checkpoint of one of `checkpoints.CASES`, once."""
+    """Return a function that writes one of `checkpoints.CASES`, once, and returns its folder."""
     return functools.cache(lambda case: CASES[case].write(tmp_path_factory.mktemp(case)))
 
 
 @pytest.fixture(scope="session")
 def library() -> ctypes.CDLL:
-    """The compiled library; without one, the test is skipped."""
+    """Return the compiled library; skip the test without one."""
     if native_library() is None:
         pytest.skip("gpt-cli was installed without the compiled library")
     return bindings.library()
@@ -98,7 +98,7 @@ def ops_named(name: str, dtype: str) -> Ops:
 
 @pytest.fixture(scope="session", params=["numpy", "native"])
 def ops(request) -> Ops:
-    """Each way to compute."""
+    """Return each implementation of the operations."""
     if request.param == "native":
         request.getfixturevalue("library")
     return ops_named(request.param, "float32")
@@ -106,7 +106,7 @@ def ops(request) -> Ops:
 
 @pytest.fixture(scope="session", params=["numpy", "native"])
 def int8_ops(request) -> Ops:
-    """Each way to compute with int8 weights."""
+    """Return each implementation with int8 weights."""
     if request.param == "native":
         request.getfixturevalue("library")
     return ops_named(request.param, "int8")
@@ -114,13 +114,13 @@ def int8_ops(request) -> Ops:
 
 @pytest.fixture(scope="session")
 def native(library) -> Callable[[str], Ops]:
-    """Return the compiled operations, for weights in a type."""
+    """Return a function that returns the compiled operations for a dtype."""
     return functools.partial(ops_named, "native")
 
 
 @pytest.fixture(scope="session")
 def cached() -> Callable[..., list[Array]]:
-    """Make one layer of a cache of keys and values (B, H, S, D), the first `past` stored before."""
+    """Return a function that stores keys and values (B, H, S, D) in two steps: `past`, the rest."""
 
     def store(ops: Ops, keys: Array, values: Array, past: int = 0) -> list[Array]:
         B, H, S, D = keys.shape
@@ -135,7 +135,7 @@ def cached() -> Callable[..., list[Array]]:
 
 @pytest.fixture(scope="module", params=bindings.levels() if native_library() else [])
 def level(request) -> Iterator[str]:
-    """Let the compiled operations use each level that this processor has."""
+    """Run the test at each level that this processor supports."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CLI_LEVEL", request.param)
         yield bindings.choose_level()
@@ -144,13 +144,13 @@ def level(request) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def load_case(case_folder, ops) -> Callable[[str], GPT2]:
-    """Load the checkpoint of one of `checkpoints.CASES`, once."""
+    """Return a function that loads one of `checkpoints.CASES`, once."""
     return functools.cache(lambda case: checkpoint.load(case_folder(case), ops))
 
 
 @pytest.fixture(scope="session")
 def make_model(ops) -> Callable[..., GPT2]:
-    """Make a model in memory: `checkpoints.CONFIG` with changes."""
+    """Return a function that makes a model of `checkpoints.CONFIG` with changes, in memory."""
 
     def make(seed: int = 0, **changes: object) -> GPT2:
         config = CONFIG | changes
@@ -162,7 +162,7 @@ def make_model(ops) -> Callable[..., GPT2]:
 
 @pytest.fixture(scope="session")
 def tokenizer(case_folder) -> Tokenizer:
-    """The tokenizer of every checkpoint of `checkpoints`."""
+    """Return the tokenizer of every checkpoint of `checkpoints`."""
     return Tokenizer.from_folder(case_folder("hub"))
 
 
@@ -173,5 +173,5 @@ def engine(case_folder) -> gpt_cli.Engine:
 
 @pytest.fixture(scope="session")
 def tiny() -> gpt_cli.Engine:
-    """The bundled model."""
+    """Return the bundled model."""
     return gpt_cli.load("tiny")

@@ -1,4 +1,4 @@
-"""`gpt-cli` in the process of the tests: each command saves the time to start Python."""
+"""Run `gpt-cli` in the process of the tests, which saves the start of Python."""
 
 import io
 import json

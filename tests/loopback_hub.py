@@ -1,8 +1,8 @@
-"""A small Hub on 127.0.0.1 for the real client, with a dial for faults.
+"""A small Hub on 127.0.0.1 for the real client, which can inject faults.
 
-It serves a folder of repositories (`root/owner/name/file`), each with one commit, and keeps a
-list of what it was asked. Large files are LFS files as on the Hub: their answer is a redirect to
-another origin (`localhost` instead of `127.0.0.1`).
+It serves a folder of repositories (`root/owner/name/file`), each with one commit, and records the
+requests. Large files are LFS files as on the Hub: they are redirected to another origin
+(`localhost` instead of `127.0.0.1`).
 
     hub.add("owner/name", model_files())
     hub.fail("503", on="GET /api/", times=2)     # the first two such requests only
@@ -22,10 +22,10 @@ import pytest
 
 LFS = (".safetensors", ".bin")
 
-# The name of each fault that is an answer: its status and the Hub's X-Error-Code.
+# Faults that are an answer: the status and the Hub's X-Error-Code.
 STATUS_FAULTS = {
     "401": (401, None),
-    "401-token": (401, None),  # with the message that the Hub has for a bad token
+    "401-token": (401, None),  # with the Hub's message for a bad token
     "403": (403, None),
     "403-gated": (403, "GatedRepo"),
     "404-bare": (404, None),
@@ -35,21 +35,21 @@ STATUS_FAULTS = {
     "416": (416, None),
     "418": (418, None),
     "429": (429, None),
-    "429-wait": (429, None),  # and a day to wait
+    "429-wait": (429, None),  # with a Retry-After of a day
     "500": (500, None),
     "503": (503, None),
 }
-# And those that are not:
-#   stall       accept the request and say nothing
+# Other faults:
+#   stall       accept the request and send nothing
 #   drop        close the connection without an answer
-#   html        a page instead of an answer, as from a hotel's network
+#   html        a web page, as from a captive portal
 #   no-headers  an answer without the Hub's own headers
-#   drop-half   close it after half of the body
-#   stall-half  say nothing more after half of the body
+#   drop-half   close the connection after half of the body
+#   stall-half  stop sending after half of the body
 #   wrong-bytes a body of the right length with one bit flipped
-#   too-short   a body that lacks a byte, and too-long, one with a byte more; both with their length
+#   too-short   a body without its last byte; too-long: with one more; both with their own length
 #   trickle     a body in 20 pieces, with pauses
-#   416-resume  close it after half of the body, and refuse to send the rest later
+#   416-resume  close the connection after half of the body, and refuse to resume
 CUT = ("drop-half", "stall-half", "416-resume", "trickle")
 
 
@@ -68,7 +68,7 @@ class LoopbackHub:
         self.revisions = {"main", "v1"}  # names of each repository's only commit
         self.requests: list[Request] = []
         self.hashes = True  # whether the list of files has them
-        self.delay = ("", 0.0)  # requests that contain this wait so many seconds
+        self.delay = ("", 0.0)  # requests that contain this text wait for these seconds
         self.half_sent = threading.Event()  # set once a `stall-half` has sent its half
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class LoopbackHub:
         return f"http://127.0.0.1:{self.port}"
 
     def add(self, repo: str, files: dict[str, bytes]) -> str:
-        """Make a repository of just these files, and give its commit."""
+        """Make a repository of these files; return its commit."""
         for name, content in files.items():
             path = self.root / repo / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class LoopbackHub:
         self._fault = None
 
     def fetched(self) -> list[str]:
-        """The names of the files whose content was sent."""
+        """Return the names of the files whose content was sent."""
         paths = [request.path for request in self.requests if request.method == "GET"]
         return [path.rsplit("/", 1)[1] for path in paths if path.startswith("/cdn/")] + [
             path.rsplit("/", 1)[1]
@@ -132,7 +132,7 @@ class LoopbackHub:
         ]
 
     def _take(self, request: Request) -> str:
-        """Note the request, and give the fault that it must meet ("" for none)."""
+        """Record the request; return the fault to inject, or ""."""
         with self._lock:
             self.requests.append(request)
             if self._fault is None or self._times < 1 or self._fault[1] not in str(request):
@@ -280,7 +280,7 @@ def _git_hash(content: bytes) -> str:
 
 
 def model_files(size: int = 4000, **changes: bytes | None) -> dict[str, bytes]:
-    """The files of a model as published, pickles and all; `changes` by name, None to leave out."""
+    """Return the files of a published model; `changes` are by name, None removes a file."""
     files = {
         "README.md": b"# a model\n",
         "config.json": b'{"model_type": "gpt2"}\n',
@@ -296,7 +296,7 @@ def model_files(size: int = 4000, **changes: bytes | None) -> dict[str, bytes]:
 
 
 def use_hub(endpoint: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Point this process, and those it starts, to a Hub and to a cache of its own."""
+    """Point this process and its children to a Hub and to a separate cache."""
     for name in ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
@@ -313,7 +313,7 @@ def cache_fixture(tmp_path: Path) -> Path:
 def hub_fixture(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LoopbackHub]:
-    """A Hub that has `acme/gpt`, and a cache that is empty."""
+    """Yield a Hub that has `acme/gpt`; the cache is empty."""
     with LoopbackHub(tmp_path / "hub") as server:
         server.add("acme/gpt", model_files())
         use_hub(server.endpoint, cache, monkeypatch)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-P", "-m", "gpt_cli"]  # -P: as the script, not from this folder
+COMMAND = [sys.executable, "-P", "-m", "gpt_cli"]  # -P: do not import from the working folder
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and terminals")
 
 
@@ -22,14 +22,14 @@ def path_with_command(folder: Path) -> str:
 
 
 def run_on_terminal(*arguments: str, columns: int = 300, **env: str) -> tuple[int, str]:
-    """Run `gpt-cli`; return its exit code and all that a terminal so wide got from it."""
+    """Run `gpt-cli` on a terminal; return its exit code and its output."""
     return on_terminal([*COMMAND, *arguments], columns, env)
 
 
 def on_terminal(
     command: list[str], columns: int, env: dict[str, str], folder: Path | None = None
 ) -> tuple[int, str]:
-    """Run any command; return its exit code and all that a terminal so wide got from it."""
+    """Run any command on a terminal; return its exit code and its output."""
     import pty
     import termios
 
@@ -49,7 +49,7 @@ def on_terminal(
     try:
         while piece := os.read(ours, 65536):
             shown += piece
-    except OSError:  # Linux says so when the other end is closed
+    except OSError:  # Linux raises it when the other end is closed
         pass
     os.close(ours)
     return process.wait(), shown.decode()

@@ -326,7 +326,7 @@ def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, pa
     index = json.loads((sharded / INDEX).read_bytes())
     index["weight_map"]["transformer.wte.weight"] = path.format(SHARDS[0])
     (sharded / INDEX).write_text(json.dumps(index))
-    said = f"{sharded / INDEX} names {index['weight_map']['transformer.wte.weight']!r:.80}, a path"
+    said = f"{sharded / INDEX} names {index['weight_map']['transformer.wte.weight']!r:.80}, not a"
     assert said in refusal(sharded)
 
 

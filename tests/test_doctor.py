@@ -117,7 +117,7 @@ def test_little_memory_is_noted(free, status, monkeypatch):
 
 
 def test_two_packages_of_cupy_are_a_problem(monkeypatch):
-    monkeypatch.setattr(doctor, "_installed", lambda name: name != "cupy")
+    monkeypatch.setattr(doctor, "distributions", lambda name: [name] if name != "cupy" else [])
     found = finding("gpu")
     assert found.status == "problem"
     assert found.cure == "pip uninstall cupy-cuda12x"

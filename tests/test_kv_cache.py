@@ -110,7 +110,7 @@ def test_copies_start_alike_and_continue_independently(ops):
     one = cache_of(ops, 3, batch=1)
     append(one, 2, heads(3)[:1], -heads(3)[:1])
     one.advance()
-    copies = one.copies(2, 40)
+    copies = one.select([0, 0], 40)
     assert copies.lengths.tolist() == [3, 3]
     append(copies, 2, heads(2), heads(2, "more"), [2, 1])
     copies.advance()
@@ -128,7 +128,7 @@ def test_copies_start_alike_and_continue_independently(ops):
 
 def test_without_a_cache_there_is_room_for_one_layer_at_a_time():
     cache = KVCache(GPT2Config.from_dict(CONFIG), NumPyOps(), 2, 5, layers=1)
-    assert len(cache.keys) == len(cache.copies(2, 5).keys) == 1
+    assert len(cache.keys) == len(cache.select([0, 0], 5).keys) == 1
     cache.reserve(np.array([2, 2]))
     for layer in range(3):
         keys, _ = cache.append(layer, heads(2) + layer, heads(2))

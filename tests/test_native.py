@@ -22,7 +22,7 @@ from gpt_cli import checkpoint
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.model import forward
-from gpt_cli.ops import LayerNorm, Linear, bindings, native_ops
+from gpt_cli.ops import LayerNorm, Linear, bindings, memory, native_ops
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps, softmax
@@ -839,13 +839,13 @@ def test_a_fork_has_its_own_memory():
 
 @posix
 @forks
-def test_a_fork_can_allocate_while_another_thread_holds_the_locks():
+def test_a_fork_can_allocate_while_another_thread_holds_the_lock():
     workspace, arena = Workspace(), Arena()
 
     def use():
         workspace.empty((LARGE,), BYTE)[...] = 1
         arena.zeros((LARGE,), BYTE)[...] = 1
 
-    with workspace._lock, arena._lock, ThreadPoolExecutor(1) as other:
-        # The fork has no thread that could release these locks.
+    with memory._lock, ThreadPoolExecutor(1) as other:
+        # The fork has no thread that could release the lock.
         other.submit(in_a_fork, use).result(timeout=60)

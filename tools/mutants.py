@@ -26,7 +26,7 @@ import pytest
 from hypothesis import Phase, settings
 from mutmut.mutation.mutators import mutation_operators
 
-# With these imported, forks start fast.
+# Imported before the forks, so that these start fast.
 for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", "pyarrow.parquet"):
     importlib.import_module(library)
 
@@ -46,10 +46,10 @@ TESTS = {name: [f"test_{Path(name).name}.py"] for name in [*ALONE.split(), "jobs
 ROOT = Path(__file__).parents[1]
 COPIES = ROOT / "build" / "mutants"
 PROCESSES = int(os.environ.get("PROCESSES", 2))
-EVERY = int(os.environ.get("EVERY", 1))  # test a sample: each of so many mutants
+EVERY = int(os.environ.get("EVERY", 1))  # test only every n-th mutant
 MEMORY = 8 << 30  # bytes of address space of a mutant
 PROSE = re.compile(r"\w+ [\w-]+ \w+")  # three words: a text for people
-CALLS = {"len", "isinstance", "check"}  # a mutated argument fails always, or is a message
+CALLS = {"len", "isinstance", "check"}  # a mutated argument always fails, or is a message
 # Mutations that change nothing: the last axis of a matrix is its axis 1, lengths do agree, None is
 # false, and pyarrow ignores the case of types.
 SAME = re.compile(
@@ -120,18 +120,18 @@ def passes(folder: Path, tests: list[str], seconds: float) -> bool:
         Path("build").mkdir(exist_ok=True)
         sys.path.insert(0, str(folder))
         os.environ["PYTHONPATH"] = str(folder)
-        # Either way to compute shows a mutant of a module above `ops`, and the library is faster.
+        # Both implementations show a mutant of a module above `ops`, and the library is faster.
         options = ["-x", "-k", "not numpy", "--hypothesis-profile", "mutants", "--basetemp"]
         options += ["build/tests", "-p", "no:anyio", "-p", "no:cacheprovider"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
         code = 1
         try:
             code = pytest.main([*options, *(f"tests/{name}" for name in tests)])
-        finally:  # pytest raises what is unclosed at its end
+        finally:  # pytest reports unclosed files at its end
             os._exit(code)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # what the tests may have left
+        os.killpg(child, signal.SIGKILL)  # processes that the tests may have left
     return status == 0
 
 
@@ -143,7 +143,7 @@ def survivors(worker: int, name: str, seconds: float) -> int:
     found = 0
     for number, mutant in enumerate(mutants(source)[worker::PROCESSES], 1):
         path.write_text(mutant)
-        os.utime(path, (number, number))  # so that no bytecode of another mutant is taken for it
+        os.utime(path, (number, number))  # so that the bytecode of another mutant is not used
         if passes(folder, TESTS[name], seconds):
             found += 1
             lines = difflib.unified_diff(source.splitlines(), mutant.splitlines(), n=0, lineterm="")
@@ -154,7 +154,7 @@ def survivors(worker: int, name: str, seconds: float) -> int:
 
 def main(names: list[str]) -> int:
     """Test the named modules, or all of them; the exit code is 1 if a test fails unchanged."""
-    settings.register_profile(  # as in conftest.py, but a failure is not made smaller
+    settings.register_profile(  # as in conftest.py, but without shrinking
         "mutants", derandomize=True, deadline=None, max_examples=20,
         phases=[Phase.explicit, Phase.generate],
     )  # fmt: skip

@@ -45,17 +45,17 @@ def _anonymous(size: int) -> mmap.mmap:
     return memory
 
 
-_with_locks: "weakref.WeakSet[Arena | Workspace]" = weakref.WeakSet()
+_lock = threading.Lock()
 
 
-def _renew_locks() -> None:
-    """Replace the locks in the child of a fork: a thread of the parent may have held them."""
-    for each in _with_locks:
-        each._lock = threading.Lock()
+def _renew_lock() -> None:
+    """Replace the lock in the child of a fork: a thread of the parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Arena:
@@ -67,13 +67,11 @@ class Arena:
 
     def __init__(self) -> None:
         self._pieces: list[tuple[mmap.mmap, int]] = []  # with the bytes used
-        self._lock = threading.Lock()
-        _with_locks.add(self)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array of zeros that starts on a cache line, in the first piece that fits it."""
         size = math.prod(shape) * dtype.itemsize
-        with self._lock:
+        with _lock:
             for place, (piece, used) in enumerate(self._pieces):  # noqa: B007
                 if used + size <= len(piece):
                     break
@@ -104,12 +102,10 @@ class Workspace:
         self._free: list[mmap.mmap] = []  # sorted by size
         self._used: dict[int, _Reference] = {}  # by identity
         self._returned: list[_Reference] = []  # whose arrays were garbage collected
-        self._lock = threading.Lock()
-        _with_locks.add(self)
 
     def free_bytes(self) -> int:
         """Return the bytes that are kept and not in use."""
-        with self._lock:
+        with _lock:
             self._take_back()
             return sum(map(len, self._free))
 
@@ -118,7 +114,7 @@ class Workspace:
         size = math.prod(shape) * dtype.itemsize
         if size < _MIN_KEPT:
             return np.empty(shape, dtype)
-        with self._lock:
+        with _lock:
             self._take_back()
             fits = next((place for place, free in enumerate(self._free) if len(free) >= size), -1)
             # If none fits, release the largest, so that the workspace does not grow without bound.

@@ -33,7 +33,7 @@ from gpt_cli.ops.bindings import (
 )
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
-from gpt_cli.tensors import Tensor
+from gpt_cli.tensors import DTYPES, Tensor
 
 # Floats between rows. Rows a power of two apart would compete for few sets of the cache.
 _ROW_PADDING = 16
@@ -62,14 +62,13 @@ class NativeOps:
     cache_block = COLUMNS
     xp: ModuleType = np
     to_host = staticmethod(np.asarray)
-    _stored_dtype = "F32"  # as safetensors writes it
     _panel_type: np.dtype[Any] = FLOAT32
     _cache_type: np.dtype[Any] = FLOAT32
-    _half = 0  # whether the cache is float16
 
     def __init__(self) -> None:
         self._lib = library()
         self.level = choose_level()
+        self._half = self._cache_type == _FLOAT16
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
         self._workspace = Workspace()
@@ -94,7 +93,7 @@ class NativeOps:
         panels = self._empty_panels(-(-n_out // COLUMNS), n_in)
         result = n_in, n_out, FORMATS.index(self.dtype), transposed, address(panels)
         stored, scales = self._stored(rows)
-        if isinstance(stored, Tensor) and stored.dtype == self._stored_dtype:
+        if isinstance(stored, Tensor) and DTYPES.get(stored.dtype) == self.dtype:
             with stored.opened() as (file, offset):
                 place = file.fileno(), offset, address(scales)
                 error = self._lib.gpt2_pack_file(*place, *result)
@@ -270,9 +269,7 @@ class Int8NativeOps(NativeOps):
     """The operations with int8 weights, a quarter of the bytes to read: see `ops.int8`."""
 
     dtype = "int8"
-    _stored_dtype = "I8"
     _cache_type = _FLOAT16
-    _half = 1
 
     def _empty_panels(self, count: int, n_in: int) -> Array:
         return self._weights.zeros((count, -(-n_in // BLOCK), INT8_BLOCK_BYTES), _BYTE)
@@ -301,7 +298,6 @@ class BFloat16NativeOps(NativeOps):
     """The operations with matrices that are stored and kept in bfloat16: widening is exact."""
 
     dtype = "bfloat16"
-    _stored_dtype = "BF16"
     _panel_type = np.dtype("u2")
 
 
@@ -309,22 +305,21 @@ class Float16NativeOps(BFloat16NativeOps):
     """The operations with matrices that are stored and kept in float16."""
 
     dtype = "float16"
-    _stored_dtype = "F16"
 
 
 def _rows_of(x: Array, width: int) -> Array:
-    """Return x (..., width) as float32 rows (n, width), each _contiguous."""
+    """Return x (..., width) as float32 rows (n, width), each contiguous."""
     check(x.shape[-1] == width, "x", x)
     return readable(x.reshape(-1, width))
 
 
 def _counts_of(x: Array, shape: tuple[int, ...]) -> Array:
-    """Return integers of this shape as _contiguous int64."""
+    """Return integers of this shape as contiguous int64."""
     check(x.shape == shape, "counts", x)
     return _contiguous(x, _INT64)
 
 
 def _contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return x, or a copy, in this type, aligned and C-_contiguous."""
+    """Return x, or a copy, in this type, aligned and C-contiguous."""
     right = x.dtype == dtype and x.flags.c_contiguous and x.flags.aligned
     return x if right else x.astype(dtype, "C")

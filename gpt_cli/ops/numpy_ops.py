@@ -14,7 +14,7 @@ from gpt_cli.machine import blas_threads, free_memory
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
 
-QUERIES = 64  # that `attend` computes at a time
+QUERIES = 64  # per group in `attend`
 MASKED = np.finfo(np.float32).min
 
 
@@ -158,10 +158,7 @@ class NumPyOps:
 
 
 class Int8NumPyOps(NumPyOps):
-    """The reference for int8 weights: rounds activations and weights, then multiplies in float32.
-
-    It is not faster than float32.
-    """
+    """The reference for int8 weights: round activations and weights, multiply in float32."""
 
     dtype = "int8"
     _cache_type = np.float16

@@ -1,4 +1,4 @@
-"""Around each fault: a world of its own that is watched, a time limit, and a row of the table."""
+"""Fixtures for faults: a separate, watched world, a time limit, and a row of the table."""
 
 import platform
 import subprocess
@@ -20,19 +20,19 @@ def pytest_addoption(parser):
 
 @pytest.fixture
 def world(tmp_path) -> World:
-    """A home, a scratch folder, a cache and a working folder, all new."""
+    """Return new folders for home, temporary files, cache and work."""
     return World(tmp_path)
 
 
 @pytest.fixture
 def model(world) -> Path:
-    """A small whole model, to be damaged."""
+    """Return a small complete model to damage."""
     return CASES["saved"].write(world.root / "model")
 
 
 @pytest.fixture
 def suffer(world, record_property) -> Suffer:
-    """Run a command that must fail as it should; see `World.suffer`."""
+    """Return a function that runs a command that must fail; see `World.suffer`."""
 
     def run(*arguments: object, **expected: object) -> str:
         message = world.suffer(*arguments, **expected)
@@ -44,7 +44,7 @@ def suffer(world, record_property) -> Suffer:
 
 @pytest.fixture
 def suffer_here(world, record_property) -> Suffer:
-    """Do the same for a command in this process, which takes a tenth of the time."""
+    """Return the same for a command in this process, which takes a tenth of the time."""
 
     def run(*arguments: object, code: int, says: str, do: str) -> str:
         before = world.tree()
@@ -60,7 +60,7 @@ def suffer_here(world, record_property) -> Suffer:
 
 @pytest.fixture
 def survive(record_property) -> Callable[[int], None]:
-    """Take note of how many processes a test has killed."""
+    """Return a function that records how many processes a test has killed."""
     return lambda count: record_property("kills", count)
 
 
@@ -100,16 +100,16 @@ def _table(reports) -> str:
         compared += found.get("rows", 0)
     return "\n".join(
         [
-            "# Faults, and what became of them",
+            "# Faults and their results",
             "",
             f"Written by `make faults` with gpt-cli {gpt_cli.__version__}, "
             f"Python {platform.python_version()} on {platform.system()}.",
-            f"Faults tried: {outcomes.total() - outcomes['skipped']}; met as they should be: "
-            f"{outcomes['passed']}; skipped: {outcomes['skipped']}. Processes that were ended by a "
-            f"signal or by their reader: {kills}. Rows compared after 25 such ends of each run, "
-            f"of which none was lost and none twice: {compared}.",
+            f"Faults tried: {outcomes.total() - outcomes['skipped']}; handled as expected: "
+            f"{outcomes['passed']}; skipped: {outcomes['skipped']}. Processes ended by a "
+            f"signal or by their reader: {kills}. Rows compared after 25 such ends of each run: "
+            f"{compared}; none was lost or duplicate.",
             "",
-            "| no. | fault | exit | what is said | what stays intact | result |",
+            "| no. | fault | exit | message | what stays intact | result |",
             "|-|-|-|-|-|-|",
             *(_row(*key, **row) for key, row in sorted(rows.items())),
             "",
@@ -118,6 +118,6 @@ def _table(reports) -> str:
 
 
 def _row(number, name, *, code, message, intact, results) -> str:
-    told = ", ".join(f"{count} {outcome}" for outcome, count in results.items())
-    cells = [number, name, code, message, intact, told]
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in results.items())
+    cells = [number, name, code, message, intact, counts]
     return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"

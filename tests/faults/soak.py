@@ -2,7 +2,7 @@
 
     python tests/faults/soak.py MINUTES [--save FILE]
 
-A command that leaves something behind shows here, as nothing ends with it. Linux only.
+This finds a command that leaks, because the process does not end with it. Linux only.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from checkpoints import CASES
 import gpt_cli
 from gpt_cli.cli import app
 
-EVERY = 10.0  # seconds between two looks
-WARM = 0.2  # of the time: what is taken once is there by then
-MOST = 1.02  # times the memory of the first part, in the last part
+EVERY = 10.0  # seconds between two samples
+WARM = 0.2  # fraction of the time that is not counted: one-time allocations happen in it
+MOST = 1.02  # largest ratio of the memory in the last third to that in the first
 
 HUB = """
 import sys; sys.path.insert(0, sys.argv[1])
@@ -44,7 +44,7 @@ with LoopbackHub(root / "hub") as hub:
 """
 
 TINY = ["-m", "tiny", "-q"]
-# Each with its exit code; those that fail take other ways.
+# Each with its exit code; failures run other code.
 COMMANDS = [
     (0, "generate", *TINY, "-n", "40", "Once upon a time"),
     (0, "generate", *TINY, "-n", "20", "--json", "--logprobs", "3", "Once"),
@@ -71,8 +71,8 @@ COMMANDS = [
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the process has at a moment."""
+class Sample:
+    """The resources of the process at a moment."""
 
     seconds: float
     memory: int  # resident, in bytes
@@ -80,18 +80,18 @@ class Look:
     threads: int
 
     @classmethod
-    def take(cls, seconds: float) -> "Look":
+    def take(cls, seconds: float) -> "Sample":
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        files = len(list(Path("/proc/self/fd").iterdir())) - 1  # without that of the listing
+        files = len(list(Path("/proc/self/fd").iterdir())) - 1  # without the listing's own
         threads = len(list(Path("/proc/self/task").iterdir()))
         return cls(seconds, pages * os.sysconf("SC_PAGE_SIZE"), files, threads)
 
 
-def soak(seconds: float) -> tuple[list[Look], Counter[str]]:
-    """Run commands for a while, in random order; return the looks, and how often each ran."""
+def soak(seconds: float) -> tuple[list[Sample], Counter[str]]:
+    """Run commands for a while, in random order; return the samples, and how often each ran."""
     chosen = random.Random(1)
     ran: Counter[str] = Counter()
-    looks: list[Look] = []
+    samples: list[Sample] = []
     start = time.monotonic()
     while (now := time.monotonic() - start) < seconds:
         code, *arguments = chosen.choice(COMMANDS)
@@ -104,37 +104,37 @@ def soak(seconds: float) -> tuple[list[Look], Counter[str]]:
         if found != code:
             raise RuntimeError(f"exit code {found} and not {code}: {arguments}")
         ran[arguments[0]] += 1
-        if now >= len(looks) * EVERY:
-            looks.append(Look.take(now))
-    return looks, ran
+        if now >= len(samples) * EVERY:
+            samples.append(Sample.take(now))
+    return samples, ran
 
 
 def prepare(folder: Path) -> None:
-    """Write what the commands read."""
+    """Write the input of the commands."""
     Path("prompts").write_text("Once upon a time\nOne day\nThe fox\n")
     Path("rows").write_text('{"prompt": "Once"}\n{\n{"prompt": 3}\n')
     weights = CASES["saved"].write(folder / "damaged") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
 
 
-def report(looks: list[Look], ran: Counter[str], minutes: float) -> tuple[str, bool]:
+def report(samples: list[Sample], ran: Counter[str], minutes: float) -> tuple[str, bool]:
     """Return the table, and whether everything is flat."""
-    warm = [look for look in looks if look.seconds > WARM * minutes * 60]
+    warm = [sample for sample in samples if sample.seconds > WARM * minutes * 60]
     third = len(warm) // 3
     first, last = warm[:third], warm[-third:]
     memory, later_memory = (
-        statistics.median(look.memory for look in part) for part in (first, last)
+        statistics.median(sample.memory for sample in part) for part in (first, last)
     )
-    files, later_files = (max(look.files for look in part) for part in (first, last))
-    threads, later_threads = (max(look.threads for look in part) for part in (first, last))
+    files, later_files = (max(sample.files for sample in part) for part in (first, last))
+    threads, later_threads = (max(sample.threads for sample in part) for part in (first, last))
     flat = later_memory <= MOST * memory and later_files <= files and later_threads <= threads
     return (
         f"""\
 # A soak of {minutes:g} minutes
 
 Written by `make soak` with gpt-cli {gpt_cli.__version__} and Python {platform.python_version()}:
-{ran.total():,} commands in one process, with a look every {EVERY:g} seconds. The first {WARM:.0%}
-of the time are not counted: what is taken only once is there by then.
+{ran.total():,} commands in one process, with a sample every {EVERY:g} seconds. The first {WARM:.0%}
+of the time are not counted, because one-time allocations happen in it.
 
 | | first third | last third |
 |-|-|-|
@@ -168,9 +168,9 @@ def main() -> int:
             }
             os.chdir(folder)
             prepare(folder)
-            looks, ran = soak(60 * arguments.minutes)
+            samples, ran = soak(60 * arguments.minutes)
             hub.stdin.close()
-    table, flat = report(looks, ran, arguments.minutes)
+    table, flat = report(samples, ran, arguments.minutes)
     print(table, end="")
     if save:
         save.write_text(table)

@@ -1,4 +1,4 @@
-"""A Hub, and the network before it, with each fault: afterwards there is a whole model, or none."""
+"""Faults of the Hub and the network: afterwards, the cache has a complete model or none."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from loopback_hub import LoopbackHub
 from processes import posix
 from world import check_failure
 
-resource = pytest.importorskip("resource")  # there is none on Windows
+resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = posix
 
 REPO = "acme/gpt"
@@ -25,14 +25,14 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture
 def files(world) -> dict[str, bytes]:
-    """A model that computes."""
+    """Return the folder of a model that computes."""
     folder = CASES["saved"].write(world.root / "published")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
 def hub(world, files):
-    """A Hub that has it; the world's commands ask no other."""
+    """Yield a Hub that has it; the world's commands use this Hub."""
     with LoopbackHub(world.root / "hub") as hub:
         hub.add(REPO, files)
         world.env |= {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1,localhost"}
@@ -40,7 +40,7 @@ def hub(world, files):
 
 
 def whole(world, files) -> None:
-    """See that a download succeeds now, and brings what was published."""
+    """Check that a download now succeeds and equals the published files."""
     finished = world.run("download", REPO, "-q")
     assert finished.returncode == 0, finished.stderr
     folder = Path(finished.stdout.decode().strip())
@@ -49,13 +49,13 @@ def whole(world, files) -> None:
 
 
 def nothing_is_trusted(world) -> None:
-    """See that nothing in the cache counts as a model."""
+    """Check that nothing in the cache counts as a model."""
     listed = world.run("models", "--json").stdout.decode().splitlines()
     assert [json.loads(line)["name"] for line in listed] == ["tiny"]
     assert world.run("generate", "-m", REPO, "--offline", "Once").returncode == 3
 
 
-# Those that are tried at every change; test_hub.py has most of the others, without processes.
+# Those that `make test` runs; test_hub.py has most of the others, without processes.
 QUICK = (
     "404, no such repository",
     "403, gated",
@@ -152,7 +152,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture
 def sharded(hub, files) -> None:
-    """Let the Hub have the model in shards."""
+    """Publish the model in shards."""
     weight_map = dict(zip("ab", SHARDED, strict=True))
     index = json.dumps({"weight_map": weight_map}).encode()
     del files["model.safetensors"]
@@ -256,7 +256,7 @@ def test_a_proxy_is_used(hub, world, files):
 
 @pytest.mark.fault(31, "two downloads at once", 0, intact="the model")
 def test_two_downloads_at_once_both_succeed(hub, world, files):
-    hub.delay = ("GET /cdn/", 0.5)  # so that they do meet
+    hub.delay = ("GET /cdn/", 0.5)  # so that the downloads overlap
     processes = [world.start("download", REPO, "-q") for _ in range(2)]
     for process in processes:
         process.communicate(timeout=60)

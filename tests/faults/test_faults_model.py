@@ -1,4 +1,4 @@
-"""A model's folder is a stranger's: each way in which its files can be damaged, or lie."""
+"""An untrusted model folder: its files may be damaged or malicious in many ways."""
 
 import json
 import math
@@ -19,7 +19,7 @@ FOLDER = "the model's folder"
 
 
 def fault(number: int, name: str, damage: Callable[[Path], object], says: str, do: str):
-    """A row of the table: what is done to the folder, and what is said of it."""
+    """Return a row of the table: a change of the folder, and the expected message."""
     marks = [pytest.mark.fault(number, name, 4, intact=FOLDER)]
     return pytest.param(number, damage, says, do, id=name, marks=marks)
 
@@ -54,13 +54,13 @@ def tensor(name: str, shape: tuple[int, ...], dtype: str = "F32", data: bytes | 
 
 
 def header(text: bytes, data: bytes = b"", length: int | None = None) -> Callable[[Path], object]:
-    """Write a file of this header, which may lie about its length."""
+    """Write a file with this header, whose declared length may be wrong."""
     lead = struct.pack("<Q", len(text) if length is None else length)
     return write(WEIGHTS, lead + text + data)
 
 
 def entries(*spans: tuple[object, object, object], data: int = 8) -> Callable[[Path], object]:
-    """Write a file of tensors t0, t1, ... of (shape, begin, end), and so many bytes of data."""
+    """Write a file of tensors t0, t1, ... of (shape, begin, end), with `data` bytes of data."""
     fields = {
         f"t{i}": {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
         for i, (shape, begin, end) in enumerate(spans)
@@ -115,7 +115,7 @@ HUGE = 2**63
 
 
 def odd_file(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Put something that is no regular file in a file's place."""
+    """Replace a file by something that is not a regular file."""
 
     def damage(folder: Path) -> None:
         (folder / name).unlink()
@@ -125,11 +125,11 @@ def odd_file(name: str, make: Callable[[Path], object]) -> Callable[[Path], obje
 
 
 def pipe(path: Path) -> None:
-    os.mkfifo(path)  # named only here, as Windows has none
+    os.mkfifo(path)  # only named here, because Windows does not have it
 
 
 def reordered(folder: Path) -> None:
-    """Name the tensors in the header in another order than that of their data."""
+    """List the tensors in the header in another order than their data."""
     raw = (folder / WEIGHTS).read_bytes()
     length = int.from_bytes(raw[:8], "little")
     pairs = list(json.loads(raw[8 : 8 + length]).items())
@@ -196,8 +196,8 @@ FAULTS = [
     # shards
     fault(15, "a shard is missing", sharded(first_in("model-00009-of-00003.safetensors")),
           "model-00009-of-00003.safetensors is missing", "get it too"),
-    *(fault(16, f"a shard named {name}", sharded(first_in(name)), "a path outside its folder",
-            "do not trust this model")
+    *(fault(16, f"a shard named {name}", sharded(first_in(name)),
+            "not a safetensors file beside it", "do not trust this model")
       for name in ("../model.safetensors", "/etc/hosts.safetensors", "a/../../b.safetensors",
             "..")),
     fault(16, "an index that is no JSON", lambda folder: (sharded(lambda _: 0)(folder),
@@ -250,7 +250,7 @@ FAULTS = [
           "", "get it again"),
     fault(21, "two tokens of one id", edit("vocab.json", lambda raw: raw.replace(b": 5,", b": 6,")),
           "", "get it again"),
-    # and what is not in any list
+    # other files
     fault(54, "a header that is a list", header(b"[]"), "is not safetensors", AGAIN),
     fault(54, "a header that is no JSON", header(b"{nothing"), "", AGAIN),
     fault(54, "a tensor that is a list", header(b'{"x":["F32",[1],[0,4]]}', bytes(4)), "", AGAIN),
@@ -286,7 +286,7 @@ FAULTS = [
 # fmt: on
 
 
-OF_WEIGHTS = (1, 2, 3, 5, 7, 9, 54)  # in the file of the weights, whatever its tensors are
+OF_WEIGHTS = (1, 2, 3, 5, 7, 9, 54)  # of the file of the weights, not of its tensors
 PROCESSES = {"weights cut short", "a weight that is nan", "no config.json", "no vocabulary"}
 
 

@@ -1,4 +1,4 @@
-"""What can befall a command while it runs: bad input, signals, too little of something."""
+"""Faults of a running command: bad input, signals, missing resources, changing files."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from gpt_cli.checkpoint import expected_shapes
 from gpt_cli.config import GPT2Config
 from gpt_cli.machine import native_library
 
-resource = pytest.importorskip("resource")  # there is none on Windows
+resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = posix
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps these limits")
 
@@ -181,7 +181,7 @@ def test_rows_do_not_change_one_another(world):
 
 
 def drip(process: "subprocess.Popen[bytes]", data: bytes) -> bytes:
-    """Give a process its input a byte at a time; return what it wrote."""
+    """Send a process its input a byte at a time; return its output."""
     guard = threading.Timer(60, process.kill)
     guard.start()
 
@@ -228,7 +228,7 @@ def test_a_hundred_megabytes_are_input_like_any_other(world, suffer):
     assert codes == [None, "context_overflow", None]
 
 
-# --- too little of something ---------------------------------------------------------------------
+# --- missing resources ---------------------------------------------------------------------------
 
 
 @pytest.mark.fault(33, "a full disk behind standard output", 5, intact="-")
@@ -477,7 +477,7 @@ def test_a_model_cannot_drive_a_terminal(world):
 # --- signals -------------------------------------------------------------------------------------
 
 LONG = ("generate", *TINY, "-s", 1, "-n", 2000, "--ignore-eos", "--overflow", "shift", "Once")
-SLOWLY = ("--no-cache", "--threads", 1)  # takes a while on any machine, for the same text
+SLOWLY = ("--no-cache", "--threads", 1)  # the same text, slowly on any machine
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -506,7 +506,7 @@ def test_a_signal_leaves_the_text_so_far(number, flags, world, long_text, surviv
         guard = threading.Timer(60, process.kill)
         guard.start()
         beginning = b"" if flags else process.stdout.read(10)
-        time.sleep(2 if flags else 0)  # nothing shows that it has begun
+        time.sleep(2 if flags else 0)  # nothing shows that it has started
         process.send_signal(number)
         rest, errors = process.stdout.read(), process.stderr.read()
         guard.cancel()
@@ -547,7 +547,7 @@ def test_a_signal_at_any_moment_is_quiet(number, command, world, survive):
     killed = 0
     for _ in range(25):
         with world.start(*MOMENTS[command]) as process:
-            # Before, it is Python itself that starts, and has its own way to end.
+            # Before that, Python itself is starting, and handles signals in its own way.
             time.sleep(chance.uniform(0.15, 1.5))
             process.send_signal(number)
             out, errors = process.communicate(timeout=60)
@@ -641,7 +641,7 @@ def test_no_row_is_lost_and_none_comes_twice(number, world, survive, record_prop
         assert b"Traceback" not in errors
         assert process.returncode in (0, -number, SIGNALS.get(number)), errors
         killed += process.returncode != 0
-        if process.returncode == 0:  # it was done: another time from the start
+        if process.returncode == 0:  # it was finished: start again
             assert ids_of(output) == list(range(ROWS))
             output.unlink()
     survive(killed)
@@ -654,7 +654,7 @@ def test_no_row_is_lost_and_none_comes_twice(number, world, survive, record_prop
     record_property("rows", ROWS)
 
 
-# --- files that change meanwhile -----------------------------------------------------------------
+# --- files that change during the run ------------------------------------------------------------
 
 
 @pytest.mark.fault(37, "the model's folder is replaced while it generates", 0, intact="the text")

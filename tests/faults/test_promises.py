@@ -1,4 +1,4 @@
-"""What SECURITY.md promises, held by watching what a process opens, runs and connects to."""
+"""The promises of SECURITY.md, tested by watching what a process opens, runs and connects to."""
 
 import json
 import struct
@@ -12,25 +12,25 @@ from test_faults_running import limit_addresses
 pytestmark = posix
 
 TINY = ("-m", "tiny")
-# The files of a model that are opened, whatever else lies beside them.
+# The only files of a model's folder that are opened.
 READ = {"config.json", "model.safetensors", "vocab.json", "merges.txt"}
 
-# Run by Python when it starts: notes what an attacker would have to do.
+# Python runs this when it starts. It records what an attacker would have to do.
 WATCH = """
 import json, os, sys
 log = os.open(os.environ["WATCH"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 watched = ("open", "pickle.find_class", "socket.", "subprocess.Popen", "os.system")
 def watch(event, arguments):
     if event.startswith(watched):
-        told = arguments[0] if event == "open" else arguments[-1]
-        os.write(log, json.dumps([event, str(told)]).encode() + b"\\n")
+        about = arguments[0] if event == "open" else arguments[-1]
+        os.write(log, json.dumps([event, str(about)]).encode() + b"\\n")
 sys.addaudithook(watch)
 """
 
 
 @pytest.fixture
 def watched(world):
-    """Run a command; return what it did: audit events of Python, each with what it is about."""
+    """Return a function that runs a command and returns its audit events with their arguments."""
     site, log = world.root / "site", world.root / "log"
     site.mkdir()
     (site / "sitecustomize.py").write_text(WATCH)

@@ -1,9 +1,8 @@
-"""A small world for a command to run in, and what every fault must leave of it.
+"""A separate set of folders for a command, and the checks after every fault.
 
-Each command of the suite is a process of its own. Whatever happens to it: it ends in time, with the
-exit code that is documented; standard error has one line, which says what is wrong and what to do;
-standard output has nothing that is no result; and no file of its world is changed, left over or
-half-written.
+Each command is a process. Whatever the fault, it ends in time, with the documented exit code;
+standard error has one line, which says what is wrong and what to do; standard output has only
+results; and no file is changed, left over or half-written.
 """
 
 import hashlib
@@ -23,10 +22,10 @@ Suffer = Callable[..., str]
 
 
 class World:
-    """Folders that a process takes for its home, its scratch, its cache and its place.
+    """The folders of a process: home, temporary files, cache and working folder.
 
     Attributes:
-        env: the variables of the processes in it.
+        env: the environment variables of its processes.
     """
 
     def __init__(self, root: Path):
@@ -43,7 +42,7 @@ class World:
             (root / name).mkdir(parents=True)
 
     def start(self, *arguments: object, **options: Any) -> "subprocess.Popen[bytes]":
-        """Start a command, its three streams piped."""
+        """Start a command with all three streams piped."""
         pipes = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,
@@ -57,7 +56,7 @@ class World:
     def run(
         self, *arguments: object, stdin: bytes = b"", limit: float = LIMIT, **options: Any
     ) -> "subprocess.CompletedProcess[bytes]":
-        """Run a command to its end, which must come in time."""
+        """Run a command, which must end in time."""
         with self.start(*arguments, **options) as process:
             try:
                 out, errors = process.communicate(stdin, timeout=limit)
@@ -69,7 +68,7 @@ class World:
     def run_in_namespace(
         self, script: str, *arguments: object, **options: Any
     ) -> "subprocess.CompletedProcess[bytes]":
-        """Run a command where a script has changed what is mounted, which only it sees."""
+        """Run a command in a mount namespace that a script has changed."""
         namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "-r"]
         possible = (
             shutil.which("unshare")
@@ -89,14 +88,14 @@ class World:
         changes: bool = False,
         **options: Any,
     ) -> str:
-        """Run a command that must fail as it should; return what it says, without this place.
+        """Run a command that must fail as expected; return its message with PATH for this folder.
 
         Args:
             arguments: of the command.
             code: the exit code.
-            says: a part of the message that says what is wrong,
-            do: and a part that says what to do.
-            changes: files may change.
+            says: the part of the message that says what is wrong.
+            do: the part that says what to do.
+            changes: whether files may change.
             options: those of `run`.
         """
         before = self.tree()
@@ -114,17 +113,17 @@ class World:
         return message.removeprefix("gpt-cli: error: ").replace(str(self.root), "PATH")
 
     def tree(self) -> dict[str, str]:
-        """Return what is in this world: each path with what it holds."""
+        """Return the paths in this world, each with its content."""
         return {str(path.relative_to(self.root)): _content(path) for path in self.root.rglob("*")}
 
 
 def check_failure(finished: "subprocess.CompletedProcess[bytes]", code: int) -> str:
-    """Check what is true of every failure, and return its line."""
+    """Check what is common to all failures; return the line of the error."""
     errors = finished.stderr.decode()
     assert finished.returncode == code, errors
     assert errors.startswith("gpt-cli: error: ")
     assert errors.endswith("\n")
-    assert errors[:-1].isprintable(), "one line, and nothing that moves a terminal's cursor"
+    assert errors[:-1].isprintable(), "one line, without control characters"
     assert len(errors) < 1100
     assert finished.stdout == b""
     return errors[:-1]
@@ -138,7 +137,7 @@ def _content(path: Path) -> str:
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         return f"-> {path.readlink()}"
-    if stat.S_ISREG(mode) and path.stat().st_size < 2**30:  # and no file of holes
+    if stat.S_ISREG(mode) and path.stat().st_size < 2**30:  # and not a sparse file
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     return stat.filemode(mode)

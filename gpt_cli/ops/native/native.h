@@ -34,6 +34,7 @@ EXPORT void gpt2_linear(
     const struct matrix *w, const float *bias, const float *x, int64_t rows, int64_t x_stride,
     int activation, float *y, int64_t y_stride, void *scratch, int threads);
 
+/* sum = x + y, rows of C elements. Only `gpt2_layers` calls it. */
 EXPORT void gpt2_add(
     const float *x, int64_t x_stride, const float *y, int64_t y_stride, int64_t rows, int64_t C,
     float *sum, int64_t sum_stride, int threads);
