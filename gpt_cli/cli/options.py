@@ -61,8 +61,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 # A flag that was not given has the default of its declaration.
                 given[name] = group(**{k: v for k, v in values.items() if v is not None})
             except OptionError as error:
-                flag = error.name.replace("_", "-")
-                raise InputError(f"--{flag} {error.complaint}") from None
+                name, complaint = error.args
+                raise InputError(f"--{name.replace('_', '-')} {complaint}") from None
         function(**given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
