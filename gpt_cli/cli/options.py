@@ -237,10 +237,10 @@ class Where(Declared):
 
     def cluster(self, threads: int | None) -> "Cluster | None":
         """Return the cluster to compute on; None is this process."""
-        from gpt_cli.jobs import Cluster
-
         if self.engine == "local":
             return None
+        from gpt_cli.jobs import Cluster
+
         return Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
 
 
