@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpt_cli import records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt, unescape
 from gpt_cli.cli.layout import counted
@@ -93,8 +94,6 @@ def _finish(run: "Run", prefix: str | None, *, shown: bool) -> bool:
 
 
 def _write_json(engine: "Engine", prompt: str, run: "Run", *, logprobs: bool) -> None:
-    from gpt_cli import records
-
     for index, completion in enumerate(run.completions):
         record = records.of_completion(engine, completion, logprobs=logprobs)
         write(records.json_line({"index": index, "prompt": prompt} | record))
@@ -121,8 +120,6 @@ def _remarks(prompt: str, run: "Run", options: Options, *, told: bool) -> list[s
 
 
 def _statistics(engine: "Engine", completion: "Completion") -> str:
-    from gpt_cli import records
-
     times, ops = records.timing(engine, completion), engine.model.ops
     first, rate = times["ttft_s"], times["decode_tok_s"]
     return ", ".join(
