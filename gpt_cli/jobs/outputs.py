@@ -32,8 +32,7 @@ def open_sink(
     """
     place, ending = _place(name, source)
     _check_place(place)
-    if not ending:
-        _check_apart(source.name, name)
+    _check_apart(source.name, f"{place}/part-0{ending}" if ending else name)
     if not (ending or storage.is_address(name) or name.endswith(".parquet")):
         _check_file(Path(name), source, resume=resume)
         return JSONLines(Path(name), task.fields[0], job)
@@ -54,12 +53,13 @@ def _check_file(path: Path, source: Source, *, resume: bool) -> None:
     """Raise InputError if lines cannot be written to a file."""
     if path.suffix.lower() in _OTHER_FORMATS:
         raise InputError(f"--output {path}: records are JSON Lines or Parquet: name a .jsonl file")
-    files = [file for file in source.files if Path(file).exists()]
-    if path.exists() and any(map(path.samefile, files)):
+    if not path.exists():
+        return
+    if any(path.samefile(file) for file in source.files if Path(file).exists()):
         raise refusal(f"{path} is the input")
-    if path.exists() and not path.is_file():
+    if not path.is_file():
         raise refusal(f"{path} is not a file")
-    if path.exists() and not resume:
+    if not resume:
         raise InputError(f"{path} exists: continue it with --resume, or {ANOTHER}")
 
 
@@ -95,7 +95,7 @@ def _check_place(output: str) -> None:
 
 
 def _check_apart(name: str, output: str) -> None:
-    """Raise InputError if an output would be part of the input of the next run."""
+    """Raise InputError if an output file would be part of the input of the next run."""
     whole, rows = _normalized(output), _normalized(name)
     folder, _, own = whole.rpartition("/")
     if storage.is_folder(name):
