@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -97,8 +96,8 @@ class Folder(Sink):
                 try:
                     rows, errors = _count(stream, self._ending)
                 except MALFORMED:
-                    said = f"{self.place}/{name} has no records of this command"
-                    raise refusal(said) from None
+                    message = f"{self.place}/{name} has no records of this command"
+                    raise refusal(message) from None
             self._written.append(name)
             self._first += rows
             failed += errors
@@ -125,18 +124,14 @@ class Folder(Sink):
         self._begin_part()
         if not records:
             return
-        name, data = self._name(self._first), BytesIO()
-        if self._ending == ".parquet":
-            parquet.write(records, self._schema, data)
-        else:
-            data.writelines(map(encode, records))
-        self._put(name, data.getvalue())
+        name = self._name(self._first)
+        with _atomic(self._fs, self._path(name), self.place) as stream:
+            if self._ending == ".parquet":
+                parquet.write(records, self._schema, stream)
+            else:
+                stream.write(b"".join(map(encode, records)))
         self._written.append(name)
         self._first += len(records)
-
-    def _put(self, name: str, data: bytes) -> None:
-        with _atomic(self._fs, self._path(name), self.place) as stream:
-            stream.write(data)
 
     def _names(self) -> list[str]:
         """Return the names of the parts, and of all other files that are not hidden."""
