@@ -40,12 +40,9 @@ def complete(
         finished = _complete_window(model, tokenizer, valid, batch_size)
         early: dict[int, Completion] = {}
         for place, row in enumerate(window):
-            if isinstance(row, InputError):
-                yield row
-                continue
-            while place not in early:
+            while place in valid and place not in early:
                 early.update([next(finished)])
-            yield early.pop(place)
+            yield row if isinstance(row, InputError) else early.pop(place)
 
 
 def _complete_window(

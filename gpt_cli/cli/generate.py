@@ -68,7 +68,7 @@ def generate(
     if not as_json and on_terminal(sys.stdout):
         write("\n")
     if not loading.quiet:
-        remark(*_remarks(text, run, options, told=as_json or stats))
+        remark(*_remarks(text, run, options, reported=as_json or stats))
     if stats:
         note(*(_statistics(engine, completion) for completion in run.completions))
     if interrupted:
@@ -99,10 +99,10 @@ def _write_json(engine: "Engine", prompt: str, run: "Run", *, logprobs: bool) ->
         write(records.json_line({"index": index, "prompt": prompt} | record))
 
 
-def _remarks(prompt: str, run: "Run", options: Options, *, told: bool) -> list[str]:
+def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> list[str]:
     """Return notes about a result that a user may not expect, and its seed if it was drawn.
 
-    `told` says that the output has the finish reason and the seed.
+    With `reported`, the finish reason and the seed are part of the output.
     """
     reasons = {completion.finish_reason for completion in run.completions}
     notes = []
@@ -110,11 +110,11 @@ def _remarks(prompt: str, run: "Run", options: Options, *, told: bool) -> list[s
         notes.append("the prompt ends with a space: leave it out, as GPT-2's words begin with one")
     if "context" in reasons:
         notes.append("the context is full; --overflow shift continues past it")
-    to_file = stat.S_ISREG(os.fstat(1).st_mode)  # which nobody watches
-    if "length" in reasons and to_file and not told:
+    to_file = stat.S_ISREG(os.fstat(1).st_mode)
+    if "length" in reasons and to_file and not reported:
         notes.append(f"the text was cut at --max-tokens {options.max_tokens}")
     drawn = options.seed is None and options.temperature > 0
-    if drawn and (on_terminal(sys.stdout) or to_file) and not told:
+    if drawn and (on_terminal(sys.stdout) or to_file) and not reported:
         notes.append(f"--seed {run.completions[0].seed} gives this text again")
     return notes
 

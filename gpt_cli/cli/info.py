@@ -18,7 +18,7 @@ def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Jso
     from gpt_cli import checkpoint, hub
 
     model = model.named(name)
-    config = hub.read_config(model.model, **model.where)
+    config = hub.read_config(model.model, **model.lookup)
     folder = hub.find(model.model, model.revision)
     facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
     facts["dtype"] = held = _held(config, folder)

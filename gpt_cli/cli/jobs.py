@@ -42,7 +42,6 @@ def run(
             resume=rows.resume,
             cluster=cluster,
             observer=progress,
-            quiet=loading.quiet,
             **loading.options,
         )
     if summary.failed:

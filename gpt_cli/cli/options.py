@@ -126,7 +126,7 @@ class Model(Declared):
         return self if name is None else replace(self, model=name)
 
     @property
-    def where(self) -> dict[str, Any]:
+    def lookup(self) -> dict[str, Any]:
         """Return the keywords of the functions of `gpt_cli.hub` that find a model."""
         return {"revision": self.revision, "offline": self.offline}
 
@@ -157,19 +157,19 @@ class Loading(Model):
     @property
     def options(self) -> dict[str, Any]:
         """Return keywords of `gpt_cli.load`."""
-        return self.where | {"device": self.device, "dtype": self.dtype}
+        return self.lookup | {"device": self.device, "dtype": self.dtype, "quiet": self.quiet}
 
     def load(self) -> "Engine":
         """Load the model; NumPy must not have been imported before."""
         prepare(self.threads)
         import gpt_cli
 
-        return gpt_cli.load(self.model, **self.options, quiet=self.quiet)
+        return gpt_cli.load(self.model, **self.options)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Rows(Declared):
-    """The output of a command with a record for each row."""
+    """The input format and the output of a command with a record for each row."""
 
     output: str | None = option(
         None,

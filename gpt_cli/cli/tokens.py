@@ -89,7 +89,7 @@ def _read(argument: bytes | None, file: Path | None) -> bytes:
 def _read_tokenizer(model: flags.Model) -> "Tokenizer":
     from gpt_cli import hub
 
-    tokenizer = hub.read_tokenizer(model.model, **model.where)
+    tokenizer = hub.read_tokenizer(model.model, **model.lookup)
     if not model.quiet and hub.find(model.model, model.revision) is None:
         remark(
             f"{model.model} is not on this machine: its tokenizer is downloaded each time; "

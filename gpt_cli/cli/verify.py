@@ -29,7 +29,7 @@ def verify(
     from gpt_cli import hub
     from gpt_cli.verify import cure, verify
 
-    folder = hub.resolve(model.model, **model.where, quiet=model.quiet)
+    folder = hub.resolve(model.model, **model.lookup, quiet=model.quiet)
     checks = []
     for check in verify(model.model, folder):
         checks.append(check)

@@ -116,9 +116,9 @@ def compute(
 ) -> Iterator[Record]:
     """Yield the record of each row from index `start` on, in order.
 
-    If there are other machines, files of this one are read on it, and those at an address by the
-    workers (file:// is an address that all machines share). The same rows are computed together as
-    on one machine.
+    On a running cluster, this machine reads local files, and the workers read files at an address
+    (such as file://, a folder that all machines share). The same rows are computed together as on
+    one machine.
 
     Raises:
         InputError: a file cannot be read, or the cluster has no room for all workers.
@@ -265,8 +265,8 @@ def _join(address: str, how: dict[str, Any]) -> None:
 def _summary(error: Exception) -> str:
     """Return the first line of an error and the last, its cause, without colours."""
     lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
-    told = [line.strip() for line in lines if line.strip()]
-    return ": ".join(dict.fromkeys([*told[:1], *told[-1:]])) or repr(error)
+    lines = [line.strip() for line in lines if line.strip()]
+    return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or repr(error)
 
 
 def _check_address(address: str) -> None:

@@ -120,9 +120,8 @@ class JSONLines(Sink):
                 error = "error" in record
                 made_from = None if error else _hash(record.get("id"), record[self._text])
             except (ValueError, TypeError, LookupError, RecursionError):
-                line = len(self._rows) + 1
-                said = f"{self._path}, line {line}, is not a record of this command"
-                raise refusal(said) from None
+                place = f"{self._path}, line {len(self._rows) + 1}"
+                raise refusal(f"{place}, is not a record of this command") from None
             self._rows.append(made_from)
             failed += error
             end += len(data)
