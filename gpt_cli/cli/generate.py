@@ -13,7 +13,7 @@ from gpt_cli import records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt, unescape
 from gpt_cli.cli.layout import counted
-from gpt_cli.cli.progress import renew
+from gpt_cli.cli.progress import LONG, renew
 from gpt_cli.cli.streams import note, on_terminal, remark, write
 from gpt_cli.declare import option
 from gpt_cli.errors import InputError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gpt_cli.generate import Completion
 
 SEPARATOR = "\n---\n"  # between samples
-_LONG = 2.0  # seconds, after which progress is shown
 
 
 def generate(
@@ -83,7 +82,7 @@ def _finish(run: "Run", prefix: str | None, *, shown: bool) -> bool:
         for count, step in enumerate(run, 1):
             if prefix is not None:
                 write(step.text)
-            if shown and step.seconds > _LONG:
+            if shown and step.seconds > LONG:
                 renew(f"gpt-cli: {count:,} tokens of {len(run.completions):,} texts")
     except KeyboardInterrupt:
         return False

@@ -22,7 +22,7 @@ def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Jso
     folder = hub.find(model.model, model.revision)
     facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
     facts["dtype"] = held = _held(config, folder)
-    sizes = checkpoint.memory(config, config.dtype)  # its cache, as beside float32 or int8
+    sizes = checkpoint.memory(config, config.dtype)  # a CPU caches float32 for 16-bit weights
     sizes["weights_bytes"] = checkpoint.memory(config, held)["weights_bytes"]
     if as_json:
         write(json_line(facts | sizes))

@@ -223,11 +223,7 @@ class Where(Declared):
     )
 
     def prepare(self, threads: int | None) -> None:
-        """Prepare this process to compute, unless Ray's workers do.
-
-        Raises:
-            InputError: a flag for Ray was given without --engine ray.
-        """
+        """Prepare this process unless Ray computes; raise InputError for flags that need Ray."""
         if self.engine == "ray":
             return
         for name in ("address", "workers", "gpus_per_worker"):

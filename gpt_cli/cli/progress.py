@@ -9,7 +9,7 @@ from gpt_cli.cli.layout import counted
 from gpt_cli.cli.streams import note, on_terminal, remark, tell
 from gpt_cli.jobs import Observer
 
-_LONG = 2.0  # seconds
+LONG = 2.0  # seconds until progress is shown
 _SETTLED = 5.0  # seconds before the time left is estimated
 
 
@@ -46,7 +46,7 @@ class Progress(Observer):
         self._rows = self._before = done
         self._failed = failed
         self._start = time.perf_counter()
-        self._last = self._start if self._totals else self._start + _LONG
+        self._last = self._start if self._totals else self._start + LONG
         if self._shown and self._renews and self._totals:
             renew(self._line(self._start))
 

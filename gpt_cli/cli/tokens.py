@@ -74,11 +74,7 @@ def detokenize(
 
 
 def _read(argument: bytes | None, file: Path | None) -> bytes:
-    """Return the argument, the content of `file` ("-" is standard input), or that of a pipe.
-
-    Raises:
-        InputError: there are two of them or none, or the file cannot be read.
-    """
+    """Return the argument, or else the content of `file` or a pipe; raise InputError for both."""
     if argument is not None and file is not None:
         raise InputError("--file and an argument are both given: leave one of them out")
     if argument is not None:

@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 _MOST_BLOCKS = 50_000  # of one job; Ray keeps track of each
 _WORKERS_PER_READER = 8  # reading is far faster than computing
 _THREADS = 4  # of a worker by default; more help GPT-2 little
-_TINY = 1e-9  # a rounding error
 _TIMEOUT = 10.0  # seconds to connect
-# Settings of a Ray for one job. It uses no processes for tasks, only actors, which start 2 s sooner
-# without them.
+# Settings of a Ray that is started for one job. Its actors start 2 s sooner without the processes
+# for tasks, which it does not use.
 _ALONE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_worker_prestart": "0",
@@ -54,7 +53,7 @@ class Cluster:
 
 
 class _Actor:
-    """Turns each block into another one, or into an error."""
+    """Turn each block into another block, or into an error."""
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
         """Return the block for the blocks of a table."""
@@ -89,7 +88,7 @@ class _PieceReader(_Actor):
 
 
 class _Worker(_Actor):
-    """Holds the model, or the error of loading it."""
+    """Hold the model, or the error of loading it."""
 
     def __init__(
         self, task: Task, reader: _PieceReader, name: str, model: str, loading: Mapping[str, Any]
@@ -187,7 +186,7 @@ def _unpacked(table: "pyarrow.Table") -> list[Any]:
 def _room(cluster: Cluster) -> tuple[int, int]:
     """Return the number of workers, and the threads of each; raise an error if they do not fit."""
     ray = library()
-    if cluster.gpus > 1 and cluster.gpus % 1:
+    if not (cluster.gpus <= 1 or cluster.gpus % 1 == 0):  # NaN, too
         raise InputError(f"--gpus-per-worker must be whole or below 1, not {cluster.gpus}")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = max(int(node.get("CPU", 0)) for node in nodes)
@@ -196,7 +195,7 @@ def _room(cluster: Cluster) -> tuple[int, int]:
     for node in nodes:
         fitting = int(node.get("CPU", 0)) // threads
         if cluster.gpus:
-            on_one = int(1 / cluster.gpus + _TINY)  # a worker has a share of one GPU, or whole ones
+            on_one = int(1 / cluster.gpus + 1e-9)  # workers that share a GPU; 0 if they need more
             here = int(node.get("GPU", 0))
             fitting = min(fitting, here * on_one if on_one else here // int(cluster.gpus))
         room += fitting

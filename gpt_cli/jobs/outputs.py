@@ -14,7 +14,7 @@ from gpt_cli.jobs.sinks import JSONLines, Sink
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
 
-# Formats that nobody who names such a file expects JSON Lines in.
+# Endings of files in which nobody expects JSON Lines.
 _OTHER_FORMATS = (".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst")
 
 
@@ -89,7 +89,7 @@ def _check_place(output: str) -> None:
     if not storage.is_address(output) and not Path(folder or "/").is_dir():
         raise InputError(f"cannot write {output}: there is no folder {Path(output).parent}")
     if own.startswith("part-") and storage.exists(f"{folder}/{manifest.NAME}"):
-        # A shell makes such a name of a pattern without quotes.
+        # A shell expands a pattern without quotes to such a name.
         pattern = f"{output.removesuffix(own)}*{Path(own).suffix}"
         raise InputError(f"{output} is a part of the output {pattern}: put --output in quotes")
 
@@ -102,7 +102,7 @@ def _check_apart(name: str, output: str) -> None:
         inside = folder == rows and not storage.is_hidden(own)
     elif "**" in name:
         inside = fnmatch(whole, rows)
-    else:  # the `*` of fnmatch matches slashes, that of a pattern does not
+    else:  # unlike `match`, fnmatch lets `*` match a slash
         inside = "*" in name and PurePosixPath(whole).match(rows)
     if inside:
         raise refusal(f"{output} would be among the files of {name}")

@@ -78,7 +78,7 @@ class Folder(Sink):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         with self._locked:
             self._write_part()
-        # After the manifest was closed, as Windows wants it.
+        # The manifest is closed: Windows removes no file that is open.
         if self._new and error is not None and not self._names():
             self._fs.rm(self._folder, recursive=True)
 
@@ -199,7 +199,7 @@ def _atomic(fs: AbstractFileSystem, path: str, name: str) -> Iterator[BinaryIO]:
             with fs.open(new, "wb") as stream:
                 yield stream
             if isinstance(fs, LocalFileSystem):
-                Path(new).replace(path)  # atomic; `mv` of older fsspec copies
+                Path(new).replace(path)  # atomic; older versions of fsspec copy
             else:
                 fs.mv(new, path)
     except BaseException:
