@@ -7,7 +7,7 @@ from typing import TextIO, cast
 from gpt_cli import jobs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import Progress
-from gpt_cli.cli.streams import Aside, on_terminal, write
+from gpt_cli.cli.streams import NoteStream, on_terminal, write
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.records import Record, json_line
 
@@ -31,8 +31,8 @@ def run(
     with ExitStack() as stack, progress:
         if cluster is not None and sys.stdout is not None:
             # Ray prints messages there, for example about a node that died.
-            aside = cast(TextIO, Aside(sys.stdout, shown=not loading.quiet))
-            stack.enter_context(redirect_stdout(aside))
+            notes = cast(TextIO, NoteStream(sys.stdout, shown=not loading.quiet))
+            stack.enter_context(redirect_stdout(notes))
         summary = jobs.run(
             task,
             file,

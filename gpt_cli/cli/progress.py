@@ -6,7 +6,7 @@ import time
 from typing import Self
 
 from gpt_cli.cli.layout import counted
-from gpt_cli.cli.streams import note, on_terminal, remark, tell
+from gpt_cli.cli.streams import note, on_terminal, remark, write_error
 from gpt_cli.jobs import Observer
 
 LONG = 2.0  # seconds until progress is shown
@@ -16,7 +16,7 @@ _SETTLED = 5.0  # seconds before the time left is estimated
 def renew(line: str) -> None:
     """Replace the line that a terminal shows on standard error."""
     width = shutil.get_terminal_size().columns - 1
-    tell(f"\r{line[:width].ljust(width)}\r")
+    write_error(f"\r{line[:width].ljust(width)}\r")
 
 
 class Progress(Observer):

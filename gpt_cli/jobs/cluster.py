@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _MOST_BLOCKS = 50_000  # of one job; Ray keeps track of each
 _WORKERS_PER_READER = 8  # reading is far faster than computing
 _THREADS = 4  # of a worker by default; more help GPT-2 little
-_TIMEOUT = 10.0  # seconds to connect
 # Settings of a Ray that is started for one job. Its actors start 2 s sooner without the processes
 # for tasks, which it does not use.
 _ALONE = {
@@ -279,7 +278,7 @@ def _check_address(address: str) -> None:
     if not port.isdecimal():
         return  # "auto" and "local"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
     except (OSError, OverflowError, UnicodeError) as error:
         message = f"no Ray cluster answers at {address} ({error}): check --address"
         raise ResourceError(message) from None
