@@ -136,19 +136,19 @@ def measure_equal(scratch: Path) -> list[str]:
         process = begin(*there, "-o", output)
         process.kill()
         process.wait()
-        left = lines_of(output)
+        before = lines_of(output)
         run(*there, "-o", output, "--resume")
         took = time.perf_counter() - start
-        add("the driver killed, and resumed", took, output, f"; {left} were there")
+        add("the driver killed, and resumed", took, output, f"; {before} before it")
 
         output = scratch / "killed.jsonl"
         start = time.perf_counter()
         process = begin(*there, "-o", output)
-        left = lines_of(output)
+        before = lines_of(output)
         nodes.remove_node(workers.pop(), allow_graceful=False)
         process.wait()
         took = time.perf_counter() - start
-        add("a node killed", took, output, f"; {left} were there")
+        add("a node killed", took, output, f"; {before} before it")
 
         texts = scratch / "texts.jsonl"
         texts.write_text(
@@ -164,7 +164,7 @@ def measure_equal(scratch: Path) -> list[str]:
         expected = records(one)
         table.append(row("scores as Parquet, on this machine", seconds, len(expected), ""))
         there = [*score, "--engine", "ray", "--address", nodes.address]
-        add("scores as Parquet, on the nodes that are left", run(*there, "-o", other), other)
+        add("scores as Parquet, on the remaining nodes", run(*there, "-o", other), other)
     return [
         f"{ROWS} ragged rows through `tiny`, a thread for each worker:",
         "",
@@ -186,10 +186,10 @@ def measure_overhead(scratch: Path, pairs: int) -> list[str]:
     make_checkpoint(model, "124M")
     job = ["batch", source, "--model", model, "--seed", 1, "--ignore-eos"]
     lines = [
-        "| 124M parameters, one worker | rows | threads | seconds | of local, in its turn |",
+        "| 124M parameters, one worker | rows | threads | seconds | ratio to without Ray |",
         "|-|-|-|-|-|",
     ]
-    names = ("on this machine", "Ray started for it", "a cluster that runs")
+    names = ("without Ray", "Ray started for the job", "on a running cluster")
     there = ["--engine", "ray", "--workers", 1]
     for threads, rows in ((1, 384), (2, 768)):  # each takes about as long
         write_rows(source, rows, 48)
@@ -213,7 +213,7 @@ def measure_overhead(scratch: Path, pairs: int) -> list[str]:
         for name, seconds in found.items():
             ratios = [one / local for one, local in zip(seconds, found[names[0]], strict=True)]
             lines.append(row(name, rows, threads, spread(seconds, 1), spread(ratios, 3)))
-    return [*lines, "", "All records of as many threads are equal."]
+    return [*lines, "", "All records with the same number of threads are equal."]
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -249,8 +249,8 @@ def measure_driver(scratch: Path) -> list[str]:
         "",
         "| | rows a second |",
         "|-|-|",
-        row("find where each block begins", round(cut)),
-        row("read and take apart, in one process", round(read)),
+        row("split the file into blocks", round(cut)),
+        row("read and parse the rows, in one process", round(read)),
     ]
     with cluster(1, 2) as (nodes, _):
         for batch_size in (64, 1024):
@@ -266,8 +266,8 @@ def measure_driver(scratch: Path) -> list[str]:
             # Without the first block, which waits for the workers to start.
             rate = (rows - task.window) / (times[-1] - times[task.window - 1])
             size = (scratch / "out").stat().st_size / rows
-            what = f"blocks of {task.window} rows to two workers that make records of {size:.0f}"
-            lines.append(row(f"{what} bytes, and back, in order, to a file", round(rate)))
+            sent = f"send blocks of {task.window} rows to two workers"
+            lines.append(row(f"{sent}, and write their records of {size:.0f} bytes", round(rate)))
     return lines
 
 

@@ -40,12 +40,9 @@ def complete(
         finished = _complete_window(model, tokenizer, valid, batch_size)
         early: dict[int, Completion] = {}
         for place, row in enumerate(window):
-            if isinstance(row, InputError):
-                yield row
-                continue
-            while place not in early:
+            while place in valid and place not in early:
                 early.update([next(finished)])
-            yield early.pop(place)
+            yield row if isinstance(row, InputError) else early.pop(place)
 
 
 def _complete_window(
@@ -75,12 +72,11 @@ def _batches(model: GPT2, requests: dict[int, Request], batch_size: int | None) 
 
     places = sorted(requests, key=length, reverse=True)
     batches = []
-    free = model.ops.free_memory()
+    free = None if batch_size else model.ops.free_memory()
     while places:
         size = batch_size or LARGEST
-        if batch_size is None and free is not None:
-            while size > 1 and 2 * needed(places[:size]) > free:
-                size //= 2
+        while free is not None and size > 1 and 2 * needed(places[:size]) > free:
+            size //= 2
         batches.append(places[:size])
         places = places[size:]
     return sorted(batches, key=min)

@@ -19,11 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class OptionError(InputError):
-    """The value of one option has the wrong type or is out of range."""
+    """An option has the wrong type or is out of range; `args` are its name and a complaint."""
 
-    def __init__(self, name: str, complaint: str):
-        super().__init__(f"{name} {complaint}")
-        self.name, self.complaint = name, complaint
+    def __str__(self) -> str:
+        return " ".join(self.args)
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Kind:
 
     name: str  # in messages
     flag_type: Any  # the type that typer parses
-    convert: Callable[[Any], Any]  # from a flag or a JSON value; raises TypeError or ValueError
+    convert: Callable[[Any], Any]  # from a flag or a JSON value; raises for other types
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,9 @@ class Declared:
                 continue
             try:
                 value = declaration.kind.convert(value)
-            except (TypeError, ValueError):
-                said = json.dumps(value, default=str)
-                complaint = f"must be {declaration.kind.name}, not {said:.40}"
+            except (TypeError, ValueError, OverflowError):
+                given = json.dumps(value, default=str, skipkeys=True)
+                complaint = f"must be {declaration.kind.name}, not {given:.40}"
                 raise OptionError(each.name, complaint) from None
             if declaration.range and not declaration.range.contains(value):
                 raise OptionError(each.name, f"must be {declaration.range.name}")

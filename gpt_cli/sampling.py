@@ -2,9 +2,8 @@
 
 The filters have the meaning and the order of transformers. Each sets the logits below a bound to
 -inf, so tokens of equal logits stay or go together, and the most likely token always stays.
-Sums over the vocabulary are running sums, one number after the other: zeros, for tokens that were
-dropped or that only other rows of a batch keep, must not change their bits. (A filter must not use
-`ops.log_normalizer`, whose sums have another order.)
+Sums over the vocabulary are running sums: a removed token and a zero in its place give the same
+bits. (A filter must not use `ops.log_normalizer`, whose sums have another order.)
 
 To add an option, declare it in `SamplingParams` and apply it in `sample`. This module does not
 import NumPy, since `--help` reads the declarations.
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 GROUP = 64  # columns of logits per group in `likely_columns`
 
-# The range of a divisor of logits; far beyond it, a quotient underflows or overflows in float32.
+# The range of a divisor of logits; outside of it, float32 soon gives 0 or infinity.
 _SMALLEST, _LARGEST = 1e-6, 1e6
 _DIVISORS = f"from {_SMALLEST:g} to {_LARGEST:g}"
 _TEMPERATURES = Range(lambda t: t == 0 or _SMALLEST <= t <= _LARGEST, f"0, or {_DIVISORS}")
@@ -86,7 +85,7 @@ def uniforms(keys: Sequence[tuple[int, int]], step: int) -> Array:
     """
     import numpy as np
 
-    # NumPy promises to keep the raw output the same, but not what its distributions make of it.
+    # NumPy guarantees that the raw output stays the same, but not that of its distributions.
     draws = (np.random.Philox(key=np.array(key, np.uint64), counter=step) for key in keys)
     return np.array([draw.random_raw() >> 11 for draw in draws]) * 2.0**-53
 

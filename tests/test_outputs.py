@@ -176,6 +176,7 @@ def test_an_existing_file_is_complete(name, here, memory):
         ("memory://bucket/rows/", "memory://bucket/rows/b", True),
         ("memory://bucket/rows/*", "memory://bucket/rows/b", True),
         ("memory://bucket/rows/*", "memory://bucket/b", False),
+        ("**/*.txt", "rows/new/", False),
     ],
 )
 def test_an_output_among_the_files_of_the_input_is_refused(input, name, inside, here):
@@ -186,6 +187,17 @@ def test_an_output_among_the_files_of_the_input_is_refused(input, name, inside, 
         )
     else:
         assert open_output(name, input)
+
+
+@pytest.mark.parametrize("name", ["rows/new/", "rows/new", "rows/new/*.jsonl"])
+def test_an_output_folder_among_the_files_of_the_input_is_refused(name, here):
+    Path("rows/new").mkdir()
+    Path("rows/deep").mkdir()
+    Path("rows/deep/a.jsonl").write_text("a")
+    part = "rows/new/part-0.jsonl"
+    for input in ("rows/*/*.jsonl", "**/*.jsonl"):
+        said = refused(name, input)
+        assert said == f"{part} would be among the files of {input}: name another --output"
 
 
 @pytest.mark.parametrize("place", ["out", "memory://bucket/out"])

@@ -75,13 +75,16 @@ def test_a_name_has_a_file_system_and_a_path(tmp_path, memory, monkeypatch):
     assert storage.filesystem("memory://b/c") == (memory, "/b/c")
 
 
-def test_files_and_folders_are_distinguished(place, tmp_path):
+def test_files_and_folders_are_distinguished(place, tmp_path, monkeypatch):
     for name in place(b"four"):
         folder = name.removesuffix("/file")
         assert (storage.exists(name), storage.exists(folder)) == (True, True)
         assert storage.exists(f"{name}2") is False
         assert (storage.is_folder(name), storage.is_folder(folder)) == (False, True)
         assert storage.size(name) == 4
+    monkeypatch.setitem(sys.modules, "fsspec", None)  # files on this machine are found without it
+    assert (storage.exists(str(tmp_path)), storage.is_folder(str(tmp_path))) == (True, True)
+    monkeypatch.undo()
     for function in (storage.exists, storage.is_folder, storage.find):
         assert "cannot access nope://x: " in caught(InputError, function, "nope://x")
 

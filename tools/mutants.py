@@ -46,7 +46,7 @@ TESTS = {name: [f"test_{Path(name).name}.py"] for name in [*ALONE.split(), "jobs
 ROOT = Path(__file__).parents[1]
 COPIES = ROOT / "build" / "mutants"
 PROCESSES = int(os.environ.get("PROCESSES", 2))
-EVERY = int(os.environ.get("EVERY", 1))  # test only every n-th mutant
+EVERY = int(os.environ.get("EVERY", 1))  # test a sample: every n-th mutant
 MEMORY = 8 << 30  # bytes of address space of a mutant
 PROSE = re.compile(r"\w+ [\w-]+ \w+")  # three words: a text for people
 CALLS = {"len", "isinstance", "check"}  # a mutated argument always fails, or is a message
@@ -113,9 +113,9 @@ def passes(folder: Path, tests: list[str], seconds: float) -> bool:
         os.setsid()
         signal.alarm(int(seconds))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        nowhere = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
-            os.dup2(nowhere, stream)
+            os.dup2(null, stream)
         os.chdir(folder)
         Path("build").mkdir(exist_ok=True)
         sys.path.insert(0, str(folder))
@@ -127,11 +127,11 @@ def passes(folder: Path, tests: list[str], seconds: float) -> bool:
         code = 1
         try:
             code = pytest.main([*options, *(f"tests/{name}" for name in tests)])
-        finally:  # pytest reports unclosed files at its end
+        finally:  # at its end, pytest raises warnings about open files
             os._exit(code)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # processes that the tests may have left
+        os.killpg(child, signal.SIGKILL)  # processes that the tests have left
     return status == 0
 
 
@@ -143,7 +143,7 @@ def survivors(worker: int, name: str, seconds: float) -> int:
     found = 0
     for number, mutant in enumerate(mutants(source)[worker::PROCESSES], 1):
         path.write_text(mutant)
-        os.utime(path, (number, number))  # so that the bytecode of another mutant is not used
+        os.utime(path, (number, number))  # so that Python reuses no bytecode of another mutant
         if passes(folder, TESTS[name], seconds):
             found += 1
             lines = difflib.unified_diff(source.splitlines(), mutant.splitlines(), n=0, lineterm="")
@@ -154,7 +154,7 @@ def survivors(worker: int, name: str, seconds: float) -> int:
 
 def main(names: list[str]) -> int:
     """Test the named modules, or all of them; the exit code is 1 if a test fails unchanged."""
-    settings.register_profile(  # as in conftest.py, but without shrinking
+    settings.register_profile(  # as in conftest.py, without minimizing failures
         "mutants", derandomize=True, deadline=None, max_examples=20,
         phases=[Phase.explicit, Phase.generate],
     )  # fmt: skip

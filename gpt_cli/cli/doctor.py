@@ -1,9 +1,12 @@
 """`gpt-cli doctor`: examine this machine."""
 
+from dataclasses import asdict
+
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.layout import hanging
 from gpt_cli.cli.streams import write
 from gpt_cli.errors import ResourceError
+from gpt_cli.records import json_line
 from gpt_cli.startup import prepare
 
 
@@ -13,9 +16,6 @@ def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
     Each line is ok, a note or a problem, with its cure. The exit code is 5 if there is a problem.
     """
     prepare(None)
-    from dataclasses import asdict
-
-    from gpt_cli import records
     from gpt_cli.doctor import examine
 
     problems = []
@@ -23,9 +23,9 @@ def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
         if finding.status == "problem":
             problems.append(finding.name)
         if as_json:
-            write(records.json_line(asdict(finding)))
+            write(json_line(asdict(finding)))
         else:
-            told = finding.found + (f"; cure: {finding.cure}" if finding.cure else "")
-            write(hanging(f"{finding.status:7}  {finding.name:8}  ", told))
+            text = finding.found + (f"; cure: {finding.cure}" if finding.cure else "")
+            write(hanging(f"{finding.status:7}  {finding.name:8}  ", text))
     if problems:
         raise ResourceError(f"problems with {', '.join(problems)}: see the cures")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpt_cli import records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt, unescape
 from gpt_cli.cli.layout import counted
-from gpt_cli.cli.progress import renew
+from gpt_cli.cli.progress import LONG, renew
 from gpt_cli.cli.streams import note, on_terminal, remark, write
 from gpt_cli.declare import option
 from gpt_cli.errors import InputError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from gpt_cli.generate import Completion
 
 SEPARATOR = "\n---\n"  # between samples
-_LONG = 2.0  # seconds, after which progress is shown
 
 
 def generate(
@@ -67,7 +67,7 @@ def generate(
     if not as_json and on_terminal(sys.stdout):
         write("\n")
     if not loading.quiet:
-        remark(*_remarks(text, run, options, told=as_json or stats))
+        remark(*_remarks(text, run, options, reported=as_json or stats))
     if stats:
         note(*(_statistics(engine, completion) for completion in run.completions))
     if interrupted:
@@ -82,7 +82,7 @@ def _finish(run: "Run", prefix: str | None, *, shown: bool) -> bool:
         for count, step in enumerate(run, 1):
             if prefix is not None:
                 write(step.text)
-            if shown and step.seconds > _LONG:
+            if shown and step.seconds > LONG:
                 renew(f"gpt-cli: {count:,} tokens of {len(run.completions):,} texts")
     except KeyboardInterrupt:
         return False
@@ -93,17 +93,15 @@ def _finish(run: "Run", prefix: str | None, *, shown: bool) -> bool:
 
 
 def _write_json(engine: "Engine", prompt: str, run: "Run", *, logprobs: bool) -> None:
-    from gpt_cli import records
-
     for index, completion in enumerate(run.completions):
         record = records.of_completion(engine, completion, logprobs=logprobs)
         write(records.json_line({"index": index, "prompt": prompt} | record))
 
 
-def _remarks(prompt: str, run: "Run", options: Options, *, told: bool) -> list[str]:
+def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> list[str]:
     """Return notes about a result that a user may not expect, and its seed if it was drawn.
 
-    `told` says that the output has the finish reason and the seed.
+    With `reported`, the finish reason and the seed are part of the output.
     """
     reasons = {completion.finish_reason for completion in run.completions}
     notes = []
@@ -111,18 +109,16 @@ def _remarks(prompt: str, run: "Run", options: Options, *, told: bool) -> list[s
         notes.append("the prompt ends with a space: leave it out, as GPT-2's words begin with one")
     if "context" in reasons:
         notes.append("the context is full; --overflow shift continues past it")
-    to_file = stat.S_ISREG(os.fstat(1).st_mode)  # which nobody watches
-    if "length" in reasons and to_file and not told:
+    to_file = stat.S_ISREG(os.fstat(1).st_mode)
+    if "length" in reasons and to_file and not reported:
         notes.append(f"the text was cut at --max-tokens {options.max_tokens}")
     drawn = options.seed is None and options.temperature > 0
-    if drawn and (on_terminal(sys.stdout) or to_file) and not told:
+    if drawn and (on_terminal(sys.stdout) or to_file) and not reported:
         notes.append(f"--seed {run.completions[0].seed} gives this text again")
     return notes
 
 
 def _statistics(engine: "Engine", completion: "Completion") -> str:
-    from gpt_cli import records
-
     times, ops = records.timing(engine, completion), engine.model.ops
     first, rate = times["ttft_s"], times["decode_tok_s"]
     return ", ".join(

@@ -1,12 +1,13 @@
 """`gpt-cli info`: describe a model without loading it."""
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.streams import write
 from gpt_cli.machine import format_size
+from gpt_cli.records import json_line
 
 if TYPE_CHECKING:
     from gpt_cli.config import GPT2Config
@@ -14,19 +15,17 @@ if TYPE_CHECKING:
 
 def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Json = False) -> None:
     """Show the configuration of a model and the memory it needs."""
-    from dataclasses import asdict
-
     from gpt_cli import checkpoint, hub
 
     model = model.named(name)
-    config = hub.read_config(model.model, **model.where)
+    config = hub.read_config(model.model, **model.lookup)
     folder = hub.find(model.model, model.revision)
     facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
     facts["dtype"] = held = _held(config, folder)
-    sizes = checkpoint.memory(config, config.dtype)  # its cache, as beside float32 or int8
+    sizes = checkpoint.memory(config, config.dtype)  # a CPU caches float32 for 16-bit weights
     sizes["weights_bytes"] = checkpoint.memory(config, held)["weights_bytes"]
     if as_json:
-        write(json.dumps(facts | sizes, ensure_ascii=False) + "\n")
+        write(json_line(facts | sizes))
         return
     shown = facts | {"parameters": f"{sizes['parameters']:,}"}
     shown["memory for weights"] = format_size(sizes["weights_bytes"])

@@ -4,15 +4,15 @@ import sys
 from contextlib import ExitStack, redirect_stdout
 from typing import TextIO, cast
 
+from gpt_cli import jobs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import Progress
-from gpt_cli.cli.streams import Aside, on_terminal, write
+from gpt_cli.cli.streams import NoteStream, on_terminal, write
 from gpt_cli.errors import InputError, RowsError
-from gpt_cli.jobs import Sink, Task
 from gpt_cli.records import Record, json_line
 
 
-class StandardOutput(Sink):
+class StandardOutput(jobs.Sink):
     """The sink of a command without --output."""
 
     def write(self, record: Record) -> None:
@@ -20,11 +20,9 @@ class StandardOutput(Sink):
 
 
 def run(
-    task: Task, file: str, rows: flags.Rows, loading: flags.Loading, where: flags.Where
+    task: jobs.Task, file: str, rows: flags.Rows, loading: flags.Loading, where: flags.Where
 ) -> None:
     """Run a job; raise RowsError if it is complete and some rows failed."""
-    from gpt_cli import jobs
-
     if rows.resume and rows.output is None:
         raise InputError("--resume continues a file: give its name by --output OUT")
     cluster = where.cluster(loading.threads)
@@ -33,8 +31,8 @@ def run(
     with ExitStack() as stack, progress:
         if cluster is not None and sys.stdout is not None:
             # Ray prints messages there, for example about a node that died.
-            aside = cast(TextIO, Aside(sys.stdout, shown=not loading.quiet))
-            stack.enter_context(redirect_stdout(aside))
+            notes = cast(TextIO, NoteStream(sys.stdout, shown=not loading.quiet))
+            stack.enter_context(redirect_stdout(notes))
         summary = jobs.run(
             task,
             file,
@@ -44,7 +42,6 @@ def run(
             resume=rows.resume,
             cluster=cluster,
             observer=progress,
-            quiet=loading.quiet,
             **loading.options,
         )
     if summary.failed:

@@ -4,16 +4,13 @@ import math
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gpt_cli import records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.layout import bar, token_label
 from gpt_cli.cli.streams import on_terminal, write
 from gpt_cli.declare import option
-
-if TYPE_CHECKING:
-    from gpt_cli.records import Record
 
 
 def next_tokens(
@@ -31,8 +28,6 @@ def next_tokens(
     """
     text = read_prompt(prompt, file)
     engine = loading.load()
-    from gpt_cli import records
-
     found = [
         records.of_token(engine, id, logprob) | {"probability": math.exp(logprob)}
         for id, logprob in engine.next_tokens(text, top, special=special)
@@ -44,7 +39,7 @@ def next_tokens(
         _write_bars(found)
 
 
-def _write_bars(found: "list[Record]") -> None:
+def _write_bars(found: list[records.Record]) -> None:
     pieces = [token_label(token) for token in found]
     width = max(map(len, pieces))
     room = max(1, shutil.get_terminal_size().columns - width - 13)

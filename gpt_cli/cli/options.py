@@ -61,8 +61,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 # A flag that was not given has the default of its declaration.
                 given[name] = group(**{k: v for k, v in values.items() if v is not None})
             except OptionError as error:
-                flag = error.name.replace("_", "-")
-                raise InputError(f"--{flag} {error.complaint}") from None
+                name, complaint = error.args
+                raise InputError(f"--{name.replace('_', '-')} {complaint}") from None
         function(**given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ class Model(Declared):
         return self if name is None else replace(self, model=name)
 
     @property
-    def where(self) -> dict[str, Any]:
+    def lookup(self) -> dict[str, Any]:
         """Return the keywords of the functions of `gpt_cli.hub` that find a model."""
         return {"revision": self.revision, "offline": self.offline}
 
@@ -157,19 +157,19 @@ class Loading(Model):
     @property
     def options(self) -> dict[str, Any]:
         """Return keywords of `gpt_cli.load`."""
-        return self.where | {"device": self.device, "dtype": self.dtype}
+        return self.lookup | {"device": self.device, "dtype": self.dtype, "quiet": self.quiet}
 
     def load(self) -> "Engine":
         """Load the model; NumPy must not have been imported before."""
         prepare(self.threads)
         import gpt_cli
 
-        return gpt_cli.load(self.model, **self.options, quiet=self.quiet)
+        return gpt_cli.load(self.model, **self.options)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Rows(Declared):
-    """The output of a command with a record for each row."""
+    """The input format and the output of a command with a record for each row."""
 
     output: str | None = option(
         None,
@@ -223,11 +223,7 @@ class Where(Declared):
     )
 
     def prepare(self, threads: int | None) -> None:
-        """Prepare this process to compute, unless Ray's workers do.
-
-        Raises:
-            InputError: a flag for Ray was given without --engine ray.
-        """
+        """Prepare this process unless Ray computes; raise InputError for flags that need Ray."""
         if self.engine == "ray":
             return
         for name in ("address", "workers", "gpus_per_worker"):
@@ -237,10 +233,10 @@ class Where(Declared):
 
     def cluster(self, threads: int | None) -> "Cluster | None":
         """Return the cluster to compute on; None is this process."""
-        from gpt_cli.jobs import Cluster
-
         if self.engine == "local":
             return None
+        from gpt_cli.jobs import Cluster
+
         return Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
 
 

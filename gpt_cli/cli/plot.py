@@ -86,11 +86,7 @@ def check(option: str, file: Path, endings: Sequence[str]) -> None:
 
 
 def save(found: "Benchmark", file: Path) -> None:
-    """Plot the curves to a file.
-
-    Raises:
-        ResourceError: the file cannot be written.
-    """
+    """Plot the curves to a file; raise ResourceError if it cannot be written."""
     from matplotlib.figure import Figure  # pyplot would need a display
     from matplotlib.ticker import MaxNLocator
 

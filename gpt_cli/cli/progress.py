@@ -6,17 +6,17 @@ import time
 from typing import Self
 
 from gpt_cli.cli.layout import counted
-from gpt_cli.cli.streams import note, on_terminal, remark, tell
+from gpt_cli.cli.streams import note, on_terminal, remark, write_error
 from gpt_cli.jobs import Observer
 
-_LONG = 2.0  # seconds
+LONG = 2.0  # seconds until progress is shown
 _SETTLED = 5.0  # seconds before the time left is estimated
 
 
 def renew(line: str) -> None:
     """Replace the line that a terminal shows on standard error."""
     width = shutil.get_terminal_size().columns - 1
-    tell(f"\r{line[:width].ljust(width)}\r")
+    write_error(f"\r{line[:width].ljust(width)}\r")
 
 
 class Progress(Observer):
@@ -46,7 +46,7 @@ class Progress(Observer):
         self._rows = self._before = done
         self._failed = failed
         self._start = time.perf_counter()
-        self._last = self._start if self._totals else self._start + _LONG
+        self._last = self._start if self._totals else self._start + LONG
         if self._shown and self._renews and self._totals:
             renew(self._line(self._start))
 

@@ -23,5 +23,5 @@ def quantize(
     from gpt_cli.quantize import write as write_int8
 
     model = model.named(name)
-    write_int8(hub.resolve(model.model, **model.where, quiet=model.quiet), to)
+    write_int8(hub.resolve(model.model, **model.lookup, quiet=model.quiet), to)
     write(f"{to}\n")

@@ -13,6 +13,7 @@ from gpt_cli.cli.streams import on_terminal, write
 from gpt_cli.declare import PATH, option
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_text
+from gpt_cli.records import json_line
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
@@ -67,8 +68,6 @@ def rank(
 
 
 def _write_json(engine: "Engine", ranked: "list[Choice]", given: dict[str, str]) -> None:
-    from gpt_cli import records
-
     for place, choice in enumerate(ranked, 1):
         record = {
             "rank": place,
@@ -80,7 +79,7 @@ def _write_json(engine: "Engine", ranked: "list[Choice]", given: dict[str, str])
             "bytes": choice.bytes,
             "model": engine.name,
         }
-        write(records.json_line(record))
+        write(json_line(record))
 
 
 def _write_table(ranked: "list[Choice]") -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
-from gpt_cli.cli.progress import Progress
+from gpt_cli.cli.progress import Progress, renew
 from gpt_cli.cli.score_format import HEADER, Form, score_lines
 from gpt_cli.cli.streams import note, on_terminal, write
 from gpt_cli.errors import InputError, RowsError
@@ -72,6 +72,8 @@ def _write_lines(engine: "Engine", file: str, form: Form, *, quiet: bool) -> Non
             error = isinstance(score, InputError)
             failed += error
             if error and not quiet:
+                if renews:
+                    renew("")
                 note(f"gpt-cli: line {number}: {score}")
             if form.passes(score):
                 write(form.of_line(engine, line, aligned=aligned))

@@ -53,10 +53,10 @@ def remark(*lines: str) -> None:
 
 def note(*lines: str) -> None:
     """Write lines to standard error, without control characters."""
-    tell("".join(f"{visible(line)}\n" for line in lines))
+    write_error("".join(f"{visible(line)}\n" for line in lines))
 
 
-def tell(text: str) -> None:
+def write_error(text: str) -> None:
     """Write to standard error, if it is open."""
     if sys.stderr is None:
         return
@@ -67,7 +67,7 @@ def tell(text: str) -> None:
         silence(sys.stderr)
 
 
-class Aside:
+class NoteStream:
     """A replacement of sys.stdout that turns messages of a library into notes on standard error.
 
     The first line of each message is shown, cut to some length. Bytes written to `buffer` pass.

@@ -1,6 +1,5 @@
 """`gpt-cli tokenize` and `gpt-cli detokenize`: bytes to ids and back, without the weights."""
 
-import json
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from gpt_cli.cli.streams import on_terminal, remark, write
 from gpt_cli.declare import PATH, option
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_bytes
+from gpt_cli.records import json_line
 
 if TYPE_CHECKING:
     from gpt_cli.tokenizer import Tokenizer
@@ -44,10 +44,9 @@ def tokenize(
     tokenizer = _read_tokenizer(model)
     ids = tokenizer.encode_bytes(data, special=special)
     if count:
-        write((json.dumps({"tokens": len(ids)}) if as_json else str(len(ids))) + "\n")
+        write(json_line({"tokens": len(ids)}) if as_json else f"{len(ids)}\n")
     elif as_json:
-        records = _records(tokenizer, ids)
-        _write_many(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        _write_many(map(json_line, _records(tokenizer, ids)))
     elif on_terminal(sys.stdout):
         width = max(len("start"), len(str(len(data))), len(str(max(ids, default=0))))
         write(f"{'id':>{width}}  {'start':>{width}}  {'end':>{width}}  token\n")
@@ -75,11 +74,7 @@ def detokenize(
 
 
 def _read(argument: bytes | None, file: Path | None) -> bytes:
-    """Return the argument, the content of `file` ("-" is standard input), or that of a pipe.
-
-    Raises:
-        InputError: there are two of them or none, or the file cannot be read.
-    """
+    """Return the argument, or else the content of `file` or a pipe; raise InputError for both."""
     if argument is not None and file is not None:
         raise InputError("--file and an argument are both given: leave one of them out")
     if argument is not None:
@@ -90,7 +85,7 @@ def _read(argument: bytes | None, file: Path | None) -> bytes:
 def _read_tokenizer(model: flags.Model) -> "Tokenizer":
     from gpt_cli import hub
 
-    tokenizer = hub.read_tokenizer(model.model, **model.where)
+    tokenizer = hub.read_tokenizer(model.model, **model.lookup)
     if not model.quiet and hub.find(model.model, model.revision) is None:
         remark(
             f"{model.model} is not on this machine: its tokenizer is downloaded each time; "

@@ -1,9 +1,12 @@
 """`gpt-cli verify`: check the results of a model on this machine."""
 
+from dataclasses import asdict
+
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.layout import hanging
 from gpt_cli.cli.streams import write
 from gpt_cli.errors import CheckpointError
+from gpt_cli.records import json_line
 from gpt_cli.startup import prepare
 
 _WORDS = {True: "ok", False: "FAILED", None: "not checked"}
@@ -23,12 +26,10 @@ def verify(
     """
     model = model.named(name)
     prepare(threads)
-    from dataclasses import asdict
-
-    from gpt_cli import hub, records
+    from gpt_cli import hub
     from gpt_cli.verify import cure, verify
 
-    folder = hub.resolve(model.model, **model.where, quiet=model.quiet)
+    folder = hub.resolve(model.model, **model.lookup, quiet=model.quiet)
     checks = []
     for check in verify(model.model, folder):
         checks.append(check)
@@ -36,8 +37,8 @@ def verify(
             write(hanging(f"{_WORDS[check.passed]:11}  {check.name:25}  ", check.detail))
     failed = [check.name for check in checks if check.passed is False]
     if as_json:
-        told = {"model": model.model, "folder": str(folder), "passed": not failed}
-        write(records.json_line(told | {"checks": [asdict(check) for check in checks]}))
+        result = {"model": model.model, "folder": str(folder), "passed": not failed}
+        write(json_line(result | {"checks": [asdict(check) for check in checks]}))
     if failed:
         raise CheckpointError(
             f"{model.model} failed {len(failed)} of {len(checks)} checks ({', '.join(failed)}): "

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 _MOST_BLOCKS = 50_000  # of one job; Ray keeps track of each
 _WORKERS_PER_READER = 8  # reading is far faster than computing
 _THREADS = 4  # of a worker by default; more help GPT-2 little
-_TINY = 1e-9  # a rounding error
-_TIMEOUT = 10.0  # seconds to connect
-# Settings of a Ray for one job. It uses no processes for tasks, only actors, which start 2 s sooner
-# without them.
+# Settings of a Ray that is started for one job. Its actors start 2 s sooner without the processes
+# for tasks, which it does not use.
 _ALONE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_worker_prestart": "0",
@@ -54,7 +52,7 @@ class Cluster:
 
 
 class _Actor:
-    """Turns each block into another one, or into an error."""
+    """Turn each block into another block, or into an error."""
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
         """Return the block for the blocks of a table."""
@@ -89,7 +87,7 @@ class _PieceReader(_Actor):
 
 
 class _Worker(_Actor):
-    """Holds the model, or the error of loading it."""
+    """Hold the model, or the error of loading it."""
 
     def __init__(
         self, task: Task, reader: _PieceReader, name: str, model: str, loading: Mapping[str, Any]
@@ -116,9 +114,9 @@ def compute(
 ) -> Iterator[Record]:
     """Yield the record of each row from index `start` on, in order.
 
-    If there are other machines, files of this one are read on it, and those at an address by the
-    workers (file:// is an address that all machines share). The same rows are computed together as
-    on one machine.
+    On a running cluster, this machine reads local files, and the workers read files at an address
+    (such as file://, a folder that all machines share). The same rows are computed together as on
+    one machine.
 
     Raises:
         InputError: a file cannot be read, or the cluster has no room for all workers.
@@ -187,7 +185,7 @@ def _unpacked(table: "pyarrow.Table") -> list[Any]:
 def _room(cluster: Cluster) -> tuple[int, int]:
     """Return the number of workers, and the threads of each; raise an error if they do not fit."""
     ray = library()
-    if cluster.gpus > 1 and cluster.gpus % 1:
+    if not (cluster.gpus <= 1 or cluster.gpus % 1 == 0):  # NaN, too
         raise InputError(f"--gpus-per-worker must be whole or below 1, not {cluster.gpus}")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = max(int(node.get("CPU", 0)) for node in nodes)
@@ -196,7 +194,7 @@ def _room(cluster: Cluster) -> tuple[int, int]:
     for node in nodes:
         fitting = int(node.get("CPU", 0)) // threads
         if cluster.gpus:
-            on_one = int(1 / cluster.gpus + _TINY)  # a worker has a share of one GPU, or whole ones
+            on_one = int(1 / cluster.gpus + 1e-9)  # workers that share a GPU; 0 if they need more
             here = int(node.get("GPU", 0))
             fitting = min(fitting, here * on_one if on_one else here // int(cluster.gpus))
         room += fitting
@@ -265,8 +263,8 @@ def _join(address: str, how: dict[str, Any]) -> None:
 def _summary(error: Exception) -> str:
     """Return the first line of an error and the last, its cause, without colours."""
     lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
-    told = [line.strip() for line in lines if line.strip()]
-    return ": ".join(dict.fromkeys([*told[:1], *told[-1:]])) or repr(error)
+    lines = [line.strip() for line in lines if line.strip()]
+    return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or repr(error)
 
 
 def _check_address(address: str) -> None:
@@ -280,7 +278,7 @@ def _check_address(address: str) -> None:
     if not port.isdecimal():
         return  # "auto" and "local"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
     except (OSError, OverflowError, UnicodeError) as error:
         message = f"no Ray cluster answers at {address} ({error}): check --address"
         raise ResourceError(message) from None

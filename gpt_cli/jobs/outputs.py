@@ -14,7 +14,7 @@ from gpt_cli.jobs.sinks import JSONLines, Sink
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
 
-# Formats that nobody who names such a file expects JSON Lines in.
+# Endings of files in which nobody expects JSON Lines.
 _OTHER_FORMATS = (".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst")
 
 
@@ -32,8 +32,7 @@ def open_sink(
     """
     place, ending = _place(name, source)
     _check_place(place)
-    if not ending:
-        _check_apart(source.name, name)
+    _check_apart(source.name, f"{place}/part-0{ending}" if ending else name)
     if not (ending or storage.is_address(name) or name.endswith(".parquet")):
         _check_file(Path(name), source, resume=resume)
         return JSONLines(Path(name), task.fields[0], job)
@@ -54,12 +53,13 @@ def _check_file(path: Path, source: Source, *, resume: bool) -> None:
     """Raise InputError if lines cannot be written to a file."""
     if path.suffix.lower() in _OTHER_FORMATS:
         raise InputError(f"--output {path}: records are JSON Lines or Parquet: name a .jsonl file")
-    files = [file for file in source.files if Path(file).exists()]
-    if path.exists() and any(map(path.samefile, files)):
+    if not path.exists():
+        return
+    if any(path.samefile(file) for file in source.files if Path(file).exists()):
         raise refusal(f"{path} is the input")
-    if path.exists() and not path.is_file():
+    if not path.is_file():
         raise refusal(f"{path} is not a file")
-    if path.exists() and not resume:
+    if not resume:
         raise InputError(f"{path} exists: continue it with --resume, or {ANOTHER}")
 
 
@@ -89,20 +89,20 @@ def _check_place(output: str) -> None:
     if not storage.is_address(output) and not Path(folder or "/").is_dir():
         raise InputError(f"cannot write {output}: there is no folder {Path(output).parent}")
     if own.startswith("part-") and storage.exists(f"{folder}/{manifest.NAME}"):
-        # A shell makes such a name of a pattern without quotes.
+        # A shell expands a pattern without quotes to such a name.
         pattern = f"{output.removesuffix(own)}*{Path(own).suffix}"
         raise InputError(f"{output} is a part of the output {pattern}: put --output in quotes")
 
 
 def _check_apart(name: str, output: str) -> None:
-    """Raise InputError if an output would be part of the input of the next run."""
+    """Raise InputError if an output file would be part of the input of the next run."""
     whole, rows = _normalized(output), _normalized(name)
     folder, _, own = whole.rpartition("/")
     if storage.is_folder(name):
         inside = folder == rows and not storage.is_hidden(own)
     elif "**" in name:
         inside = fnmatch(whole, rows)
-    else:  # the `*` of fnmatch matches slashes, that of a pattern does not
+    else:  # unlike `match`, fnmatch lets `*` match a slash
         inside = "*" in name and PurePosixPath(whole).match(rows)
     if inside:
         raise refusal(f"{output} would be among the files of {name}")

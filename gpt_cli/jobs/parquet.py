@@ -32,10 +32,10 @@ class Survey(NamedTuple):
 
 
 def survey(file: str, fields: Sequence[str]) -> Survey:
-    """Read the metadata of a file, of which the column "id" and `fields` are wanted.
+    """Read the metadata of a file; its columns "id" and `fields` will be read.
 
     Raises:
-        InputError: it cannot be read, the first of the fields is no column of texts, or several
+        InputError: it cannot be read, the first field is not a column of strings, or several
             columns have one name.
         ResourceError: pyarrow is missing.
     """
@@ -81,7 +81,7 @@ def _json_value(value: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return a float that is an integer as int, NaN as None: pandas stores integers so."""
+    """Return an integral float as int, and NaN as None: pandas stores integers with nulls so."""
     if not isinstance(value, float):
         return value
     if math.isnan(value):
@@ -89,7 +89,7 @@ def whole(value: Any) -> Any:
     return int(value) if value.is_integer() and abs(value) <= _EXACT else value
 
 
-# Consecutive pieces are mostly of one group, which can only be read as a whole.
+# A group can only be read as a whole, and has several pieces.
 @lru_cache(maxsize=1)
 def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
     pyarrow = library()

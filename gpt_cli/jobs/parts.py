@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -79,7 +78,7 @@ class Folder(Sink):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         with self._locked:
             self._write_part()
-        # After the manifest was closed, as Windows wants it.
+        # The manifest is closed: Windows removes no file that is open.
         if self._new and error is not None and not self._names():
             self._fs.rm(self._folder, recursive=True)
 
@@ -97,8 +96,8 @@ class Folder(Sink):
                 try:
                     rows, errors = _count(stream, self._ending)
                 except MALFORMED:
-                    said = f"{self.place}/{name} has no records of this command"
-                    raise refusal(said) from None
+                    message = f"{self.place}/{name} has no records of this command"
+                    raise refusal(message) from None
             self._written.append(name)
             self._first += rows
             failed += errors
@@ -125,18 +124,14 @@ class Folder(Sink):
         self._begin_part()
         if not records:
             return
-        name, data = self._name(self._first), BytesIO()
-        if self._ending == ".parquet":
-            parquet.write(records, self._schema, data)
-        else:
-            data.writelines(map(encode, records))
-        self._put(name, data.getvalue())
+        name = self._name(self._first)
+        with _atomic(self._fs, self._path(name), self.place) as stream:
+            if self._ending == ".parquet":
+                parquet.write(records, self._schema, stream)
+            else:
+                stream.write(b"".join(map(encode, records)))
         self._written.append(name)
         self._first += len(records)
-
-    def _put(self, name: str, data: bytes) -> None:
-        with _atomic(self._fs, self._path(name), self.place) as stream:
-            stream.write(data)
 
     def _names(self) -> list[str]:
         """Return the names of the parts, and of all other files that are not hidden."""
@@ -204,7 +199,7 @@ def _atomic(fs: AbstractFileSystem, path: str, name: str) -> Iterator[BinaryIO]:
             with fs.open(new, "wb") as stream:
                 yield stream
             if isinstance(fs, LocalFileSystem):
-                Path(new).replace(path)  # atomic; `mv` of older fsspec copies
+                Path(new).replace(path)  # atomic; older versions of fsspec copy
             else:
                 fs.mv(new, path)
     except BaseException:

@@ -47,7 +47,7 @@ class Reader:
 
     format: Format
     fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
-    many: bool = False  # whether there are several files; then a row has the name of its own
+    many: bool = False  # whether there are several files, and a row has the name of its file
 
     def read(self, piece: Piece) -> list[Row]:
         """Return the rows of a piece; raise InputError if its file has changed."""
@@ -76,7 +76,7 @@ class Reader:
             fields = data if isinstance(data, dict) else self._fields(data.decode())
             id = fields.pop("id", None)
             json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
-            row = replace(row, id=id)  # which an error record has, too
+            row = replace(row, id=id)  # for an error record, too
             self._check_text(fields)
             return replace(row, fields=fields)
         except UnicodeDecodeError as error:

@@ -21,7 +21,7 @@ class Resumed:
     """The output of an earlier run."""
 
     rows: int = 0
-    failed: int = 0  # of them, those whose record is an error
+    failed: int = 0  # rows whose record is an error
     seed: int | None = None  # the seed to continue with
 
 
@@ -85,11 +85,11 @@ class JSONLines(Sink):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self._file.close()
-        except OSError:  # the flush of `write`, which has raised already, was tried again
+        except OSError:  # it retried a failed flush, which `write` has reported
             if error is None:
                 raise
         if self._new and error is not None and self._path.stat().st_size == 0:
-            self._path.unlink()  # after it was closed, as Windows wants it
+            self._path.unlink()  # it is closed: Windows removes no file that is open
             with suppress(OSError):
                 self._side.unlink()
 
@@ -120,9 +120,8 @@ class JSONLines(Sink):
                 error = "error" in record
                 made_from = None if error else _hash(record.get("id"), record[self._text])
             except (ValueError, TypeError, LookupError, RecursionError):
-                line = len(self._rows) + 1
-                said = f"{self._path}, line {line}, is not a record of this command"
-                raise refusal(said) from None
+                place = f"{self._path}, line {len(self._rows) + 1}"
+                raise refusal(f"{place}, is not a record of this command") from None
             self._rows.append(made_from)
             failed += error
             end += len(data)

@@ -95,6 +95,8 @@ def is_folder(name: str) -> bool:
 
 def exists(name: str) -> bool:
     """Return whether there is a file or a folder with a name."""
+    if not is_address(name):
+        return os.path.exists(name)  # noqa: PTH110 (False for names that cannot be accessed)
     fs, path = filesystem(name)
     with _accessing(name):
         return bool(fs.exists(path))

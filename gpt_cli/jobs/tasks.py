@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpt_cli import records
@@ -117,11 +118,9 @@ class Generation(Task):
             batch_size=self.batch_size,
             indices=(row.index for row in rows),
         )
+        record = partial(records.of_completion, engine, logprobs=self.logprobs)
         for each in found:
-            if isinstance(each, InputError):
-                yield each
-            else:
-                yield records.of_completion(engine, each, logprobs=self.logprobs)
+            yield each if isinstance(each, InputError) else record(each)
 
     def tokens(self, record: Record) -> int:
         return int(record["usage"]["completion_tokens"])
@@ -146,11 +145,9 @@ class Scoring(Task):
 
     def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
         texts: list[Any] = [row.fields.get("text") for row in rows]
+        record = partial(records.of_score, engine, logprobs=self.logprobs)
         for each in engine.score_many(texts, stride=self.stride):
-            if isinstance(each, InputError):
-                yield each
-            else:
-                yield records.of_score(engine, each, logprobs=self.logprobs)
+            yield each if isinstance(each, InputError) else record(each)
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])

@@ -12,7 +12,7 @@ import numpy as np
 from gpt_cli.cli.show.views import Attention, Surprise, View
 from gpt_cli.errors import InputError
 
-_MAX_BYTES = 64_000_000  # of a page, also for browsers of phones
+_MAX_BYTES = 64_000_000  # of a page, so that a phone can show it
 _MAX_TOKENS = 20_000  # of a text in `surprise`; each is a node, and more take many seconds
 
 _LEADS = {
@@ -36,11 +36,7 @@ _LEADS = {
 
 
 def page(view: View) -> str:
-    """Return a view as a self-contained page.
-
-    Raises:
-        InputError: the page would be too large for a browser.
-    """
+    """Return a view as a self-contained page; raise InputError if a browser could not show it."""
     if isinstance(view, Surprise) and len(view.tokens) > _MAX_TOKENS:
         raise InputError(
             f"the page would have {len(view.tokens):,} tokens, more than {_MAX_TOKENS:,}: "

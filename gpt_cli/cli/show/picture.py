@@ -27,11 +27,7 @@ _MAX_DOTS = 1500  # of all maps in a row
 
 
 def picture(view: View) -> bytes:
-    """Draw a view as a PNG.
-
-    Raises:
-        InputError: the picture would be too long.
-    """
+    """Draw a view as a PNG; raise InputError if it would be too long."""
     from matplotlib import rc_context
 
     png = io.BytesIO()

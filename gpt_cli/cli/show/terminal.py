@@ -31,7 +31,7 @@ _OR_RD = [*map(bytes.fromhex, ("fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000")
 
 def print_view(view: View) -> None:
     """Print a view in the width of the terminal, with colours if it has 256 or more."""
-    # In a pipe on Windows, rich would leave a column free, as for an old console.
+    # In a pipe on Windows, rich would leave a column free, as an old console needs it.
     legacy = None if on_terminal(sys.stdout) else False
     console = Console(
         file=sys.stdout, highlight=False, markup=False, emoji=False, legacy_windows=legacy
@@ -130,7 +130,7 @@ def _surprise(view: Surprise, width: int, coloured: bool) -> Iterator[Renderable
         for data, bits in pieces:
             piece = visible(data.decode())
             word = piece.lstrip(" ") or piece
-            # A coloured space before a word would stay behind at the end of a line.
+            # At a line break, a coloured space before a word would stay at the end of the line.
             text.append(" " * (len(piece) - len(word))).append(word, _bits_style(bits or 0))
         yield text
         yield Text.assemble("\nbits: ", *((f" {step} ", _bits_style(step)) for step in _BITS))

@@ -47,11 +47,7 @@ class Attention(View):
     weights: NDArray[np.float32]  # (layers, heads, T, T)
 
     def record(self) -> dict[str, Any]:
-        """Return the view as a JSON object.
-
-        Raises:
-            ResourceError: there is not enough memory.
-        """
+        """Return the view as a JSON object; raise ResourceError if the memory is too small."""
         cure = "choose a --layer or a --head, or shorten the text"
         check_room("the JSON takes", _JSON_FACTOR * self.weights.nbytes, free_memory(), cure)
         return super().record() | {"weights": self.weights.astype(float).round(6).tolist()}
