@@ -28,11 +28,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def input_file(argument: str | None, option: str | None, rows: str) -> str:
-    """Return the name of the input: an argument or --file, else "-" for a pipe.
-
-    Raises:
-        InputError: both are given, or none and nothing is piped.
-    """
+    """Return an argument or --file, else "-" for a pipe; raise InputError for both or none."""
     if argument is not None and option is not None:
         raise InputError("--file and an argument are both given: leave one of them out")
     return or_pipe(argument if option is None else option, f"no {rows}: give a FILE")

@@ -80,9 +80,8 @@ def check(option: str, file: Path, endings: Sequence[str]) -> None:
     try:
         import_module("matplotlib.figure")
     except ImportError as error:
-        raise ResourceError(
-            f"{option} needs matplotlib ({error}): pip install matplotlib"
-        ) from None
+        message = f"{option} needs matplotlib ({error}): pip install matplotlib"
+        raise ResourceError(message) from None
 
 
 def save(found: "Benchmark", file: Path) -> None:
