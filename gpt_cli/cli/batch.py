@@ -26,12 +26,16 @@ def batch(
     loading: flags.Loading,
     where: flags.Where,
 ) -> None:
-    """Continue each prompt of IN.
+    r"""Continue each prompt of IN.
 
     Write one JSON record per row, in the order of the input.
 
     In JSON Lines, a row is an object with a "prompt", an optional "id", and options of its own,
     such as "max_tokens", "temperature", "seed" and "stop".
+
+    Examples:
+        printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
+        printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20 -o new.jsonl
     """
     file = input_file(file, from_file, "prompts")
     size = _batch_size(batch_size)

@@ -31,6 +31,10 @@ def bench(
 
     Print times, rates, memory use and two curves. The prompt is a built-in text. Generation is
     greedy, so both modes generate the same tokens.
+
+    Examples:
+        gpt-cli bench -m tiny -n 64
+        gpt-cli bench -m tiny -n 32 --batch 4 --json
     """
     from gpt_cli.cli import plot as plots
 

@@ -14,6 +14,9 @@ def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
     """Check this machine for problems.
 
     Each line is ok, a note or a problem, with its cure. The exit code is 5 if there is a problem.
+
+    Examples:
+        gpt-cli doctor
     """
     prepare(None)
     from gpt_cli.doctor import examine

@@ -28,7 +28,12 @@ def download(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> None:
-    """Download a model from the Hub and print its folder."""
+    """Download a model from the Hub and print its folder.
+
+    Examples:
+        gpt-cli download gpt2
+        gpt-cli download distilgpt2 --to here
+    """
     from gpt_cli import hub
 
     write(f"{hub.download(name, revision=revision, to=to, quiet=quiet)}\n")

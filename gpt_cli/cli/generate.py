@@ -47,7 +47,13 @@ def generate(
     stats: bool = option(False, "Show times and rates on standard error."),
     loading: flags.Loading,
 ) -> None:
-    """Continue PROMPT and stream the text to standard output."""
+    """Continue PROMPT and stream the text to standard output.
+
+    Examples:
+        gpt-cli generate -m tiny 'Once upon a time'
+        echo 'Once upon a time' | gpt-cli generate -m tiny --seed 1 --echo
+        gpt-cli generate -m tiny --samples 3 --json 'Every day, the fox'
+    """
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is part of the JSON: add --json")
     text = read_prompt(prompt, file)

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 
 def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Json = False) -> None:
-    """Show the configuration of a model and the memory it needs."""
+    """Show the configuration of a model and the memory it needs.
+
+    Examples:
+        gpt-cli info tiny
+        gpt-cli info gpt2 --json
+    """
     from gpt_cli import checkpoint, hub
 
     model = model.named(name)

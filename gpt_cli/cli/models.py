@@ -9,7 +9,12 @@ from gpt_cli.records import json_line
 
 
 def models(as_json: Json = False, verbose: Verbose = False) -> None:
-    """List the models that are on this machine."""
+    """List the models that are on this machine.
+
+    Examples:
+        gpt-cli models
+        gpt-cli models --json
+    """
     from gpt_cli.hub.local import list_models
 
     found = list_models()

@@ -25,6 +25,9 @@ def next_tokens(
     """Show the likeliest next tokens after PROMPT.
 
     The output is a table with bars, or JSON in a pipe.
+
+    Examples:
+        gpt-cli next -m tiny 'Every day, the fox' -k 5
     """
     text = read_prompt(prompt, file)
     engine = loading.load()

@@ -18,6 +18,10 @@ def quantize(
     """Write a model with int8 weights.
 
     Write it to a new folder, for use with --model, and print the folder.
+
+    Examples:
+        gpt-cli quantize tiny -o tiny-int8
+        gpt-cli quantize gpt2 -o gpt2-int8
     """
     from gpt_cli import hub
     from gpt_cli.quantize import write as write_int8

@@ -46,6 +46,9 @@ def rank(
     The output is a table, or JSON in a pipe.
 
     Spaces around a choice are removed. One is added before it unless PROMPT ends with a space.
+
+    Examples:
+        gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
     """
     if choices_file == Path("-") and (prompt if file is None else file) in (None, Path("-")):
         raise InputError("PROMPT and --choices-file cannot both be read from the pipe")

@@ -27,7 +27,7 @@ def score(
     loading: flags.Loading,
     where: flags.Where,
 ) -> None:
-    """Show how likely a text is.
+    r"""Show how likely a text is.
 
     Print the number of tokens, the log-likelihood, the perplexity and the bits per byte. With
     --lines, print these numbers and the text for each line. The first token of a text has nothing
@@ -35,6 +35,11 @@ def score(
 
     With --output or --format, FILE has rows: lines, JSON Lines with a "text" and an optional "id",
     or Parquet with these columns. A record with the numbers is written for each row.
+
+    Examples:
+        echo 'The fox was happy.' | gpt-cli score -m tiny
+        echo 'The fox was happy.' | gpt-cli score -m tiny --tokens
+        printf 'The fox ran.\nFox ran the.\n' | gpt-cli score -m tiny --lines
     """
     file = input_file(file, from_file, "text")
     as_rows = rows.output is not None or rows.format is not None

@@ -39,6 +39,10 @@ def tokenize(
 
     On a terminal, print a table with the tokens. Every byte counts, also a final line end and bytes
     that are not UTF-8.
+
+    Examples:
+        gpt-cli tokenize -m tiny 'Once upon a time'
+        echo 'Once upon a time' | gpt-cli tokenize -m tiny --count
     """
     data = _read(None if text is None else os.fsencode(text), file)
     tokenizer = _read_tokenizer(model)
@@ -62,7 +66,11 @@ def detokenize(
     file: Path | None = _FILE,
     model: flags.Model,
 ) -> None:
-    """Write the text of the token ids IDS."""
+    """Write the text of the token ids IDS.
+
+    Examples:
+        gpt-cli tokenize -m tiny 'Once' | gpt-cli detokenize -m tiny
+    """
     words = _read(os.fsencode(" ".join(ids)) if ids else None, file)
     tokenizer = _read_tokenizer(model)
     data = bytearray()  # bytes.join takes 80 bytes of memory for each token

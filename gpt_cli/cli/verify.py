@@ -23,6 +23,9 @@ def verify(
 
     Check its files and known texts, and that all implementations agree. The exit code is 4 if a
     check fails. A check that cannot run on this machine reports the reason.
+
+    Examples:
+        gpt-cli verify tiny
     """
     model = model.named(name)
     prepare(threads)

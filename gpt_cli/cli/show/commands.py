@@ -96,6 +96,11 @@ def attention(
     Each row is a token; the blocks of the row are the tokens that it attends to. The default is the
     mean of all heads, with a list of notable heads. --layer shows the mean of one layer; --layer
     with --head shows one head.
+
+    Examples:
+        gpt-cli show attention -m tiny 'There was a girl named Emma.'
+        gpt-cli show attention -m tiny --layer 1 --head 0 'A girl named Emma.'
+        gpt-cli show attention -m tiny --html new.html 'A girl named Emma.'
     """
     if head is not None and layer is None:
         raise InputError("--head needs --layer")
@@ -123,6 +128,10 @@ def lens(
     The output of each layer goes through the final layer norm and the output matrix, as if the
     model ended there (the "logit lens"). The page and the JSON show the predictions after every
     token of PROMPT.
+
+    Examples:
+        gpt-cli show lens -m tiny 'Every day, the fox'
+        gpt-cli show lens -m tiny --html new.html 'Every day, the fox'
     """
     output.show("lens", prompt, file, loading, top, special=special)
 
@@ -138,6 +147,10 @@ def surprise(
 
     Surprise is the negative base-2 logarithm of the probability, in bits: 1 bit is a probability of
     1/2, and 10 bits is about 1/1000.
+
+    Examples:
+        gpt-cli show surprise -m tiny 'The moon was round and hungry.'
+        echo 'The moon was round.' | gpt-cli show surprise -m tiny --html new.html
     """
     output.show("surprise", prompt, file, loading)
 
@@ -156,9 +169,13 @@ def tree(
 
     Continuations may have any length. The percentages are the probability of the token after those
     before it, and of the whole path from PROMPT.
+
+    Examples:
+        gpt-cli show tree -m tiny 'Once upon a time'
+        gpt-cli show tree -m tiny -k 60 --html new.html 'Once upon a time'
     """
     output.show("tree", prompt, file, loading, top, special=special)
 
 
 for command in (attention, lens, surprise, tree):
-    add_command(show, f"show {command.__name__}", command)
+    add_command(show, command.__name__, command)
