@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -564,3 +565,28 @@ def test_a_manifest_has_the_seed_of_the_first_run(here):
     assert json.loads(Manifest("out", "manifest", {"seed": 0}).begin()) == {"seed": 0}
     with pytest.raises(InputError, match="seed 7, not 8"):
         Manifest("out", "manifest", {"seed": 8}).compare()
+
+
+# --- mistakes of programs ------------------------------------------------------------------------
+
+
+def test_paths_are_names_and_an_unknown_format_is_refused(here):
+    assert jobs.run(Upper(), Path("in"), Path("out")) == jobs.Summary(4, 0)
+    with pytest.raises(
+        InputError, match=r"^the format must be one of auto, lines, jsonl, parquet$"
+    ):
+        jobs.run(Upper(), "in", "new", format="json")
+    assert not Path("new").exists()
+
+
+def test_the_fields_of_a_dataclass_are_its_settings(here):
+    @dataclass(frozen=True)
+    class Title(Upper):
+        model: str = "none"  # cannot replace the job's own
+
+        def results(self, engine, rows):
+            return ({"upper": row.fields["text"].title()} for row in rows)
+
+    assert Title("x").settings == {"model": "x"}
+    jobs.run(Title("x"), "in", "out", model="tiny")
+    assert json.loads(Path(".out.job.json").read_text())["model"] == "tiny"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import parquet, storage
@@ -127,6 +127,8 @@ class Source:
     """
 
     def __init__(self, name: str, format: Format, fields: tuple[str, ...], window: int):
+        if format not in get_args(Format):
+            raise InputError(f"the format must be one of {', '.join(get_args(Format))}")
         path = Path(name)
         self.name = name
         # A pipe can be read once, and has no pieces.

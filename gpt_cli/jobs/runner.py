@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli.engine import Engine, load
@@ -29,8 +30,8 @@ class Summary:
 
 def run(
     task: Task,
-    input: str,
-    output: str | Sink,
+    input: str | PathLike[str],
+    output: str | PathLike[str] | Sink,
     *,
     model: str = "gpt2",
     format: Format = "auto",
@@ -46,7 +47,7 @@ def run(
         input: a file, a folder, a pattern, or an address of these; "-" is standard input.
         output: a file, a folder or an address; see `open_sink`. Or a sink.
         model: a name or a folder, as for `gpt_cli.load`.
-        format: of the input.
+        format: of the input: "auto", "lines", "jsonl" or "parquet".
         resume: whether to keep the records of an earlier run and add the missing ones.
         cluster: where to compute; None is this process.
         observer: receives the progress.
@@ -60,7 +61,7 @@ def run(
         from gpt_cli.jobs.cluster import compute, library
 
         library()  # before the input is read
-    source = Source(input, format, task.fields, task.window)
+    source = Source(fspath(input), format, task.fields, task.window)
     if source.streams and cluster:
         raise InputError("--engine ray reads files, not a pipe: name a file")
     job = {
@@ -70,10 +71,10 @@ def run(
         "model": model,
         "revision": loading.get("revision"),
         "dtype": loading.get("dtype", "auto"),
-        **task.settings,
     }
-    if isinstance(output, str):
-        sink = open_sink(output, source, task, job, resume=resume)
+    job = job | task.settings | job  # a setting must not replace what is the job's own
+    if isinstance(output, str | PathLike):
+        sink = open_sink(fspath(output), source, task, job, resume=resume)
     else:
         sink = output
     if sink is None:

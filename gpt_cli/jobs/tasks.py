@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,8 +38,11 @@ class Task(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that the results depend on besides row and model, as JSON values."""
-        return {}
+        """Everything that the results depend on besides row and model, as JSON values.
+
+        By default the fields of a dataclass. `resume` refuses an output with other settings.
+        """
+        return asdict(self) if is_dataclass(self) else {}
 
     def with_seed(self, seed: int | None) -> "Task":
         """Return this task with a seed: its own, else the one given, else a drawn one.
@@ -139,12 +142,8 @@ class Scoring(Task):
     def schema(self) -> Schema:
         return records.SCORE | ({"logprobs": [records.TOKEN]} if self.logprobs else {})
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return asdict(self)
-
     def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
-        texts: list[Any] = [row.fields.get("text") for row in rows]
+        texts: list[Any] = [row.fields["text"] for row in rows]
         record = partial(records.of_score, engine, logprobs=self.logprobs)
         for each in engine.score_many(texts, stride=self.stride):
             yield each if isinstance(each, InputError) else record(each)
