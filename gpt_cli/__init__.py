@@ -67,7 +67,7 @@ def on_first_use(
         found = (importlib.import_module(f"{package}.{module}") for module in modules)
         return next(getattr(module, name) for module in found if hasattr(module, name))
 
-    return find, lambda: sorted({*own, *own["__all__"]})
+    return find, lambda: list(own["__all__"])
 
 
 __getattr__, __dir__ = on_first_use(

@@ -6,6 +6,7 @@ import pytest
 from checkpoints import END, END_ID, VOCAB
 
 import gpt_cli
+import gpt_cli.jobs
 from gpt_cli.errors import GPTCLIError, InputError
 from gpt_cli.generate import Completion
 from gpt_cli.model import forward
@@ -268,3 +269,9 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_noticed_when_it_matters(
     for use in (smaller.score, lambda text: smaller.generate([text])):
         with pytest.raises(InputError, match=r"the model has no token 28\d"):
             use("they're here")
+
+
+def test_dir_lists_the_api():
+    for package in (gpt_cli, gpt_cli.jobs):
+        assert dir(package) == sorted(package.__all__)
+        assert all(getattr(package, name).__module__.startswith("gpt_cli") for name in dir(package))
