@@ -3,12 +3,14 @@
 import json
 import os
 import random
+import zlib
 from pathlib import Path
 
 import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import posix
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
@@ -221,6 +223,22 @@ def test_an_input_without_rows_has_no_pieces(tmp_path):
     folder = write(tmp_path / "in", a=b"", b=b"\n\r\n", c=BOM)
     empty = source(folder)
     assert (empty.pieces, empty.total, rows_of(empty)) == ([], 0, [])
+
+
+def test_each_file_is_known_by_name_size_and_checksum(tmp_path):
+    (tmp_path / "a").write_bytes(b"x\n")
+    (tmp_path / "b").write_bytes(b"y\ny")
+    contents = [["a", 2, zlib.crc32(b"x\n")], ["b", 3, zlib.crc32(b"y\ny")]]
+    assert source(tmp_path).contents == contents
+
+
+@posix
+def test_pipes_with_names_and_devices_are_streams(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in (tmp_path / "pipe", "/dev/null", "-"):
+        assert source(name).streams
+    (tmp_path / "file").touch()
+    assert not source(tmp_path / "file").streams
 
 
 def test_a_pipe_cannot_be_a_table():
