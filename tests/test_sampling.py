@@ -15,6 +15,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.sampling import (
     SamplingParams,
     cumulated_weights,
+    generated_penalty,
     likeliest,
     likely_columns,
     log_probabilities,
@@ -333,6 +334,32 @@ OUT_OF_RANGE = {
 def test_a_value_out_of_range_is_refused_by_its_name(name, value):
     with pytest.raises(InputError, match=f"^{name} must be "):
         SamplingParams(**{name: value})
+
+
+def test_a_logit_falls_by_presence_and_by_frequency_times_its_count():
+    logits = np.array([[1.0, 2, 3], [1, 2, 3]], np.float32)
+    lower = generated_penalty(logits, [[2, 0, 2], []], 0.5, 0.25)
+    assert lower.tolist() == [[0.25, 2.0, 2.0], [1.0, 2.0, 3.0]]
+    assert logits.tolist() == [[1.0, 2.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, 1),
+        ({"logit_bias": {0: 1.5}}, 0),
+        ({"logit_bias": {1: -1.5}}, 0),
+        ({"logit_bias": {0: -1.5, 2: 99}}, 2),
+        ({"presence_penalty": 1.5}, 0),
+        ({"frequency_penalty": 0.75}, 0),
+        ({"frequency_penalty": 0.25}, 1),
+    ],
+)
+def test_biases_and_penalties_change_what_is_likeliest(ops, options, chosen):
+    logits = ops.xp.asarray([[1.0, 2.0, -3.0]], dtype="float32")
+    greedy = SamplingParams(temperature=0, **options)
+    assert sample(ops, logits, np.zeros(1), greedy, [[1, 1]], [[1, 1]]).tolist() == [chosen]
+    assert logits.tolist() == [[1.0, 2.0, -3.0]]
 
 
 @pytest.mark.parametrize(
