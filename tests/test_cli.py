@@ -173,7 +173,7 @@ def recorder(monkeypatch):
 
 def test_every_flag_arrives_where_it_has_its_effect(recorder):
     flags = (
-        "-m some/model --max-tokens 5 --temperature 0.5 --top-k 6 --top-p 0.7 --min-p 0.08 "
+        "-m some/model --max-tokens 5 --temp 0.5 --top-k 6 --top-p 0.7 --min-p 0.08 "
         "--repeat-penalty 1.9 --presence-penalty 0.1 --frequency-penalty 0.2 --logit-bias 7=-3 "
         "--logit-bias 9=1 --include-stop --stop a --stop b --seed 11 --samples 2 --no-cache "
         "--device cpu --dtype float16 --revision v1 --offline --overflow shift --ignore-eos "

@@ -324,7 +324,7 @@ OUT_OF_RANGE = {
     "repeat_penalty": [0, -1, 9e-7, 1000000.1, math.inf, math.nan],
     "presence_penalty": [-2.01],
     "frequency_penalty": [2.01],
-    "logit_bias": [{-1: 0}, {1: 100.5}, {1: math.nan}, ["1"], ["x=1"], 7],
+    "logit_bias": [{-1: 0}, {1: 100.5}, {1: -100.5}, {1: math.nan}, ["1"], ["x=1"], 7],
 }
 
 
