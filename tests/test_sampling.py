@@ -332,7 +332,7 @@ OUT_OF_RANGE = {
     ("name", "value"), [(name, value) for name in OUT_OF_RANGE for value in OUT_OF_RANGE[name]]
 )
 def test_a_value_out_of_range_is_refused_by_its_name(name, value):
-    with pytest.raises(InputError, match=f"^{name} must be "):
+    with pytest.raises(InputError, match=f"^{name} must be (?!None)"):
         SamplingParams(**{name: value})
 
 
