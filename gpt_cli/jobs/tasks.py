@@ -19,7 +19,7 @@ _WINDOW = 256  # rows
 
 
 class Task(Protocol):
-    """What is computed for each row. It is pickled if it is sent to another machine."""
+    """Computes a result for each row; to run on another machine, a task is pickled."""
 
     @property
     @abstractmethod

@@ -39,7 +39,7 @@ class View:
 
 @dataclass(frozen=True)
 class Attention(View):
-    """How much each token (row) attends to each token (column), in some heads of some layers."""
+    """Attention weights of some heads in some layers, from each token (row) to each (column)."""
 
     tokens: list[Token]
     layers: list[int]
