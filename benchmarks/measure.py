@@ -52,9 +52,9 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
     """Return a function that continues random ids with a model of this repository."""
     import numpy as np
 
-    from gpt_cli.generate import Request
     from gpt_cli.generate import generate as steps
     from gpt_cli.options import Options
+    from gpt_cli.rows import Request
 
     rng = np.random.default_rng(0)
 

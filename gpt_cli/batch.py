@@ -5,8 +5,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from gpt_cli.errors import InputError
-from gpt_cli.generate import Completion, Request, generate, working_set
+from gpt_cli.generate import Completion, generate, working_set
 from gpt_cli.model import GPT2
+from gpt_cli.rows import Request
+from gpt_cli.speculate import Speculator
 from gpt_cli.tokenizer import Tokenizer
 
 LARGEST = 64  # rows; a larger batch needs memory and gains little speed on a CPU
@@ -23,6 +25,7 @@ def complete(
     tokenizer: Tokenizer,
     requests: Iterable[Request | InputError],
     batch_size: int | None = None,
+    speculator: Speculator | None = None,
 ) -> Iterator[Completion | InputError]:
     """Continue any number of prompts; yield the results in order, each as soon as possible.
 
@@ -37,7 +40,7 @@ def complete(
     rows = iter(requests)
     while window := list(islice(rows, read_ahead(batch_size))):
         valid = {place: row for place, row in enumerate(window) if not isinstance(row, InputError)}
-        finished = _complete_window(model, tokenizer, valid, batch_size)
+        finished = _complete_window(model, tokenizer, valid, batch_size, speculator)
         early: dict[int, Completion] = {}
         for place, row in enumerate(window):
             while place in valid and place not in early:
@@ -46,13 +49,17 @@ def complete(
 
 
 def _complete_window(
-    model: GPT2, tokenizer: Tokenizer, requests: dict[int, Request], batch_size: int | None
+    model: GPT2,
+    tokenizer: Tokenizer,
+    requests: dict[int, Request],
+    batch_size: int | None,
+    speculator: Speculator | None,
 ) -> Iterator[tuple[int, Completion]]:
     """Yield the place of each row with its completion, as they come."""
     for places in _batches(model, requests, batch_size):
         batch = [requests[place] for place in places]
         completions = [Completion(len(row.prompt), row.seed) for row in batch]
-        for step in generate(model, tokenizer, batch):
+        for step in generate(model, tokenizer, batch, speculator):
             completions[step.row].add(step)
             if step.finish_reason is not None:
                 yield places[step.row], completions[step.row]

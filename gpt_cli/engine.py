@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from gpt_cli import batch, checkpoint, hub
 from gpt_cli.declare import takes
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.generate import Completion, Request, Step, fit, generate
+from gpt_cli.generate import Completion, Step, generate
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
 from gpt_cli.options import Options
+from gpt_cli.rows import Request, fit
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, common_beginning, rank, score
+from gpt_cli.speculate import Speculator
 from gpt_cli.tensors import unchanged
 from gpt_cli.tokenizer import Tokenizer
 from gpt_cli.trace import Trace, trace
@@ -44,9 +46,17 @@ class Engine:
     if there is not enough memory.
     """
 
-    def __init__(self, model: GPT2, tokenizer: Tokenizer, name: str, load_seconds: float):
+    def __init__(
+        self,
+        model: GPT2,
+        tokenizer: Tokenizer,
+        name: str,
+        load_seconds: float,
+        speculator: Speculator | None = None,
+    ):
         self.model, self.tokenizer = model, tokenizer
         self.name, self.load_seconds = name, load_seconds
+        self.speculator = speculator
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`.
@@ -98,7 +108,7 @@ class Engine:
             raise TypeError("prompts must be a list of texts, not one text")
         options = options.with_seed()
         requests = [self._request(prompt, options, row) for row, prompt in enumerate(prompts)]
-        steps = generate(self.model, self.tokenizer, requests)
+        steps = generate(self.model, self.tokenizer, requests, self.speculator)
         return Run(steps, [Completion(len(row.prompt), row.seed) for row in requests])
 
     @takes(Options)
@@ -156,7 +166,7 @@ class Engine:
             self._row_request(row, defaults, index)
             for index, row in zip(count() if indices is None else indices, rows, strict=False)
         )
-        return batch.complete(self.model, self.tokenizer, requests, batch_size)
+        return batch.complete(self.model, self.tokenizer, requests, batch_size, self.speculator)
 
     def score(self, text: str, *, stride: int | None = None) -> Score:
         """Return the log-likelihood of a text, token by token; see `score_many`.
@@ -304,6 +314,7 @@ def load(
     offline: bool = False,
     quiet: bool = True,
     threads: int | None = None,
+    speculate: bool = True,
 ) -> Engine:
     """Load a model.
 
@@ -318,6 +329,8 @@ def load(
         quiet: show no progress of a download.
         threads: to compute with; by default GPT_CLI_THREADS, or the number of cores that this
             process may use. NumPy reads its own number from OMP_NUM_THREADS.
+        speculate: generate faster where that pays, with the same results: see `gpt_cli.speculate`.
+            It may take a quarter of the memory of float32 weights.
 
     Raises:
         GPTCLIError: one of its subclasses, whose message says what to do.
@@ -340,4 +353,7 @@ def load(
         start = time.perf_counter()
         tokenizer = Tokenizer.from_folder(folder)  # side by side with the next, both take longer
         model = checkpoint.assemble(config, ops, tensors)
-    return Engine(model, tokenizer, name, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    speculator = Speculator(model)
+    used = speculator if speculate and speculator.pays else None
+    return Engine(model, tokenizer, name, seconds, used)

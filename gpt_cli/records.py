@@ -25,7 +25,13 @@ COMPLETION: Schema = {
     "seed": "uint64",
     "model": "string",
     "usage": {"prompt_tokens": "int64", "completion_tokens": "int64"},
-    "timing": {"load_s": "double", "ttft_s": "double", "decode_tok_s": "double"},
+    "timing": {
+        "load_s": "double",
+        "ttft_s": "double",
+        "decode_tok_s": "double",
+        "drafted": "int64",
+        "accepted": "int64",
+    },
 }
 SCORE: Schema = {
     "model": "string",
@@ -43,13 +49,15 @@ def json_line(value: Any) -> str:
 
 
 def timing(engine: "Engine", completion: "Completion") -> Record:
-    """Return the seconds to load and to the first token, and the tokens per second after it."""
+    """Return seconds to load and to the first token, tokens per second after it, and drafts."""
     times = completion.seconds
     rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
     return {
         "load_s": round(engine.load_seconds, 4),
         "ttft_s": round(times[0], 4) if times else None,
         "decode_tok_s": rate and round(rate, 2),
+        "drafted": completion.drafted,
+        "accepted": completion.accepted,
     }
 
 

@@ -18,10 +18,12 @@ from test_model import forward_in_chunks
 import gpt_cli
 from gpt_cli import checkpoint
 from gpt_cli.config import ACTIVATIONS, GPT2Config
-from gpt_cli.generate import Completion, Options, Request, generate, right_pad
+from gpt_cli.generate import Completion, generate, right_pad
 from gpt_cli.machine import native_library
 from gpt_cli.model import forward
 from gpt_cli.ops import bindings
+from gpt_cli.options import Options
+from gpt_cli.rows import Request
 from gpt_cli.sampling import SamplingParams, cumulated_weights, sample
 from gpt_cli.score import continuations, score
 

@@ -10,11 +10,13 @@ from checkpoints import CONFIG, make_weights
 
 from gpt_cli import checkpoint, gpu
 from gpt_cli.config import GPT2Config
-from gpt_cli.generate import Completion, Options, Request, generate
+from gpt_cli.generate import Completion, generate
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import forward
 from gpt_cli.ops import LayerNorm, Linear, get_ops
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps
+from gpt_cli.options import Options
+from gpt_cli.rows import Request
 from gpt_cli.trace import trace
 from gpt_cli.tree import tree
 

@@ -10,20 +10,13 @@ from hypothesis import strategies as st
 from sampling_values import sampling_options
 
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.generate import (
-    Completion,
-    Options,
-    Request,
-    StopStrings,
-    fit,
-    generate,
-    right_pad,
-    working_set,
-)
+from gpt_cli.generate import Completion, generate, right_pad, working_set
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import forward, hidden_states, unembed
 from gpt_cli.ops import Linear
 from gpt_cli.ops.memory import Workspace
+from gpt_cli.options import Options
+from gpt_cli.rows import Request, StopStrings, fit
 from gpt_cli.sampling import sample, uniforms
 
 GREEDY = {"temperature": 0}
@@ -126,13 +119,14 @@ def test_rows_of_one_prompt_differ_by_seed_and_index(endless, tokenizer):
 def test_each_step_has_a_draw_of_its_own(endless, tokenizer, monkeypatch):
     drawn = []
 
-    def draw(keys, step):
-        drawn.append((keys, step))
-        return uniforms(keys, step)
+    def choose(ops, logits, draws, *args):
+        drawn.append(draws.tolist())
+        return sample(ops, logits, draws, *args)
 
-    monkeypatch.setattr("gpt_cli.generate.uniforms", draw)
-    run(endless, tokenizer, [[1], [2]], SAMPLED, seed=7, max_tokens=3)
-    assert drawn == [([(7, 0), (7, 1)], step) for step in range(3)]
+    monkeypatch.setattr("gpt_cli.rows.sample", choose)
+    run(endless, tokenizer, [[1], [2]], SAMPLED, seed=7, max_tokens=300, overflow="shift")
+    rows = [uniforms((7, row), 0, 300).tolist() for row in range(2)]
+    assert drawn == [list(pair) for pair in zip(*rows, strict=True)]
 
 
 # --- rows with options of their own --------------------------------------------------------------
@@ -352,8 +346,7 @@ def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
     monkeypatch.setattr("gpt_cli.generate.time", ours)
     monkeypatch.setattr("gpt_cli.generate.hidden_states", takes(2, hidden_states))
     monkeypatch.setattr("gpt_cli.generate.unembed", takes(1, unembed))
-    monkeypatch.setattr("gpt_cli.generate.forward", takes(3, forward))
-    monkeypatch.setattr("gpt_cli.generate.sample", takes(0.25, sample))
+    monkeypatch.setattr("gpt_cli.rows.sample", takes(0.25, sample))
     requests = [Request([1, 2], Options(temperature=0, max_tokens=3))] * 2
     steps = list(generate(endless, tokenizer, requests))
     assert [step.model_seconds for step in steps] == [3] * 6

@@ -23,7 +23,7 @@ def batch(
     options: Options,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
     logprobs: int | None = flags.LOGPROBS,
-    loading: flags.Loading,
+    loading: flags.Generating,
     where: flags.Where,
 ) -> None:
     r"""Continue each prompt of IN.

@@ -45,7 +45,7 @@ def generate(
     as_json: flags.Json = False,
     logprobs: int | None = flags.LOGPROBS,
     stats: bool = option(False, "Show times and rates on standard error."),
-    loading: flags.Loading,
+    loading: flags.Generating,
 ) -> None:
     """Continue PROMPT and stream the text to standard output.
 
@@ -133,7 +133,15 @@ def _statistics(engine: "Engine", completion: "Completion") -> str:
             counted(completion.prompt_tokens, "prompt token"),
             "no token yet" if first is None else f"first token after {first:.3f} s",
             counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
+            *_drafts(completion),
             f"finish reason {completion.finish_reason}",
             f"seed {completion.seed}",
         ]
     )
+
+
+def _drafts(completion: "Completion") -> list[str]:
+    """Return a part of the statistics if there were drafts."""
+    if not completion.drafted:
+        return []
+    return [f"{completion.accepted} of {counted(completion.drafted, 'drafted token')} accepted"]

@@ -168,6 +168,22 @@ class Loading(Model):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class Generating(Loading):
+    """The model of a command that generates text."""
+
+    speculate: bool = option(
+        True,
+        "Where it pays, draft tokens and verify several in one pass: the same text, sooner.",
+        flag="--speculate/--no-speculate",
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return keywords of `gpt_cli.load`."""
+        return super().options | {"speculate": self.speculate}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class Rows(Declared):
     """The input format and the output of a command with a record for each row."""
 

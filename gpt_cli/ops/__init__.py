@@ -62,12 +62,16 @@ class Ops(Protocol):
     cache_block: int  # number of tokens per index of a cache's fourth axis
     threads: int  # of the CPU
     xp: ModuleType  # NumPy or CuPy, for everything that is not an operation below
+    batch_invariant: bool  # the bits of a token do not depend on what else is in the pass
 
     # `model.layers` in one call, with the same bits, or None: (x, h, visible, cache) -> x
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None
 
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""
+
+    def twin_ops(self) -> "TwinOps | None":
+        """Return the operations of an int8 twin; None if there are none, or none is faster."""
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Matrix:
         """Convert a float32 matrix on the host to the layout that `linear` and `embed` take.
@@ -119,6 +123,13 @@ class Ops(Protocol):
 
     def log_normalizer(self, logits: Array) -> Array:
         """Return log(sum(exp(logits))) of each row: logits (B, V) -> (B,) float64."""
+
+
+class TwinOps(Ops, Protocol):
+    """The operations of a model's int8 twin, on the cache of the model itself."""
+
+    def quantize(self, matrix: Matrix) -> Matrix:
+        """Convert a matrix of the model to int8, as `int8.quantize` does."""
 
 
 # The implementations by device and type of weights, the fastest first: for "native", the class is

@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "layers_scratch": (_N, [_P, _N, _N, _N, _I]),
     "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
     "exp": (None, [_P, _N, _P, _I]),
+    "quantize": (None, [_P, _P, _I]),
     "pack": (_I, [_P, _P, *[_N] * 4, _I, _I, _P]),
     "pack_file": (_I, [_I, _N, _P, _N, _N, _I, _I, _P]),
 }
@@ -72,7 +73,7 @@ class _Block(ctypes.Structure):
 
 # The version of the functions and the sizes that both sides must agree on: `gpt2_layout` in C.
 _SIZES = ctypes.sizeof(_Matrix), ctypes.sizeof(_Block)
-_LAYOUT = (1, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
+_LAYOUT = (2, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
 
 
 class Layers:

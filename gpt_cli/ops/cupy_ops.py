@@ -52,6 +52,7 @@ class CuPyOps:
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     threads = 1
     xp: ModuleType = cupy
+    batch_invariant = False
     to_host = staticmethod(cupy.asnumpy)
     exp = staticmethod(cupy.exp)
 
@@ -67,6 +68,9 @@ class CuPyOps:
 
     def free_memory(self) -> int:
         return int(runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
+
+    def twin_ops(self) -> None:
+        return None
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
         n_rows, length = rows.shape

@@ -61,6 +61,7 @@ class NativeOps:
     dtype = "float32"
     cache_block = COLUMNS
     xp: ModuleType = np
+    batch_invariant = True
     to_host = staticmethod(np.asarray)
     _panel_type: np.dtype[Any] = FLOAT32
     _cache_type: np.dtype[Any] = FLOAT32
@@ -77,6 +78,11 @@ class NativeOps:
     def free_memory(self) -> int | None:
         free = free_memory()
         return None if free is None else free + self._workspace.free_bytes()
+
+    def twin_ops(self) -> "TwinNativeOps | None":
+        twin = TwinNativeOps()
+        twin.threads = self.threads
+        return twin
 
     # --- weights ---------------------------------------------------------------------------------
 
@@ -269,7 +275,10 @@ class Int8NativeOps(NativeOps):
     """The operations with int8 weights, a quarter of the bytes to read: see `ops.int8`."""
 
     dtype = "int8"
-    _cache_type = _FLOAT16
+    _cache_type: np.dtype[Any] = _FLOAT16
+
+    def twin_ops(self) -> None:
+        return None
 
     def _empty_panels(self, count: int, n_in: int) -> Array:
         return self._weights.zeros((count, -(-n_in // BLOCK), INT8_BLOCK_BYTES), _BYTE)
@@ -292,6 +301,19 @@ class Int8NativeOps(NativeOps):
 
     def _scratch(self, rows: int, n_in: int) -> Array:
         return self._workspace.empty((rows * (-(-n_in // BLOCK) * DIGITS_BYTES + 4),), _BYTE)
+
+
+class TwinNativeOps(Int8NativeOps):
+    """The operations of a model's int8 twin, on the cache of the model itself."""
+
+    _cache_type = FLOAT32
+
+    def quantize(self, matrix: Packed) -> Packed:
+        """Convert a matrix of other `NativeOps` to int8, with the bits of `int8.quantize`."""
+        check(matrix.format != self.dtype, "the matrix", matrix.panels)
+        panels = self._empty_panels(len(matrix.panels), matrix.n_in)
+        self._lib.gpt2_quantize(matrix.struct, address(panels), self.threads)
+        return Packed(panels, matrix.n_in, matrix.n_out, self.dtype)
 
 
 class BFloat16NativeOps(NativeOps):

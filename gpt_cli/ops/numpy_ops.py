@@ -86,12 +86,16 @@ class NumPyOps:
     cache_block = 1
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     xp: ModuleType = np
+    batch_invariant = False
     free_memory = staticmethod(free_memory)
     to_host = staticmethod(np.asarray)
     _cache_type: type[np.floating[Any]] = np.float32
 
     def __init__(self) -> None:
         self.threads = blas_threads()
+
+    def twin_ops(self) -> None:
+        return None
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
         return rows[:].T if transposed else rows[:]

@@ -18,11 +18,12 @@ import numpy as np
 from gpt_cli import checkpoint, tensors
 from gpt_cli.config import ACTIVATIONS, GPT2Config
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.generate import Options, StopStrings
 from gpt_cli.jobs import Generation
 from gpt_cli.jobs.rows import Source
 from gpt_cli.ops.int8 import Int8Rows
+from gpt_cli.options import Options
 from gpt_cli.records import json_line, of_error
+from gpt_cli.rows import StopStrings
 from gpt_cli.tensors import Tensor
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 

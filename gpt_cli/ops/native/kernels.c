@@ -1,6 +1,7 @@
 /* The kernels of the processor level LEVEL. See kernels.h for shapes and layouts. */
 #include "kernels.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "elementwise.h"
@@ -353,6 +354,51 @@ static void exponentials(const void *given, int64_t part, int slot)
         store_some(job->y + i, exp_vector(load_some(job->x + i, end - i)), end - i);
 }
 
+/* Quantize BLOCK rows of a panel, or the last `rows`: see `quantize` in ops/int8.py. */
+INLINE void quantize_block(
+    enum format format, const void *w, int64_t place, int64_t rows, struct int8_block *to)
+{
+    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    for (int column = 0; column < COLUMNS; column += LANES) {
+        vf largest = {0};
+        for (int64_t k = 0; k < rows; k++) {
+            vf size = absolute(weights_at(w, place + k * COLUMNS + column, format));
+            largest = select(size > largest, size, largest);
+        }
+        /* Rounded up to bfloat16, so that no quotient exceeds 127. */
+        vu bits = ((vu)(largest / broadcast(127.0f)) + 0xFFFF) & 0xFFFF0000;
+        vh scale = __builtin_convertvector(bits >> 16, vh);
+        vf divisor = (vf)bits, least = broadcast(FLT_MIN);
+        divisor = select(divisor > least, divisor, least);
+        store_short(to->scales + column, scale);
+        for (int64_t k = 0; k < BLOCK; k += 4) {
+            vi four = {0};
+            for (int i = 0; i < 4 && k + i < rows; i++) {
+                vf weight = weights_at(w, place + (k + i) * COLUMNS + column, format);
+                vi whole = (vi)(weight / divisor + round) - (vi)round;
+                four |= (whole & 255) << 8 * i;
+            }
+            memcpy(to->weights[k / 4][column], &four, sizeof four);
+        }
+    }
+}
+
+static void quantize(const void *given, int64_t panel, int slot)
+{
+    const struct quantize *job = given;
+    const struct matrix *w = job->w;
+    (void)slot;
+    for (int64_t row = 0; row < w->n_in; row += BLOCK) {
+        int64_t place = (panel * w->n_in + row) * COLUMNS, rows = smaller(w->n_in - row, BLOCK);
+        struct int8_block *to = job->panels + panel * ceil_div(w->n_in, BLOCK) + row / BLOCK;
+        switch (w->format) { /* with a constant format, the compiler specializes each call */
+        case FLOAT32: quantize_block(FLOAT32, w->panels, place, rows, to); break;
+        case BFLOAT16: quantize_block(BFLOAT16, w->panels, place, rows, to); break;
+        default: quantize_block(FLOAT16, w->panels, place, rows, to);
+        }
+    }
+}
+
 #define NAME_OF(level) kernels_##level
 #define NAME(level) NAME_OF(level)
 #define TEXT_OF(level) #level
@@ -369,4 +415,5 @@ const struct kernels NAME(LEVEL) = {
     .attend = attend,
     .log_sum_exp = log_sum_exp,
     .exponentials = exponentials,
+    .quantize = quantize,
 };

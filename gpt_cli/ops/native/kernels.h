@@ -129,13 +129,19 @@ struct exponentials {
     int64_t n, n_per_part;
 };
 
+/* Convert a matrix to INT8: panel by panel, so that both have the same panels. */
+struct quantize {
+    const struct matrix *w; /* FLOAT32, BFLOAT16 or FLOAT16 */
+    struct int8_block *panels;
+};
+
 typedef void part_function(const void *job, int64_t part, int slot);
 
 /* The functions of one level. Each computes one part of a job. */
 struct kernels {
     const char *level;
     part_function *embed, *layer_norm, *linear, *round_rows, *add, *store, *attend, *log_sum_exp,
-        *exponentials;
+        *exponentials, *quantize;
 };
 
 #endif

@@ -91,7 +91,7 @@ static const struct {
 static const struct kernels *_Atomic kernels;
 
 const int64_t gpt2_layout[] = {
-    1, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
+    2, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
     sizeof(struct matrix), sizeof(struct block),
 };
 
@@ -252,4 +252,10 @@ void gpt2_exp(const float *x, int64_t n, float *y, int threads)
     enum { NUMBERS_PER_PART = 4096 };
     struct exponentials job = {.x = x, .y = y, .n = n, .n_per_part = NUMBERS_PER_PART};
     run_parts(kernels->exponentials, &job, ceil_div(n, NUMBERS_PER_PART), threads);
+}
+
+void gpt2_quantize(const struct matrix *w, struct int8_block *panels, int threads)
+{
+    struct quantize job = {.w = w, .panels = panels};
+    run_parts(kernels->quantize, &job, ceil_div(w->n_out, COLUMNS), threads);
 }

@@ -85,6 +85,9 @@ EXPORT void gpt2_log_sum_exp(
 
 EXPORT void gpt2_exp(const float *x, int64_t n, float *y, int threads);
 
+/* Convert a matrix that is not INT8 to INT8; `panels` has its number of panels. */
+EXPORT void gpt2_quantize(const struct matrix *w, struct int8_block *panels, int threads);
+
 /* Pack `count` stored rows, from row `first` on, of a matrix (n_in, n_out), or (n_out, n_in) if it is
  * transposed. INT8: `scales` are those of the blocks of these rows; unless transposed, `first` is a
  * multiple of BLOCK. Return 0, or -2 for int8 that `gpt-cli quantize` does not write: a weight of

@@ -9,6 +9,7 @@
 #include "simd.h"
 
 enum {
+    PREFETCH = 8192, /* bytes ahead */
     VECTORS = COLUMNS / LANES, /* in a row of a panel */
     CHUNKS = PARTIAL_SUMS / LANES, /* vectors that hold the partial sums */
 #if LANES == 8
@@ -60,9 +61,17 @@ INLINE vf weights_at(const void *w, int64_t place, enum format format)
     return format == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
 }
 
+/* Fetch the weights PREFETCH bytes after index `place` to the second-level cache. */
+INLINE void prefetch(const void *w, int64_t place, enum format format)
+{
+    __builtin_prefetch((const char *)w + place * bytes_of(format) + PREFETCH, 0, 2);
+}
+
 /* y (R, V vectors) = bias + x (R, K) @ w (K, V vectors, rows w_stride apart). Each element of y is one
  * chain of fused multiply-adds along K, so its bits do not depend on R and V. The sums stay in
- * registers. */
+ * registers. With several rows, computing hides too few loads for the processor's own prefetching: 12
+ * rows of all weights of 124M take 18.3 ms, and without this prefetching to the second-level cache
+ * 20.9 ms. */
 INLINE void multiply_tile(
     enum format format, int R, int V, const float *x, int64_t x_stride, const void *w, int64_t w_at,
     int64_t w_stride, int64_t K, const float *bias, float *y, int64_t y_stride)
@@ -73,6 +82,9 @@ INLINE void multiply_tile(
             sums[r][v] = bias ? load(bias + v * LANES) : (vf){0};
     for (int64_t k = 0; k < K; k++) {
         vf weights[VECTORS];
+        if (R > 1)
+            UNROLLED for (int v = 0; v < V; v++)
+                prefetch(w, w_at + k * w_stride + v * LANES, format);
         UNROLLED for (int v = 0; v < V; v++)
             weights[v] = weights_at(w, w_at + k * w_stride + v * LANES, format);
         UNROLLED for (int r = 0; r < R; r++)

@@ -1,0 +1,111 @@
+"""Drafts: guesses at the next tokens of a text, for `gpt_cli.speculate` to verify."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from gpt_cli.checkpoint import memory
+from gpt_cli.errors import CheckpointError
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import GPT2, Block, hidden_states, unembed
+from gpt_cli.ops import Linear
+from gpt_cli.rows import Chooser, Place, Row
+
+_NGRAM = 3  # tokens
+_FADING = 0.9  # of what was learned, with each result
+
+
+class NGrams:
+    """Drafts what followed the last tokens when they were in the text before (prompt lookup)."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, dict[tuple[int, ...], int]] = {}  # of each row: n-gram -> its end
+        self._known: dict[int, int] = {}  # number of tokens of each row that were looked at
+
+    def draft(self, row: Row, count: int) -> list[int]:
+        """Return `count` drafts, or none."""
+        ids, ends = row.ids, self._ends.setdefault(row.place, {})
+        for end in range(self._known.get(row.place, _NGRAM), len(ids)):
+            ends[tuple(ids[end - _NGRAM : end])] = end
+        self._known[row.place] = max(_NGRAM, len(ids))
+        start = ends.get(tuple(ids[-_NGRAM:]))
+        if start is None:
+            return []
+        return [ids[start + n % (len(ids) - start)] for n in range(count)]  # a loop goes on
+
+
+class Twin:
+    """Drafts what a model chooses that is like the verifying one, but faster.
+
+    It reads and extends the same cache: keys and values of the text are those of the verifying
+    model, and those of drafts are its own, until they are overwritten.
+    """
+
+    def __init__(self, model: GPT2, chooser: Chooser):
+        self._model, self._chooser = model, chooser
+
+    def draft(self, rows: Sequence[Row], count: int, cache: KVCache) -> list[list[int]]:
+        """Return up to `count` drafts for each row."""
+        model, past = self._model, cache.lengths
+        drafts: list[list[int]] = [[] for _ in rows]
+        places = [Place(row, each) for row, each in zip(rows, drafts, strict=True)]
+        last = [row.ids[-1] for row in rows]
+        with suppress(CheckpointError):  # results that are not finite
+            for _ in range(count):
+                ids = model.ops.xp.asarray(last)[:, None]
+                logits = unembed(model, hidden_states(model, ids, cache)[:, -1])
+                last = self._chooser.choose(logits, places).tolist()
+                for each, id in zip(drafts, last, strict=True):
+                    each.append(id)
+        cache.lengths = past
+        return drafts
+
+
+def make_twin(model: GPT2) -> GPT2 | None:
+    """Return a model with its matrices in int8, which uses the cache of the model itself.
+
+    Other weights are shared. None if memory is short, or the operations have no twin.
+    """
+    ops, free = model.ops.twin_ops(), model.ops.free_memory()
+    needed = memory(model.config, "int8")["weights_bytes"]
+    if ops is None or (free is not None and 2 * needed > free):
+        return None
+
+    def linear(w: Linear) -> Linear:
+        return replace(w, weight=ops.quantize(w.weight))
+
+    def block(b: Block) -> Block:
+        attn = replace(b.attn, c_attn=linear(b.attn.c_attn), c_proj=linear(b.attn.c_proj))
+        mlp = replace(b.mlp, c_fc=linear(b.mlp.c_fc), c_proj=linear(b.mlp.c_proj))
+        return replace(b, attn=attn, mlp=mlp)
+
+    with suppress(MemoryError):
+        return replace(model, ops=ops, h=tuple(map(block, model.h)), lm_head=linear(model.lm_head))
+    return None
+
+
+class Record:
+    """How often the drafts of a source were right, and what they cost."""
+
+    def __init__(self, right: float, wrong: float):
+        self._right, self._wrong = right, wrong  # numbers of drafts; at first a guess
+        self.seconds = 0.0  # per draft
+
+    def expected(self, count: int) -> float:
+        """Return the expected number of tokens from a pass with `count` drafts of a row."""
+        chance = self._right / (self._right + self._wrong)
+        return sum(chance**n for n in range(count + 1))
+
+    def learn(self, drafts: Sequence[int], ids: Sequence[int]) -> None:
+        """Compare drafts with the tokens that came; older results count less."""
+        if drafts:
+            kept = agreed(drafts, ids)
+            self._right = _FADING * self._right + kept
+            self._wrong = _FADING * self._wrong + (kept < min(len(drafts), len(ids)))
+
+
+def agreed(drafts: Sequence[int], ids: Sequence[int]) -> int:
+    """Return the number of drafts before the first that is not the model's token."""
+    pairs = enumerate(zip(drafts, ids, strict=False))
+    wrong = (n for n, (draft, id) in pairs if draft != id)
+    return next(wrong, min(len(drafts), len(ids)))

@@ -1,0 +1,146 @@
+"""Speculative decoding: draft the next tokens cheaply, then verify them in one pass of the model.
+
+A pass over one token takes as long as reading every weight. A pass over twelve takes little longer,
+so it can also check guesses at what follows. One cycle, for a text that ends with `c`:
+
+    draft   D E F        the int8 twin reads c, then D, then E: a quarter of the bytes each time
+    verify  c D E F      one pass of the model gives the logits after c, D, E and F
+    choose  D E g .      the model's own token at each place, with the random draw of that place
+    keep    D E g        the right drafts, and the model's token in place of the first wrong one
+
+The model chooses every token, and its results do not depend on what else is in the pass
+(`Ops.batch_invariant`). So drafts decide how soon a text is ready, and never what it says: in
+Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2022, texts keep
+their distribution; here every place has its own draw, and they stay the same texts.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+
+from gpt_cli.checkpoint import memory
+from gpt_cli.drafts import NGrams, Record, Twin, make_twin
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import GPT2
+from gpt_cli.rows import Chooser, Row
+
+MOST = 11  # drafts of a row: with its last token, one tile of the products
+DRAFTS = 24  # of all rows of a batch
+_COUNTS = (1, 2, 3, 5, 7, 9, MOST)
+_MIN_BYTES = 64e6  # of the weights: smaller ones stay in the processor's cache
+_MIN_TOKENS = 64  # still to come, for making a twin, which takes as long as 5 to 10 tokens
+_PATIENCE = 16  # passes without the twin before it is tried again, doubled each time
+_TWIN = 0.3  # seconds of the twin / seconds of the model, until both are measured
+_FADING = 0.7  # of a measured time, with the next
+
+# A pass over n places takes max(1, (n + a) / b) times as long as a pass over one: measured a, b.
+_PASS = {"float32": (4.5, 13), "bfloat16": (3, 9), "float16": (3, 9), "int8": (5.5, 7.2)}
+
+
+class Speculator:
+    """A model, and its twin once that is needed."""
+
+    def __init__(self, model: GPT2):
+        self.model = model
+        self.may_have_twin = model.ops.twin_ops() is not None
+        self.has_twin = False
+
+    @property
+    def pays(self) -> bool:
+        """Return whether drafts can save time, and leave the texts as they are."""
+        ops = self.model.ops
+        weights = memory(self.model.config, ops.dtype)["weights_bytes"]
+        return ops.batch_invariant and weights >= _MIN_BYTES
+
+    @cached_property
+    def twin(self) -> GPT2 | None:
+        """The model with int8 weights; None if there are no operations or no memory for it."""
+        twin = make_twin(self.model)
+        self.has_twin = self.may_have_twin = twin is not None
+        return twin
+
+
+class Drafting:
+    """Chooses the drafts for the rows of a batch: as many as pay, from n-grams or the twin."""
+
+    def __init__(self, speculator: Speculator, chooser: Chooser):
+        self._speculator, self._chooser = speculator, chooser
+        self._ngrams, self._ngram_record = NGrams(), Record(1, 1)
+        self._twin_record = Record(1, 0.3)
+        self._guesses: list[list[int]] = []  # from n-grams, for each row
+        self._pass_seconds = 0.0  # of a pass over one place
+        self._asked = False  # the twin, for the last drafts
+        self._drafted_at: float | None = None
+        self._idle, self._patience = 0, _PATIENCE
+
+    def draft(self, rows: Sequence[Row], cache: KVCache | None) -> None:
+        """Set the drafts of each row, if there is a cache; it keeps its tokens."""
+        self._drafted_at = None
+        if cache is None:
+            return
+        room = min(MOST, DRAFTS // len(rows), min(row.growth for row in rows) - 1)
+        self._guesses = [self._ngrams.draft(row, room) for row in rows]
+        count, self._asked = self._plan(rows, room)
+        drafts = [guess[:count] for guess in self._guesses]
+        if self._asked and (model := self._speculator.twin):
+            began = time.perf_counter()
+            drafts = Twin(model, self._chooser).draft(rows, count, cache)
+            seconds = (time.perf_counter() - began) / count
+            self._twin_record.seconds = _mean(self._twin_record.seconds, seconds)
+        for row, each in zip(rows, drafts, strict=True):
+            row.drafts = each
+        self._drafted_at = time.perf_counter()
+
+    def learn(self, rows: Sequence[Row], new: Sequence[Sequence[int]]) -> None:
+        """Learn from the new tokens of each row, and from the time since `draft`."""
+        if self._drafted_at is None:
+            return
+        seconds = time.perf_counter() - self._drafted_at
+        places = sum(len(row.drafts) + 1 for row in rows)
+        self._pass_seconds = _mean(self._pass_seconds, seconds / self._times(places))
+        for row, guess, ids in zip(rows, self._guesses, new, strict=True):
+            self._ngram_record.learn(guess, ids)  # also those that were not used
+            if self._asked:
+                self._twin_record.learn(row.drafts, ids)
+
+    def _plan(self, rows: Sequence[Row], room: int) -> tuple[int, bool]:
+        """Return the number of drafts of the best rate, and whether the twin makes them."""
+        if not self._pass_seconds or not room:
+            return 0, False
+        sizes = [len(guess) for guess in self._guesses]
+        counts = [count for count in _COUNTS if count <= room]
+        ngrams, twin = self._ngram_record, self._twin_record
+        twin.seconds = twin.seconds or _TWIN * self._pass_seconds
+        plans = {
+            (count, False): self._rate(ngrams, count, [min(count, size) for size in sizes])
+            for count in (0, *counts)
+        }
+        if self._twin_is_near(rows):
+            plans |= {(n, True): self._rate(twin, n, [n] * len(rows)) for n in counts}
+        best = max(plans, key=plans.__getitem__)
+        self._idle = 0 if best[1] else self._idle + 1
+        if self._idle < self._patience or (1, True) not in plans:
+            return best
+        self._idle, self._patience = 0, 2 * self._patience
+        return 1, True
+
+    def _twin_is_near(self, rows: Sequence[Row]) -> bool:
+        """Return whether the twin is in memory, or is worth making."""
+        speculator = self._speculator
+        worth = speculator.has_twin or sum(row.growth for row in rows) >= _MIN_TOKENS
+        return worth and speculator.may_have_twin
+
+    def _rate(self, record: Record, count: int, sizes: Sequence[int]) -> float:
+        """Return the expected tokens per second of all rows, with these numbers of drafts."""
+        passing = self._pass_seconds * self._times(sum(sizes) + len(sizes))
+        return sum(map(record.expected, sizes)) / (count * record.seconds + passing)
+
+    def _times(self, places: int) -> float:
+        """Return the time of a pass over some places / the time of a pass over one."""
+        a, b = _PASS[self._speculator.model.ops.dtype]
+        return max(1.0, (places + a) / b)
+
+
+def _mean(old: float, new: float) -> float:
+    """Return a running mean, which begins with the first number."""
+    return _FADING * old + (1 - _FADING) * new if old else new
