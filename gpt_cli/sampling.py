@@ -218,6 +218,9 @@ def sample(
         logits = generated_penalty(logits, generated, *penalties)
     if params.temperature == 0:
         return xp.argmax(logits, axis=-1)
+    filters = params.temperature, params.top_k, params.top_p, params.min_p
+    if (chosen := ops.choose(logits, uniforms, *filters)) is not None:
+        return chosen
     # First, as dividing few columns is cheaper; the temperature does not change which are largest.
     if 0 < params.top_k < logits.shape[-1]:
         ids = likely_columns(xp, logits, params.top_k)

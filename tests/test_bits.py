@@ -260,6 +260,34 @@ def test_all_ways_to_use_the_bundled_model_agree(tiny):
 # --- choosing a token ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@given(
+    rows=st.integers(1, 4), V=st.integers(1, 700), seed=st.integers(0, 1000),
+    scale=st.sampled_from([0.1, 3.0, 60.0]), digits=st.sampled_from([0, 8]),
+    forbidden=st.sampled_from([0.0, 0.5, 0.99]),
+    params=st.builds(
+        SamplingParams, temperature=st.sampled_from([0.01, 0.7, 1.5]),
+        top_k=st.sampled_from([1, 3, 40, 300]), top_p=st.sampled_from([0.1, 0.9, 1.0]),
+        min_p=st.sampled_from([0.0, 0.1, 1.0]),
+    ),
+    data=st.data(),
+)  # fmt: skip
+def test_the_library_chooses_what_numpy_chooses(
+    native, level, rows, V, seed, scale, digits, forbidden, params, data
+):
+    """With ties, with tokens that may not be chosen, and at the edges of the draw."""
+    ops = native("float32")
+    logits = (scale * noise("logits", rows, V, seed=seed)).round(digits).astype(np.float32)
+    logits[np.random.default_rng(seed).random((rows, V)) < forbidden] = -np.inf
+    logits[:, data.draw(st.integers(0, V - 1))] = 0.5
+    number = st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 1 - 2**-53])
+    uniforms = np.array(data.draw(st.lists(number, min_size=rows, max_size=rows)))
+    with computing(ops, 2, level) as patch:
+        chosen = sample(ops, logits, uniforms, params, [[]] * rows).tolist()
+        patch.setattr(ops, "choose", lambda *arguments: None)
+        assert chosen == sample(ops, logits, uniforms, params, [[]] * rows).tolist()
+
+
 @given(
     rows=st.integers(1, 5), V=st.integers(1, 400), seed=st.integers(0, 1000),
     params=st.builds(

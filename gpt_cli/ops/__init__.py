@@ -121,6 +121,20 @@ class Ops(Protocol):
     def exp(self, x: Array) -> Array:
         """Return e to the power of each element."""
 
+    def choose(
+        self,
+        logits: Array,
+        uniforms: Array,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+    ) -> Array | None:
+        """Choose as `sampling.sample` does after its penalties, or return None if it is to do so.
+
+        logits (B, V), uniforms (B,) -> ids (B,). The temperature is above 0.
+        """
+
     def log_normalizer(self, logits: Array) -> Array:
         """Return log(sum(exp(logits))) of each row: logits (B, V) -> (B,) float64."""
 

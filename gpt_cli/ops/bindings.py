@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "layers_scratch": (_N, [_P, _N, _N, _N, _I]),
     "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
     "exp": (None, [_P, _N, _P, _I]),
+    "choose": (None, [_P, _N, _N, _N, _P, _F, _N, ctypes.c_double, _F, _P, _P, _I]),
     "quantize": (None, [_P, _P, _I]),
     "pack": (_I, [_P, _P, *[_N] * 4, _I, _I, _P]),
     "pack_file": (_I, [_I, _N, _P, _N, _N, _I, _I, _P]),

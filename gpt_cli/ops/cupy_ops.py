@@ -72,6 +72,9 @@ class CuPyOps:
     def twin_ops(self) -> None:
         return None
 
+    def choose(self, *args: object) -> None:
+        return None
+
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
         n_rows, length = rows.shape
         # cuBLAS is fastest if the rows of its result start at multiples of 16 bytes.

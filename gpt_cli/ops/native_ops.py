@@ -5,6 +5,7 @@ row depends only on that row, so its bits are the same in any batch, with any nu
 at any level of the processor.
 """
 
+import math
 import os
 from types import ModuleType
 from typing import Any
@@ -40,7 +41,10 @@ _ROW_PADDING = 16
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 
 _FLOAT16, _BYTE, _INT64 = np.dtype("f2"), np.dtype("u1"), np.dtype("i8")
+_FLOAT64 = np.dtype("f8")
 _EMPTY = np.empty(0, _BYTE)
+
+_LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 
 # Results of packing other than 0 and an errno.
 _FILE_ENDED, _INVALID_INT8 = -1, -2
@@ -263,6 +267,29 @@ class NativeOps:
         given = address(rows), len(rows), rows.strides[0] // 4, rows.shape[1]
         self._lib.gpt2_log_sum_exp(*given, address(normalizer), self.threads)
         return normalizer
+
+    def choose(
+        self,
+        logits: Array,
+        uniforms: Array,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+    ) -> Array | None:
+        n = logits.shape[-1]
+        if not 0 < top_k <= min(n, _LARGEST_TOP_K):
+            return None
+        rows = _rows_of(logits, n)
+        draws = _contiguous(uniforms, _FLOAT64)
+        check(draws.shape == (len(rows),), "uniforms", draws)
+        ids = np.empty(len(rows), _INT64)
+        scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
+        log_min_p = math.log(min_p) if min_p > 0 else -math.inf
+        given = address(rows), len(rows), rows.strides[0] // 4, n, address(draws)
+        filters = temperature, top_k, top_p, log_min_p
+        self._lib.gpt2_choose(*given, *filters, address(scratch), address(ids), self.threads)
+        return ids
 
     def _empty_rows(self, count: int, width: int) -> Array:
         """Return an uninitialized array (count, width), with padding between rows."""

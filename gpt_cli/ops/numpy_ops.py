@@ -97,6 +97,9 @@ class NumPyOps:
     def twin_ops(self) -> None:
         return None
 
+    def choose(self, *args: object) -> None:
+        return None
+
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
         return rows[:].T if transposed else rows[:]
 

@@ -2,6 +2,8 @@
 #ifndef GPT_CLI_ELEMENTWISE_H
 #define GPT_CLI_ELEMENTWISE_H
 
+#include <math.h>
+
 #include "kernels.h"
 #include "simd.h"
 
@@ -87,6 +89,23 @@ INLINE vf activate(vf x, int activation)
     case TANH: return tanh_vector(x);
     default: return x;
     }
+}
+
+/* Return the largest of n numbers. */
+INLINE float largest_of(const float *x, int64_t n)
+{
+    vf largest = broadcast(-INFINITY);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vf some = load(x + i);
+        largest = select(some > largest, some, largest);
+    }
+    float most = -INFINITY;
+    for (; i < n; i++)
+        most = x[i] > most ? x[i] : most;
+    for (int lane = 0; lane < LANES; lane++)
+        most = largest[lane] > most ? largest[lane] : most;
+    return most;
 }
 
 #endif

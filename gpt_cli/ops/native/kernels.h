@@ -129,6 +129,17 @@ struct exponentials {
     int64_t n, n_per_part;
 };
 
+/* The choice of a token from each row of logits: see sampling.h. */
+struct choose {
+    const float *logits;    /* (rows, n) */
+    const double *uniforms; /* (rows,) in [0, 1) */
+    int64_t *ids;           /* (rows,) */
+    float *scratch;         /* (slots, 4 n) */
+    int64_t stride, n, top_k; /* 1 <= top_k <= n */
+    double top_p;
+    float temperature, log_min_p; /* -INFINITY if there is no min_p */
+};
+
 /* Convert a matrix to INT8: panel by panel, so that both have the same panels. */
 struct quantize {
     const struct matrix *w; /* FLOAT32, BFLOAT16 or FLOAT16 */
@@ -141,7 +152,7 @@ typedef void part_function(const void *job, int64_t part, int slot);
 struct kernels {
     const char *level;
     part_function *embed, *layer_norm, *linear, *round_rows, *add, *store, *attend, *log_sum_exp,
-        *exponentials, *quantize;
+        *exponentials, *quantize, *choose;
 };
 
 #endif

@@ -254,6 +254,18 @@ void gpt2_exp(const float *x, int64_t n, float *y, int threads)
     run_parts(kernels->exponentials, &job, ceil_div(n, NUMBERS_PER_PART), threads);
 }
 
+void gpt2_choose(
+    const float *logits, int64_t rows, int64_t stride, int64_t n, const double *uniforms,
+    float temperature, int64_t top_k, double top_p, float log_min_p, float *scratch, int64_t *ids,
+    int threads)
+{
+    struct choose job = {
+        .logits = logits, .stride = stride, .n = n, .uniforms = uniforms, .temperature = temperature,
+        .top_k = top_k, .top_p = top_p, .log_min_p = log_min_p, .scratch = scratch, .ids = ids,
+    };
+    run_parts(kernels->choose, &job, rows, threads);
+}
+
 void gpt2_quantize(const struct matrix *w, struct int8_block *panels, int threads)
 {
     struct quantize job = {.w = w, .panels = panels};

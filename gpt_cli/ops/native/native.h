@@ -85,6 +85,13 @@ EXPORT void gpt2_log_sum_exp(
 
 EXPORT void gpt2_exp(const float *x, int64_t n, float *y, int threads);
 
+/* Choose a token from each row of logits (rows, n), which are finite or -INFINITY; `log_min_p` is
+ * -INFINITY if there is no min_p. `scratch` is (threads, 4 n) floats. */
+EXPORT void gpt2_choose(
+    const float *logits, int64_t rows, int64_t stride, int64_t n, const double *uniforms,
+    float temperature, int64_t top_k, double top_p, float log_min_p, float *scratch, int64_t *ids,
+    int threads);
+
 /* Convert a matrix that is not INT8 to INT8; `panels` has its number of panels. */
 EXPORT void gpt2_quantize(const struct matrix *w, struct int8_block *panels, int threads);
 

@@ -1,0 +1,91 @@
+/* Rounding to integers: rows of x for products with int8 weights, and weights themselves. */
+#ifndef GPT_CLI_INT8_H
+#define GPT_CLI_INT8_H
+
+#include <float.h>
+#include <math.h>
+
+#include "elementwise.h"
+#include "kernels.h"
+#include "products.h"
+#include "simd.h"
+
+/* Store LANES integers from -128 to 127 as bytes. */
+INLINE void store_digits(int8_t *to, vi digits)
+{
+    vq bytes = __builtin_convertvector(digits, vq);
+    memcpy(to, &bytes, sizeof bytes);
+}
+
+/* Round a row of x (n) to integers from -32639 to 32639, times a step, and return the step. It is
+ * infinite or NaN if an element of the row is. */
+static float round_row(const float *x, int64_t n, struct digits *digits)
+{
+    const float most = 256 * 127 + 127, least = 1e-30f;
+    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    vi largest = {0}; /* bits of |x|, which compare as the floats do, and keep NaN */
+    for (int64_t i = 0; i < n; i += LANES) {
+        vi size = (vi)absolute(load_some(x + i, n - i));
+        vi larger = size > largest;
+        largest = (larger & size) | (~larger & largest);
+    }
+    int32_t bits = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        bits = largest[lane] > bits ? largest[lane] : bits;
+    float size;
+    memcpy(&size, &bits, sizeof size);
+    if (!(size < INFINITY)) { /* 0 times this step is NaN, and so are the results */
+        memset(digits, 0, ceil_div(n, BLOCK) * sizeof *digits);
+        return size;
+    }
+    vf per_step = broadcast(most / (size < least ? least : size));
+    for (int64_t block = 0; block < ceil_div(n, BLOCK); block++) {
+        struct digits *to = digits + block;
+        vi sums = {0};
+        for (int i = 0; i < BLOCK; i += LANES) {
+            int64_t at = block * BLOCK + i;
+            vf number = at < n ? load_some(x + at, n - at) : (vf){0};
+            vi whole = (vi)multiply_add(number, per_step, round) - (vi)round;
+            vi low = ((whole + 128) & 255) - 128;
+            vi high = (whole - low) >> 8;
+            sums += whole;
+            store_digits(to->high + i, high);
+            store_digits(to->low + i, low);
+        }
+        to->sum = 0;
+        for (int lane = 0; lane < LANES; lane++)
+            to->sum += sums[lane];
+    }
+    return size / most;
+}
+
+/* Quantize BLOCK rows of a panel, or the last `rows`: see `quantize` in ops/int8.py. */
+INLINE void quantize_block(
+    enum format format, const void *w, int64_t place, int64_t rows, struct int8_block *to)
+{
+    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    for (int column = 0; column < COLUMNS; column += LANES) {
+        vf largest = {0};
+        for (int64_t k = 0; k < rows; k++) {
+            vf size = absolute(weights_at(w, place + k * COLUMNS + column, format));
+            largest = select(size > largest, size, largest);
+        }
+        /* Rounded up to bfloat16, so that no quotient exceeds 127. */
+        vu bits = ((vu)(largest / broadcast(127.0f)) + 0xFFFF) & 0xFFFF0000;
+        vh scale = __builtin_convertvector(bits >> 16, vh);
+        vf divisor = (vf)bits, least = broadcast(FLT_MIN);
+        divisor = select(divisor > least, divisor, least);
+        store_short(to->scales + column, scale);
+        for (int64_t k = 0; k < BLOCK; k += 4) {
+            vi four = {0};
+            for (int i = 0; i < 4 && k + i < rows; i++) {
+                vf weight = weights_at(w, place + (k + i) * COLUMNS + column, format);
+                vi whole = (vi)(weight / divisor + round) - (vi)round;
+                four |= (whole & 255) << 8 * i;
+            }
+            memcpy(to->weights[k / 4][column], &four, sizeof four);
+        }
+    }
+}
+
+#endif

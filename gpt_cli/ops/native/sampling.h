@@ -1,0 +1,139 @@
+/* The choice of a token among the k likeliest: the steps of `sample` in sampling.py, with its bits. */
+#ifndef GPT_CLI_SAMPLING_H
+#define GPT_CLI_SAMPLING_H
+
+#include <stdlib.h>
+
+#include "elementwise.h"
+#include "kernels.h"
+#include "products.h"
+#include "simd.h"
+
+enum { GROUP = 64 }; /* columns whose largest logit is found first */
+
+/* Return the k-th largest of n numbers, 1 <= k <= n, and reorder them (quickselect). */
+static float kth_largest(float *x, int64_t n, int64_t k)
+{
+    int64_t first = 0, last = n - 1, place = k - 1;
+    while (first < last) {
+        float pivot = x[(first + last) / 2];
+        int64_t i = first, j = last;
+        while (i <= j) {
+            while (x[i] > pivot)
+                i++;
+            while (x[j] < pivot)
+                j--;
+            if (i <= j) {
+                float kept = x[i];
+                x[i++] = x[j];
+                x[j--] = kept;
+            }
+        }
+        if (place <= j)
+            last = j;
+        else if (place >= i)
+            first = i;
+        else
+            break;
+    }
+    return x[place];
+}
+
+/* Write the logits of a row that are at least `bound`, with their columns, and return their number. */
+static int64_t gather(
+    const float *logits, int64_t n, const float *largest, float bound, float *kept, int32_t *columns)
+{
+    int64_t count = 0;
+    for (int64_t group = 0; group * GROUP < n; group++) {
+        if (largest[group] < bound)
+            continue;
+        for (int64_t i = group * GROUP; i < smaller(n, (group + 1) * GROUP); i++)
+            if (logits[i] >= bound) {
+                kept[count] = logits[i];
+                columns[count++] = i;
+            }
+    }
+    return count;
+}
+
+/* Write the k largest logits of a row, and all that equal the last of them, in the order of their
+ * columns. Return their number. `work` has room for n floats. */
+static int64_t likeliest(
+    const float *logits, int64_t n, int64_t k, float *kept, int32_t *columns, float *work)
+{
+    int64_t groups = ceil_div(n, GROUP), count = 0;
+    float *largest = work, *ordered = work + groups, bound = -INFINITY;
+    for (int64_t group = 0; group < groups; group++) {
+        int64_t start = group * GROUP;
+        largest[group] = largest_of(logits + start, smaller(n - start, GROUP));
+    }
+    if (k <= groups) { /* the k-th largest of the groups' largest is at most that of the row */
+        memcpy(ordered, largest, groups * sizeof *ordered);
+        bound = kth_largest(ordered, groups, k);
+    }
+    count = gather(logits, n, largest, bound, kept, columns);
+    memcpy(work, kept, count * sizeof *work);
+    bound = kth_largest(work, count, k);
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (kept[i] >= bound) {
+            kept[left] = kept[i];
+            columns[left++] = columns[i];
+        }
+    return left;
+}
+
+static int descending(const void *x, const void *y)
+{
+    float a = *(const float *)x, b = *(const float *)y;
+    return (a < b) - (a > b);
+}
+
+/* y = e^x for n numbers, of which the largest is 0. */
+static void weights_of(const float *x, int64_t n, float *y)
+{
+    for (int64_t i = 0; i < n; i += LANES)
+        store_some(y + i, exp_vector(load_some(x + i, n - i)), n - i);
+}
+
+/* Return the logit of the last of the likeliest tokens whose probabilities add up to p. */
+static float nucleus_bound(const float *logits, int64_t n, double p, float *ordered, float *weights)
+{
+    double total = 0, sum = 0;
+    int64_t last = 0;
+    memcpy(ordered, logits, n * sizeof *ordered);
+    qsort(ordered, n, sizeof *ordered, descending);
+    weights_of(ordered, n, weights);
+    for (int64_t i = 0; i < n; i++)
+        total += weights[i];
+    for (sum = weights[0]; last < n - 1 && sum < p * total; sum += weights[last])
+        last++;
+    return ordered[last];
+}
+
+/* Choose the token of one row. */
+static void choose(const void *given, int64_t row, int slot)
+{
+    const struct choose *job = given;
+    int64_t n = job->n;
+    float *kept = job->scratch + slot * 4 * n, *work = kept + n, *weights = work + n;
+    int32_t *columns = (int32_t *)(weights + n);
+    int64_t count = likeliest(job->logits + row * job->stride, n, job->top_k, kept, columns, work);
+    float most = largest_of(kept, count), bound = -INFINITY;
+    for (int64_t i = 0; i < count; i++)
+        kept[i] = (kept[i] - most) / job->temperature;
+    if (job->top_p < 1)
+        bound = nucleus_bound(kept, count, job->top_p, work, weights);
+    if (job->log_min_p > bound)
+        bound = job->log_min_p;
+    weights_of(kept, count, weights);
+    double total = 0, sum = 0;
+    int64_t chosen = 0;
+    for (int64_t i = 0; i < count; i++)
+        total += weights[i] = kept[i] >= bound ? weights[i] : 0;
+    for (sum = weights[0]; chosen < count - 1 && sum <= job->uniforms[row] * total;)
+        sum += weights[++chosen];
+    job->ids[row] = columns[chosen];
+}
+
+#endif
