@@ -164,8 +164,15 @@ class Chooser:
         eos = {id for id in config.eos_token_id if id < config.vocab_size}
         missing = set(tokenizer.missing_ids(config.vocab_size)) - eos
         self._ops = ops
-        self._ends = xp.asarray(sorted(eos), dtype=xp.int64)
-        self._never = _columns(xp.asarray(sorted(missing), dtype=xp.int64))
+        self._ends, self._missing = (
+            xp.asarray(sorted(ids), dtype=xp.int64) for ids in (eos, missing)
+        )
+        self._never = _columns(self._missing)
+
+    def banned(self, row: Row) -> Array:
+        """Return the ids that are never chosen for a row."""
+        ends = [self._ends] if row.options.ignore_eos else []
+        return self._ops.xp.concatenate([self._missing, *ends])
 
     def choose(self, logits: Array, places: Sequence[Place]) -> Array:
         """Choose the next token at each place: logits (P, V) -> ids (P,).

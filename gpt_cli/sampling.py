@@ -76,6 +76,12 @@ class SamplingParams(Declared):
         metavar="TOKEN_ID=BIAS",
     )
 
+    @property
+    def changes_logits(self) -> bool:
+        """Return whether there is a bias or a penalty."""
+        penalties = self.presence_penalty or self.frequency_penalty or self.repeat_penalty != 1
+        return bool(self.logit_bias or penalties)
+
 
 def uniforms(key: tuple[int, int], first: int, count: int) -> Array:
     """Return the random numbers of a row from step `first` on: float64 in [0, 1), on the host.

@@ -119,7 +119,7 @@ def test_a_twin_whose_results_are_not_finite_changes_nothing(model, tokenizer):
     with planned((3, True)):
         (found,) = completions(model, tokenizer, [request], speculator)
     assert outcome(found) == outcome(*completions(model, tokenizer, [request]))
-    assert found.drafted == 0
+    assert found.accepted == 0
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -37,6 +37,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "store": (_I, [_P, _P, _N, _N, _N, _P, _P, _P, _P, *[_N] * 5, _I, _I]),
     "attend": (_I, [_P, *[_N] * 3, _P, _P, _P, _F, *[_N] * 5, _I, _P, _N, _P, _N, _I]),
     "layers": (_I, [_P, _N, _P, _N, *[_P] * 5, *[_N] * 5, _I, _P, _N, _P, _I]),
+    "draft": (_I, [_P]),
     "layers_scratch": (_N, [_P, _N, _N, _N, _I]),
     "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
     "exp": (None, [_P, _N, _P, _I]),
@@ -53,7 +54,7 @@ class _Matrix(ctypes.Structure):
     _fields_ = (("panels", _P), ("n_in", _N), ("n_out", _N), ("format", ctypes.c_int32))
 
 
-class _Norm(ctypes.Structure):
+class Norm(ctypes.Structure):
     """`struct norm` of native/native.h."""
 
     _fields_ = (("weight", _P), ("bias", _P), ("epsilon", _F))
@@ -63,7 +64,7 @@ class _Block(ctypes.Structure):
     """`struct block` of native/native.h."""
 
     _fields_ = (
-        *((name, _Norm) for name in ("ln_1", "ln_2")),
+        *((name, Norm) for name in ("ln_1", "ln_2")),
         *((name, _Matrix) for name in ("c_attn", "c_proj", "c_fc", "mlp_c_proj")),
         *((f"{name}_bias", _P) for name in ("c_attn", "c_proj", "c_fc", "mlp_c_proj")),
         ("n_head", _N),
@@ -72,8 +73,29 @@ class _Block(ctypes.Structure):
     )
 
 
+class Draft(ctypes.Structure):
+    """`struct draft` of native/native.h."""
+
+    _fields_ = (
+        *((name, _P) for name in ("blocks", "wte", "lm_head", "wpe", "lm_head_bias")),
+        ("ln_f", Norm),
+        *((name, _N) for name in ("n_layer", "n_positions")),
+        *((name, _P) for name in ("keys", "values")),
+        *((name, _N) for name in ("keys_stride", "values_stride", "cache_blocks")),
+        ("banned", _P),
+        ("banned_count", _N),
+        *((name, _F) for name in ("temperature", "log_min_p")),
+        ("top_k", _N),
+        ("top_p", ctypes.c_double),
+        *((name, _P) for name in ("uniforms", "positions", "visible", "new", "ids")),
+        *((name, _N) for name in ("B", "count")),
+        *((name, _P) for name in ("x", "normed", "logits", "layers", "choice", "digits")),
+        *((name, ctypes.c_int32) for name in ("half", "threads")),
+    )
+
+
 # The version of the functions and the sizes that both sides must agree on: `gpt2_layout` in C.
-_SIZES = ctypes.sizeof(_Matrix), ctypes.sizeof(_Block)
+_SIZES = ctypes.sizeof(_Matrix), ctypes.sizeof(_Block), ctypes.sizeof(Draft)
 _LAYOUT = (2, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
 
 
@@ -111,7 +133,7 @@ class Layers:
         biases = [vector_of(each.bias, each.weight.n_out) for each in linears]
         self._kept += [norms, biases, [each.weight for each in linears]]
         return _Block(
-            *(_Norm(address(weight), address(bias), epsilon) for weight, bias, epsilon in norms),
+            *(Norm(address(weight), address(bias), epsilon) for weight, bias, epsilon in norms),
             *(each.weight.matrix for each in linears),
             *map(address, biases),
             b.attn.n_head,

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.machine import MOST_THREADS, free_memory, threads
-from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Rows
+from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Rows, TwinOps
 from gpt_cli.ops.bindings import (
     ACTIVATIONS,
     COLUMNS,
@@ -44,7 +44,7 @@ _FLOAT16, _BYTE, _INT64 = np.dtype("f2"), np.dtype("u1"), np.dtype("i8")
 _FLOAT64 = np.dtype("f8")
 _EMPTY = np.empty(0, _BYTE)
 
-_LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
+LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 
 # Results of packing other than 0 and an errno.
 _FILE_ENDED, _INVALID_INT8 = -1, -2
@@ -83,10 +83,10 @@ class NativeOps:
         free = free_memory()
         return None if free is None else free + self._workspace.free_bytes()
 
-    def twin_ops(self) -> "TwinNativeOps | None":
-        twin = TwinNativeOps()
-        twin.threads = self.threads
-        return twin
+    def twin_ops(self) -> TwinOps | None:
+        from gpt_cli.ops.twin_ops import TwinNativeOps  # which derives from this class
+
+        return TwinNativeOps(self.threads)
 
     # --- weights ---------------------------------------------------------------------------------
 
@@ -137,11 +137,11 @@ class NativeOps:
     # --- operations ------------------------------------------------------------------------------
 
     def embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array) -> Array:
-        ids = _contiguous(ids, _INT64)
+        ids = contiguous(ids, _INT64)
         if positions.shape != ids.shape:
             positions = np.broadcast_to(positions, ids.shape)
-        positions = _contiguous(positions, _INT64)
-        wpe = _contiguous(wpe, FLOAT32)
+        positions = contiguous(positions, _INT64)
+        wpe = contiguous(wpe, FLOAT32)
         check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
         x = self._workspace.empty((*ids.shape, wte.n_in), FLOAT32)
         tables = wte.struct, address(wpe), address(ids), address(positions), len(wpe)
@@ -228,10 +228,15 @@ class NativeOps:
             check(right and array.flags.c_contiguous, "a layer of the cache", array)
         return blocks
 
-    def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
+    def _described(self, h: tuple[Any, ...]) -> Layers:
+        """Return the layers of a model as C structs, which are kept for the next pass."""
         described = self._layers_of.get(h[0])
         if described is None or not described.matches(h):
             described = self._layers_of[h[0]] = Layers(h)
+        return described
+
+    def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
+        described = self._described(h)
         B, T, C = x.shape
         rows = _rows_of(x, described.width)
         H = h[0].attn.n_head
@@ -278,10 +283,10 @@ class NativeOps:
         min_p: float,
     ) -> Array | None:
         n = logits.shape[-1]
-        if not 0 < top_k <= min(n, _LARGEST_TOP_K):
+        if not 0 < top_k <= min(n, LARGEST_TOP_K):
             return None
         rows = _rows_of(logits, n)
-        draws = _contiguous(uniforms, _FLOAT64)
+        draws = contiguous(uniforms, _FLOAT64)
         check(draws.shape == (len(rows),), "uniforms", draws)
         ids = np.empty(len(rows), _INT64)
         scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
@@ -317,30 +322,17 @@ class Int8NativeOps(NativeOps):
         blocks = list(rows.shape)
         blocks[rows.transposed] = -(-blocks[rows.transposed] // BLOCK)
         check(list(scale.shape) == blocks, "the scales", scale)
-        return rows.weight, _contiguous(scale, FLOAT32)
+        return rows.weight, contiguous(scale, FLOAT32)
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
         if isinstance(rows, Int8Rows):
             weight, scale = rows.parts(part)
         else:
             weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
-        return np.ascontiguousarray(weight, np.int8), _contiguous(scale, FLOAT32)
+        return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
     def _scratch(self, rows: int, n_in: int) -> Array:
         return self._workspace.empty((rows * (-(-n_in // BLOCK) * DIGITS_BYTES + 4),), _BYTE)
-
-
-class TwinNativeOps(Int8NativeOps):
-    """The operations of a model's int8 twin, on the cache of the model itself."""
-
-    _cache_type = FLOAT32
-
-    def quantize(self, matrix: Packed) -> Packed:
-        """Convert a matrix of other `NativeOps` to int8, with the bits of `int8.quantize`."""
-        check(matrix.format != self.dtype, "the matrix", matrix.panels)
-        panels = self._empty_panels(len(matrix.panels), matrix.n_in)
-        self._lib.gpt2_quantize(matrix.struct, address(panels), self.threads)
-        return Packed(panels, matrix.n_in, matrix.n_out, self.dtype)
 
 
 class BFloat16NativeOps(NativeOps):
@@ -365,10 +357,10 @@ def _rows_of(x: Array, width: int) -> Array:
 def _counts_of(x: Array, shape: tuple[int, ...]) -> Array:
     """Return integers of this shape as contiguous int64."""
     check(x.shape == shape, "counts", x)
-    return _contiguous(x, _INT64)
+    return contiguous(x, _INT64)
 
 
-def _contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
+def contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
     """Return x, or a copy, in this type, aligned and C-contiguous."""
     right = x.dtype == dtype and x.flags.c_contiguous and x.flags.aligned
     return x if right else x.astype(dtype, "C")

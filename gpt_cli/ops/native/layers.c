@@ -1,6 +1,7 @@
 /* All layers in one call: the steps of `block` in model.py, by the same operations that Python can
  * call one by one, with the same bits. A hundred calls from Python took a fifth of a token's time,
  * because the weights evict Python's own data from the processor's cache between calls. */
+#include <math.h>
 #include <stddef.h>
 
 #include "native.h"
@@ -88,4 +89,37 @@ int gpt2_layers(
         x_stride = y_stride;
     }
     return failed;
+}
+
+int gpt2_draft(const struct draft *d)
+{
+    int64_t B = d->B, C = d->wte->n_in, V = d->lm_head->n_out;
+    int64_t width = ceil_div(V, COLUMNS) * COLUMNS;
+    for (int64_t step = 0; step < d->count; step++) {
+        int64_t *last = d->ids + step * B;
+        for (int64_t b = 0; b < B; b++) {
+            d->visible[b] = d->positions[b] + 1;
+            d->new[b] = 1;
+        }
+        if (gpt2_embed(
+                d->wte, d->wpe, last, d->positions, d->n_positions, B, d->x, d->threads)
+            || gpt2_layers(
+                d->blocks, d->n_layer, d->x, C, d->visible, d->positions, d->new, d->keys,
+                d->values, d->keys_stride, d->values_stride, B, 1, d->cache_blocks, d->half,
+                d->normed, C, d->layers, d->threads))
+            return 1;
+        gpt2_layer_norm(
+            d->normed, B, C, C, d->ln_f.weight, d->ln_f.bias, d->ln_f.epsilon, d->x, C, d->threads);
+        gpt2_linear(
+            d->lm_head, d->lm_head_bias, d->x, B, C, NONE, d->logits, width, d->digits, d->threads);
+        for (int64_t b = 0; b < B; b++) {
+            for (int64_t i = 0; i < d->banned_count; i++)
+                d->logits[b * width + d->banned[i]] = -INFINITY;
+            d->positions[b]++;
+        }
+        gpt2_choose(
+            d->logits, B, width, V, d->uniforms + step * B, d->temperature, d->top_k, d->top_p,
+            d->log_min_p, d->choice, last + B, d->threads);
+    }
+    return 0;
 }

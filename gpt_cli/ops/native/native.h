@@ -11,7 +11,7 @@
 #endif
 
 /* The version of this interface, then the sizes that bindings.py must agree with. */
-EXPORT extern const int64_t gpt2_layout[8];
+EXPORT extern const int64_t gpt2_layout[9];
 
 /* Return whether this processor supports the level of this name. */
 EXPORT int gpt2_has_level(const char *name);
@@ -79,6 +79,35 @@ EXPORT int gpt2_layers(
     float *y, int64_t y_stride, float *scratch, int threads);
 EXPORT int64_t gpt2_layers_scratch(
     const struct block *b, int64_t rows, int64_t T, int64_t cache_blocks, int threads);
+
+/* Tokens to draft for B texts, one after the other: see `Twin` in drafts.py. */
+struct draft {
+    const struct block *blocks;
+    const struct matrix *wte, *lm_head;
+    const float *wpe, *lm_head_bias; /* lm_head_bias may be NULL */
+    struct norm ln_f;
+    int64_t n_layer, n_positions;
+    char *keys, *values; /* of the cache; the rest as in `gpt2_layers` */
+    int64_t keys_stride, values_stride, cache_blocks;
+    const int64_t *banned; /* ids that may not be chosen */
+    int64_t banned_count;
+    float temperature, log_min_p; /* these and the next two as in `gpt2_choose` */
+    int64_t top_k;
+    double top_p;
+    const double *uniforms; /* (count, B) */
+    int64_t *positions;     /* (B,) of the last tokens */
+    int64_t *visible, *new; /* (B,) to work with */
+    int64_t *ids;           /* (count + 1, B): the last tokens, and room for the drafts */
+    int64_t B, count;
+    float *x, *normed;      /* (B, C) to work with */
+    float *logits;          /* (B, V padded to whole panels) */
+    float *layers, *choice; /* scratch of `gpt2_layers` and `gpt2_choose` */
+    void *digits;           /* scratch of `gpt2_linear` for lm_head */
+    int32_t half, threads;
+};
+
+/* Return 0, or 1 where `gpt2_embed` or `gpt2_layers` does. */
+EXPORT int gpt2_draft(const struct draft *d);
 
 EXPORT void gpt2_log_sum_exp(
     const float *x, int64_t rows, int64_t stride, int64_t n, double *y, int threads);

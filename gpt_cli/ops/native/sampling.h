@@ -72,8 +72,13 @@ static int64_t likeliest(
         bound = kth_largest(ordered, groups, k);
     }
     count = gather(logits, n, largest, bound, kept, columns);
+    if (!count) { /* damaged weights: no number of the row is one */
+        kept[0] = 0;
+        columns[0] = 0;
+        return 1;
+    }
     memcpy(work, kept, count * sizeof *work);
-    bound = kth_largest(work, count, k);
+    bound = kth_largest(work, count, smaller(k, count));
     int64_t left = 0;
     for (int64_t i = 0; i < count; i++)
         if (kept[i] >= bound) {
