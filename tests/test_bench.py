@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -5,31 +6,42 @@ import pytest
 
 from gpt_cli import bench, checkpoint
 from gpt_cli.bench import Plan, Spread, measure, prompts
+from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.generate import Completion, Step
+from gpt_cli.speculate import Speculator
 
 SMALL = Plan(prompt_tokens=5, max_tokens=6, batch=2, repetitions=2)
+SPECULATION = ("speculation", "cache on")
 
 
-class Watched:
-    """The engine, with what it was asked to run; `change` may change the ids that come out."""
+def run_of(completions, steps):
+    return type("Run", (), {"completions": completions, "__iter__": lambda _: iter(steps)})()
 
-    def __init__(self, engine, change=lambda options, run: None):
-        self._engine = engine
-        self._change = change
-        self.runs = []
 
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
+@pytest.fixture
+def watch(monkeypatch):
+    """Return a list of what engines are asked to run: the mode, its speculator, texts, options.
 
-    def run(self, texts, options):
-        self.runs.append((texts, options))
-        run = self._engine.run(texts, options)
-        steps = list(run)
-        self._change(options, run)
-        return type(
-            "Run", (), {"completions": run.completions, "__iter__": lambda _: iter(steps)}
-        )()
+    `change` may change the ids that come out.
+    """
+
+    def start(change=lambda mode, options, run: None):
+        runs, real = [], Engine.run
+
+        def run(engine, texts, options):
+            mode = "cache on" if options.use_cache else "cache off"
+            mode = "speculation" if engine.speculator else mode
+            runs.append((mode, engine.speculator, texts, options))
+            run = real(engine, texts, options)
+            steps = list(run)
+            change(mode, options, run)
+            return run_of(run.completions, steps)
+
+        monkeypatch.setattr(Engine, "run", run)
+        return runs
+
+    return start
 
 
 # --- prompts -------------------------------------------------------------------------------------
@@ -74,13 +86,15 @@ def test_prompts_have_fewer_tokens_where_no_place_gives_as_many():
 # --- what is run ---------------------------------------------------------------------------------
 
 
-def test_the_modes_take_turns_after_a_warm_up_and_all_is_greedy(engine):
-    watched, told = Watched(engine), []
-    measure(watched, replace(SMALL, max_tokens=25), told.append)
-    assert [options.use_cache for _, options in watched.runs] == [True, False] * 3
-    assert [options.max_tokens for _, options in watched.runs] == [20] * 2 + [25] * 4
-    assert {tuple(texts) for texts, _ in watched.runs} == {tuple(prompts(engine, 5, 2))}
-    assert {(o.temperature, o.ignore_eos, o.stop) for _, o in watched.runs} == {(0, True, ())}
+def test_the_modes_take_turns_after_a_warm_up_and_all_is_greedy(engine, watch, monkeypatch):
+    monkeypatch.setattr(engine, "speculator", Speculator(engine.model))  # is not used
+    runs, told = watch(), []
+    measure(engine, replace(SMALL, max_tokens=25), told.append)
+    modes, _, texts, options = zip(*runs, strict=True)
+    assert modes == ("cache on", "cache off") * 3
+    assert [each.max_tokens for each in options] == [20] * 2 + [25] * 4
+    assert set(map(tuple, texts)) == {tuple(prompts(engine, 5, 2))}
+    assert {(o.temperature, o.ignore_eos, o.stop) for o in options} == {(0, True, ())}
     assert told == [
         "warming up",
         "cache on, repetition 1 of 2",
@@ -88,6 +102,29 @@ def test_the_modes_take_turns_after_a_warm_up_and_all_is_greedy(engine):
         "cache on, repetition 2 of 2",
         "cache off, repetition 2 of 2",
     ]
+
+
+@pytest.mark.usefixtures("library")
+def test_speculation_takes_turns_with_the_cache_and_its_twin_is_warm(engine, watch):
+    runs = watch()
+    found = measure(engine, replace(SMALL, max_tokens=25, modes=SPECULATION))
+    modes, speculators, _, options = zip(*runs, strict=True)
+    assert modes == SPECULATION * 3
+    assert [each.max_tokens for each in options] == [25, 20] + [25] * 4
+    assert {each.use_cache for each in options} == {True}
+    assert len(set(speculators)) == 2  # one with its twin, and None
+    assert list(found.modes) == ["cache on", "speculation"]
+    assert (found.cache_off, found.ids_equal) == (None, True)
+
+
+def test_speculation_is_refused_where_it_could_change_results(engine, watch, monkeypatch):
+    runs = watch()
+    monkeypatch.setattr(engine.model.ops, "batch_invariant", False)
+    with pytest.raises(
+        InputError, match=r"^speculation needs the compiled CPU library, .*doctor`$"
+    ):
+        measure(engine, replace(SMALL, modes=SPECULATION))
+    assert runs == []
 
 
 def test_what_was_measured_is_told(engine):
@@ -115,23 +152,28 @@ def test_what_was_measured_is_told(engine):
         assert mode.tokenize_s.min < mode.first_token_s.max < mode.total_s.max
 
 
-@pytest.mark.parametrize("cache", [True, False])
-def test_one_mode_may_be_measured_alone(engine, cache):
-    watched = Watched(engine)
-    found = measure(watched, replace(SMALL, caches=(cache,)))
-    assert [options.use_cache for _, options in watched.runs] == [cache] * 3
-    assert list(found.modes) == ["cache on" if cache else "cache off"]
-    assert (found.cache_on is None, found.cache_off is None) == (not cache, cache)
+@pytest.mark.parametrize("mode", ["cache on", "cache off"])
+def test_one_mode_may_be_measured_alone(engine, watch, mode):
+    runs = watch()
+    found = measure(engine, replace(SMALL, modes=(mode,)))
+    assert [run[0] for run in runs] == [mode] * 3
+    assert list(found.modes) == [mode]
+    assert (found.cache_on is None, found.cache_off is None) == (
+        mode == "cache off",
+        mode == "cache on",
+    )
+    assert (found.speculation, found.drafted, found.accepted) == (None, None, None)
     assert found.ratio is None
     assert found.ids_equal is None
 
 
-def test_a_text_may_fill_the_context_and_not_more(engine):
-    assert measure(engine, Plan(1, 79, repetitions=1, caches=(True,))).positions[-1] == 80
-    watched = Watched(engine)
+def test_a_text_may_fill_the_context_and_not_more(engine, watch):
+    plan = Plan(1, 79, repetitions=1, modes=("cache on",))
+    assert measure(engine, plan).positions[-1] == 80
+    runs = watch()
     with pytest.raises(ContextError, match=r"40 .* 41 .* 81 tokens, .* context of 80"):
-        measure(watched, Plan(40, 41))
-    assert watched.runs == []
+        measure(engine, Plan(40, 41))
+    assert runs == []
 
 
 @pytest.mark.parametrize("name", ["prompt_tokens", "max_tokens", "batch", "repetitions"])
@@ -142,77 +184,89 @@ def test_numbers_out_of_range_are_refused(name, number):
 
 
 @pytest.mark.parametrize(
-    ("cache", "names"),
+    ("other", "wrong", "names"),
     [
-        (False, r"\(cache on, repetition 1\) and 0 \(cache off, repetition 1\)"),
-        (True, r"\(cache on, repetition 1\) and 0 \(cache on, repetition 2\)"),
+        ("cache off", 3, r"\(cache on, repetition 1\) and 0 \(cache off, repetition 1\)"),
+        ("cache off", 4, r"\(cache on, repetition 1\) and 0 \(cache on, repetition 2\)"),
+        ("speculation", 3, r"\(cache on, repetition 1\) and 0 \(speculation, repetition 1\)"),
     ],
 )
-def test_ids_that_differ_are_an_error_that_names_the_first(engine, cache, names):
-    seen = []
+def test_ids_that_differ_are_an_error_that_names_the_first(
+    engine, watch, monkeypatch, other, wrong, names
+):
+    monkeypatch.setattr(engine.model.ops, "batch_invariant", True)
+    count = itertools.count()  # of runs, after two to warm up
 
-    def change(options, run):
-        seen.append(options.use_cache)
-        if (
-            options.max_tokens == 12
-            and options.use_cache == cache
-            and seen.count(cache) > 1 + cache
-        ):
+    def change(mode, options, run):
+        if next(count) == wrong:
             run.completions[1].ids[3:] = [0] * 9
 
-    plan = Plan(5, 12, batch=2, repetitions=2)
+    watch(change)
+    plan = Plan(5, 12, batch=2, repetitions=2, modes=("cache on", other))
     with pytest.raises(MismatchError, match=rf"^new token 4 of row 2 is \d+ {names}\. "):
-        measure(Watched(engine, change), plan)
+        measure(engine, plan)
 
 
 # --- the figures ---------------------------------------------------------------------------------
 
 
 class Clockwork:
-    """An engine of two rows whose every part takes a time that is known, on a clock of its own.
+    """Two rows whose every part takes a time that is known, on a clock of its own.
 
-    A repetition takes `pace` times as long as the first. With the cache, a token takes 3 in the
-    model; without, as many as there are tokens before it.
+    A repetition takes `pace` times as long as the first. With the cache, a pass takes 3 in the
+    model; without, as many as there are tokens before it. With speculation, a pass gives each row
+    a number of tokens, those of `passes`, from 4 drafts times the pace.
     """
 
-    def __init__(self, pace):
+    def __init__(self, pace, passes):
         self.now = 0.0
-        self.pace = iter(pace)
-        self.name, self.load_seconds = "clockwork", 7.0
+        self.pace, self.passes = iter(pace), passes
 
     def encode(self, text):
-        self.now += self.tokenizing
+        self.now += 0.125
         return [1] * 4
 
-    def run(self, texts, options):
+    def run(self, texts, options, speculator):
         pace = 1.0 if options.max_tokens < 12 else next(self.pace)
         completions = [Completion(4, 0) for _ in texts]
+        passes = self.passes if speculator else [[1] * len(texts)] * options.max_tokens
 
         def steps():
             self.now += 2 * pace  # tokenization, for one
             began = self.now
-            for token in range(options.max_tokens):
-                model = (3.0 if options.use_cache and token else 4.0 + token) * pace
+            for number, counts in enumerate(passes):
+                model = (3.0 if options.use_cache and number else 4.0 + number) * pace
                 self.now += model + 1 * pace
                 seconds = self.now - began
-                for row, completion in enumerate(completions):
-                    self.now += 0.5 * pace  # the text
-                    step = Step(row, 5, 0.0, [], "", None, seconds, model)
-                    completion.add(step)
-                    yield step
+                for row, count in enumerate(counts):
+                    shared = model, int(4 * pace) if speculator and number else 0
+                    for token in range(1, count + 1):
+                        self.now += 0.5 * pace  # the text
+                        details = 5, 0.0, [], "", None, seconds
+                        step = Step(row, *details, *shared, accepted=token < count)
+                        completions[row].add(step)
+                        yield step
+                        shared = 0.0, 0
 
-        return type("Run", (), {"completions": completions, "__iter__": lambda _: steps()})()
+        return run_of(completions, steps())
 
 
 @pytest.fixture
 def clockwork(engine, monkeypatch):
-    def make(*pace):
-        made = Clockwork(pace)
-        made.model, made.tokenizing = engine.model, 0.125
+    """Return a function that returns an engine with the times of a clockwork."""
+
+    def make(*pace, passes=()):
+        made = Clockwork(pace, passes)
+        for name, replacement in {
+            "encode": lambda engine, text: made.encode(text),
+            "run": lambda engine, texts, options: made.run(texts, options, engine.speculator),
+        }.items():
+            monkeypatch.setattr(Engine, name, replacement)
+        monkeypatch.setattr(engine.model.ops, "batch_invariant", True)
         monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: made.now))
         monkeypatch.setattr(bench, "_WARM_UP", 8)
         monkeypatch.setattr(bench, "prompts", lambda engine, tokens, batch: ["text"] * batch)
-        return made
+        return engine
 
     return make
 
@@ -252,8 +306,39 @@ def test_every_figure_is_what_it_is_called(clockwork):
 
 
 def test_the_time_of_a_token_is_its_median_over_the_repetitions(clockwork):
-    found = measure(clockwork(4, 1, 9), Plan(4, 12, batch=2, repetitions=3, caches=(True,)))
+    found = measure(clockwork(4, 1, 9), Plan(4, 12, batch=2, repetitions=3, modes=("cache on",)))
     assert found.cache_on.token_s == [32, *[20] * 11]
+
+
+def test_tokens_of_a_pass_share_its_time_evenly(clockwork):
+    passes = [[1], [4], [2], [1], [4]]
+    found = measure(
+        clockwork(1, 1, 1, passes=passes), Plan(4, 12, repetitions=1, modes=SPECULATION)
+    )
+    # A pass takes 4, and each of its tokens 0.5; the first 5, and tokenization 2.
+    times = [7.5, *[6 / 4] * 4, *[5 / 2] * 2, 4.5, *[6 / 4] * 4]
+    assert found.speculation.token_s == times
+    assert found.speculation.growth == 1
+    assert found.speculation.decode_tok_s.median == 11 / sum(times[1:])
+    assert found.speculation.model_s.median == 4 * 3 / 11
+    assert found.speculation.other_s.median == (4 + 11 * 0.5) / 11
+    assert found.ratio["decode_tok_s"] == pytest.approx(11 * 4.5 / sum(times[1:]))
+    assert found.ratio["total_s"] == pytest.approx((7.5 + 11 * 4.5) / sum(times))
+
+
+def test_a_token_has_come_when_every_row_has_it(clockwork):
+    passes = [[1, 1], [1, 2], [4, 1], [2, 8], [4, 0]]
+    plan = Plan(4, 12, batch=2, repetitions=3, modes=SPECULATION)
+    found = measure(clockwork(1, 1, 1, 1 / 4, 1, 2, 1, passes=passes), plan)
+    # When the tokens of the two rows come, in the first repetition.
+    one = [7.5, 12.5, 14.25, 16, 17.75, 19.5, 22.25, 25, 27.5, 30, 32.5, 35]
+    other = [8, 10.75, 13.5, *(20 + 1.125 * n for n in range(9))]
+    both = [0, *map(max, one, other)]
+    assert found.speculation.token_s == [b - a for a, b in itertools.pairwise(both)]
+    assert found.speculation.total_s == Spread(35, 35 / 4, 70)
+    assert found.speculation.model_s == Spread(12 / 11, 3 / 11, 24 / 11)
+    # Drafted: 4 in each of 4 and 3 passes; accepted: 7 and 8.
+    assert (found.drafted, found.accepted) == (14, 8)
 
 
 @pytest.mark.parametrize(

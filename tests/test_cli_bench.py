@@ -21,6 +21,7 @@ from gpt_cli.machine import native_library
 BENCH = ["bench", "--model", "tiny"]
 FEW = [*BENCH, "-p", "4", "-n", "5", "-r", "2"]
 LEGEND_ON = "with the cache: only the new token is computed"
+LEGEND_SPECULATION = "with speculation: a pass gives one or more tokens"
 LEGEND_OFF = "without the cache: the whole text is computed again for each token"
 
 
@@ -56,10 +57,20 @@ def found():
         late=(143, 152),
         cache_on=mode([0.002] * 120, 1.04),
         cache_off=mode([0.001 * (1 + token // 5) for token in range(120)], 12.34),
+        speculation=None,
+        drafted=None,
+        accepted=None,
         ratio={"decode_tok_s": 123.4, "model_s": 5.678},
         ids_equal=True,
         ids=[[1] * 120] * 2,
     )
+
+
+@pytest.fixture
+def speculation(found):
+    """The same with speculation in place of the mode without the cache."""
+    both = {"cache_off": None, "speculation": mode([0.001] * 120, 0.96)}
+    return replace(found, **both, drafted=1912, accepted=1754)
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -114,24 +125,42 @@ def test_the_table_has_each_figure_with_its_range_and_its_ratio(found):
         assert all(line[start - 1] == " " != line[start] for line in table)
 
 
+def test_speculation_has_a_column_and_its_drafts(speculation):
+    _, table, notes, *_ = bench_format.as_text(speculation).split("\n\n")
+    header, *_ = table.splitlines()
+    assert re.split(r"  +", header) == ["median (min-max)", "cache on", "speculation", "ratio"]
+    accepted = "speculation: 1,754 of 1,912 drafted tokens accepted"
+    assert notes.splitlines()[1:] == [
+        "ratio: speed with speculation / speed without it",
+        f"{accepted} in each text, on average",
+        "ms per token: time in which each row gets one token",
+    ]
+    alone = bench_format.as_text(replace(speculation, batch=1))
+    assert f"\n{accepted}\n\n" in alone
+
+
 def test_the_notes_report_memory_and_loading_and_one_token_has_no_rate(found):
     text = bench_format.as_text(found)
     assert "loaded in 0.0123 s; peak memory of the process 123 MB, weights 5 MB\n" in text
-    assert "ms per token: time of a step, which gives each row one token\n" in text
+    assert "ms per token: time in which each row gets one token\n" in text
+    assert "ratio: speed with the cache / speed without it\n" in text
+    assert "drafted" not in text
     single = replace(mode([0.5], None), total_s=Spread(2, 2, 2), decode_tok_s=None)
     alone = {"positions": [33], "cache_on": single, "cache_off": None, "ratio": None}
     text = bench_format.as_text(
         replace(found, early=None, late=None, peak_bytes=None, batch=1, **alone)
     )
     assert "peak memory of the process unknown" in text
-    assert "time of a step" not in text
+    assert "ms per token: " not in text
     assert re.search(r"^decode, tokens/s +-$", text, re.MULTILINE)
     assert re.search(r"^whole text, s +2\.00$", text, re.MULTILINE)
 
 
-def test_the_conclusion_reports_only_measured_facts(found):
+def test_the_conclusion_reports_only_measured_facts(found, speculation):
     said = "With the cache, tokens 143 to 152 of the text took 1.0 times as long as tokens 34 to 43"
     assert bench_format.conclusion(found) == f"{said}; without it, 12.3 times. All ids agree."
+    other = f"{said}; with speculation, 1.0 times. All ids agree."
+    assert bench_format.conclusion(speculation) == other
     alone = replace(found, cache_off=None, ratio=None)
     assert bench_format.conclusion(alone) == f"{said}. All ids agree."
     assert bench_format.conclusion(replace(alone, repetitions=1)) == f"{said}."
@@ -174,6 +203,12 @@ def test_the_curves_are_where_the_axes_say(found):
     assert lines[15].endswith(" 152")
     assert len(lines[15]) == 69
     assert lines[17:] == [f"{'':9}o  {LEGEND_OFF}", f"{'':9}*  {LEGEND_ON}"]
+
+
+def test_the_curve_of_speculation_has_its_mark_and_legend(speculation):
+    lines = plot.curves(speculation).splitlines()
+    assert [line[9:] for line in lines[2:14] if line[9:]] == ["*" * 60, "+" * 60]
+    assert lines[17:] == [f"{'':9}*  {LEGEND_ON}", f"{'':9}+  {LEGEND_SPECULATION}"]
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 59, 61, 1000])
@@ -244,6 +279,22 @@ def test_json_is_one_object_with_everything():
         assert ratio == pytest.approx((pair[0] / pair[1]) ** (-1 if more_is_better else 1))
 
 
+@pytest.mark.usefixtures("library")
+def test_json_has_speculation_with_the_same_ids():
+    (told,) = records_here(*FEW, "--json", "--speculate")
+    (plain,) = records_here(*FEW, "--json")
+    assert told["ids"] == plain["ids"]
+    assert told["ids_equal"] is True
+    assert told["cache_off"] is None
+    assert told["speculation"].keys() == told["cache_on"].keys()
+    assert len(told["speculation"]["token_s"]) == 5
+    assert 0 <= told["accepted"] <= told["drafted"]
+    pair = [told[name]["total_s"]["median"] for name in ("cache_on", "speculation")]
+    assert told["ratio"]["total_s"] == pytest.approx(pair[0] / pair[1])
+    assert told.keys() == plain.keys()
+    assert (plain["speculation"], plain["drafted"], plain["accepted"]) == (None, None, None)
+
+
 # --- flags ---------------------------------------------------------------------------------------
 
 
@@ -252,6 +303,11 @@ def test_the_number_of_threads_can_be_set():
     for flags, env in ((["--threads", "5"], {}), ([], {"GPT_CLI_THREADS": "5"})):
         (told,) = records_here(*FEW, "--json", *flags, GPT_CLI_OPS="native", **env)
         assert told["threads"] == 5
+
+
+def test_speculation_needs_the_library():
+    error = refusal(*FEW, "--speculate", GPT_CLI_OPS="numpy")
+    assert "speculation needs the compiled CPU library, and here numpy computes: " in error
 
 
 @pytest.fixture
@@ -277,7 +333,7 @@ def test_every_flag_has_its_effect(asked, capfd, thread_variables):
         "--offline --threads 3 -q"
     )
     assert app.run(["bench", *flags.split()]) == 0
-    assert asked["plan"] == Plan(3, 5, 7, 9, (False,))
+    assert asked["plan"] == Plan(3, 5, 7, 9, ("cache off",))
     assert asked["load"] == {
         "name": "some/model",
         "device": "cpu",
@@ -292,11 +348,18 @@ def test_every_flag_has_its_effect(asked, capfd, thread_variables):
 
 
 @pytest.mark.parametrize(
-    ("flags", "caches"), [([], (True, False)), (["--cache"], (True,)), (["--no-cache"], (False,))]
+    ("flags", "modes"),
+    [
+        ([], ("cache on", "cache off")),
+        (["--cache"], ("cache on",)),
+        (["--no-cache"], ("cache off",)),
+        (["--speculate"], ("speculation", "cache on")),
+        (["--speculate", "--cache"], ("speculation", "cache on")),
+    ],
 )
-def test_both_modes_are_measured_by_default(flags, caches, asked):
+def test_flags_choose_the_modes(flags, modes, asked):
     assert app.run(["bench", *flags]) == 0
-    assert asked["plan"] == Plan(caches=caches)
+    assert asked["plan"] == Plan(modes=modes)
     assert asked["load"]["name"] == "gpt2"
 
 
@@ -308,6 +371,7 @@ def test_both_modes_are_measured_by_default(flags, caches, asked):
         (["text"], "unexpected extra argument"),
         (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
         (["--plot", "curves"], "curves: the name must end with"),
+        (["--speculate", "--no-cache"], "--speculate needs the cache: leave out --no-cache"),
         (["--plot", "no/such/folder/x.png"], "the folder no/such/folder does not exist"),
         (["--plot", "folder.png"], "folder.png is a folder"),
     ],

@@ -1,4 +1,4 @@
-"""`gpt-cli bench`: measure generation with and without the KV cache."""
+"""`gpt-cli bench`: measure generation with and without the KV cache, or speculation."""
 
 import sys
 from dataclasses import asdict
@@ -8,6 +8,7 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import on_terminal, write
 from gpt_cli.declare import PATH, SWITCH, option
+from gpt_cli.errors import InputError
 from gpt_cli.records import json_line
 from gpt_cli.startup import prepare
 
@@ -21,13 +22,14 @@ def bench(
     cache: bool | None = option(
         None, "Measure only one mode; both if not set.", kind=SWITCH, flag="--cache/--no-cache"
     ),
+    speculate: bool = option(False, "Measure the cache with and without speculative decoding."),
     plot: Path | None = option(
         None, "Draw the curves: .png, .svg or .pdf (matplotlib).", kind=PATH, metavar="FILE"
     ),
     loading: flags.Loading,
     as_json: flags.Json = False,
 ) -> None:
-    """Measure generation with and without the KV cache.
+    """Measure generation with and without the KV cache, or speculative decoding.
 
     Print times, rates, memory use and two curves. The prompt is a built-in text. Generation is
     greedy, so both modes generate the same tokens.
@@ -35,17 +37,24 @@ def bench(
     Examples:
         gpt-cli bench -m tiny -n 64
         gpt-cli bench -m tiny -n 32 --batch 4 --json
+        gpt-cli bench -m gpt2 --speculate
     """
     from gpt_cli.cli import plot as plots
 
     if plot is not None:
         plots.check("--plot", plot, (".png", ".svg", ".pdf"))
+    if speculate and cache is False:
+        raise InputError("--speculate needs the cache: leave out --no-cache")
     prepare(loading.threads)
-    from gpt_cli.bench import Plan, measure
+    from gpt_cli.bench import ModeName, Plan, measure
     from gpt_cli.cli import bench_format
 
-    caches = (True, False) if cache is None else (cache,)
-    plan = Plan(prompt_tokens, max_tokens, batch, repetitions, caches)
+    modes: tuple[ModeName, ...] = ("cache on", "cache off")
+    if speculate:
+        modes = ("speculation", "cache on")
+    elif cache is not None:
+        modes = ("cache on",) if cache else ("cache off",)
+    plan = Plan(prompt_tokens, max_tokens, batch, repetitions, modes)
     engine = loading.load()
     shown = on_terminal(sys.stderr) and not loading.quiet
     try:

@@ -25,13 +25,13 @@ def as_text(found: Benchmark) -> str:
 
 def conclusion(found: Benchmark) -> str:
     """Return sentences about the growth of times and the equality of ids, if known."""
-    sentences = []
+    sentences, other = [], "with speculation" if found.speculation else "without it"
     growths = [_ratio(mode.growth) for mode in found.modes.values() if mode.growth is not None]
     if found.early and found.late:
         sentences.append(
             f"{'With' if found.cache_on else 'Without'} the cache, {_tokens(found.late)} of the "
             f"text took {growths[0]} times as long as {_tokens(found.early)}"
-            f"{''.join(f'; without it, {growth} times' for growth in growths[1:])}."
+            f"{''.join(f'; {other}, {growth} times' for growth in growths[1:])}."
         )
     if len(found.modes) * found.repetitions > 1:
         sentences.append("All ids agree.")
@@ -67,9 +67,15 @@ def _notes(found: Benchmark) -> str:
         f"weights {format_size(found.weights_bytes)}"
     ]
     if found.ratio is not None:
-        lines.append("ratio: speed with the cache / speed without it")
+        what = "speculation" if found.speculation else "the cache"
+        lines.append(f"ratio: speed with {what} / speed without it")
+    if found.speculation:
+        each = " in each text, on average" if found.batch > 1 else ""
+        lines.append(
+            f"speculation: {found.accepted:,} of {found.drafted:,} drafted tokens accepted{each}"
+        )
     if found.batch > 1:
-        lines.append("ms per token: time of a step, which gives each row one token")
+        lines.append("ms per token: time in which each row gets one token")
     return "\n".join(lines)
 
 

@@ -25,6 +25,7 @@ _STYLES = {  # of each mode: mark, colour (safe for the colour-blind), legend
         "without the cache: the whole text is computed again for each token",
     ),
     "cache on": ("*", "#0072b2", "with the cache: only the new token is computed"),
+    "speculation": ("+", "#009e73", "with speculation: a pass gives one or more tokens"),
 }
 
 
