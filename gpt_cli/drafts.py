@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from gpt_cli.checkpoint import memory
 from gpt_cli.errors import CheckpointError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, Block, hidden_states, unembed
-from gpt_cli.ops import Linear, TwinOps
+from gpt_cli.ops import Linear
 from gpt_cli.rows import Chooser, Place, Row
 
 _NGRAM = 3  # tokens
@@ -46,7 +45,6 @@ class Twin:
 
     def __init__(self, model: GPT2, chooser: Chooser):
         self._model, self._chooser = model, chooser
-        self._ops = cast(TwinOps, model.ops)
 
     def draft(self, rows: Sequence[Row], count: int, cache: KVCache) -> list[list[int]]:
         """Return up to `count` drafts for each row."""
@@ -56,17 +54,17 @@ class Twin:
     def _in_one_call(
         self, rows: Sequence[Row], count: int, cache: KVCache
     ) -> list[list[int]] | None:
-        """Draft by `TwinOps.draft`, or return None if that does not know the rows' options."""
+        """Draft by `Ops.draft`, or return None if that does not know the rows' options."""
         params, banned = rows[0].sampling, self._chooser.banned(rows[0])
         alike = len({(row.sampling, row.options.ignore_eos) for row in rows}) == 1
-        if not alike or params.changes_logits:
+        if self._model.ops.draft is None or not alike or params.changes_logits:
             return None
         last, draws = np.array([row.ids[-1] for row in rows]), np.zeros((count, len(rows)))
         filters = 1.0, 1, 1.0, 0.0  # of the likeliest tokens, a draw of 0 takes the first
         if params.temperature:
             draws[:] = [[row.draw(len(row.generated) + n) for row in rows] for n in range(count)]
             filters = params.temperature, params.top_k, params.top_p, params.min_p
-        found = self._ops.draft(self._model, cache, last, draws, banned, *filters)
+        found = self._model.ops.draft(self._model, cache, last, draws, banned, *filters)
         return None if found is None else found.T.tolist()
 
     def _by_steps(self, rows: Sequence[Row], count: int, cache: KVCache) -> list[list[int]]:

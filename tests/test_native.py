@@ -23,7 +23,8 @@ from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.model import forward
 from gpt_cli.ops import LayerNorm, Linear, bindings, memory, native_ops
-from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
+from gpt_cli.ops.bindings import COLUMNS
+from gpt_cli.ops.int8 import BLOCK, LARGEST, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps, softmax
 from gpt_cli.tensors import Tensor, aligned_empty
@@ -491,6 +492,82 @@ def test_matrices_that_other_ops_placed_or_of_an_unreadable_file_are_rejected(na
         ops.place_matrix(np.empty((0, 4), np.float32))
     with pytest.raises(OSError, match=r"Bad file descriptor: .*written"):
         ops.place_matrix(Unreadable(tmp_path, None, 0, "F32", (2, 2)))
+
+
+# --- int8 from matrices in memory ----------------------------------------------------------------
+
+
+def quantized(ops, matrix, transposed=False):
+    return ops.twin_ops().quantize(ops.place_matrix(matrix, transposed=transposed))
+
+
+def assert_quantized_as_packed(native, dtype, matrix, transposed=False):
+    matrix = matrix if dtype == "float32" else filed(matrix, dtype)
+    expected = native("int8").place_matrix(matrix[:], transposed=transposed)
+    found = quantized(native(dtype), matrix, transposed)
+    assert (found.n_in, found.n_out, found.format) == (expected.n_in, expected.n_out, "int8")
+    assert np.array_equal(found.panels, expected.panels)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@given(
+    n_in=sizes, n_out=sizes, transposed=st.booleans(), exponent=st.integers(-150, 122),
+    threads=st.integers(1, 3), seed=seeds,
+)  # fmt: skip
+@at_each_level
+def test_quantizing_in_memory_equals_packing(
+    level, native, dtype, n_in, n_out, transposed, exponent, threads, seed
+):
+    random = np.random.default_rng(seed)
+    exponent = exponent // 13 if dtype == "float16" else exponent
+    matrix = array("matrix", n_in, n_out, seed=seed) ** 3 * np.float32(2) ** exponent
+    matrix[random.random(matrix.shape) < 0.2] = -0.0
+    matrix[:, random.integers(n_out, size=n_out // 9)] = 0
+    matrix[:BLOCK, n_out // 2] = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native(dtype), "threads", threads)
+        matrix = matrix.T.copy() if transposed else matrix
+        assert_quantized_as_packed(native, dtype, matrix, transposed)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_numbers_of_every_size_are_quantized_as_they_are_packed(level, native, dtype):
+    if dtype == "float16":
+        numbers = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    else:
+        numbers = (np.arange(0x7F80, dtype=np.uint32) << 16).view(np.float32)
+    if dtype == "float32":
+        numbers = np.concatenate([numbers, np.nextafter(numbers, np.float32(0))])
+    for order in (numbers, -np.random.default_rng(1).permutation(numbers)):
+        assert_quantized_as_packed(native, dtype, np.resize(order, (384, 170)))
+
+
+def test_ties_are_quantized_as_they_are_packed(level, native):
+    matrix = np.resize(np.arange(-126.5, 127), (BLOCK, 130))
+    matrix[0] = LARGEST
+    matrix *= 2.0 ** np.arange(-142, 118, 2)
+    assert_quantized_as_packed(native, "float32", matrix.astype(np.float32))
+
+
+def test_int8_is_not_quantized_again(native):
+    placed = native("int8").place_matrix(array("matrix", 40, 40))
+    with pytest.raises(ValueError, match="the matrix cannot be"):
+        native("float32").twin_ops().quantize(placed)
+
+
+@pytest.mark.parametrize("damage", NAN_AND_INF)
+def test_a_damaged_weight_changes_only_its_block_in_int8(level, native, damage):
+    matrix = array("matrix", 150, 70)
+    expected = quantized(native("float32"), matrix).panels
+    matrix[70, 40] = damage
+    found = quantized(native("float32"), matrix).panels
+    panels, blocks, _ = found.shape
+    same = found == expected
+    weights = same[..., : BLOCK * COLUMNS].reshape(panels, blocks, BLOCK // 4, COLUMNS, 4)
+    scales = same[..., BLOCK * COLUMNS :].reshape(panels, blocks, COLUMNS, 2)
+    weights[1, 1, :, 40 % COLUMNS] = scales[1, 1, 40 % COLUMNS] = True
+    assert weights.all()
+    assert scales.all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

@@ -68,6 +68,10 @@ class Ops(Protocol):
     def layers(self) -> Callable[[Array, tuple[Any, ...], Array, Any], Array] | None:
         """`model.layers` in one call, with the same bits, or None: (x, h, visible, cache) -> x."""
 
+    @property
+    def draft(self) -> Callable[..., Array | None] | None:
+        """`drafts.Twin.draft` in one call, or None: see `twin_ops.TwinNativeOps.draft`."""
+
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""
 
@@ -145,38 +149,6 @@ class TwinOps(Ops, Protocol):
 
     def quantize(self, matrix: Matrix) -> Matrix:
         """Convert a matrix of the model to int8, as `int8.quantize` does."""
-
-    def draft(
-        self,
-        model: Any,
-        cache: Any,
-        last: Array,
-        uniforms: Array,
-        banned: Array,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-    ) -> Array | None:
-        """Draft tokens one after the other, in one call, or return None if it has no such call.
-
-        The twin appends to the cache beyond its lengths, which stay. No result is an error:
-        drafts of damaged weights are as good as any.
-
-        Args:
-            model: the twin.
-            cache: the keys and values of all tokens of each text but its last.
-            last: (B,) the last token of each text.
-            uniforms: (count, B) the draws of the drafts; 0 for a temperature of 0.
-            banned: ids that may not be drafted.
-            temperature: above 0; this and the others as in `sampling.SamplingParams`.
-            top_k: the number of tokens to keep, or 0.
-            top_p: the probability to keep.
-            min_p: the smallest fraction of the likeliest.
-
-        Returns:
-            ids (count, B).
-        """
 
 
 # The implementations by device and type of weights, the fastest first: for "native", the class is

@@ -53,6 +53,7 @@ class CuPyOps:
     threads = 1
     xp: ModuleType = cupy
     batch_invariant = False
+    draft: Callable[..., Array | None] | None = None
     to_host = staticmethod(cupy.asnumpy)
     exp = staticmethod(cupy.exp)
 

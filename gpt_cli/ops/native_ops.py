@@ -7,6 +7,7 @@ at any level of the processor.
 
 import math
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -66,6 +67,7 @@ class NativeOps:
     cache_block = COLUMNS
     xp: ModuleType = np
     batch_invariant = True
+    draft: Callable[..., Array | None] | None = None
     to_host = staticmethod(np.asarray)
     _panel_type: np.dtype[Any] = FLOAT32
     _cache_type: np.dtype[Any] = FLOAT32

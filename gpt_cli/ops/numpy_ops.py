@@ -87,6 +87,7 @@ class NumPyOps:
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     xp: ModuleType = np
     batch_invariant = False
+    draft: Callable[..., Array | None] | None = None
     free_memory = staticmethod(free_memory)
     to_host = staticmethod(np.asarray)
     _cache_type: type[np.floating[Any]] = np.float32
