@@ -201,8 +201,9 @@ def test_all_drafts_in_one_call_are_those_of_single_steps(
     ids, lengths = right_pad(prompts)
     hidden_states(model, ids, cache, lengths)
     cache.rewind(1)  # the last token of each row is not in the cache
-    twin = Twin(make_twin(model), Chooser(model.ops, tokenizer, model.config))
-    with computing(model.ops, *threads_and_level):
+    made = make_twin(model)
+    twin = Twin(made, Chooser(model.ops, tokenizer, model.config))
+    with computing(made.ops, *threads_and_level):
         steps = twin._by_steps(rows, count, cache)
         before = cache.lengths.tolist()
         call = twin._in_one_call(rows, count, cache)
@@ -215,13 +216,44 @@ def knows(options):
     return options.temperature == 0 or 0 < options.top_k <= len(VOCAB) + 70
 
 
-def test_a_twin_ends_its_drafts_where_its_results_are_not_finite(model, tokenizer):
-    row = Row(0, Request([1, 2], Options(temperature=0)), tokenizer, model.config)
-    cache = KVCache(model.config, model.ops, 1, 20)
-    hidden_states(model, np.array([[1]]), cache)
+@pytest.fixture
+def place(model, tokenizer):
+    """Return a chooser, a row and a cache for a text of two tokens, of which one is cached."""
+
+    def place(**sampling):
+        row = Row(0, Request([1, 2], Options(**sampling)), tokenizer, model.config)
+        cache = KVCache(model.config, model.ops, 1, 20)
+        hidden_states(model, np.array([[1]]), cache)
+        return Chooser(model.ops, tokenizer, model.config), row, cache
+
+    return place
+
+
+@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("count", [1, 30, len(VOCAB)])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_in_one_call_results_that_are_not_finite_give_some_draft(
+    model, place, damage, count, temperature
+):
+    chooser, row, cache = place(temperature=temperature, top_k=40, top_p=0.9, min_p=0.01)
+    twin, bias = make_twin(model), np.zeros(len(VOCAB), np.float32)
+    bias[np.random.default_rng(1).permutation(len(VOCAB))[:count]] = damage
+    twin = replace(twin, lm_head=replace(twin.lm_head, bias=bias))
+    (drafts,) = Twin(twin, chooser)._in_one_call([row], 9, cache)
+    assert len(drafts) == 9
+    assert all(0 <= id < len(VOCAB) for id in drafts)
+
+
+def test_in_one_call_more_drafts_than_the_cache_has_room_for_are_refused(model, place):
+    chooser, row, cache = place(temperature=0)
+    with pytest.raises(IndexError, match="too many tokens for a cache"):
+        Twin(make_twin(model), chooser)._in_one_call([row], 40, cache)
+
+
+def test_a_twin_ends_its_drafts_where_its_results_are_not_finite(model, place):
+    chooser, row, cache = place(temperature=0)
     wpe = model.wpe.copy()
     wpe[3] = np.nan
     twin = replace(favouring(model, VOCAB["x"]), wpe=wpe)
-    drafts = Twin(twin, Chooser(model.ops, tokenizer, model.config)).draft([row], 9, cache)
-    assert drafts == [[VOCAB["x"]] * 2]
+    assert Twin(twin, chooser).draft([row], 9, cache) == [[VOCAB["x"]] * 2]
     assert cache.lengths.tolist() == [1]

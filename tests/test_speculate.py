@@ -319,6 +319,8 @@ OTHERS = {
     "overflow": ["error", "truncate", "shift"],
     "top_logprobs": [0, 0, 2],
 }
+CHANGING = ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+UNCHANGED = {name: VALUES[name][0] for name in CHANGING}  # they do not change the logits
 options = st.fixed_dictionaries({name: st.sampled_from(some) for name, some in OTHERS.items()})
 prompts = st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=23)
 rows = st.lists(st.tuples(prompts, sampling_options, options), min_size=1, max_size=3)
@@ -355,16 +357,21 @@ def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypa
     speculators = [speculating(model, each) for each in (twin, similar)]
     drawn = random.Random(5)
 
-    def request(index):
-        prompt = [drawn.randrange(len(VOCAB)) for _ in range(drawn.randint(1, 10))]
-        chosen = {name: drawn.choice(some) for name, some in (VALUES | OTHERS).items()}
-        return Request(prompt, Options(**chosen | {"max_tokens": drawn.randint(1, 12)}), index)
+    def one_of(values):
+        return {name: drawn.choice(some) for name, some in values.items()}
 
-    requests = [request(index) for index in range(2000)]
-    found = []
-    while rows := requests[len(found) :][: drawn.randint(1, 3)]:
+    requests, found = [], []
+    while len(requests) < 2000:
+        alike = drawn.random() < 0.5  # so that the library drafts in one call
+        shared = one_of(VALUES | {"ignore_eos": [False, True]}) | UNCHANGED if alike else {}
+        rows = []
+        for _ in range(drawn.randint(1, 3)):
+            chosen = one_of(VALUES | OTHERS | {"max_tokens": range(1, 13)}) | shared
+            prompt = [drawn.randrange(len(VOCAB)) for _ in range(drawn.randint(1, 10))]
+            rows.append(Request(prompt, Options(**chosen), len(requests) + len(rows)))
         with planned(*[(drawn.randint(0, MOST), drawn.random() < 0.7) for _ in range(5)]):
             found += completions_of(model, tokenizer, rows, drawn.choice(speculators))
+        requests += rows
     assert outcomes(found) == outcomes(completions_of(model, tokenizer, requests))
     accepted = sum(row.accepted for row in found)
     assert 0.2 < accepted / sum(row.drafted for row in found) < 0.8
