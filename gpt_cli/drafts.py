@@ -15,6 +15,7 @@ from gpt_cli.rows import Chooser, Place, Row
 
 _NGRAM = 3  # tokens
 _FADING = 0.9  # of what was learned, with each result
+_STALE = 0.2  # of what was learned, before a new trial
 
 
 class NGrams:
@@ -124,6 +125,10 @@ class Record:
             kept = agreed(drafts, ids)
             self._right = _FADING * self._right + kept
             self._wrong = _FADING * self._wrong + (kept < min(len(drafts), len(ids)))
+
+    def fade(self) -> None:
+        """Let the next result count more than all before."""
+        self._right, self._wrong = _STALE * self._right, _STALE * self._wrong
 
 
 def agreed(drafts: Sequence[int], ids: Sequence[int]) -> int:

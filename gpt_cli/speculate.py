@@ -81,9 +81,11 @@ class Drafting:
             return
         room = min(MOST, DRAFTS // len(rows), min(row.growth for row in rows) - 1)
         self._guesses = [self._ngrams.draft(row, room) for row in rows]
-        count, self._asked = self._plan(rows, room)
+        count, by_twin = self._plan(rows, room)
         drafts = [guess[:count] for guess in self._guesses]
-        if self._asked and (model := self._speculator.twin):
+        model = self._speculator.twin if by_twin else None
+        self._asked = model is not None
+        if model:
             began = time.perf_counter()
             drafts = Twin(model, self._chooser).draft(rows, count, cache)
             seconds = (time.perf_counter() - began) / count
@@ -113,17 +115,18 @@ class Drafting:
         ngrams, twin = self._ngram_record, self._twin_record
         twin.seconds = twin.seconds or _TWIN * self._pass_seconds
         plans = {
-            (count, False): self._rate(ngrams, count, [min(count, size) for size in sizes])
-            for count in (0, *counts)
+            (n, False): self._rate(ngrams, n, [min(n, size) for size in sizes])
+            for n in (0, *counts)
         }
         if self._twin_is_near(rows):
             plans |= {(n, True): self._rate(twin, n, [n] * len(rows)) for n in counts}
         plans[0, False] *= _GAIN
         best = max(plans, key=plans.__getitem__)
-        self._idle = 0 if best[1] else self._idle + 1
+        self._idle, self._patience = (0, _PATIENCE) if best[1] else (self._idle + 1, self._patience)
         if self._idle < self._patience or (1, True) not in plans:
             return best
         self._idle, self._patience = 0, 2 * self._patience
+        twin.fade()  # what it drafted long ago says little
         return 1, True
 
     def _twin_is_near(self, rows: Sequence[Row]) -> bool:

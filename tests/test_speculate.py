@@ -71,7 +71,7 @@ class Simulation:
 
     def pass_seconds(self, places):
         a, b = speculate._PASS[self._dtype]
-        return max(1, (places + a) / b)
+        return max(1.1, (places + a) / b) if places > 1 else 1
 
     def run(self, *sizes):
         """Continue texts by these numbers of tokens; return `passes`."""
