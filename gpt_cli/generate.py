@@ -10,6 +10,7 @@ import numpy as np
 
 from gpt_cli.config import GPT2Config
 from gpt_cli.drafts import agreed
+from gpt_cli.errors import CheckpointError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, PASS, Counts, hidden_states, unembed
@@ -81,6 +82,19 @@ class _Batch:
     def __init__(self, model: GPT2, rows: list[Row], use_cache: bool):
         self._model, self.rows, self._use_cache = model, rows, use_cache
         self.cache: KVCache | None = None
+
+    def verify(self) -> Array:
+        """Return `next_logits`, and without drafts if results after one are not finite.
+
+        Weights that only a wrong draft uses are no reason to end the text.
+        """
+        try:
+            return self.next_logits()
+        except CheckpointError:
+            if not any(row.drafts for row in self.rows):
+                raise
+            self.drop_drafts()
+            return self.next_logits()
 
     def next_logits(self) -> Array:
         """Compute the logits (P, V) after the text of each row, and after each of its drafts."""
@@ -169,13 +183,15 @@ def generate(
     Raises:
         ResourceError: there is not enough memory.
     """
+    free = model.ops.free_memory()
     check_room(
         f"a batch of {len(requests)} needs about",
-        working_set(model.config, requests, DRAFTS if speculator else 0),
-        model.ops.free_memory(),
+        working_set(model.config, requests),
+        free,
         "generate fewer at a time, or shorter texts",
     )
-    return _steps(model, tokenizer, requests, speculator)
+    has_room = free is None or working_set(model.config, requests, DRAFTS) <= free
+    return _steps(model, tokenizer, requests, speculator if has_room else None)
 
 
 def _steps(
@@ -191,7 +207,7 @@ def _steps(
         began = time.perf_counter()
         if drafting:
             drafting.draft(batch.rows, batch.cache)
-        logits = batch.next_logits()
+        logits = batch.verify()
         model_seconds = time.perf_counter() - began
         tokens = _choose(model.ops, chooser, logits, batch.rows)
         seconds = time.perf_counter() - start

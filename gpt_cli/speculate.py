@@ -30,7 +30,7 @@ _COUNTS = (1, 2, 3, 5, 7, 9, MOST)
 _MIN_BYTES = 64e6  # of the weights: smaller ones stay in the processor's cache
 _MIN_TOKENS = 64  # still to come, for making a twin, which takes as long as 5 to 10 tokens
 _PATIENCE = 16  # passes without the twin before it is tried again, doubled each time
-_TWIN = 0.3  # seconds of the twin / seconds of the model, until both are measured
+_TWIN = 0.3  # seconds of a draft / seconds of a pass, a guess that measurements correct
 _GAIN = 1.05  # that drafts must promise, since estimates are uncertain
 _FADING = 0.7  # of a measured time, with the next
 

@@ -28,7 +28,7 @@ from gpt_cli import speculate
 from gpt_cli.checkpoint import memory
 from gpt_cli.config import GPT2Config
 from gpt_cli.drafts import make_twin
-from gpt_cli.generate import Completion, generate
+from gpt_cli.generate import Completion, generate, working_set
 from gpt_cli.options import Options
 from gpt_cli.rows import Request
 from gpt_cli.speculate import DRAFTS, MOST, Drafting, Speculator
@@ -386,6 +386,29 @@ def test_a_twin_whose_results_are_not_finite_changes_nothing(endless, tokenizer)
         found = completions_of(endless, tokenizer, [request], speculating(endless, twin))
     assert outcomes(found) == outcomes(completions_of(endless, tokenizer, [request]))
     assert found[0].accepted == 0
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_weights_that_only_a_dropped_draft_uses_are_not_missed(endless, tokenizer, rows):
+    model = favouring(endless, VOCAB["x"])
+    wpe = model.wpe.copy()
+    wpe[6:] = np.nan  # damaged, but the texts end before
+    damaged = replace(model, wpe=wpe)
+    options = Options(temperature=0, max_tokens=20, stop=["xxx"])
+    requests = [Request([1, 2], options)] * rows
+    with planned((7, True)):
+        found = completions_of(damaged, tokenizer, requests, speculating(damaged, model))
+    assert outcomes(found) == outcomes(completions_of(damaged, tokenizer, requests))
+
+
+def test_without_memory_for_drafts_nothing_is_drafted(endless, tokenizer, monkeypatch):
+    request = Request([1, 2], Options(seed=1, max_tokens=9))
+    enough = working_set(endless.config, [request], DRAFTS)
+    for free, drafts in ((enough, True), (enough - 1, False)):
+        monkeypatch.setattr(endless.ops, "free_memory", lambda free=free: free)
+        with planned((3, True)):
+            (found,) = completions_of(endless, tokenizer, [request], speculating(endless, endless))
+        assert (found.drafted > 0) == drafts
 
 
 def test_short_of_memory_a_text_is_the_same(endless, tokenizer, monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpt_cli.ops import Array, Rows
 
-# The C code has both, too: native/kernels.h, and `round_row` in native/kernels.c.
+# The C code has both, too: native/kernels.h, and native/int8.h.
 BLOCK = 64  # also in files
 LARGEST = 127  # -128 is not used, so that every weight can be negated
 
