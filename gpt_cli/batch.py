@@ -4,11 +4,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from gpt_cli.drafts import Speculator
 from gpt_cli.errors import InputError
 from gpt_cli.generate import Completion, generate, working_set
 from gpt_cli.model import GPT2
 from gpt_cli.rows import Request
-from gpt_cli.speculate import Speculator
 from gpt_cli.tokenizer import Tokenizer
 
 LARGEST = 64  # rows; a larger batch needs memory and gains little speed on a CPU

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from gpt_cli.rows import Chooser, Place, Row
 
 _NGRAM = 3  # tokens
 _FADING = 0.9  # of what was learned, with each result
+_MIN_BYTES = 64e6  # of the weights: smaller ones stay in the processor's cache
 _STALE = 0.2  # of what was learned, before a new trial
 
 
@@ -105,6 +107,34 @@ def make_twin(model: GPT2) -> GPT2 | None:
     with suppress(MemoryError):
         return replace(model, ops=ops, h=tuple(map(block, model.h)), lm_head=linear(model.lm_head))
     return None
+
+
+class Speculator:
+    """A model, and its twin once that is needed."""
+
+    def __init__(self, model: GPT2):
+        self.model = model
+        self.may_have_twin = model.ops.twin_ops() is not None
+        self.has_twin = False
+
+    @property
+    def pays(self) -> bool:
+        """Return whether drafts can save time, and leave the texts as they are."""
+        ops = self.model.ops
+        weights = memory(self.model.config, ops.dtype)["weights_bytes"]
+        return ops.batch_invariant and weights >= _MIN_BYTES
+
+    @cached_property
+    def twin(self) -> GPT2 | None:
+        """The model with int8 weights; None if there are no operations or no memory for it."""
+        twin = make_twin(self.model)
+        self.has_twin = self.may_have_twin = twin is not None
+        return twin
+
+    def release(self) -> None:
+        """Give back the memory of the twin."""
+        if vars(self).pop("twin", None) is not None:
+            self.has_twin = False
 
 
 class Record:

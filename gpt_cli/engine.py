@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub
 from gpt_cli.declare import takes
+from gpt_cli.drafts import Speculator
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generate import Completion, Step, generate
 from gpt_cli.machine import check_room
@@ -19,7 +20,6 @@ from gpt_cli.options import Options
 from gpt_cli.rows import Request, fit
 from gpt_cli.sampling import likeliest
 from gpt_cli.score import Choice, RankBy, Score, common_beginning, rank, score
-from gpt_cli.speculate import Speculator
 from gpt_cli.tensors import unchanged
 from gpt_cli.tokenizer import Tokenizer
 from gpt_cli.trace import Trace, trace

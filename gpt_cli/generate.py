@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gpt_cli.config import GPT2Config
-from gpt_cli.drafts import agreed
+from gpt_cli.drafts import Speculator, agreed
 from gpt_cli.errors import CheckpointError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
@@ -17,7 +17,7 @@ from gpt_cli.model import GPT2, PASS, Counts, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.rows import Chooser, FinishReason, Place, Request, Row
 from gpt_cli.sampling import GROUP, likeliest
-from gpt_cli.speculate import DRAFTS, Drafting, Speculator
+from gpt_cli.speculate import DRAFTS, Drafting
 from gpt_cli.tokenizer import Tokenizer
 
 TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
@@ -183,10 +183,13 @@ def generate(
     Raises:
         ResourceError: there is not enough memory.
     """
-    free = model.ops.free_memory()
+    needed, free = working_set(model.config, requests), model.ops.free_memory()
+    if speculator and free is not None and needed > free:
+        speculator.release()
+        free = model.ops.free_memory()
     check_room(
         f"a batch of {len(requests)} needs about",
-        working_set(model.config, requests),
+        needed,
         free,
         "generate fewer at a time, or shorter texts",
     )

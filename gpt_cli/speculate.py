@@ -16,49 +16,22 @@ their distribution; here every place has its own draw, and they stay the same te
 
 import time
 from collections.abc import Sequence
-from functools import cached_property
 
-from gpt_cli.checkpoint import memory
-from gpt_cli.drafts import NGrams, Record, Twin, make_twin
+from gpt_cli.drafts import NGrams, Record, Speculator, Twin
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2
 from gpt_cli.rows import Chooser, Row
 
 MOST = 11  # drafts of a row: with its last token, one tile of the products
 DRAFTS = 24  # of all rows of a batch
 _COUNTS = (1, 2, 3, 5, 7, 9, MOST)
-_MIN_BYTES = 64e6  # of the weights: smaller ones stay in the processor's cache
 _MIN_TOKENS = 64  # still to come, for making a twin, which takes as long as 5 to 10 tokens
 _PATIENCE = 16  # passes without the twin before it is tried again, doubled each time
 _TWIN = 0.3  # seconds of a draft / seconds of a pass, a guess that measurements correct
 _GAIN = 1.05  # that drafts must promise, since estimates are uncertain
-_FADING = 0.7  # of a measured time, with the next
+_OLDER = 0.7  # of a measured time, with the next
 
 # A pass over n > 1 places takes max(1.1, (n + a) / b) times as long as a pass over one: measured.
 _PASS = {"float32": (4, 14.2), "bfloat16": (3, 7), "float16": (3, 7), "int8": (4.5, 5.8)}
-
-
-class Speculator:
-    """A model, and its twin once that is needed."""
-
-    def __init__(self, model: GPT2):
-        self.model = model
-        self.may_have_twin = model.ops.twin_ops() is not None
-        self.has_twin = False
-
-    @property
-    def pays(self) -> bool:
-        """Return whether drafts can save time, and leave the texts as they are."""
-        ops = self.model.ops
-        weights = memory(self.model.config, ops.dtype)["weights_bytes"]
-        return ops.batch_invariant and weights >= _MIN_BYTES
-
-    @cached_property
-    def twin(self) -> GPT2 | None:
-        """The model with int8 weights; None if there are no operations or no memory for it."""
-        twin = make_twin(self.model)
-        self.has_twin = self.may_have_twin = twin is not None
-        return twin
 
 
 class Drafting:
@@ -101,6 +74,7 @@ class Drafting:
         seconds = time.perf_counter() - self._drafted_at
         places = sum(len(row.drafts) + 1 for row in rows)
         self._pass_seconds = _mean(self._pass_seconds, seconds / self._times(places))
+        self._twin_record.seconds = self._twin_record.seconds or _TWIN * self._pass_seconds
         for row, guess, ids in zip(rows, self._guesses, new, strict=True):
             self._ngram_record.learn(guess, ids)  # also those that were not used
             if self._asked:
@@ -113,7 +87,6 @@ class Drafting:
         sizes = [len(guess) for guess in self._guesses]
         counts = [count for count in _COUNTS if count <= room]
         ngrams, twin = self._ngram_record, self._twin_record
-        twin.seconds = twin.seconds or _TWIN * self._pass_seconds
         plans = {
             (n, False): self._rate(ngrams, n, [min(n, size) for size in sizes])
             for n in (0, *counts)
@@ -148,4 +121,4 @@ class Drafting:
 
 def _mean(old: float, new: float) -> float:
     """Return a running mean, which begins with the first number."""
-    return _FADING * old + (1 - _FADING) * new if old else new
+    return _OLDER * old + (1 - _OLDER) * new if old else new

@@ -24,14 +24,14 @@ from test_cli import ENDLESS, LONG, PIPES, text_of
 from test_generate import favouring
 
 import gpt_cli
-from gpt_cli import speculate
+from gpt_cli import drafts, speculate
 from gpt_cli.checkpoint import memory
 from gpt_cli.config import GPT2Config
-from gpt_cli.drafts import make_twin
+from gpt_cli.drafts import Speculator, make_twin
 from gpt_cli.generate import Completion, generate, working_set
 from gpt_cli.options import Options
 from gpt_cli.rows import Request
-from gpt_cli.speculate import DRAFTS, MOST, Drafting, Speculator
+from gpt_cli.speculate import DRAFTS, MOST, Drafting
 
 # --- the number of drafts ------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class Simulation:
         self._dtype, self._has_room = dtype, has_room
         self.seconds, self.twins_made, self.passes = 0.0, 0, []
         patch.setattr(speculate, "time", SimpleNamespace(perf_counter=lambda: self.seconds))
-        patch.setattr(speculate, "make_twin", self._make_twin)
+        patch.setattr(drafts, "make_twin", self._make_twin)
         patch.setattr(speculate, "Twin", lambda *_: SimpleNamespace(draft=self._draft))
         ops = SimpleNamespace(dtype=dtype, twin_ops=lambda: None if dtype == "int8" else object())
         self._speculator = Speculator(SimpleNamespace(ops=ops))
@@ -404,16 +404,28 @@ def test_weights_that_only_a_dropped_draft_uses_are_not_missed(endless, tokenize
 def test_without_memory_for_drafts_nothing_is_drafted(endless, tokenizer, monkeypatch):
     request = Request([1, 2], Options(seed=1, max_tokens=9))
     enough = working_set(endless.config, [request], DRAFTS)
-    for free, drafts in ((enough, True), (enough - 1, False)):
+    for free, expected in ((enough, True), (enough - 1, False)):
         monkeypatch.setattr(endless.ops, "free_memory", lambda free=free: free)
         with planned((3, True)):
             (found,) = completions_of(endless, tokenizer, [request], speculating(endless, endless))
-        assert (found.drafted > 0) == drafts
+        assert (found.drafted > 0) == expected
+
+
+def test_a_twin_gives_way_to_the_texts(endless, tokenizer, monkeypatch):
+    request = Request([1, 2], Options(seed=1, max_tokens=20))
+    speculator = speculating(endless, make_twin(endless))
+    speculator.has_twin = True
+    needed = working_set(endless.config, [request])
+    room = iter([needed - 1, needed])  # without the twin, the text fits
+    monkeypatch.setattr(endless.ops, "free_memory", lambda: next(room))
+    list(generate(endless, tokenizer, [request], speculator))
+    assert not speculator.has_twin
+    assert "twin" not in vars(speculator)
 
 
 def test_short_of_memory_a_text_is_the_same(endless, tokenizer, monkeypatch):
     speculator, request = Speculator(endless), Request([1, 2], Options(seed=1, max_tokens=20))
-    monkeypatch.setattr(speculate, "make_twin", lambda model: None)
+    monkeypatch.setattr(drafts, "make_twin", lambda model: None)
     with planned((3, True)):
         found = completions_of(endless, tokenizer, [request], speculator)
     assert (speculator.may_have_twin, speculator.has_twin) == (False, False)
@@ -509,13 +521,13 @@ def test_an_engine_speculates_from_some_size_on(case_folder, monkeypatch, dtype)
     assert engine.speculator is None
     size = memory(engine.model.config, dtype)["weights_bytes"]
     for least, is_used in ((size + 1, False), (size, True)):
-        monkeypatch.setattr(speculate, "_MIN_BYTES", least)
+        monkeypatch.setattr(drafts, "_MIN_BYTES", least)
         assert (speculator().speculator is not None) == is_used
         assert speculator(speculate=False).speculator is None
 
 
 def test_numpy_never_speculates(case_folder, monkeypatch):
-    monkeypatch.setattr(speculate, "_MIN_BYTES", 0)
+    monkeypatch.setattr(drafts, "_MIN_BYTES", 0)
     monkeypatch.setenv("GPT_CLI_OPS", "numpy")
     assert gpt_cli.load(str(case_folder("saved")), device="cpu").speculator is None
 
@@ -537,7 +549,7 @@ SPECULATES = ["generate", "--model", "tiny", "Once upon a time", "-n", "100", "-
 @pytest.fixture
 def with_tiny(library, monkeypatch):
     """Speculate with the bundled model, too."""
-    monkeypatch.setattr(speculate, "_MIN_BYTES", 0)
+    monkeypatch.setattr(drafts, "_MIN_BYTES", 0)
 
 
 @pytest.mark.usefixtures("with_tiny")
@@ -578,9 +590,9 @@ def test_batch_writes_the_same_with_and_without_drafts(size):
 
 SPECULATING = """
 import sys
-from gpt_cli import speculate
+from gpt_cli import drafts
 from gpt_cli.cli import app
-speculate._MIN_BYTES = 0
+drafts._MIN_BYTES = 0
 sys.exit(app.run(sys.argv[1:]))
 """
 

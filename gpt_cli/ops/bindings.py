@@ -90,13 +90,13 @@ class Draft(ctypes.Structure):
         *((name, _P) for name in ("uniforms", "positions", "visible", "new", "ids")),
         *((name, _N) for name in ("B", "count")),
         *((name, _P) for name in ("x", "normed", "logits", "layers", "choice", "digits")),
-        *((name, ctypes.c_int32) for name in ("half", "threads")),
+        *((name, ctypes.c_int32) for name in ("threads",)),
     )
 
 
 # The version of the functions and the sizes that both sides must agree on: `gpt2_layout` in C.
 _SIZES = ctypes.sizeof(_Matrix), ctypes.sizeof(_Block), ctypes.sizeof(Draft)
-_LAYOUT = (2, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
+_LAYOUT = (3, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
 
 
 class Layers:

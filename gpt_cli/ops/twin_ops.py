@@ -119,7 +119,6 @@ class TwinNativeOps(Int8NativeOps):
             layers=-(-address(scratch) // 64) * 64,
             choice=address(choice),
             digits=address(digits),
-            half=False,
             threads=self.threads,
         )
         if self._lib.gpt2_draft(addressof(job)):

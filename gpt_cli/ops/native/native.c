@@ -91,7 +91,7 @@ static const struct {
 static const struct kernels *_Atomic kernels;
 
 const int64_t gpt2_layout[] = {
-    2, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
+    3, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
     sizeof(struct matrix), sizeof(struct block), sizeof(struct draft),
 };
 

@@ -103,7 +103,7 @@ struct draft {
     float *logits;          /* (B, V padded to whole panels) */
     float *layers, *choice; /* scratch of `gpt2_layers` and `gpt2_choose` */
     void *digits;           /* scratch of `gpt2_linear` for lm_head */
-    int32_t half, threads;
+    int32_t threads;
 };
 
 /* Return 0, or 1 where `gpt2_embed` or `gpt2_layers` does. */

@@ -125,6 +125,9 @@ static void choose(const void *given, int64_t row, int slot)
     int32_t *columns = (int32_t *)(weights + n);
     int64_t count = likeliest(job->logits + row * job->stride, n, job->top_k, kept, columns, work);
     float most = largest_of(kept, count), bound = -INFINITY;
+    job->ids[row] = columns[0];
+    if (!(most < INFINITY))
+        return; /* damaged weights */
     for (int64_t i = 0; i < count; i++)
         kept[i] = (kept[i] - most) / job->temperature;
     if (job->top_p < 1)
