@@ -17,7 +17,7 @@ from checkpoints import VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import records_here, run_here
-from processes import posix
+from processes import COMMAND, posix
 from sampling_values import VALUES, sampling_options
 from test_bits import DTYPES, model_of
 from test_cli import ENDLESS, LONG, PIPES, text_of
@@ -634,11 +634,12 @@ sys.exit(app.run(sys.argv[1:]))
 @posix
 @pytest.mark.usefixtures("library")
 def test_an_interrupt_keeps_the_beginning_of_a_speculated_text():
-    arguments = ENDLESS[ENDLESS.index("generate") :]
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", SPECULATING, *arguments], **PIPES
-    ) as process:
-        beginning = process.stdout.read(200)
+    command = [sys.executable, "-P", "-c", SPECULATING, *ENDLESS[len(COMMAND) :]]
+    # Without a buffer: `communicate` would lose what is in it.
+    with subprocess.Popen(command, **PIPES, bufsize=0) as process:
+        beginning = b""
+        while len(beginning) < 200 and (piece := process.stdout.read(200)):
+            beginning += piece
         process.send_signal(signal.SIGINT)
         rest, notes = process.communicate(timeout=60)
     assert process.returncode == 130
