@@ -483,7 +483,8 @@ def test_text_streams_and_a_reader_that_leaves_ends_it_quietly():
 
 @posix
 def test_an_interrupt_keeps_what_there_is_and_is_exit_code_130():
-    with subprocess.Popen(ENDLESS, **PIPES) as process:
+    # Without a buffer: `communicate` would lose what is in it.
+    with subprocess.Popen(ENDLESS, **PIPES, bufsize=0) as process:
         beginning = process.stdout.read(10)
         process.send_signal(signal.SIGINT)
         rest, notes = process.communicate(timeout=60)

@@ -16,7 +16,7 @@ from gpt_cli.model import forward, hidden_states, unembed
 from gpt_cli.ops import Linear
 from gpt_cli.ops.memory import Workspace
 from gpt_cli.options import Options
-from gpt_cli.rows import Request, StopStrings, fit
+from gpt_cli.rows import Request, StopStrings, _columns, fit
 from gpt_cli.sampling import sample, uniforms
 
 GREEDY = {"temperature": 0}
@@ -303,8 +303,14 @@ def test_an_id_without_token_and_an_end_token_to_ignore_are_never_chosen(
     assert np.isfinite(done.logprobs).all()
 
 
+@given(ids=st.sets(st.integers(0, 9)))
+def test_columns_of_ids_are_those_that_they_name(ids):
+    columns = _columns(np.array(sorted(ids), np.int64))
+    assert np.arange(12)[columns].tolist() == sorted(ids)
+
+
 def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
-    model = make_model(eos_token_id=50256)
+    model = make_model(eos_token_id=[len(VOCAB), 50256])
     for ignore_eos in (False, True):
         (done,) = run(model, tokenizer, [[1]], ignore_eos=ignore_eos)
         assert done.finish_reason == "length"

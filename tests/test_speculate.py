@@ -17,7 +17,7 @@ from checkpoints import VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import records_here, run_here
-from processes import posix
+from processes import COMMAND, posix
 from sampling_values import VALUES, sampling_options
 from test_bits import DTYPES, model_of
 from test_cli import ENDLESS, LONG, PIPES, text_of
@@ -52,16 +52,18 @@ def misleads(row, place):
 class Simulation:
     """Texts that are known, and a clock that passes and drafts move on.
 
-    A pass over one place takes a second. `passes` has the number of drafts of each pass, and
-    whether they are the twin's.
+    A pass over one place takes a second, and over more as many as `Drafting._times` says. Passes,
+    or drafts, may take longer and shorter in turn, by a part of their time. `passes` has the number
+    of drafts of each pass, and whether they are the twin's.
     """
 
     def __init__(
         self, patch, text=never_repeats, right=lambda place: True, *, draft_seconds=0.1,
-        dtype="float32", has_room=True,
+        drafts_vary=0.0, passes_vary=0.0, dtype="float32", has_room=True,
     ):  # fmt: skip
         self._text, self._right, self._draft_seconds = text, right, draft_seconds
-        self._dtype, self._has_room = dtype, has_room
+        self._drafts_vary, self._passes_vary = drafts_vary, passes_vary
+        self._has_room = has_room
         self.seconds, self.twins_made, self.passes = 0.0, 0, []
         patch.setattr(speculate, "time", SimpleNamespace(perf_counter=lambda: self.seconds))
         patch.setattr(drafts, "make_twin", self._make_twin)
@@ -69,13 +71,10 @@ class Simulation:
         ops = SimpleNamespace(dtype=dtype, twin_ops=lambda: None if dtype == "int8" else object())
         self._speculator = Speculator(SimpleNamespace(ops=ops))
 
-    def pass_seconds(self, places):
-        a, b = speculate._PASS[self._dtype]
-        return max(1.1, (places + a) / b) if places > 1 else 1
-
     def run(self, *sizes):
         """Continue texts by these numbers of tokens; return `passes`."""
-        drafting, self.passes = Drafting(self._speculator, None), []
+        drafting = self.drafting = Drafting(self._speculator, None)
+        self.passes = []
         rows = [
             SimpleNamespace(place=row, ids=[self._text(row, 0)], growth=size, drafts=[])
             for row, size in enumerate(sizes)
@@ -87,7 +86,8 @@ class Simulation:
             most = max(map(len, drafts))
             assert most <= min(MOST, DRAFTS // len(rows), min(row.growth for row in rows) - 1)
             self.passes.append((most, self._by_twin))
-            self.seconds += self.pass_seconds(len(rows) + sum(map(len, drafts)))
+            seconds = drafting._times(len(rows) + sum(map(len, drafts)))
+            self.seconds += self._varied(seconds, self._passes_vary)
             new = [self._verified(row) for row in rows]
             drafting.learn(rows, new)
             for row, ids in zip(rows, new, strict=True):
@@ -95,6 +95,9 @@ class Simulation:
                 row.growth -= len(ids)
                 row.drafts = []
         return self.passes
+
+    def _varied(self, seconds, part):
+        return seconds * (1 + part * (-1) ** len(self.passes))
 
     def _verified(self, row):
         """Return the next tokens of a row: the right drafts and one more."""
@@ -114,7 +117,7 @@ class Simulation:
 
     def _draft(self, rows, count, cache):
         self._by_twin = True
-        self.seconds += count * self._draft_seconds
+        self.seconds += self._varied(count * self._draft_seconds, self._drafts_vary)
         return [
             [
                 self._text(row.place, place) if self._right(place) else -1
@@ -168,6 +171,37 @@ def test_a_twin_that_is_always_wrong_is_soon_given_up(simulated, rows):
 
 def test_a_twin_that_is_slower_than_the_model_is_given_up_although_it_is_right(simulated):
     assert_given_up(simulated(draft_seconds=1.5).run(400))
+
+
+def test_a_twin_that_hardly_saves_time_is_hardly_asked(simulated):
+    assert len(tries(simulated(draft_seconds=0.97).run(400)[12:])) <= 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_pass_over_more_places_takes_longer_but_less_than_for_each(simulated, dtype):
+    simulation = simulated(dtype=dtype)
+    simulation.run(1)
+    times = [simulation.drafting._times(places) for places in range(1, 2 * DRAFTS)]
+    assert times[0] == 1 < 2 < times[-1]
+    assert times == sorted(times)
+    assert all(seconds < places for places, seconds in enumerate(times[1:], 2))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_times_are_measured(simulated, rows, dtype):
+    """The time to make the twin is no part of them."""
+    simulation = simulated(draft_seconds=0.2, dtype=dtype)
+    simulation.run(*[400] * rows)
+    assert simulation.drafting._pass_seconds == pytest.approx(1)
+    assert simulation.drafting._twin_record.seconds == pytest.approx(0.2, rel=1e-3)
+
+
+def test_times_that_vary_change_little(simulated):
+    passes = simulated(draft_seconds=1.3, passes_vary=0.5).run(400)
+    assert len(tries(passes[12:])) <= 5
+    passes = simulated(draft_seconds=0.7, drafts_vary=0.85).run(400)
+    assert all(by_twin for _, by_twin in passes[1:-1])
 
 
 @pytest.mark.parametrize("wrong", [20, 100, 300])
@@ -244,7 +278,7 @@ def test_without_memory_for_a_twin_n_grams_draft_and_it_is_not_tried_again(simul
 def test_drafts_that_are_always_wrong_cost_little(simulated, text, dtype, rows):
     simulation = simulated(text, lambda place: False, draft_seconds=0.3, dtype=dtype)
     simulation.run(*[400] * rows)
-    assert simulation.seconds <= 1.05 * 400 * simulation.pass_seconds(rows)
+    assert simulation.seconds <= 1.05 * 400 * simulation.drafting._times(rows)
 
 
 @pytest.mark.parametrize("chance", [0.05, 0.2, 0.4, 0.6])
@@ -600,11 +634,12 @@ sys.exit(app.run(sys.argv[1:]))
 @posix
 @pytest.mark.usefixtures("library")
 def test_an_interrupt_keeps_the_beginning_of_a_speculated_text():
-    arguments = ENDLESS[ENDLESS.index("generate") :]
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", SPECULATING, *arguments], **PIPES
-    ) as process:
-        beginning = process.stdout.read(200)
+    command = [sys.executable, "-P", "-c", SPECULATING, *ENDLESS[len(COMMAND) :]]
+    # Without a buffer: `communicate` would lose what is in it.
+    with subprocess.Popen(command, **PIPES, bufsize=0) as process:
+        beginning = b""
+        while len(beginning) < 200 and (piece := process.stdout.read(200)):
+            beginning += piece
         process.send_signal(signal.SIGINT)
         rest, notes = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -34,7 +34,7 @@ for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", 
 ALONE = "score kv_cache tokenizer config declare records speculate jobs/parts jobs/parquet"
 TESTS = {name: [f"test_{Path(name).name}.py"] for name in [*ALONE.split(), "jobs/outputs"]} | {
     "generate": ["test_engine.py", "test_generate.py"],
-    "rows": ["test_engine.py", "test_generate.py"],
+    "rows": ["test_engine.py", "test_generate.py", "test_drafts.py", "test_speculate.py"],
     "drafts": ["test_drafts.py", "test_speculate.py"],
     "checkpoint": ["test_checkpoint.py", "test_model.py", "test_quantize.py"],
     "options": ["test_declare.py"],
