@@ -1,6 +1,7 @@
 """Drafts: guesses at the next tokens of a text, for `gpt_cli.speculate` to verify."""
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -42,36 +43,43 @@ class NGrams:
 class Twin:
     """Drafts what a model chooses that is like the verifying one, but faster.
 
-    It reads and extends the same cache: keys and values of the text are those of the verifying
-    model, and those of drafts are its own, until they are overwritten.
+    Its cache has half of the bytes, in float16: for the text a copy of the verifying model's keys
+    and values, and for drafts its own, until the text goes on.
     """
 
     def __init__(self, model: GPT2, chooser: Chooser):
         self._model, self._chooser = model, chooser
+        self._followed: Callable[[], KVCache | None] = lambda: None
 
-    def draft(self, rows: Sequence[Row], count: int, cache: KVCache) -> list[list[int]]:
-        """Return up to `count` drafts for each row."""
-        found = self._in_one_call(rows, count, cache)
-        return self._by_steps(rows, count, cache) if found is None else found
+    def follow(self, cache: KVCache) -> None:
+        """Copy what is new in the verifying model's cache."""
+        if self._followed() is not cache:
+            config, ops, rows = self._model.config, self._model.ops, len(cache.lengths)
+            self._cache = KVCache(config, ops, rows, cache.capacity)
+            self._followed = weakref.ref(cache)
+        self._cache.follow(cache)
 
-    def _in_one_call(
-        self, rows: Sequence[Row], count: int, cache: KVCache
-    ) -> list[list[int]] | None:
+    def draft(self, rows: Sequence[Row], count: int) -> list[list[int]]:
+        """Return up to `count` drafts for each row; the last token of each is not in the cache."""
+        found = self._in_one_call(rows, count)
+        return self._by_steps(rows, count) if found is None else found
+
+    def _in_one_call(self, rows: Sequence[Row], count: int) -> list[list[int]] | None:
         """Draft by `Ops.draft`, or return None if that does not know the rows' options."""
-        params, banned = rows[0].sampling, self._chooser.banned(rows[0])
+        model, params, banned = self._model, rows[0].sampling, self._chooser.banned(rows[0])
         alike = len({(row.sampling, row.options.ignore_eos) for row in rows}) == 1
-        if self._model.ops.draft is None or not alike or params.changes_logits:
+        if model.ops.draft is None or not alike or params.changes_logits:
             return None
         last, draws = np.array([row.ids[-1] for row in rows]), np.zeros((count, len(rows)))
         filters = 1.0, 1, 1.0, 0.0  # of the likeliest tokens, a draw of 0 takes the first
         if params.temperature:
             draws[:] = [[row.draw(len(row.generated) + n) for row in rows] for n in range(count)]
             filters = params.temperature, params.top_k, params.top_p, params.min_p
-        found = self._model.ops.draft(self._model, cache, last, draws, banned, *filters)
+        found = model.ops.draft(model, self._cache, last, draws, banned, *filters)
         return None if found is None else found.T.tolist()
 
-    def _by_steps(self, rows: Sequence[Row], count: int, cache: KVCache) -> list[list[int]]:
-        model, past = self._model, cache.lengths
+    def _by_steps(self, rows: Sequence[Row], count: int) -> list[list[int]]:
+        model, cache, past = self._model, self._cache, self._cache.lengths
         drafts: list[list[int]] = [[] for _ in rows]
         places = [Place(row, each) for row, each in zip(rows, drafts, strict=True)]
         last = [row.ids[-1] for row in rows]
@@ -87,13 +95,12 @@ class Twin:
 
 
 def make_twin(model: GPT2) -> GPT2 | None:
-    """Return a model with its matrices in int8, which uses the cache of the model itself.
+    """Return a model with its matrices in int8; the other weights are shared.
 
-    Other weights are shared. None if memory is short, or the operations have no twin.
+    None if memory is short, or the operations have no twin.
     """
     ops, free = model.ops.twin_ops(), model.ops.free_memory()
-    needed = memory(model.config, "int8")["weights_bytes"]
-    if ops is None or (free is not None and 2 * needed > free):
+    if ops is None or (free is not None and 2 * _twin_bytes(model) > free):
         return None
 
     def linear(w: Linear) -> Linear:
@@ -107,6 +114,10 @@ def make_twin(model: GPT2) -> GPT2 | None:
     with suppress(MemoryError):
         return replace(model, ops=ops, h=tuple(map(block, model.h)), lm_head=linear(model.lm_head))
     return None
+
+
+def _twin_bytes(model: GPT2) -> int:
+    return int(memory(model.config, "int8")["weights_bytes"])
 
 
 class Speculator:
@@ -123,6 +134,11 @@ class Speculator:
         ops = self.model.ops
         weights = memory(self.model.config, ops.dtype)["weights_bytes"]
         return ops.batch_invariant and weights >= _MIN_BYTES
+
+    @property
+    def needed_bytes(self) -> int:
+        """Return the memory that making the twin takes; 0 if it is there, or cannot be made."""
+        return _twin_bytes(self.model) if self.may_have_twin and not self.has_twin else 0
 
     @cached_property
     def twin(self) -> GPT2 | None:

@@ -133,7 +133,7 @@ class _Batch:
             return
         self.rows = [self.rows[place] for place in places]
         if self.cache is not None:
-            self.cache.keep(places)
+            self.cache = self.cache.select(places, self.cache.capacity)
 
     def shift(self) -> None:
         """Drop the oldest half of the rows that fill the context, and compute the rest again.
@@ -156,8 +156,9 @@ def working_set(config: GPT2Config, requests: Sequence[Request], drafts: int = 0
     new = [min(r.options.max_tokens, config.n_positions - len(r.prompt)) for r in requests]
     length = prompt + max(new, default=0)
     cached = all(row.options.use_cache for row in requests)
-    # Keys and values, and a copy of one of them while rows leave the batch.
-    cache = 3 * config.n_layer * rows * length * config.n_embd if cached else 0
+    # Keys and values, a copy of one of them while rows leave the batch, and the twin's in float16.
+    copies = 4 if drafts else 3
+    cache = copies * config.n_layer * rows * length * config.n_embd if cached else 0
     tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length
     widths = 6 * config.n_embd + 3 * config.inner_size
     layer = tokens * (widths + config.n_head * length)  # with the scores of the attention
@@ -193,8 +194,10 @@ def generate(
         free,
         "generate fewer at a time, or shorter texts",
     )
-    has_room = free is None or working_set(model.config, requests, DRAFTS) <= free
-    return _steps(model, tokenizer, requests, speculator if has_room else None)
+    if speculator and free is not None:
+        needed = working_set(model.config, requests, DRAFTS) + speculator.needed_bytes
+        speculator = speculator if needed <= free else None
+    return _steps(model, tokenizer, requests, speculator)
 
 
 def _steps(

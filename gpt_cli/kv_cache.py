@@ -52,10 +52,15 @@ class KVCache:
         """Drop the last `tokens` tokens of each text."""
         self.lengths = self.lengths - tokens
 
-    def keep(self, rows: list[int]) -> None:
-        """Keep only these rows of the batch, in this order."""
-        kept = self.select(rows, self.capacity)
-        self.keys, self.values, self.lengths = kept.keys, kept.values, kept.lengths
+    def follow(self, other: "KVCache") -> None:
+        """Copy the tokens of another cache, of the same capacity, that are not in this one."""
+        block = self._ops.cache_block
+        start = min(self.lengths.tolist(), default=0) // block
+        stop = -(-max(other.lengths.tolist(), default=0) // block)
+        if start < stop:
+            self._ops.copyto(self.keys[:, :, :, start:stop], other.keys[:, :, :, start:stop])
+            self._ops.copyto(self.values[:, :, :, start:stop], other.values[:, :, :, start:stop])
+        self.lengths = other.lengths
 
     def select(self, rows: list[int], capacity: int) -> "KVCache":
         """Return a copy of these rows of the batch, which may repeat, with another capacity."""

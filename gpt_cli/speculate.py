@@ -16,6 +16,7 @@ their distribution; here every place has its own draw, and they stay the same te
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
 from gpt_cli.drafts import NGrams, Record, Speculator, Twin
 from gpt_cli.kv_cache import KVCache
@@ -56,16 +57,22 @@ class Drafting:
         self._guesses = [self._ngrams.draft(row, room) for row in rows]
         count, by_twin = self._plan(rows, room)
         drafts = [guess[:count] for guess in self._guesses]
-        model = self._speculator.twin if by_twin else None
-        self._asked = model is not None
-        if model:
+        twin = self._twin if by_twin else None
+        self._asked = twin is not None
+        if twin:
+            twin.follow(cache)
             began = time.perf_counter()
-            drafts = Twin(model, self._chooser).draft(rows, count, cache)
+            drafts = twin.draft(rows, count)
             seconds = (time.perf_counter() - began) / count
             self._twin_record.seconds = _mean(self._twin_record.seconds, seconds)
         for row, each in zip(rows, drafts, strict=True):
             row.drafts = each
         self._drafted_at = time.perf_counter()
+
+    @cached_property
+    def _twin(self) -> Twin | None:
+        model = self._speculator.twin
+        return Twin(model, self._chooser) if model else None
 
     def learn(self, rows: Sequence[Row], new: Sequence[Sequence[int]]) -> None:
         """Learn from the new tokens of each row, and from the time since `draft`."""
@@ -81,7 +88,10 @@ class Drafting:
                 self._twin_record.learn(row.drafts, ids)
 
     def _plan(self, rows: Sequence[Row], room: int) -> tuple[int, bool]:
-        """Return the number of drafts of the best rate, and whether the twin makes them."""
+        """Choose the number of drafts of the best rate, and whether the twin makes them.
+
+        If the twin has made none for long, try it again.
+        """
         if not self._pass_seconds or not room:
             return 0, False
         sizes = [len(guess) for guess in self._guesses]

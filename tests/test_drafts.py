@@ -1,5 +1,6 @@
 """Guesses at the next tokens, from the text itself and from a twin."""
 
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -153,6 +154,11 @@ def test_there_is_no_twin_if_memory_runs_out(model, monkeypatch):
     assert make_twin(model) is None
 
 
+def following(twin, cache):
+    twin.follow(cache)
+    return twin
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "top_k": 0}])
 def test_a_twin_drafts_what_it_would_generate_and_leaves_the_texts_as_they_were(
     model, tokenizer, sampling
@@ -171,8 +177,10 @@ def test_a_twin_drafts_what_it_would_generate_and_leaves_the_texts_as_they_were(
     cache = KVCache(model.config, model.ops, 2, 20)
     before = np.array([2, 1])  # the last token of each row is not in the cache
     hidden_states(model, np.array([[1, 2], [4, 0]]), cache, before)
+    twin = Twin(model, chooser)
     for _ in range(2):  # the second time, over the first drafts
-        drafts = Twin(model, chooser).draft(rows, 9, cache)
+        twin.follow(cache)
+        drafts = twin.draft(rows, 9)
         assert drafts == expected
         assert cache.lengths.tolist() == before.tolist()
         assert [row.ids for row in rows] == [[1, 2, 3], [4, 5]]
@@ -203,14 +211,14 @@ def test_all_drafts_in_one_call_are_those_of_single_steps(
     hidden_states(model, ids, cache, lengths)
     cache.rewind(1)  # the last token of each row is not in the cache
     made = make_twin(model)
-    twin = Twin(made, Chooser(model.ops, tokenizer, model.config))
+    twin = following(Twin(made, Chooser(model.ops, tokenizer, model.config)), cache)
     with computing(made.ops, *threads_and_level):
-        steps = twin._by_steps(rows, count, cache)
-        before = cache.lengths.tolist()
-        call = twin._in_one_call(rows, count, cache)
+        steps = twin._by_steps(rows, count)
+        before = twin._cache.lengths.tolist()
+        call = twin._in_one_call(rows, count)
         assert (call is None) == (options.sampling.changes_logits or not knows(options))
         assert call in (None, steps)
-        assert cache.lengths.tolist() == before
+        assert twin._cache.lengths.tolist() == before
 
 
 def knows(options):
@@ -240,7 +248,7 @@ def test_in_one_call_results_that_are_not_finite_give_some_draft(
     twin, bias = make_twin(model), np.zeros(len(VOCAB), np.float32)
     bias[np.random.default_rng(1).permutation(len(VOCAB))[:count]] = damage
     twin = replace(twin, lm_head=replace(twin.lm_head, bias=bias))
-    (drafts,) = Twin(twin, chooser)._in_one_call([row], 9, cache)
+    (drafts,) = following(Twin(twin, chooser), cache)._in_one_call([row], 9)
     assert len(drafts) == 9
     assert all(0 <= id < len(VOCAB) for id in drafts)
 
@@ -248,7 +256,7 @@ def test_in_one_call_results_that_are_not_finite_give_some_draft(
 def test_in_one_call_more_drafts_than_the_cache_has_room_for_are_refused(model, place):
     chooser, row, cache = place(temperature=0)
     with pytest.raises(IndexError, match="too many tokens for a cache"):
-        Twin(make_twin(model), chooser)._in_one_call([row], 40, cache)
+        following(Twin(make_twin(model), chooser), cache)._in_one_call([row], 40)
 
 
 def test_a_twin_ends_its_drafts_where_its_results_are_not_finite(model, place):
@@ -256,5 +264,21 @@ def test_a_twin_ends_its_drafts_where_its_results_are_not_finite(model, place):
     wpe = model.wpe.copy()
     wpe[3] = np.nan
     twin = replace(favouring(model, VOCAB["x"]), wpe=wpe)
-    assert Twin(twin, chooser).draft([row], 9, cache) == [[VOCAB["x"]] * 2]
-    assert cache.lengths.tolist() == [1]
+    twin = following(Twin(twin, chooser), cache)
+    assert twin.draft([row], 9) == [[VOCAB["x"]] * 2]
+    assert twin._cache.lengths.tolist() == [1]
+
+
+def test_a_twin_follows_a_cache_until_there_is_another(model, place):
+    chooser, row, cache = place(temperature=0)
+    twin = following(Twin(make_twin(model), chooser), cache)
+    mine, expected = twin._cache, twin.draft([row], 9)
+    twin.follow(cache)
+    assert twin._cache is mine
+    other = cache.select([0], 30)
+    assert following(twin, other).draft([row], 9) == expected
+    assert twin._cache.capacity == 30
+    assert twin._cache.keys.dtype == np.float16
+    gone = weakref.ref(other)
+    del other
+    assert gone() is None  # the twin keeps no memory of the text's cache

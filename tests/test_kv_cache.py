@@ -69,8 +69,8 @@ def test_tokens_beyond_the_capacity_are_rejected_before_anything_is_stored(ops, 
     cache.advance()
     with pytest.raises(IndexError, match="the cache has room for 5 tokens, not for"):
         cache.reserve(np.array(new))
-    cache.keep([])
-    cache.reserve(np.array([], np.int64))  # of no texts, any have room
+    none = cache.select([], 5)
+    none.reserve(np.array([], np.int64))  # of no texts, any have room
 
 
 def test_it_is_written_in_place(ops):
@@ -81,12 +81,12 @@ def test_it_is_written_in_place(ops):
 
 
 @pytest.mark.parametrize("rows", [[1], [2, 0], [1, 2]])
-def test_keep_drops_rows_and_keeps_the_lengths_of_the_others(ops, rows):
+def test_select_drops_rows_and_keeps_the_lengths_of_the_others(ops, rows):
     cache = cache_of(ops, batch=3)
     append(cache, 1, heads(2, batch=3), -heads(2, batch=3), [2, 1, 2])
     cache.advance()
     lengths, before = cache.lengths, mixed(cache, 1, ops)
-    cache.keep(rows)
+    cache = cache.select(rows, 5)
     assert cache.lengths.tolist() == lengths[rows].tolist()
     visible, q = np.repeat(cache.lengths[:, None], 3, axis=1), heads(3, "queries", 3)[rows]
     found = ops.attend(q, cache.keys[1], cache.values[1], 1.0, visible)
@@ -133,3 +133,16 @@ def test_without_a_cache_there_is_room_for_one_layer_at_a_time():
     for layer in range(3):
         keys, _ = cache.append(layer, heads(2) + layer, heads(2))
         assert np.array_equal(keys[:, :, :2], heads(2) + layer)
+
+
+def test_a_cache_that_follows_another_has_its_tokens_and_drops_its_own(ops):
+    one, other = cache_of(ops, 70), cache_of(ops, 70)
+    for new, name in (([3, 2], "a"), ([30, 0], "b"), ([0, 0], "c"), ([1, 29], "d"), ([1, 1], "e")):
+        append(one, 1, heads(30, name), -heads(30, name), new)
+        one.advance()
+        other.follow(one)
+        assert other.lengths.tolist() == one.lengths.tolist()
+        assert np.array_equal(mixed(other, 1, ops), mixed(one, 1, ops))
+        append(other, 1, heads(2, "drafts"), heads(2, "drafts"), [2, 1])
+    append(one, 1, heads(1), heads(1))
+    assert not np.array_equal(other.keys[1], one.keys[1])  # nothing is shared

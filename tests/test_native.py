@@ -494,6 +494,49 @@ def test_matrices_that_other_ops_placed_or_of_an_unreadable_file_are_rejected(na
         ops.place_matrix(Unreadable(tmp_path, None, 0, "F32", (2, 2)))
 
 
+# --- a cache in float16 --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_blocks_of_a_cache_are_converted_as_numpy_does(level, native, monkeypatch, threads):
+    twin = native("float32").twin_ops()
+    monkeypatch.setattr(twin, "threads", threads)
+    floats = np.arange(3 * 2 * 2 * 3 * 5 * COLUMNS, dtype=np.uint32) * np.uint32(1_491_101)
+    source = floats.view(np.float32).reshape(3, 2, 2, 3, 5, COLUMNS)
+    source[0, 0, 0, 1, 0, :6] = np.nan, np.inf, -np.inf, 65519, 65520, -0.0
+    made = np.zeros(source.shape, np.float16)
+    twin.copyto(made[:, :, :, 1:], source[:, :, :, 1:])
+    with np.errstate(all="ignore"):
+        expected = source.astype(np.float16)
+    assert not made[:, :, :, 0].any()
+    missing = np.isnan(expected[:, :, :, 1:])
+    assert np.array_equal(np.isnan(made[:, :, :, 1:]), missing)
+    bits = [x[:, :, :, 1:][~missing].view(np.uint16) for x in (made, expected)]
+    assert np.array_equal(*bits)
+
+
+def test_blocks_of_a_cache_are_checked(native):
+    twin = native("float32").twin_ops()
+    wide, narrow = (
+        np.zeros((3, 2, 2, 4, 5, COLUMNS), np.float32),
+        np.zeros((3, 2, 2, 4, 5, COLUMNS), np.float16),
+    )
+    for to, blocks in (
+        (wide, wide),
+        (narrow, narrow),
+        (narrow[:, :, :, 1:], wide),
+        (narrow[:, :1], wide[:, :1]),
+        (narrow[:, :, :1], wide[:, :, :1]),
+        (narrow[:, :, :, :, 1:], wide[:, :, :, :, 1:]),
+        (narrow[..., 1:], wide[..., 1:]),
+        (narrow[:, :, :, ::2], wide[:, :, :, ::2]),
+        (narrow[:, :, :, 2:], wide[:, :, :, :2].copy()),
+        (np.zeros((1, 1, 1, 1, 3, 5), np.float16), np.zeros((1, 1, 1, 1, 3, 5), np.float32)),
+    ):
+        with pytest.raises(ValueError, match="a cache cannot be float"):
+            twin.copyto(to, blocks)
+
+
 # --- int8 from matrices in memory ----------------------------------------------------------------
 
 

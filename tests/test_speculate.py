@@ -64,10 +64,10 @@ class Simulation:
         self._text, self._right, self._draft_seconds = text, right, draft_seconds
         self._drafts_vary, self._passes_vary = drafts_vary, passes_vary
         self._has_room = has_room
-        self.seconds, self.twins_made, self.passes = 0.0, 0, []
+        self.seconds, self.twins_made, self.passes, self._followed = 0.0, 0, [], False
         patch.setattr(speculate, "time", SimpleNamespace(perf_counter=lambda: self.seconds))
         patch.setattr(drafts, "make_twin", self._make_twin)
-        patch.setattr(speculate, "Twin", lambda *_: SimpleNamespace(draft=self._draft))
+        patch.setattr(speculate, "Twin", lambda *_: self)
         ops = SimpleNamespace(dtype=dtype, twin_ops=lambda: None if dtype == "int8" else object())
         self._speculator = Speculator(SimpleNamespace(ops=ops))
 
@@ -115,7 +115,11 @@ class Simulation:
         self.seconds += 10
         return model
 
-    def _draft(self, rows, count, cache):
+    def follow(self, cache):
+        self.seconds += 0 if self._followed else 2  # is not a part of drafting
+        self._followed = True
+
+    def draft(self, rows, count):
         self._by_twin = True
         self.seconds += self._varied(count * self._draft_seconds, self._drafts_vary)
         return [
@@ -313,7 +317,7 @@ def planned(*plans):
 def speculating(model, twin):
     """Return a speculator with a twin that is made already."""
     speculator = Speculator(model)
-    speculator.twin = twin
+    speculator.twin, speculator.has_twin = twin, True
     return speculator
 
 
@@ -445,10 +449,20 @@ def test_without_memory_for_drafts_nothing_is_drafted(endless, tokenizer, monkey
         assert (found.drafted > 0) == expected
 
 
+def test_room_for_the_twin_is_reserved_before_it_is_made(endless, tokenizer, monkeypatch):
+    request = Request([1, 2], Options(seed=1, max_tokens=20))
+    texts = working_set(endless.config, [request], DRAFTS)
+    twin = memory(endless.config, "int8")["weights_bytes"]
+    for free, expected in ((texts + twin, True), (texts + twin - 1, False)):
+        monkeypatch.setattr(endless.ops, "free_memory", lambda free=free: free)
+        with planned((3, True)):
+            (found,) = completions_of(endless, tokenizer, [request], Speculator(endless))
+        assert (found.drafted > 0) == expected
+
+
 def test_a_twin_gives_way_to_the_texts(endless, tokenizer, monkeypatch):
     request = Request([1, 2], Options(seed=1, max_tokens=20))
     speculator = speculating(endless, make_twin(endless))
-    speculator.has_twin = True
     needed = working_set(endless.config, [request])
     room = iter([needed - 1, needed])  # without the twin, the text fits
     monkeypatch.setattr(endless.ops, "free_memory", lambda: next(room))

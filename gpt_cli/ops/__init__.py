@@ -116,6 +116,12 @@ class Ops(Protocol):
         new tokens, from 0 to T.
         """
 
+    def copyto(self, to: Array, blocks: Array) -> None:
+        """Copy blocks of the keys or values of a cache to those of another, which may be narrower.
+
+        Both are (layers, B, H, some of the blocks, ...).
+        """
+
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         """Return softmax(scale * q keysT, over the visible keys) values.
 
@@ -145,7 +151,7 @@ class Ops(Protocol):
 
 
 class TwinOps(Ops, Protocol):
-    """The operations of a model's int8 twin, on the cache of the model itself."""
+    """The operations of a model's int8 twin."""
 
     def quantize(self, matrix: Matrix) -> Matrix:
         """Convert a matrix of the model to int8, as `int8.quantize` does."""

@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "layer_norm": (None, [_P, _N, _N, _N, _P, _P, _F, _P, _N, _I]),
     "linear": (None, [_P, _P, _P, _N, _N, _I, _P, _N, _P, _I]),
     "store": (_I, [_P, _P, _N, _N, _N, _P, _P, _P, _P, *[_N] * 5, _I, _I]),
+    "narrow": (None, [_P, _N, _N, _N, _P, _I]),
     "attend": (_I, [_P, *[_N] * 3, _P, _P, _P, _F, *[_N] * 5, _I, _P, _N, _P, _N, _I]),
     "layers": (_I, [_P, _N, _P, _N, *[_P] * 5, *[_N] * 5, _I, _P, _N, _P, _I]),
     "draft": (_I, [_P]),
@@ -82,6 +83,7 @@ class Draft(ctypes.Structure):
         *((name, _N) for name in ("n_layer", "n_positions")),
         *((name, _P) for name in ("keys", "values")),
         *((name, _N) for name in ("keys_stride", "values_stride", "cache_blocks")),
+        ("half", ctypes.c_int32),
         ("banned", _P),
         ("banned_count", _N),
         *((name, _F) for name in ("temperature", "log_min_p")),
@@ -96,7 +98,7 @@ class Draft(ctypes.Structure):
 
 # The version of the functions and the sizes that both sides must agree on: `gpt2_layout` in C.
 _SIZES = ctypes.sizeof(_Matrix), ctypes.sizeof(_Block), ctypes.sizeof(Draft)
-_LAYOUT = (3, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
+_LAYOUT = (4, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
 
 
 class Layers:

@@ -137,6 +137,9 @@ class CuPyOps:
         new = k, v, *_strides(k)[:3], _on_device(past), _on_device(lengths)
         self._run("store", B * T, *new, H, T, D, _capacity(keys, values), keys, values)
 
+    def copyto(self, to: Array, blocks: Array) -> None:
+        cupy.copyto(to, blocks)
+
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         B, H, T, D = q.shape
         capacity, seen = _capacity(keys, values), _on_device(visible)

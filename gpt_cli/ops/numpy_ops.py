@@ -138,6 +138,9 @@ class NumPyOps:
             keys[row, :, start : start + new] = k[row, :, :new]
             values[row, :, start : start + new] = v[row, :, :new]
 
+    def copyto(self, to: Array, blocks: Array) -> None:
+        np.copyto(to, blocks)
+
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         T = q.shape[2]
         attended: Array = np.empty(q.shape, np.float32)

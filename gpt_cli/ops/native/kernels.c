@@ -162,6 +162,16 @@ static void store_head(const void *given, int64_t part, int slot)
     }
 }
 
+static void narrow(const void *given, int64_t row, int slot)
+{
+    const struct narrow *job = given;
+    const float *x = job->x + row * job->stride;
+    uint16_t *y = job->y + row * job->stride;
+    (void)slot;
+    for (int64_t i = 0; i < job->n; i += LANES)
+        store_short(y + i, narrow_float16(load(x + i)));
+}
+
 /* Replace n scores by exp(scale * score - max(scale * score)), and return their sum. Set the elements
  * after them, up to a multiple of PARTIAL_SUMS, to 0. */
 INLINE float exponentials_of(float *scores, int64_t n, float scale)
@@ -326,6 +336,7 @@ const struct kernels NAME(LEVEL) = {
     .round_rows = round_rows,
     .add = add,
     .store = store_head,
+    .narrow = narrow,
     .attend = attend,
     .log_sum_exp = log_sum_exp,
     .exponentials = exponentials,

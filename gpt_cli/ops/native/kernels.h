@@ -103,6 +103,13 @@ struct store {
     int32_t half; /* the cache is float16 */
 };
 
+/* Convert runs of n numbers to float16: the blocks of each head of a cache, in one of float16. */
+struct narrow {
+    const float *x; /* (rows, n), rows `stride` apart; n is a multiple of COLUMNS */
+    uint16_t *y;    /* the same */
+    int64_t stride, n;
+};
+
 struct attend {
     const float *q; /* (B, H, T, D) with these strides */
     int64_t b_stride, h_stride, t_stride;
@@ -151,8 +158,8 @@ typedef void part_function(const void *job, int64_t part, int slot);
 /* The functions of one level. Each computes one part of a job. */
 struct kernels {
     const char *level;
-    part_function *embed, *layer_norm, *linear, *round_rows, *add, *store, *attend, *log_sum_exp,
-        *exponentials, *quantize, *choose;
+    part_function *embed, *layer_norm, *linear, *round_rows, *add, *store, *narrow, *attend,
+        *log_sum_exp, *exponentials, *quantize, *choose;
 };
 
 #endif

@@ -105,7 +105,7 @@ int gpt2_draft(const struct draft *d)
                 d->wte, d->wpe, last, d->positions, d->n_positions, B, d->x, d->threads)
             || gpt2_layers(
                 d->blocks, d->n_layer, d->x, C, d->visible, d->positions, d->new, d->keys,
-                d->values, d->keys_stride, d->values_stride, B, 1, d->cache_blocks, 0,
+                d->values, d->keys_stride, d->values_stride, B, 1, d->cache_blocks, d->half,
                 d->normed, C, d->layers, d->threads))
             return 1;
         gpt2_layer_norm(

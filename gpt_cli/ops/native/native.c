@@ -91,7 +91,7 @@ static const struct {
 static const struct kernels *_Atomic kernels;
 
 const int64_t gpt2_layout[] = {
-    3, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
+    4, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
     sizeof(struct matrix), sizeof(struct block), sizeof(struct draft),
 };
 
@@ -216,6 +216,13 @@ int gpt2_store(
     }
     run_parts(kernels->store, &job, B * H, useful_threads(16 * tokens * H * D, threads));
     return 0;
+}
+
+void gpt2_narrow(
+    const float *x, int64_t rows, int64_t stride, int64_t n, uint16_t *y, int threads)
+{
+    struct narrow job = {.x = x, .y = y, .stride = stride, .n = n};
+    run_parts(kernels->narrow, &job, rows, useful_threads(rows * n, threads));
 }
 
 int gpt2_attend(

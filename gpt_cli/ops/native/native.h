@@ -45,6 +45,10 @@ EXPORT int gpt2_store(
     void *keys, void *values, const int64_t *past, const int64_t *lengths, int64_t B, int64_t H,
     int64_t T, int64_t D, int64_t blocks, int half, int threads);
 
+/* y = x in float16: rows of n numbers, a multiple of COLUMNS, which are `stride` apart. */
+EXPORT void gpt2_narrow(
+    const float *x, int64_t rows, int64_t stride, int64_t n, uint16_t *y, int threads);
+
 /* Return 0, or 1 if `visible` is not from 1 to the capacity.
  * `scratch` is (threads, min(T, MAX_TILE_ROWS), scratch_stride) floats, with a scratch_stride of
  * blocks * COLUMNS + 16. */
@@ -89,6 +93,7 @@ struct draft {
     int64_t n_layer, n_positions;
     char *keys, *values; /* of the cache; the rest as in `gpt2_layers` */
     int64_t keys_stride, values_stride, cache_blocks;
+    int32_t half;
     const int64_t *banned; /* ids that may not be chosen */
     int64_t banned_count;
     float temperature, log_min_p; /* these and the next two as in `gpt2_choose` */
