@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     )
     from gpt_cli.generate import Completion, Step
     from gpt_cli.options import Options
-    from gpt_cli.score import Choice, Score
+    from gpt_cli.rank import Choice
+    from gpt_cli.score import Score
     from gpt_cli.trace import Trace
     from gpt_cli.tree import Node
 
@@ -71,5 +72,5 @@ def on_first_use(
 
 
 __getattr__, __dir__ = on_first_use(
-    __name__, "errors", "options", "generate", "score", "trace", "tree", "engine"
+    __name__, "errors", "options", "generate", "rank", "score", "trace", "tree", "engine"
 )

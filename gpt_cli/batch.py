@@ -8,6 +8,7 @@ from gpt_cli.drafts import Speculator
 from gpt_cli.errors import InputError
 from gpt_cli.generate import Completion, generate, working_set
 from gpt_cli.model import GPT2
+from gpt_cli.prefix_cache import PrefixCache
 from gpt_cli.rows import Request
 from gpt_cli.tokenizer import Tokenizer
 
@@ -26,6 +27,7 @@ def complete(
     requests: Iterable[Request | InputError],
     batch_size: int | None = None,
     speculator: Speculator | None = None,
+    prefixes: PrefixCache | None = None,
 ) -> Iterator[Completion | InputError]:
     """Continue any number of prompts; yield the results in order, each as soon as possible.
 
@@ -40,7 +42,8 @@ def complete(
     rows = iter(requests)
     while window := list(islice(rows, read_ahead(batch_size))):
         valid = {place: row for place, row in enumerate(window) if not isinstance(row, InputError)}
-        finished = _complete_window(model, tokenizer, valid, batch_size, speculator)
+        batches = _batches(model, valid, batch_size)
+        finished = _complete(model, tokenizer, valid, batches, speculator, prefixes)
         early: dict[int, Completion] = {}
         for place, row in enumerate(window):
             while place in valid and place not in early:
@@ -48,18 +51,19 @@ def complete(
             yield row if isinstance(row, InputError) else early.pop(place)
 
 
-def _complete_window(
+def _complete(
     model: GPT2,
     tokenizer: Tokenizer,
     requests: dict[int, Request],
-    batch_size: int | None,
+    batches: list[list[int]],
     speculator: Speculator | None,
+    prefixes: PrefixCache | None,
 ) -> Iterator[tuple[int, Completion]]:
     """Yield the place of each row with its completion, as they come."""
-    for places in _batches(model, requests, batch_size):
+    for places in batches:
         batch = [requests[place] for place in places]
         completions = [Completion(len(row.prompt), row.seed) for row in batch]
-        for step in generate(model, tokenizer, batch, speculator):
+        for step in generate(model, tokenizer, batch, speculator, prefixes):
             completions[step.row].add(step)
             if step.finish_reason is not None:
                 yield places[step.row], completions[step.row]

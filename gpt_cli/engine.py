@@ -17,9 +17,11 @@ from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
 from gpt_cli.options import Options
+from gpt_cli.prefix_cache import PrefixCache
+from gpt_cli.rank import Choice, Question, RankBy, common_beginning, rank
 from gpt_cli.rows import Request, fit
 from gpt_cli.sampling import likeliest
-from gpt_cli.score import Choice, RankBy, Score, common_beginning, rank, score
+from gpt_cli.score import Score, score
 from gpt_cli.tensors import unchanged
 from gpt_cli.tokenizer import Tokenizer
 from gpt_cli.trace import Trace, trace
@@ -57,6 +59,7 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         self.name, self.load_seconds = name, load_seconds
         self.speculator = speculator
+        self._prefixes = PrefixCache(model)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`.
@@ -108,7 +111,7 @@ class Engine:
             raise TypeError("prompts must be a list of texts, not one text")
         options = options.with_seed()
         requests = [self._request(prompt, options, row) for row, prompt in enumerate(prompts)]
-        steps = generate(self.model, self.tokenizer, requests, self.speculator)
+        steps = generate(self.model, self.tokenizer, requests, self.speculator, self._prefixes)
         return Run(steps, [Completion(len(row.prompt), row.seed) for row in requests])
 
     @takes(Options)
@@ -166,7 +169,8 @@ class Engine:
             self._row_request(row, defaults, index)
             for index, row in zip(count() if indices is None else indices, rows, strict=False)
         )
-        return batch.complete(self.model, self.tokenizer, requests, batch_size, self.speculator)
+        helpers = self.speculator, self._prefixes
+        return batch.complete(self.model, self.tokenizer, requests, batch_size, *helpers)
 
     def score(self, text: str, *, stride: int | None = None) -> Score:
         """Return the log-likelihood of a text, token by token; see `score_many`.
@@ -196,7 +200,7 @@ class Engine:
             raise TypeError("texts must be a list of texts, not one text")
         rows = [self._text_ids(text) for text in texts]
         ids = [row for row in rows if not isinstance(row, InputError)]
-        scores = iter(score(self.model, self.tokenizer, ids, stride))
+        scores = iter(score(self.model, self.tokenizer, ids, stride, self._prefixes))
         return [row if isinstance(row, InputError) else next(scores) for row in rows]
 
     def rank(self, prompt: str, choices: Sequence[str], *, by: RankBy = "total") -> list[Choice]:
@@ -214,15 +218,47 @@ class Engine:
         Raises:
             InputError: `by` is unknown, or a choice is empty, duplicate or too long.
         """
+        (ranked,) = self.rank_many([(prompt, choices)], by=by)
+        if isinstance(ranked, InputError):
+            raise ranked
+        return ranked
+
+    def rank_many(
+        self, rows: Sequence[tuple[str, Sequence[str]] | InputError], *, by: RankBy = "total"
+    ) -> list[list[Choice] | InputError]:
+        """Rank the choices of each prompt, or return an error; see `rank`.
+
+        What prompts have in common at their beginning is computed once. An error is passed on.
+
+        Raises:
+            InputError: `by` is unknown.
+        """
+        asked = [self._question(row) for row in rows]
+        questions = [row for row in asked if isinstance(row, Question)]
+        ranked = iter(rank(self.model, self.tokenizer, questions, by, self._prefixes))
+        return [row if isinstance(row, InputError) else next(ranked) for row in asked]
+
+    def _question(self, row: tuple[str, Sequence[str]] | InputError) -> Question | InputError:
+        if isinstance(row, InputError):
+            return row
+        prompt, choices = row
         if isinstance(choices, str):
             raise TypeError("choices must be a list of texts, not one text")
+        try:
+            question = self._tokenized(prompt, choices)
+            question.check(self.model.config.n_positions)
+        except InputError as error:
+            return error
+        return question
+
+    def _tokenized(self, prompt: str, choices: Sequence[str]) -> Question:
         wholes = [self._prompt_ids(prompt + choice) for choice in choices]
         shared = common_beginning([self._prompt_ids(prompt), *wholes])
         if not shared:  # the prompt is empty, or part of the first token of a choice
             shared = self._prompt_ids("")
             wholes = [shared + ids for ids in wholes]
         rests = [ids[len(shared) :] for ids in wholes]
-        return rank(self.model, self.tokenizer, shared, choices, rests, by)
+        return Question(shared, choices, rests)
 
     def next_tokens(
         self, prompt: str, count: int = 10, *, special: bool = False

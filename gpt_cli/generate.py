@@ -13,8 +13,9 @@ from gpt_cli.drafts import Speculator, agreed
 from gpt_cli.errors import CheckpointError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.machine import check_room
-from gpt_cli.model import GPT2, PASS, Counts, hidden_states, unembed
+from gpt_cli.model import GPT2, PASS, hidden_states, right_pad, unembed
 from gpt_cli.ops import Array, Ops
+from gpt_cli.prefix_cache import PrefixCache
 from gpt_cli.rows import Chooser, FinishReason, Place, Request, Row
 from gpt_cli.sampling import GROUP, likeliest
 from gpt_cli.speculate import DRAFTS, Drafting
@@ -67,20 +68,12 @@ class Completion:
             self.finish_reason = step.finish_reason
 
 
-def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
-    """Pad rows with zeros on the right: return ids (B, T) and the lengths of the rows (B,)."""
-    lengths = np.array([len(row) for row in rows])
-    ids = np.zeros((len(rows), lengths.max()), np.int64)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = row
-    return ids, lengths
-
-
 class _Batch:
     """Rows that are computed side by side, with their cache."""
 
-    def __init__(self, model: GPT2, rows: list[Row], use_cache: bool):
+    def __init__(self, model: GPT2, rows: list[Row], use_cache: bool, prefixes: PrefixCache):
         self._model, self.rows, self._use_cache = model, rows, use_cache
+        self._prefixes = prefixes
         self.cache: KVCache | None = None
 
     def verify(self) -> Array:
@@ -104,12 +97,15 @@ class _Batch:
             x = hidden_states(model, xp.asarray(ids), self.cache, lengths)
             states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
             return unembed(model, xp.concatenate(states))
-        ids, lengths = right_pad([row.window for row in self.rows])
-        width = ids.shape[1]
         if self._use_cache:
-            capacity = max(len(row.window) + row.growth for row in self.rows)
-            self.cache = KVCache(model.config, model.ops, len(self.rows), capacity)
+            self.cache = self._begin()
+            known = self.cache.lengths.tolist()
+            windows = [row.window[n:] for row, n in zip(self.rows, known, strict=True)]
             width = max(1, PASS // len(self.rows))
+        else:
+            windows = [row.window for row in self.rows]
+            width = max(map(len, windows))
+        ids, lengths = right_pad(windows)
         last: dict[int, Array] = {}  # of each row, the state (C,) at its last token
         for start in range(0, ids.shape[1], width):
             some = ids[:, start : start + width]
@@ -119,6 +115,17 @@ class _Batch:
             for row in np.flatnonzero((left > 0) & (left <= some.shape[1])).tolist():
                 last[row] = x[row, left[row] - 1].copy()  # not a view, which would keep all of x
         return unembed(model, xp.stack([last[row] for row in range(len(self.rows))]))
+
+    def _begin(self) -> KVCache:
+        """Return a cache for the rows, with the beginnings that several have in common."""
+        capacity = max(len(row.window) + row.growth for row in self.rows)
+        cache = KVCache(self._model.config, self._model.ops, len(self.rows), capacity)
+        windows = [row.window[:-1] for row in self.rows]  # the last token is to be computed
+        for n, places in self._prefixes.groups(windows):
+            prefix = self._prefixes.prefix(windows[places[0]][:n])
+            for place in places:
+                cache.begin(place, prefix.cache, 0, n)
+        return cache
 
     def drop_drafts(self) -> None:
         """Drop what the cache holds of drafts that are not in the texts."""
@@ -174,6 +181,7 @@ def generate(
     tokenizer: Tokenizer,
     requests: Sequence[Request],
     speculator: Speculator | None = None,
+    prefixes: PrefixCache | None = None,
 ) -> Iterator[Step]:
     """Return an iterator that continues prompts side by side, a token of each row at a time.
 
@@ -197,16 +205,20 @@ def generate(
     if speculator and free is not None:
         needed = working_set(model.config, requests, DRAFTS) + speculator.needed_bytes
         speculator = speculator if needed <= free else None
-    return _steps(model, tokenizer, requests, speculator)
+    return _steps(model, tokenizer, requests, speculator, prefixes or PrefixCache(model))
 
 
 def _steps(
-    model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request], speculator: Speculator | None
+    model: GPT2,
+    tokenizer: Tokenizer,
+    requests: Sequence[Request],
+    speculator: Speculator | None,
+    prefixes: PrefixCache,
 ) -> Iterator[Step]:
     chooser = Chooser(model.ops, tokenizer, model.config)
     drafting = Drafting(speculator, chooser) if speculator else None
     rows = [Row(place, row, tokenizer, model.config) for place, row in enumerate(requests)]
-    batch = _Batch(model, rows, all(row.options.use_cache for row in rows))
+    batch = _Batch(model, rows, all(row.options.use_cache for row in rows), prefixes)
     start = time.perf_counter()
 
     while batch.rows:

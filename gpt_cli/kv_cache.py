@@ -30,6 +30,11 @@ class KVCache:
         self.lengths: NDArray[np.int64] = np.zeros(batch, np.int64)
         self.new = self.lengths
 
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes that a token of a text takes."""
+        return 2 * len(self.keys) * self._config.n_embd * int(self.keys.itemsize)
+
     def reserve(self, new: NDArray[np.int64]) -> None:
         """Set `new`; raise IndexError if a text would exceed the capacity."""
         most = max((self.lengths + new).tolist(), default=0)
@@ -65,9 +70,14 @@ class KVCache:
     def select(self, rows: list[int], capacity: int) -> "KVCache":
         """Return a copy of these rows of the batch, which may repeat, with another capacity."""
         made = KVCache(self._config, self._ops, len(rows), capacity, layers=len(self.keys))
-        made.lengths = self.lengths[rows]
         for place, row in enumerate(rows):
-            blocks = -(-int(self.lengths[row]) // self._ops.cache_block)
-            made.keys[:, place, :, :blocks] = self.keys[:, row, :, :blocks]
-            made.values[:, place, :, :blocks] = self.values[:, row, :, :blocks]
+            made.begin(place, self, row, int(self.lengths[row]))
         return made
+
+    def begin(self, row: int, other: "KVCache", other_row: int, tokens: int) -> None:
+        """Copy the first tokens of a row of another cache; they become all that a row here has."""
+        blocks = -(-tokens // self._ops.cache_block)
+        self.keys[:, row, :, :blocks] = other.keys[:, other_row, :, :blocks]
+        self.values[:, row, :, :blocks] = other.values[:, other_row, :, :blocks]
+        self.lengths = self.lengths.copy()
+        self.lengths[row] = tokens

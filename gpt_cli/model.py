@@ -5,6 +5,7 @@ Names are the checkpoint's. The architecture is that of Radford et al., "Languag
 Unsupervised Multitask Learners", 2019: each block normalizes its input (pre-norm).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -153,6 +154,15 @@ def unembed(model: GPT2, x: Array) -> Array:
     logits = model.ops.linear(model.ops.layer_norm(x, model.ln_f), model.lm_head)
     check_finite(model, logits)
     return logits
+
+
+def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
+    """Pad rows with zeros on the right: return ids (B, T) and the lengths of the rows (B,)."""
+    lengths = np.array([len(row) for row in rows])
+    ids = np.zeros((len(rows), lengths.max()), np.int64)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+    return ids, lengths
 
 
 def forward(

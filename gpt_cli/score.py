@@ -1,19 +1,16 @@
-"""Log-likelihoods of texts, and ranks of continuations."""
+"""Log-likelihoods of texts."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
-from typing import Literal, TypeAlias, get_args
+from itertools import islice
 
 import numpy as np
 
-from gpt_cli.errors import ContextError, InputError
-from gpt_cli.generate import right_pad
-from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2, PASS, hidden_states, unembed
+from gpt_cli.errors import InputError
+from gpt_cli.model import GPT2, unembed
 from gpt_cli.ops import Array
+from gpt_cli.prefix_cache import PrefixCache, states_after
 from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer
 
@@ -56,20 +53,6 @@ class Score:
         return -self.total_logprob / math.log(2) / self.bytes_scored
 
 
-RankBy: TypeAlias = Literal["total", "token", "byte"]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of several continuations of a prompt."""
-
-    text: str
-    ids: list[int]  # its tokens, with the prompt's end if that forms one token with any choice
-    bytes: int  # of all ids, in UTF-8
-    logprob: float  # of all ids, in nats
-    probability: float  # normalized over the choices
-
-
 @dataclass(frozen=True)
 class _Window:
     """Tokens `start` to `end` of a text, scored from token `first` on."""
@@ -79,12 +62,13 @@ class _Window:
     first: int
     end: int
 
-    def __len__(self) -> int:
-        return self.end - self.start
-
 
 def score(
-    model: GPT2, tokenizer: Tokenizer, texts: Sequence[list[int]], stride: int | None = None
+    model: GPT2,
+    tokenizer: Tokenizer,
+    texts: Sequence[list[int]],
+    stride: int | None = None,
+    prefixes: PrefixCache | None = None,
 ) -> list[Score]:
     """Score texts, given as ids, of any length side by side.
 
@@ -103,19 +87,15 @@ def score(
     windows: list[_Window] = []
     for text, ids in enumerate(texts):
         windows += _windows(text, len(ids), n_positions, stride)
+    found = log_likelihoods(
+        model,
+        [texts[w.text][w.start : w.end] for w in windows],
+        [w.first - w.start for w in windows],
+        prefixes or PrefixCache(model),
+    )
     logprobs: list[list[float | None]] = [[None] * len(ids) for ids in texts]
-    windows.sort(key=len, reverse=True)
-    while windows:
-        rows = max(1, PASS // len(windows[0]))  # of similar length, as many as make one pass
-        group, windows = windows[:rows], windows[rows:]
-        # No token attends to the padding, which is on the right.
-        inputs, _ = right_pad([texts[w.text][w.start : w.end - 1] for w in group])
-        x = hidden_states(model, model.ops.xp.asarray(inputs))  # (B, T, C)
-        # The state at a token predicts the next one.
-        states = [x[row, w.first - w.start - 1 : len(w) - 1] for row, w in enumerate(group)]
-        targets = [texts[w.text][w.first : w.end] for w in group]
-        for w, found in zip(group, _log_likelihoods(model, states, targets), strict=True):
-            logprobs[w.text][w.first : w.end] = found
+    for w, each in zip(windows, found, strict=True):
+        logprobs[w.text][w.first : w.end] = each
     sizes = [sum(len(tokenizer.token_bytes(id)) for id in ids[1:]) for ids in texts]
     return [Score(*parts) for parts in zip(texts, logprobs, sizes, strict=True)]
 
@@ -130,84 +110,40 @@ def _windows(text: int, length: int, n_positions: int, stride: int) -> Iterator[
             scored = end
 
 
-def common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the longest common prefix of rows of ids."""
-    alike = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
-    return [ids[0] for ids in alike]
-
-
-def rank(
-    model: GPT2,
-    tokenizer: Tokenizer,
-    prompt: list[int],
-    texts: Sequence[str],
-    ids: Sequence[list[int]],
-    by: RankBy,
-) -> list[Choice]:
-    """Rank continuations of a prompt, given as texts and as ids, the likeliest first.
-
-    Raises:
-        InputError: `by` is unknown, or a choice is empty, duplicate or does not fit the context.
-        CheckpointError: the weights are damaged.
-    """
-    if not texts or "" in texts:
-        raise InputError("give at least one choice, and none that is empty")
-    if duplicates := [text for text, number in Counter(texts).items() if number > 1]:
-        raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
-    longest, n_positions = len(prompt) + max(map(len, ids)), model.config.n_positions
-    if longest > n_positions:
-        raise ContextError(
-            f"prompt and choice have up to {longest} tokens, more than the model's context of "
-            f"{n_positions}; shorten them"
-        )
-    if by not in get_args(RankBy):
-        raise InputError(f"by must be one of {', '.join(get_args(RankBy))}")
-    totals = [math.fsum(row) for row in continuations(model, prompt, ids)]
-    sizes = [sum(len(tokenizer.token_bytes(id)) for id in row) for row in ids]
-    lengths = {"total": [1 for _ in ids], "token": [len(row) for row in ids], "byte": sizes}[by]
-    means = [total / length for total, length in zip(totals, lengths, strict=True)]
-    best = max(means)
-    weights = [math.exp(mean - best) for mean in means]
-    whole = math.fsum(weights)
-    choices = map(Choice, texts, ids, sizes, totals, (weight / whole for weight in weights))
-    return sorted(choices, key=lambda choice: choice.probability, reverse=True)
-
-
-def continuations(
-    model: GPT2, prompt: list[int], choices: Sequence[list[int]]
+def log_likelihoods(
+    model: GPT2, texts: Sequence[list[int]], firsts: Sequence[int], prefixes: PrefixCache
 ) -> list[list[float]]:
-    """Return the log-likelihood of each token of several continuations of one prompt.
+    """Return the log-likelihood of each token of texts, from their token `first` (>= 1) on.
 
-    The prompt is computed once; each continuation starts from a copy of its keys and values. All
-    have at least one token, and fit the context together with the prompt.
+    Each text has at least one token to score, and fits the context. What texts have in common at
+    their beginning is computed once.
 
     Raises:
         CheckpointError: the weights are damaged.
     """
-    xp = model.ops.xp
-    cache = KVCache(model.config, model.ops, 1, len(prompt))
-    # (1, C): predicts the first token of every choice
-    start = hidden_states(model, xp.asarray([prompt]), cache)[0, -1:]
     found: dict[int, list[float]] = {}
-    order = sorted(range(len(choices)), key=lambda place: len(choices[place]))
-    rows = max(1, PASS // (len(prompt) + len(choices[order[-1]])))
-    for begin in range(0, len(order), rows):
-        places = order[begin : begin + rows]
-        inputs, lengths = right_pad([choices[place][:-1] for place in places])
-        states = [start] * len(places)
-        if inputs.size:
-            copies = cache.select([0] * len(places), len(prompt) + inputs.shape[1])
-            x = hidden_states(model, xp.asarray(inputs), copies, lengths)
-            states = [
-                xp.concatenate([start, x[row, : len(choices[place]) - 1]])
-                for row, place in enumerate(places)
+    inputs = [text[:-1] for text in texts]
+    for n, places in prefixes.groups(inputs):
+        prefix = prefixes.prefix(inputs[places[0]][:n])
+        known: list[float] = []  # of the tokens in the prefix
+        if min(firsts[place] for place in places) < n:
+            (known,) = target_logprobs(model, [prefix.states[:-1]], [prefix.ids[1:]])
+        rests = [inputs[place][n:] for place in places]
+        for some, states in states_after(model, prefix, rests):
+            group = [places[place] for place in some]
+            begins = [max(n, firsts[place]) for place in group]
+            # The state at a token predicts the next one.
+            seen = [
+                model.ops.xp.concatenate([prefix.states[-1:], x])[begin - max(n, 1) :]
+                for x, begin in zip(states, begins, strict=True)
             ]
-        logprobs = _log_likelihoods(model, states, [choices[place] for place in places])
-        found |= zip(places, logprobs, strict=True)
-    return [found[place] for place in range(len(choices))]
+            targets = [texts[place][begin:] for place, begin in zip(group, begins, strict=True)]
+            for place, own in zip(group, target_logprobs(model, seen, targets), strict=True):
+                found[place] = known[firsts[place] - 1 :] + own
+    return [found[place] for place in range(len(texts))]
 
 
-def _log_likelihoods(
+def target_logprobs(
     model: GPT2, states: Sequence[Array], targets: Sequence[Sequence[int]]
 ) -> list[list[float]]:
     """Return for each row the log-likelihoods of its targets (n,), predicted by states (n, C)."""

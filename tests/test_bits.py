@@ -14,18 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_values import sampling_options
 from test_model import forward_in_chunks
+from test_rank import question
 
 import gpt_cli
 from gpt_cli import checkpoint
 from gpt_cli.config import ACTIVATIONS, GPT2Config
-from gpt_cli.generate import Completion, generate, right_pad
+from gpt_cli.generate import Completion, generate
 from gpt_cli.machine import native_library
-from gpt_cli.model import forward
+from gpt_cli.model import forward, right_pad
 from gpt_cli.ops import bindings
 from gpt_cli.options import Options
+from gpt_cli.prefix_cache import PrefixCache
+from gpt_cli.rank import continuations
 from gpt_cli.rows import Request
 from gpt_cli.sampling import SamplingParams, cumulated_weights, sample
-from gpt_cli.score import continuations, score
+from gpt_cli.score import score
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -205,7 +208,7 @@ texts = st.lists(st.lists(st.integers(0, len(VOCAB) - 1), max_size=60), max_size
 def test_a_score_is_the_same_in_any_batch(model, tokenizer, texts, stride, a_pass, a_slice, way):
     alone = [score(model, tokenizer, [text], stride)[0] for text in texts]
     with computing(model.ops, *way) as patch:
-        patch.setattr("gpt_cli.score.PASS", a_pass)
+        patch.setattr("gpt_cli.prefix_cache.PASS", a_pass)
         patch.setattr("gpt_cli.score.SLICE", a_slice)
         assert score(model, tokenizer, texts, stride) == alone
 
@@ -221,8 +224,8 @@ def test_a_choice_is_as_likely_beside_any_others_and_as_in_the_whole_text(
 ):
     whole = [score(model, tokenizer, [prompt + ids])[0].token_logprobs for ids in choices]
     with computing(model.ops, *way) as patch:
-        patch.setattr("gpt_cli.score.PASS", a_pass)
-        found = continuations(model, prompt, choices)
+        patch.setattr("gpt_cli.prefix_cache.PASS", a_pass)
+        (found,) = continuations(model, [question(prompt, choices)], PrefixCache(model))
     assert found == [logprobs[len(prompt) :] for logprobs in whole]
 
 

@@ -15,9 +15,9 @@ from test_generate import favouring
 
 from gpt_cli import checkpoint
 from gpt_cli.drafts import _FADING, NGrams, Record, Twin, agreed, make_twin
-from gpt_cli.generate import generate, right_pad
+from gpt_cli.generate import generate
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import hidden_states
+from gpt_cli.model import hidden_states, right_pad
 from gpt_cli.options import Options
 from gpt_cli.rows import Chooser, Request, Row
 

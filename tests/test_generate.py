@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sampling_values import sampling_options
 
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.generate import Completion, generate, right_pad, working_set
+from gpt_cli.generate import Completion, generate, working_set
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import forward, hidden_states, unembed
+from gpt_cli.model import forward, hidden_states, right_pad, unembed
 from gpt_cli.ops import Linear
 from gpt_cli.ops.memory import Workspace
 from gpt_cli.options import Options

@@ -17,7 +17,7 @@ from gpt_cli.records import json_line
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-    from gpt_cli.score import Choice
+    from gpt_cli.rank import Choice
 
 
 def rank(
