@@ -1,5 +1,7 @@
 """KVCache: the keys and values of previous tokens, so that a pass computes only new tokens."""
 
+from copy import copy
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,6 +74,13 @@ class KVCache:
         made = KVCache(self._config, self._ops, len(rows), capacity, layers=len(self.keys))
         for place, row in enumerate(rows):
             made.begin(place, self, row, int(self.lengths[row]))
+        return made
+
+    def first(self, rows: int) -> "KVCache":
+        """Return a cache of the first rows, which uses the memory of this one."""
+        made = copy(self)
+        made.keys, made.values = self.keys[:, :rows], self.values[:, :rows]
+        made.lengths = self.lengths[:rows]
         return made
 
     def begin(self, row: int, other: "KVCache", other_row: int, tokens: int) -> None:

@@ -13,7 +13,7 @@ from gpt_cli.model import GPT2, PASS, hidden_states, right_pad
 from gpt_cli.ops import Array
 
 _LEAST = 128  # tokens that a group of texts must save: a prefix takes a pass of its own
-_BYTES = 160e6  # of the keys and values of texts side by side
+_BYTES = 128e6  # of the keys and values of texts side by side
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Slots:
 
     Attributes:
         rows: how many texts they take at a time, as many as memory allows.
-        cache: their keys and values.
+        cache: the keys and values of the texts at this time.
     """
 
     def __init__(self, model: GPT2, prefix: Prefix, texts: int, longest: int):
@@ -78,19 +78,17 @@ class Slots:
         bytes_per_row = prefix.cache.token_bytes * capacity
         self._model, self._prefix = model, prefix
         self.rows = max(1, min(texts, int(_BYTES / max(1, bytes_per_row))))
-        self.cache = KVCache(model.config, model.ops, self.rows, capacity)
+        self._all = self.cache = KVCache(model.config, model.ops, self.rows, capacity)
         for row in range(self.rows):
-            self.cache.begin(row, prefix.cache, 0, begun)
-        self._begun = self.cache.lengths
+            self._all.begin(row, prefix.cache, 0, begun)
 
-    def restart(self) -> None:
-        """Drop all tokens but those of the prefix."""
-        self.cache.lengths = self._begun
+    def start(self, texts: int) -> None:
+        """Begin other texts, up to `rows`: each has the prefix."""
+        self.cache = self._all.first(texts)
 
     def append(self, texts: Sequence[list[int]]) -> list[Array]:
-        """Append tokens to the first rows; return the states (t, C) of each text's t tokens."""
-        none: list[list[int]] = [[]]
-        ids, lengths = right_pad([*texts, *none * (self.rows - len(texts))])
+        """Append tokens to the texts; return the states (t, C) of each text's t new tokens."""
+        ids, lengths = right_pad(texts)
         if not ids.size:
             return [self._prefix.states[:0] for _ in texts]
         x = hidden_states(self._model, self._model.ops.xp.asarray(ids), self.cache, lengths)
@@ -126,7 +124,7 @@ def states_after(
     for places in passes(list(map(len, rests)), slots.rows if slots else len(rests)):
         texts = [rests[place] for place in places]
         if slots:
-            slots.restart()
+            slots.start(len(texts))
             yield places, slots.append(texts)
         else:  # no token attends to the padding, which is on the right
             x = hidden_states(model, model.ops.xp.asarray(right_pad(texts)[0]))

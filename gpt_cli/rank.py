@@ -8,7 +8,7 @@ from itertools import takewhile, zip_longest
 from typing import Literal, TypeAlias, get_args
 
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.model import GPT2
+from gpt_cli.model import GPT2, PASS
 from gpt_cli.prefix_cache import Prefix, PrefixCache, Slots, passes
 from gpt_cli.score import target_logprobs
 from gpt_cli.tokenizer import Tokenizer
@@ -105,7 +105,9 @@ def continuations(
     found: dict[int, list[list[float]]] = {}
     for n, places in prefixes.groups([question.prompt for question in questions]):
         group = [questions[place] for place in places]
-        if len(group) < max(len(question.choices) for question in group):
+        longest = max(len(question.prompt) for question in group) - n
+        side_by_side = min(len(group), PASS // max(1, longest))
+        if side_by_side < max(len(question.choices) for question in group):
             for place, question in zip(places, group, strict=True):
                 branches = [_Branch([], [ids]) for ids in question.choices]
                 computed = _logprobs(model, prefixes.prefix(question.prompt), branches)
@@ -133,7 +135,7 @@ def _logprobs(model: GPT2, prefix: Prefix, branches: Sequence[_Branch]) -> list[
     order, states, targets = [], [], []
     for places in passes([len(each.ids) for each in branches], slots.rows):
         some = [branches[place] for place in places]
-        slots.restart()
+        slots.start(len(some))
         ends = [
             xp.concatenate([prefix.states[-1:], x])[-1:]
             for x in slots.append([each.ids for each in some])

@@ -14,7 +14,7 @@ from gpt_cli.prefix_cache import PrefixCache, states_after
 from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer
 
-SLICE = 512  # rows of logits at a time; a row of GPT-2's takes 200 kB
+SLICE = 128  # rows of logits at a time; a row of GPT-2's takes 200 kB
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 
