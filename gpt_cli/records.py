@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpt_cli.errors import InputError
@@ -9,6 +10,7 @@ from gpt_cli.errors import InputError
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generate import Completion
+    from gpt_cli.rank import Choice
     from gpt_cli.score import Score
 
 Record: TypeAlias = dict[str, Any]
@@ -40,6 +42,16 @@ SCORE: Schema = {
     "total_logprob": "double",
     "perplexity": "double",
     "bits_per_byte": "double",
+}
+CHOICE: Schema = {
+    "rank": "int64",
+    "choice": "string",
+    "text": "string",
+    "probability": "double",
+    "logprob": "double",
+    "tokens": "int64",
+    "bytes": "int64",
+    "model": "string",
 }
 
 
@@ -97,6 +109,25 @@ def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Rec
         pairs = zip(score.ids, score.token_logprobs, strict=True)
         record["logprobs"] = [of_token(engine, *pair) for pair in pairs]
     return record
+
+
+def of_ranking(
+    engine: "Engine", ranked: "Sequence[Choice]", given: Mapping[str, str]
+) -> list[Record]:
+    """Return the records of choices, the likeliest first; `given` tells how a user wrote them."""
+    return [
+        {
+            "rank": place,
+            "choice": given[choice.text],
+            "text": choice.text,
+            "probability": choice.probability,
+            "logprob": choice.logprob,
+            "tokens": len(choice.ids),
+            "bytes": choice.bytes,
+            "model": engine.name,
+        }
+        for place, choice in enumerate(ranked, 1)
+    ]
 
 
 def of_error(error: InputError) -> Record:

@@ -375,7 +375,7 @@ def sink(here):
         )
     )
     Path(".out.job.json").write_text('{"seed": 5, "model": "m"}')
-    return JSONLines(Path("out"), "text", {"model": "m", "seed": None, "input": 1, "format": 2})
+    return JSONLines(Path("out"), ("text",), {"model": "m", "seed": None, "input": 1, "format": 2})
 
 
 def test_lines_are_appended_at_once(sink):
@@ -386,7 +386,7 @@ def test_lines_are_appended_at_once(sink):
         assert Path("out").read_bytes() == before + b'{"index": 3, "text": "\xff"}\n'
         sink.write({"index": 4, "error": {}})
         sink.finish(5)
-    with JSONLines(Path("out"), "text", {"model": "m"}) as again:
+    with JSONLines(Path("out"), ("text",), {"model": "m"}) as again:
         assert again.resume() == jobs.Resumed(rows=5, failed=2)
 
 
@@ -434,7 +434,7 @@ def test_a_line_that_is_no_record_is_refused(data, sink):
 
 def test_only_one_run_writes_a_file_of_lines(sink):
     pytest.importorskip("fcntl")
-    other = JSONLines(Path("out"), "text", {})
+    other = JSONLines(Path("out"), ("text",), {})
     with sink:
         with pytest.raises(ResourceError, match=r"^out is being written by another run: wait"):
             other.__enter__()
@@ -449,13 +449,13 @@ def test_lines_need_their_manifest_unless_there_are_none(sink):
     with sink, pytest.raises(InputError, match=message):
         sink.resume()
     Path("out").write_bytes(b'{"ind')
-    with JSONLines(Path("out"), "text", {"seed": 9, "input": 1}) as torn:
+    with JSONLines(Path("out"), ("text",), {"seed": 9, "input": 1}) as torn:
         assert torn.resume() == jobs.Resumed(0, 0, 9)
     assert json.loads(Path(".out.job.json").read_text()) == {"seed": 9}
     Path("out").write_bytes(b"")  # of a run that was killed before its first row
-    with JSONLines(Path("out"), "text", {"seed": None}) as empty:
+    with JSONLines(Path("out"), ("text",), {"seed": None}) as empty:
         assert empty.resume().seed == 9
-    empty = JSONLines(Path("out"), "text", {"seed": 8})
+    empty = JSONLines(Path("out"), ("text",), {"seed": 8})
     with pytest.raises(InputError, match=r"^out was made with seed 9, not 8: name"), empty:
         empty.resume()
 
@@ -464,28 +464,31 @@ def test_lines_need_their_manifest_unless_there_are_none(sink):
 def test_an_output_without_a_record_is_removed_after_an_error(there, here):
     if there:
         Path("out").touch()
-    sink = JSONLines(Path("out"), "text", {})
+    sink = JSONLines(Path("out"), ("text",), {})
     with pytest.raises(KeyError), sink:
         sink.resume()
         raise KeyError
     assert Path("out").exists() is there
     assert Path(".out.job.json").exists() is there
-    sink = JSONLines(Path("new"), "text", {})
+    sink = JSONLines(Path("new"), ("text",), {})
     with sink:
         sink.resume()
     assert Path("new").read_bytes() == b""  # of an input without rows
-    sink = JSONLines(Path("some"), "text", {})
+    sink = JSONLines(Path("some"), ("text",), {})
     with pytest.raises(KeyError), sink:
         sink.resume()
         sink.write({})
         raise KeyError
     assert Path("some").read_bytes() == b"{}\n"
-    with pytest.raises(KeyError), JSONLines(Path("other"), "text", {}):
+    with pytest.raises(KeyError), JSONLines(Path("other"), ("text",), {}):
         raise KeyError
     assert not Path("other").exists()
     Path(".other.job.json").mkdir()
     message = r"^cannot write \.other\.job\.json: .*; name another --output$"
-    with pytest.raises(ResourceError, match=message), JSONLines(Path("other"), "text", {}) as sink:
+    with (
+        pytest.raises(ResourceError, match=message),
+        JSONLines(Path("other"), ("text",), {}) as sink,
+    ):
         sink.resume()
 
 

@@ -62,7 +62,7 @@ def test_a_stride_is_that_of_score(engine):
 
 def test_settings_have_all_options():
     task = Generation(OPTIONS, logprobs=True)
-    assert task.settings == asdict(OPTIONS) | {"logprobs": True}
+    assert task.settings == asdict(OPTIONS) | {"logprobs": True, "template": None}
     assert Scoring(stride=3).settings == {"stride": 3, "logprobs": False}
     assert Scoring() == Scoring(None, False)
     assert Generation(OPTIONS) == Generation(OPTIONS, None, False)

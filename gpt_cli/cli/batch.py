@@ -19,6 +19,7 @@ def batch(
     *,
     from_file: str | None = flags.ROWS_FILE,
     rows: flags.Rows,
+    filled: flags.Filled,
     batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
     options: Options,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
@@ -46,7 +47,8 @@ def batch(
     if escape:
         options = replace(options, stop=[unescape(stop) for stop in options.stop])
     options = replace(options, top_logprobs=logprobs or 0)
-    jobs.run(Generation(options, size, logprobs is not None), file, rows, loading, where)
+    task = Generation(options, size, logprobs is not None, filled.template)
+    jobs.run(task, file, rows, loading, where)
 
 
 def _batch_size(given: str) -> int | None:

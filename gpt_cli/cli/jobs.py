@@ -20,9 +20,17 @@ class StandardOutput(jobs.Sink):
 
 
 def run(
-    task: jobs.Task, file: str, rows: flags.Rows, loading: flags.Loading, where: flags.Where
+    task: jobs.Task,
+    file: str,
+    rows: flags.Rows,
+    loading: flags.Loading,
+    where: flags.Where,
+    shown: jobs.Sink | None = None,
 ) -> None:
-    """Run a job; raise RowsError if it is complete and some rows failed."""
+    """Run a job; raise RowsError if it is complete and some rows failed.
+
+    Without --output, records go to `shown`, by default to standard output.
+    """
     if rows.resume and rows.output is None:
         raise InputError("--resume continues a file: give its name by --output OUT")
     cluster = where.cluster(loading.threads)
@@ -36,7 +44,7 @@ def run(
         summary = jobs.run(
             task,
             file,
-            StandardOutput() if rows.output is None else rows.output,
+            (shown or StandardOutput()) if rows.output is None else rows.output,
             model=loading.model,
             format=rows.format or "auto",
             resume=rows.resume,
@@ -45,4 +53,5 @@ def run(
             **loading.options,
         )
     if summary.failed:
-        raise RowsError(f"{summary.failed} of {summary.rows} rows failed: their records say why")
+        why = ": their records say why" if shown is None or rows.output else ""
+        raise RowsError(f"{summary.failed} of {summary.rows} rows failed{why}")

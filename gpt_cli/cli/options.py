@@ -9,6 +9,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import Field, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
@@ -26,14 +27,14 @@ from gpt_cli.declare import (
     option,
 )
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.storage import Format
+from gpt_cli.jobs.storage import Format, read_text, without_line_end
 from gpt_cli.machine import MOST_THREADS
 from gpt_cli.options import Options
 from gpt_cli.startup import prepare
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-    from gpt_cli.jobs import Cluster
+    from gpt_cli.jobs import Cluster, Template
 
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
@@ -207,6 +208,45 @@ class Rows(Declared):
         "first row begins with {, else plain lines.",
         kind=choice(Format),
     )
+
+    @property
+    def asked(self) -> bool:
+        """Return whether any of the flags is given, so that the input must be rows."""
+        return self.output is not None or self.format is not None or self.resume
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Filled(Declared):
+    """A text with fields of the rows of a command."""
+
+    given: str | None = option(
+        None,
+        "A text, or a file with one, into which each row is put: {line}, or {NAME} of a field of "
+        "JSON Lines or Parquet; {{ is a brace.",
+        kind=TEXT,
+        flag="--template",
+        metavar="FILE|TEXT",
+    )
+
+    @property
+    def template(self) -> "Template | None":
+        """Return the template, if any.
+
+        Raises:
+            InputError: it is no template, or the file cannot be read.
+        """
+        if self.given is None:
+            return None
+        from gpt_cli.jobs import Template
+
+        if Path(self.given).is_file():
+            return Template(without_line_end(read_text(self.given)))
+        if "{" not in self.given:
+            raise InputError(
+                f"--template {self.given:.80}: there is no such file, and a text needs {{line}} or "
+                "{NAME} for a field"
+            )
+        return Template(self.given)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -1,28 +1,33 @@
 """`gpt-cli rank`: which of several continuations is the likeliest."""
 
 import sys
+from collections.abc import Sequence
+from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from gpt_cli import jobs
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import read_prompt
+from gpt_cli.cli.inputs import input_file
 from gpt_cli.cli.layout import quoted
-from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.cli.streams import note, on_terminal, write
 from gpt_cli.declare import PATH, option
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.storage import read_text
-from gpt_cli.records import json_line
+from gpt_cli.jobs import storage
+from gpt_cli.records import Record, json_line, of_ranking
 
-if TYPE_CHECKING:
-    from gpt_cli.engine import Engine
-    from gpt_cli.rank import Choice
+# Endings of inputs; a word with one is no prompt.
+_FILES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
 
 
 def rank(
-    prompt: str | None = flags.argument("[PROMPT]", "Text before the choices"),
+    prompt: str | None = flags.argument(
+        "[PROMPT|IN]", "Text before the choices, or the name of a file with such rows as for batch"
+    ),
     *,
+    from_file: str | None = flags.ROWS_FILE,
     choices: list[str] | None = option(
         (), "Continuations, separated by commas; repeatable.", metavar="A,B,C"
     ),
@@ -37,65 +42,95 @@ def rank(
         ),
     ] = "total",
     exact: bool = option(False, "Use the choices as given: remove and add no spaces."),
-    file: Path | None = flags.PROMPT_FILE,
+    filled: flags.Filled,
+    rows: flags.Rows,
     loading: flags.Loading,
+    where: flags.Where,
     as_json: flags.Json = False,
 ) -> None:
-    """Rank continuations of PROMPT by probability.
+    r"""Rank continuations of PROMPT, or of each row of IN, by probability.
 
-    The output is a table, or JSON in a pipe.
+    For one prompt, the output is a table, or JSON in a pipe. For rows, it is a line for each: the
+    likeliest choice, its probability and the row, with tabs between them; with --json or --output,
+    a record with all choices. In JSON Lines, a row has a "prompt", and may have an "id" and
+    "choices" of its own. With --template, it has the fields of the template instead of a prompt.
 
-    Spaces around a choice are removed. One is added before it unless PROMPT ends with a space.
+    Spaces around a choice are removed. One is added before it unless the prompt ends with a space.
 
     Examples:
         gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
+        printf 'The fox\nThe sun\n' | gpt-cli rank -m tiny --template '{line} was' --choices red,up
     """
-    if choices_file == Path("-") and (prompt if file is None else file) in (None, Path("-")):
-        raise InputError("PROMPT and --choices-file cannot both be read from the pipe")
     listed = _choices(choices, choices_file)
-    text = read_prompt(prompt, file)
-    space = "" if exact or not text or text[-1].isspace() else " "
-    given: dict[str, str] = {}  # what the model sees -> what was given
-    for choice in listed if exact else [choice.strip() for choice in listed]:
-        if not choice:
-            raise InputError("a choice is empty: remove it")
-        if space + choice in given:
-            raise InputError(f"duplicate choice {choice!r:.40}: remove it")
-        given[space + choice] = choice
+    template = filled.template
+    as_rows = prompt is None or from_file or template or rows.asked or _is_input(prompt)
+    if choices_file == Path("-") and as_rows and (prompt or from_file or "-") == "-":
+        raise InputError("rows and --choices-file cannot both be read from the pipe")
+    if prompt is None or as_rows:
+        file = input_file(prompt, from_file, "rows")
+        task = jobs.Ranking(listed, by, exact, template)
+        where.prepare(loading.threads)
+        from gpt_cli.cli.jobs import StandardOutput, run
+
+        sink = StandardOutput() if as_json else Columns(task.texts, quiet=loading.quiet)
+        run(task, file, rows, loading, where, sink)
+        return
+    given = jobs.spaced(prompt, listed, exact=exact)
     engine = loading.load()
-    ranked = engine.rank(text, list(given), by=by)
+    records = of_ranking(engine, engine.rank(prompt, list(given), by=by), given)
     if as_json or not on_terminal(sys.stdout):
-        _write_json(engine, ranked, given)
+        write("".join(map(json_line, records)))
     else:
-        _write_table(ranked)
+        _write_table(records)
 
 
-def _write_json(engine: "Engine", ranked: "list[Choice]", given: dict[str, str]) -> None:
-    for place, choice in enumerate(ranked, 1):
-        record = {
-            "rank": place,
-            "choice": given[choice.text],
-            "text": choice.text,
-            "probability": choice.probability,
-            "logprob": choice.logprob,
-            "tokens": len(choice.ids),
-            "bytes": choice.bytes,
-            "model": engine.name,
-        }
-        write(json_line(record))
+class Columns(jobs.Sink):
+    """A line for each row: the likeliest choice, its probability, and the fields of the row."""
+
+    def __init__(self, fields: Sequence[str], *, quiet: bool):
+        self._fields, self._quiet = fields, quiet
+
+    def write(self, record: Record) -> None:
+        """Write the line of a record; report an error."""
+        if "error" in record:
+            if not self._quiet:
+                note(f"gpt-cli: line {record['line']}: {record['error']['message']}")
+            cells = ["", "nan", ""]
+        else:
+            best = record["choices"][0]
+            texts = [record[name] for name in self._fields]
+            cells = [best["choice"], f"{best['probability']:.4f}", *texts]
+        write("\t".join(map(_cell, cells)) + "\n")
 
 
-def _write_table(ranked: "list[Choice]") -> None:
+def _cell(text: str) -> str:
+    """Return a text without line ends, which would end its row."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _write_table(records: Sequence[dict[str, Any]]) -> None:
     write(f"{'probability':>11}  {'log-lik.':>9}  tokens  choice\n")
-    for choice in ranked:
-        numbers = f"{choice.probability:11.2%}  {choice.logprob:9.3f}  {len(choice.ids):6}"
-        write(f"{numbers}  {quoted(choice.text.encode())}\n")
+    for choice in records:
+        numbers = f"{choice['probability']:11.2%}  {choice['logprob']:9.3f}  {choice['tokens']:6}"
+        write(f"{numbers}  {quoted(choice['text'].encode())}\n")
 
 
-def _choices(given: list[str] | None, file: Path | None) -> list[str]:
-    if (given is None) == (file is None):
+def _choices(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
+    """Return the choices of the flags, if any."""
+    if given and file is not None:
         raise InputError("give either --choices A,B,C or --choices-file FILE")
     if file is not None:
-        lines = [line.removesuffix("\r") for line in read_text(file).split("\n")]
-        return [line for line in lines if line]
-    return [choice for each in given or [] for choice in each.split(",")]
+        lines = (line.removesuffix("\r") for line in storage.read_text(file).split("\n"))
+        return tuple(line for line in lines if line)
+    return tuple(choice for each in given or [] for choice in each.split(","))
+
+
+def _is_input(prompt: str) -> bool:
+    """Return whether an argument names an input; raise InputError if it does, and there is none."""
+    if any(map(str.isspace, prompt)):
+        return False
+    if storage.is_address(prompt) or storage.exists(prompt) or glob(prompt):  # noqa: PTH207
+        return True
+    if prompt.endswith(_FILES):
+        raise InputError(f"cannot read {prompt:.80}: No such file")
+    return False

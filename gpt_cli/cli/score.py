@@ -23,6 +23,7 @@ def score(
     *,
     from_file: str | None = flags.ROWS_FILE,
     form: Form,
+    filled: flags.Filled,
     rows: flags.Rows,
     loading: flags.Loading,
     where: flags.Where,
@@ -33,8 +34,9 @@ def score(
     --lines, print these numbers and the text for each line. The first token of a text has nothing
     before it and is not scored, so a text needs at least two tokens.
 
-    With --output or --format, FILE has rows: lines, JSON Lines with a "text" and an optional "id",
-    or Parquet with these columns. A record with the numbers is written for each row.
+    With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an optional "id",
+    or Parquet with these columns. A record with the numbers is written for each row. With
+    --template, its filled text is scored.
 
     Examples:
         echo 'The fox was happy.' | gpt-cli score -m tiny
@@ -42,7 +44,8 @@ def score(
         printf 'The fox ran.\nFox ran the.\n' | gpt-cli score -m tiny --lines
     """
     file = input_file(file, from_file, "text")
-    as_rows = rows.output is not None or rows.format is not None
+    template = filled.template
+    as_rows = rows.output is not None or rows.format is not None or template is not None
     form.check(as_rows=as_rows)
     if not as_rows and (rows.resume or where.engine == "ray"):
         flag = "--resume" if rows.resume else "--engine ray"
@@ -53,7 +56,7 @@ def score(
         from gpt_cli.jobs import Scoring
 
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
-        jobs.run(Scoring(form.stride, form.tokens), file, rows, loading, where)
+        jobs.run(Scoring(form.stride, form.tokens, template), file, rows, loading, where)
         return
     _check_file(file)
     if form.lines or form.filters:

@@ -15,20 +15,24 @@ if TYPE_CHECKING:
     from gpt_cli.jobs.rows import Row
     from gpt_cli.jobs.runner import Summary, run
     from gpt_cli.jobs.sinks import Resumed, Sink
-    from gpt_cli.jobs.tasks import Generation, Scoring, Task
+    from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task, spaced
+    from gpt_cli.jobs.template import Template
 
 __all__ = [
     "Cluster",
     "Generation",
     "Observer",
+    "Ranking",
     "Resumed",
     "Row",
     "Scoring",
     "Sink",
     "Summary",
     "Task",
+    "Template",
     "run",
+    "spaced",
 ]
 __getattr__, __dir__ = on_first_use(
-    __name__, "observer", "rows", "sinks", "tasks", "runner", "cluster"
+    __name__, "observer", "rows", "sinks", "template", "tasks", "runner", "cluster"
 )

@@ -35,13 +35,13 @@ def open_sink(
     _check_apart(source.name, f"{place}/part-0{ending}" if ending else name)
     if not (ending or storage.is_address(name) or name.endswith(".parquet")):
         _check_file(Path(name), source, resume=resume)
-        return JSONLines(Path(name), task.fields[0], job)
+        return JSONLines(Path(name), task.texts, job)
     from gpt_cli.jobs import parts  # brings fsspec
 
     if resume and source.streams:
         raise InputError(f"--resume: {name} needs a file as input, not a pipe")
     ids = {"id": "int64"} if source.whole_ids else {}
-    schema = PLACE | {task.fields[0]: "string"} | task.schema | ERROR_PLACE | ERROR | ids
+    schema = PLACE | dict.fromkeys(task.texts, "string") | task.schema | ERROR_PLACE | ERROR | ids
     if ending:
         return parts.Folder(place, ending, schema, job, resume=resume)
     if resume and storage.exists(name):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs.storage import open_file
+from gpt_cli.jobs.template import Template
 from gpt_cli.records import Record, Schema
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ class Survey(NamedTuple):
     checksum: int  # of the metadata, which has statistics of the columns
 
 
-def survey(file: str, fields: Sequence[str]) -> Survey:
+def survey(file: str, fields: Sequence[str], template: Template | None = None) -> Survey:
     """Read the metadata of a file; its columns "id" and `fields` will be read.
 
     Raises:
-        InputError: it cannot be read, the first field is not a column of strings, or several
-            columns have one name.
+        InputError: it cannot be read, the first field is not a column of strings, one of the
+            template's is not a column of strings or numbers, or several columns have one name.
         ResourceError: pyarrow is missing.
     """
     pyarrow = library()
@@ -46,15 +47,16 @@ def survey(file: str, fields: Sequence[str]) -> Survey:
         for name in ("id", *fields):
             if schema.names.count(name) > 1:
                 raise InputError(f"{file} has several columns {name!r}: keep one of them")
-        text = fields[0]
-        if text not in schema.names:
-            raise InputError(f"{file} has no column {text!r}; its columns are {schema.names}")
         types = pyarrow.types
-        kind = schema.field(text).type
-        if types.is_dictionary(kind):
-            kind = kind.value_type
-        if str(kind) not in (*_TEXTS, "null"):
-            raise InputError(f"{file}: the column {text!r} has the type {kind}, not string")
+        for text in template.names if template else fields[:1]:
+            if text not in schema.names:
+                raise InputError(f"{file} has no column {text!r}; its columns are {schema.names}")
+            kind = schema.field(text).type
+            if types.is_dictionary(kind):
+                kind = kind.value_type
+            number = types.is_integer(kind) or types.is_floating(kind)
+            if str(kind) not in (*_TEXTS, "null") and not (template and number):
+                raise InputError(f"{file}: the column {text!r} has the type {kind}, not string")
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
         ignored = [name for name in schema.names if name not in ("id", *fields)]
         id_type = schema.field("id").type if "id" in schema.names else pyarrow.null()

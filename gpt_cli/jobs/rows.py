@@ -12,6 +12,7 @@ from typing import Any, get_args
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import parquet, storage
 from gpt_cli.jobs.storage import Format
+from gpt_cli.jobs.template import LINE, Template
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -48,6 +49,7 @@ class Reader:
     format: Format
     fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
     many: bool = False  # whether there are several files, and a row has the name of its file
+    template: Template | None = None  # its fields come first, in place of a text
 
     def read(self, piece: Piece) -> list[Row]:
         """Return the rows of a piece; raise InputError if its file has changed."""
@@ -77,8 +79,7 @@ class Reader:
             id = fields.pop("id", None)
             json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
             row = replace(row, id=id)  # for an error record, too
-            self._check_text(fields)
-            return replace(row, fields=fields)
+            return replace(row, fields=fields | self._texts(fields))
         except UnicodeDecodeError as error:
             reason = InputError(f"the row is not UTF-8 at byte {error.start}")
         except json.JSONDecodeError as error:
@@ -89,21 +90,29 @@ class Reader:
             reason = error
         return replace(row, error=reason)
 
-    def _check_text(self, fields: dict[str, Any]) -> None:
-        name = self.fields[0]
-        if not isinstance(text := fields.get(name), str):
-            raise InputError(f'a row needs a string "{name}"')
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"the {name} is not valid Unicode at character {error.start}"
-            ) from None
+    def _texts(self, fields: dict[str, Any]) -> dict[str, str]:
+        """Return the row's text, or the fields of the template, of which numbers become texts."""
+        found = {}
+        for name in self.template.names if self.template else self.fields[:1]:
+            text = fields.get(name)
+            if self.template and isinstance(text, int | float) and not isinstance(text, bool):
+                text = str(text)
+            if not isinstance(text, str):
+                kind = "string or number" if self.template else "string"
+                raise InputError(f'a row needs a {kind} "{name}"')
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise InputError(
+                    f"the {name} is not valid Unicode at character {error.start}"
+                ) from None
+            found[name] = text
+        return found
 
     def _fields(self, line: str) -> dict[str, Any]:
         text = storage.without_line_end(line)
         if self.format == "lines":
-            return {self.fields[0]: text}
+            return {LINE if self.template else self.fields[0]: text}
         fields = json.loads(text)
         if not isinstance(fields, dict):
             example = json.dumps({self.fields[0]: "Once"})
@@ -120,13 +129,21 @@ class Source:
             first row begins with a brace, else "lines".
         fields: that a row may have besides an id; the first is its text.
         window: the number of rows that are computed together; no piece spans more.
+        template: a text with fields of a row, which come first in `fields`.
 
     Raises:
         InputError: nothing can be read, not all files are tables, or a table has no text column.
         ResourceError: a package for such files is missing.
     """
 
-    def __init__(self, name: str, format: Format, fields: tuple[str, ...], window: int):
+    def __init__(
+        self,
+        name: str,
+        format: Format,
+        fields: tuple[str, ...],
+        window: int,
+        template: Template | None = None,
+    ):
         if format not in get_args(Format):
             raise InputError(f"the format must be one of {', '.join(get_args(Format))}")
         path = Path(name)
@@ -150,7 +167,7 @@ class Source:
         self.contents: list[list[Any]] = []  # name, size and checksum of each file
         self.ignored: list[str] = []  # columns of tables that are not read
         self.whole_ids = format == "parquet"  # whether all ids are integers
-        self.reader = Reader(format, fields, len(self.files) > 1)
+        self.reader = Reader(format, fields, len(self.files) > 1, template)
         for file in [] if self.streams else self.files:
             checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
             self.contents.append([Path(file).name, storage.size(file), checksum])
@@ -185,7 +202,7 @@ class Source:
 
     def _cut_table(self, file: str) -> int:
         """Append the pieces of a table; return a checksum of its metadata, which has statistics."""
-        survey = parquet.survey(file, self.reader.fields)
+        survey = parquet.survey(file, self.reader.fields, self.reader.template)
         self.ignored += [name for name in survey.ignored if name not in self.ignored]
         self.whole_ids &= survey.whole_ids
         line = 1
@@ -220,6 +237,8 @@ class Source:
         if self.reader.format == "auto":
             begins_object = first.lstrip().startswith(b"{")
             self.reader = replace(self.reader, format="jsonl" if begins_object else "lines")
+        if self.reader.format == "lines" and (template := self.reader.template):
+            template.check_line()
 
 
 def blocks(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:

@@ -61,7 +61,7 @@ def run(
         from gpt_cli.jobs.cluster import compute, library
 
         library()  # before the input is read
-    source = Source(fspath(input), format, task.fields, task.window)
+    source = Source(fspath(input), format, task.columns, task.window, task.template)
     if source.streams and cluster:
         raise InputError("--engine ray reads files, not a pipe: name a file")
     job = {

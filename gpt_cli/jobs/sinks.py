@@ -1,7 +1,7 @@
 """Sinks: where the records of a job go, and how an interrupted job is resumed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +66,9 @@ class JSONLines(Sink):
 
     compares = True  # so the input may have grown, and may be a pipe
 
-    def __init__(self, path: Path, text: str, job: Mapping[str, Any]):
+    def __init__(self, path: Path, texts: Sequence[str], job: Mapping[str, Any]):
         self._path = path
-        self._text = text  # the field of a row's text
+        self._texts = texts  # the fields of a row's text
         self._side = path.with_name(f".{path.name}.job.json")
         job = {name: value for name, value in job.items() if name not in ("input", "format")}
         self._manifest = Manifest(str(path), str(self._side), job)
@@ -118,7 +118,7 @@ class JSONLines(Sink):
                     raise ValueError
                 record = json.loads(data.decode(errors="surrogateescape"))
                 error = "error" in record
-                made_from = None if error else _hash(record.get("id"), record[self._text])
+                made_from = None if error else self._hash(record, record.get("id"))
             except (ValueError, TypeError, LookupError, RecursionError):
                 place = f"{self._path}, line {len(self._rows) + 1}"
                 raise refusal(f"{place}, is not a record of this command") from None
@@ -127,9 +127,12 @@ class JSONLines(Sink):
             end += len(data)
         return failed, end
 
+    def _hash(self, fields: Mapping[str, Any], id: Any) -> int:
+        return hash(json.dumps([id, *(fields[name] for name in self._texts)]))
+
     def check(self, row: Row) -> None:
         written = self._rows[row.index]
-        if written not in (None, _hash(row.id, row.fields.get(self._text))):
+        if written is not None and (row.error or written != self._hash(row.fields, row.id)):
             difference = f"row {row.index} differs from line {row.line}; {ANOTHER}"
             raise InputError(f"{self._path} was made from another input: {difference}")
 
@@ -156,10 +159,6 @@ def lock(file: BinaryIO, path: Path | str) -> None:
     except BlockingIOError:
         file.close()
         raise ResourceError(f"{path} is being written by another run: wait until it ends") from None
-
-
-def _hash(id: Any, text: Any) -> int:
-    return hash(json.dumps([id, text]))
 
 
 def encode(record: Record) -> bytes:

@@ -4,16 +4,18 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.rows import Row
+from gpt_cli.jobs.template import Template
 from gpt_cli.options import Options
 from gpt_cli.records import Record, Schema
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
+    from gpt_cli.rank import RankBy
 
 _WINDOW = 256  # rows
 
@@ -25,6 +27,36 @@ class Task(Protocol):
     @abstractmethod
     def fields(self) -> tuple[str, ...]:
         """The fields of a row that are read, besides its id. The first is its text."""
+
+    template: Template | None = None  # fields of a row in a text, in place of a row's text
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The fields that make the text of a row, which its record repeats."""
+        return self.template.names if self.template else self.fields[:1]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All fields of a row that are read, besides its id.
+
+        Raises:
+            InputError: the template has the name of an option.
+        """
+        options = self.fields[1:]
+        if reserved := [name for name in self.texts if name in ("id", *options)]:
+            name = reserved[0]
+            raise InputError(
+                f"the template's {{{name}}} is the name of an option: rename the field"
+            )
+        return (*self.texts, *options)
+
+    def text(self, row: Row) -> str:
+        """Return the text of a row."""
+        return self.template.fill(row.fields) if self.template else row.fields[self.fields[0]]
+
+    def options_of(self, row: Row) -> dict[str, Any]:
+        """Return the row's own options."""
+        return {name: value for name, value in row.fields.items() if name not in self.texts}
 
     @property
     @abstractmethod
@@ -66,7 +98,7 @@ class Task(Protocol):
         return 0
 
     def records(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record]:
-        """Yield the record of each row, in order: its index, id and text with its result.
+        """Yield the record of each row, in order: its index, id and texts with its result.
 
         The record of a row that failed has its place in the input, and the error.
         """
@@ -79,8 +111,7 @@ class Task(Protocol):
                 file = {} if row.file is None else {"file": row.file}
                 yield place | file | {"line": row.line} | records.of_error(result)
             else:
-                text = self.fields[0]
-                yield place | {text: row.fields[text]} | result
+                yield place | {name: row.fields[name] for name in self.texts} | result
 
 
 @dataclass(frozen=True)
@@ -93,6 +124,7 @@ class Generation(Task):
     options: Options  # of rows without options of their own
     batch_size: int | None = None
     logprobs: bool = False
+    template: Template | None = None
 
     fields = ("prompt", *Options.row_fields())
 
@@ -109,14 +141,15 @@ class Generation(Task):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return asdict(self.options) | {"logprobs": self.logprobs}
+        template = self.template and self.template.text
+        return asdict(self.options) | {"logprobs": self.logprobs, "template": template}
 
     def with_seed(self, seed: int | None) -> "Generation":
         return replace(self, options=self.options.with_seed(seed))
 
     def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
         found = engine.batch(
-            (row.fields for row in rows),
+            ({"prompt": self.text(row)} | self.options_of(row) for row in rows),
             self.options,
             batch_size=self.batch_size,
             indices=(row.index for row in rows),
@@ -135,6 +168,7 @@ class Scoring(Task):
 
     stride: int | None = None
     logprobs: bool = False
+    template: Template | None = None
 
     fields = ("text",)
 
@@ -143,10 +177,75 @@ class Scoring(Task):
         return records.SCORE | ({"logprobs": [records.TOKEN]} if self.logprobs else {})
 
     def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
-        texts: list[Any] = [row.fields["text"] for row in rows]
         record = partial(records.of_score, engine, logprobs=self.logprobs)
-        for each in engine.score_many(texts, stride=self.stride):
+        for each in engine.score_many([self.text(row) for row in rows], stride=self.stride):
             yield each if isinstance(each, InputError) else record(each)
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])
+
+
+@dataclass(frozen=True)
+class Ranking(Task):
+    """Rank continuations of the prompt of each row.
+
+    A row may have "choices" of its own.
+    """
+
+    choices: tuple[str, ...] = ()
+    by: "RankBy" = "total"
+    exact: bool = False  # see `spaced`
+    template: Template | None = None
+
+    fields = ("prompt", "choices")
+    schema: ClassVar[Schema] = {"choices": [records.CHOICE]}
+
+    def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
+        given = [self._given(row) for row in rows]
+        asked = [
+            each if isinstance(each, InputError) else (self.text(row), list(each))
+            for row, each in zip(rows, given, strict=True)
+        ]
+        for each, ranked in zip(given, engine.rank_many(asked, by=self.by), strict=True):
+            if isinstance(each, InputError):
+                yield each
+            elif isinstance(ranked, InputError):
+                yield ranked
+            else:
+                yield {"choices": records.of_ranking(engine, ranked, each)}
+
+    def _given(self, row: Row) -> dict[str, str] | InputError:
+        """Return the choices of a row with what was given: see `spaced`."""
+        own = row.fields.get("choices")
+        choices = self.choices if own is None else own
+        try:
+            if not isinstance(choices, list | tuple) or not choices:
+                raise InputError('a row needs a list of "choices", or give --choices')
+            if any(not isinstance(choice, str) for choice in choices):
+                raise InputError('the "choices" of a row must be strings')
+            return spaced(self.text(row), choices, exact=self.exact)
+        except InputError as error:
+            return error
+
+    def tokens(self, record: Record) -> int:
+        return sum(choice["tokens"] for choice in record["choices"])
+
+
+def spaced(prompt: str, choices: Sequence[str], *, exact: bool = False) -> dict[str, str]:
+    """Return choices as they follow a prompt, each with what was given.
+
+    Unless `exact`, spaces around a choice are removed, and one is put before it if the prompt does
+    not end with white space.
+
+    Raises:
+        InputError: a choice is empty, or given twice.
+    """
+    space = "" if exact or not prompt or prompt[-1].isspace() else " "
+    found: dict[str, str] = {}
+    for choice in choices if exact else [choice.strip() for choice in choices]:
+        if not choice:
+            raise InputError("a choice is empty: remove it")
+        if space + choice in found:
+            raise InputError(f"duplicate choice {choice!r:.40}: remove it")
+        found[space + choice] = choice
+    return found
