@@ -4,8 +4,10 @@ import json
 import math
 
 import pytest
-from in_process import records_here, refusal
+from in_process import records_here, refusal, run_here
 from processes import posix, run_on_terminal
+
+from gpt_cli.records import json_line
 
 RANK = ["rank", "--model", "tiny"]
 
@@ -66,14 +68,12 @@ def test_choices_may_be_compared_by_their_mean(by, length, tmp_path):
     file = tmp_path / "choices.txt"
     file.write_bytes(b"\xef\xbb\xbf" + LISTED)
     prompt = "Once upon a time, there was a"
-    records = run("--choices-file", str(file), "--by", by, input=f"{prompt}\n".encode())
+    records = run(prompt, "--choices-file", str(file), "--by", by)
     assert_draw(records, [record["logprob"] / record[length] for record in records])
 
 
-def test_no_space_is_put_where_there_is_one(tmp_path, tiny):
-    file = tmp_path / "prompt.txt"
-    file.write_bytes(b"The sky was \n")
-    after_space = run("--file", str(file), "--choices", "blue,red")
+def test_no_space_is_put_where_there_is_one():
+    after_space = run("The sky was ", "--choices", "blue,red")
     assert [record["text"] for record in after_space] == ["blue", "red"]
     before_space = run("The sky was", "--choices", " blue,red")
     assert [record["text"] for record in before_space] == [" blue", " red"]
@@ -144,7 +144,7 @@ def test_a_terminal_gets_a_table_or_json_without_control_characters():
         (["--choices", "a", "--by", "word"], "--by"),
         (["--choices-file", "/no/such/file"], "/no/such/file"),
         (["--choices", "once " * 600], "context of 512"),
-        (["--choices", "a", "--file", "/no/such/file"], "/no/such/file"),
+        (["--choices", "a", "--file", "/no/such/file"], "--file and an argument"),
         (["--choices", "\udcff"], "Unicode"),
     ],
 )
@@ -159,6 +159,208 @@ def test_a_file_without_a_choice_and_one_that_is_not_utf8_are_refused(data):
 
 def test_only_one_thing_comes_through_a_pipe():
     assert "cannot both be read from the pipe" in refusal(*RANK, "--choices-file", "-")
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+TEMPLATE = "Once upon a time, there was a {line}. It was very"
+LINES = ["fox", "lamb", "Übel {line}", "fox"]
+SIZES = "big,small,old"
+
+
+def lines_here(*arguments, code=0, **options):
+    """Return the lines that the command writes, as their cells."""
+    out, _ = run_here(*RANK, *arguments, code=code, **options)
+    return [line.split("\t") for line in out.decode().splitlines()]
+
+
+def rows_here(*arguments, code=0, **options):
+    """Return the records that a command writes for rows."""
+    out, _ = run_here(*arguments, code=code, **options)
+    return [json.loads(line) for line in out.decode().splitlines()]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_each_line_has_its_likeliest_choice(here, tiny):
+    (here / "in.txt").write_text("\n".join(LINES) + "\n\n", encoding="utf-8")
+    (here / "template.txt").write_text(TEMPLATE + "\n", encoding="utf-8")
+    expected = []
+    for line in LINES:
+        best = tiny.rank(TEMPLATE.replace("{line}", line), [" big", " small", " old"])[0]
+        expected.append([best.text.strip(), f"{best.probability:.4f}", line])
+    for template in ("template.txt", TEMPLATE):
+        given = "--template", template, "--choices", SIZES
+        assert lines_here("in.txt", *given) == expected
+        assert lines_here("--file", "in.txt", *given) == expected
+        assert lines_here(*given, input="\n".join(LINES).encode()) == expected
+    filled = [TEMPLATE.replace("{line}", line) for line in LINES]
+    shown = lines_here("--choices", SIZES, input="\n".join(filled).encode())
+    assert shown == [[*cells[:2], text] for cells, text in zip(expected, filled, strict=True)]
+
+
+def test_records_of_rows_have_all_choices_as_those_of_one_prompt(here):
+    rows = [
+        {"id": "a", "prompt": "The sky was", "choices": ["blue", "red"]},
+        {"prompt": "The sky was"},
+        {"id": [1], "prompt": "The sun was ", "choices": None},
+    ]
+    (here / "in.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    records = rows_here(*RANK, "in.jsonl", "--choices", "up,down", "--json")
+    alone = [
+        run(row["prompt"], "--choices", ",".join(row.get("choices") or ["up", "down"]))
+        for row in rows
+    ]
+    assert records == [
+        {"index": 0, "id": "a", "prompt": "The sky was", "choices": alone[0]},
+        {"index": 1, "prompt": "The sky was", "choices": alone[1]},
+        {"index": 2, "id": [1], "prompt": "The sun was ", "choices": alone[2]},
+    ]
+    run_here(*RANK, "in.jsonl", "--choices", "up,down", "-o", "out.jsonl")
+    assert (here / "out.jsonl").read_bytes() == b"".join(json_line(r).encode() for r in records)
+
+
+def test_an_interrupted_job_is_resumed_and_only_for_the_same_question(here):
+    rows = [{"a": f"fox {n}", "b": n + 0.5, "label": n} for n in range(7)]
+    (here / "in.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    job = [*RANK, "in.jsonl", "--template", "{{{a}}} and {b}{a} was", "--choices", SIZES]
+    run_here(*job, "-o", "whole.jsonl")
+    whole = (here / "whole.jsonl").read_bytes()
+    assert json.loads(whole.splitlines()[1])["b"] == "1.5"
+    run_here(*job, "-o", "out.jsonl")
+    (here / "out.jsonl").write_bytes(b"".join(whole.splitlines(True)[:3]) + b'{"index": 3, "a"')
+    run_here(*job, "-o", "out.jsonl", "--resume")
+    assert (here / "out.jsonl").read_bytes() == whole
+    for other in (["--by", "byte"], ["--choices", "x"], ["--exact"]):
+        assert "out.jsonl" in refusal(*job, *other, "-o", "out.jsonl", "--resume")
+    assert "out.jsonl" in refusal(*job[:-3], "{a}", *job[-2:], "-o", "out.jsonl", "--resume")
+    rows[1]["a"] = "another fox"
+    (here / "in.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert "row 1 differs" in refusal(*job, "-o", "out.jsonl", "--resume")
+
+
+def test_tables_have_columns_for_a_template(here):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"name": ["fox", None, "lamb"], "n": [1, 2, 3], "id": [7, 8, 9]})
+    pq.write_table(table, "in.parquet")
+    given = [*RANK, "in.parquet", "--template", "The {name} had {n}", "--choices", SIZES]
+    run_here(*given, "-o", "out.parquet", code=6)
+    found = pq.read_table("out.parquet").to_pylist()
+    assert [(row["id"], row["name"], row["n"]) for row in found] == [
+        (7, "fox", "1"), (8, None, None), (9, "lamb", "3")
+    ]  # fmt: skip
+    assert found[1]["error"]["message"] == 'a row needs a string or number "name"'
+    assert found[0]["choices"] == run("The fox had 1", "--choices", SIZES)
+    assert "no column 'x'" in refusal(*RANK, "in.parquet", "--template", "{x}", "--choices", "a")
+
+
+def test_a_row_that_fails_has_its_line_and_others_go_on(here):
+    long = "fox " * 600
+    rows = f"The fox\n{long}\n\nThe lamb\n".encode()
+    out, notes = run_here(*RANK, "--choices", "ran,sat", input=rows, code=6)
+    first, failed, last = out.decode().splitlines()
+    assert (first.split("\t")[2], failed, last.split("\t")[2]) == ("The fox", "\tnan\t", "The lamb")
+    assert "gpt-cli: line 2: prompt and choice have up to" in notes
+    assert "1 of 3 rows failed" in notes
+    _, notes = run_here(*RANK, "-q", "--choices", "a", input=rows, code=6)
+    assert "line 2" not in notes
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "x"}, 'a row needs a list of "choices", or give --choices'),
+        ({"prompt": "x", "choices": []}, 'a row needs a list of "choices", or give --choices'),
+        ({"prompt": "x", "choices": "a"}, 'a row needs a list of "choices", or give --choices'),
+        ({"prompt": "x", "choices": ["a", 1]}, 'the "choices" of a row must be strings'),
+        ({"prompt": "x", "choices": ["a", " a"]}, "duplicate choice 'a': remove it"),
+        ({"prompt": "x", "choices": ["a", " "]}, "a choice is empty: remove it"),
+        ({"prompt": 3, "choices": ["a"]}, 'a row needs a string "prompt"'),
+        ({"choices": ["a"]}, 'a row needs a string "prompt"'),
+    ],
+)
+def test_bad_choices_are_the_error_of_their_row(row, message):
+    rows = f"{json.dumps(row)}\n" + json.dumps({"prompt": "x", "choices": ["a"]})
+    bad, good = rows_here(*RANK, "--json", input=rows.encode(), code=6)
+    assert (bad["line"], bad["error"]["message"]) == (1, message)
+    assert good["choices"][0]["probability"] == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{line", "a lone { at character 1"),
+        ("{line} }", "a lone } at character 8"),
+        ("a {}{line}", "a lone { at character 3"),
+        ("{{line}}", "the template has no field"),
+        ("{line} {other}", "the template has {other}, and the input has plain lines"),
+        ("{prompt}", "the template has {prompt}, and the input has plain lines"),
+        ("{line}{choices}", "{choices} is the name of an option"),
+        ("{id}", "{id} is the name of an option"),
+        ("no such file.txt", "--template no such file.txt: there is no such file"),
+    ],
+)
+def test_a_bad_template_is_refused(template, what):
+    given = "--template", template, "--choices", "a,b"
+    assert what in refusal(*RANK, *given, input=b"The fox\n")
+
+
+def test_braces_of_rows_and_doubled_ones_are_text(here):
+    given = "--template", '{{"text": "{line}"}} is', "--choices", "ran,sat", "--json"
+    (record,) = rows_here(*RANK, *given, input=b"a {line} {x} }{ b")
+    assert record["line"] == "a {line} {x} }{ b"
+    assert record["choices"] == run('{"text": "a {line} {x} }{ b"} is', "--choices", "ran,sat")
+
+
+def test_a_name_of_an_input_is_no_prompt(here):
+    for name in ("lines.txt", "rows.jsonl", "a/b.parquet"):
+        assert f"cannot read {name}: No such file" in refusal(*RANK, name, "--choices", "a")
+    (here / "sky").write_text("The sky was\n", encoding="utf-8")
+    assert [cells[2] for cells in lines_here("sky", "--choices", "red,blue")] == ["The sky was"]
+    assert [cells[2] for cells in lines_here("s*", "--choices", "red,blue")] == ["The sky was"]
+    assert run("the sky", "--choices", "red,blue")  # a prompt
+
+
+def test_line_ends_of_a_row_stay_within_its_line():
+    rows = json.dumps({"prompt": "a\nb\rc\td", "choices": ["x\ny"]}).encode()
+    ((choice, probability, *text),) = lines_here(input=rows)
+    assert (choice, probability, text) == ("x\\ny", "1.0000", ["a\\nb\\rc", "d"])
+
+
+def test_many_choices_and_ones_that_melt_into_the_prompt(tiny):
+    choices = [f"w{n}" for n in range(10_000)]
+    rows = json.dumps({"prompt": "Once upon a ti", "choices": ["me", "xx"]}).encode()
+    (record,) = rows_here(*RANK, "--exact", "--json", input=rows)
+    ranked = tiny.rank("Once upon a ti", ["me", "xx"])
+    assert [(c["text"], c["logprob"]) for c in record["choices"]] == [
+        (each.text, each.logprob) for each in ranked
+    ]
+    (record,) = rows_here(
+        *RANK, "--json", input=json.dumps({"prompt": "The", "choices": choices}).encode()
+    )
+    assert len(record["choices"]) == 10_000
+    assert math.fsum(each["probability"] for each in record["choices"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("command", ["batch", "score"])
+def test_batch_and_score_take_templates(here, command, tiny):
+    (here / "in.jsonl").write_text('{"a": "fox", "n": 3}\n{"a": "lamb"}\n', encoding="utf-8")
+    new = ["-n", "3", "--temperature", "0"] if command == "batch" else []
+    good, bad = rows_here(
+        command, "-m", "tiny", "in.jsonl", "--template", "The {a} had {n}", *new, code=6
+    )
+    assert (good["a"], good["n"]) == ("fox", "3")
+    assert bad["error"]["message"] == 'a row needs a string or number "n"'
+    if command == "batch":
+        (expected,) = tiny.generate(["The fox had 3"], max_tokens=3, temperature=0)
+        assert good["text"] == expected.text
+    else:
+        assert good["total_logprob"] == tiny.score("The fox had 3").total_logprob
 
 
 # --- in Python -----------------------------------------------------------------------------------

@@ -59,13 +59,15 @@ def rank(
 
     Examples:
         gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
-        printf 'The fox\nThe sun\n' | gpt-cli rank -m tiny --template '{line} was' --choices red,up
+        printf 'The fox was\nThe sun was\n' | gpt-cli rank -m tiny --choices red,up
     """
+    if choices_file == Path("-") and (from_file or prompt or "-") == "-":
+        raise InputError("rows and --choices-file cannot both be read from the pipe")
     listed = _choices(choices, choices_file)
+    if listed:
+        jobs.spaced("", listed, exact=exact)  # raises for choices that no prompt can have
     template = filled.template
     as_rows = prompt is None or from_file or template or rows.asked or _is_input(prompt)
-    if choices_file == Path("-") and as_rows and (prompt or from_file or "-") == "-":
-        raise InputError("rows and --choices-file cannot both be read from the pipe")
     if prompt is None or as_rows:
         file = input_file(prompt, from_file, "rows")
         task = jobs.Ranking(listed, by, exact, template)
@@ -75,6 +77,8 @@ def rank(
         sink = StandardOutput() if as_json else Columns(task.texts, quiet=loading.quiet)
         run(task, file, rows, loading, where, sink)
         return
+    if not listed:
+        raise InputError("no choices: give --choices A,B,C or --choices-file FILE")
     given = jobs.spaced(prompt, listed, exact=exact)
     engine = loading.load()
     records = of_ranking(engine, engine.rank(prompt, list(given), by=by), given)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def score(
     file: str | None = flags.argument(
-        "[FILE]", "The text, or rows as for batch with --output or --format"
+        "[FILE]", "The text, or rows as for batch with --output, --format or --template"
     ),
     *,
     from_file: str | None = flags.ROWS_FILE,
@@ -34,9 +34,8 @@ def score(
     --lines, print these numbers and the text for each line. The first token of a text has nothing
     before it and is not scored, so a text needs at least two tokens.
 
-    With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an optional "id",
-    or Parquet with these columns. A record with the numbers is written for each row. With
-    --template, its filled text is scored.
+    With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
+    optional "id", or Parquet with these columns. A record with the numbers is written for each row.
 
     Examples:
         echo 'The fox was happy.' | gpt-cli score -m tiny

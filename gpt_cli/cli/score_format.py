@@ -99,8 +99,8 @@ class Form(Declared):
             raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
         if self.filters and as_rows:
             raise InputError(
-                "--max-perplexity and --min-perplexity cannot be used with --output or --format: "
-                "filter the records instead"
+                "--max-perplexity and --min-perplexity cannot be used with --output, --format or "
+                "--template: filter the records instead"
             )
 
     def passes(self, score: "Score | InputError") -> bool:
