@@ -67,7 +67,8 @@ def rank(
     if listed:
         jobs.spaced("", listed, exact=exact)  # raises for choices that no prompt can have
     template = filled.template
-    as_rows = prompt is None or from_file or template or rows.asked or _is_input(prompt)
+    asked = from_file or template or rows.asked or where.engine != "local"
+    as_rows = prompt is None or asked or _is_input(prompt)
     if prompt is None or as_rows:
         file = input_file(prompt, from_file, "rows")
         task = jobs.Ranking(listed, by, exact, template)
