@@ -293,6 +293,31 @@ def test_tables_are_scored_by_workers(there, tmp_path):
         assert told == row
 
 
+def test_rows_are_ranked_by_workers(there, tmp_path):
+    rows = [{"id": n, "animal": ["fox", "lamb", "bear"][n % 3], "n": n} for n in range(300)]
+    rows[7].pop("animal")
+    rows[8]["choices"] = ["ran", "flew"]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    flags = ["rank", tmp_path / "in.jsonl", "--model", "tiny", "--choices", "big,small,very old"]
+    flags += ["--template", "Once upon a time, there was a {animal} of {n} years. It was", "-o"]
+    run(*flags, tmp_path / "one.jsonl", "-q", code=6)
+    run(*flags, tmp_path / "other.jsonl", *there, code=6)
+    one, other = (
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("one", "other")
+    )
+    assert [row["id"] for row in other] == [*range(300)]
+    assert [choice["choice"] for choice in other[8]["choices"]] in (
+        ["ran", "flew"],
+        ["flew", "ran"],
+    )
+    for row, told in zip(one, other, strict=True):
+        for each, same in zip(row.get("choices", []), told.get("choices", []), strict=True):
+            for name in ("probability", "logprob"):
+                assert same.pop(name) == pytest.approx(each.pop(name), rel=1e-4)
+        assert told == row
+
+
 def test_an_output_of_this_machine_is_resumed_by_workers(rows, expected, there, tmp_path):
     output = tmp_path / "out.jsonl"
     batch(rows, "--threads", 1, "-o", output, "-q")

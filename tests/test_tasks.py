@@ -7,7 +7,7 @@ import pytest
 from gpt_cli import records
 from gpt_cli.batch import read_ahead
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import Generation, Row, Scoring
+from gpt_cli.jobs import Generation, Ranking, Row, Scoring, Template
 from gpt_cli.options import Options
 
 OPTIONS = Options(max_tokens=2, seed=1, temperature=1.5, ignore_eos=True)
@@ -53,6 +53,38 @@ def test_texts_are_scored(engine, logprobs):
     assert ("logprobs" in good) is ("logprobs" in task.schema) is logprobs
 
 
+def test_prompts_are_ranked_by_a_template(engine):
+    task = Ranking(("he", "it "), template=Template("{a} {b}"))
+    rows = [
+        Row(0, 1, None, None, {"a": "He", "b": "said"}),
+        Row(1, 2, None, "x", {}, BAD),
+        Row(2, 3, None, None, {"a": "it", "b": "", "choices": ["me"]}),
+        Row(3, 4, None, None, {"a": "it", "b": "", "choices": ["me", 2]}),
+    ]
+    assert task.columns == ("a", "b", "choices")
+    good, bad, own, wrong = task.records(engine, rows)
+    ranked = engine.rank("He said", [" he", " it"])
+    assert (good["a"], good["b"]) == ("He", "said")
+    assert [(c["text"], c["logprob"]) for c in good["choices"]] == [
+        (each.text, each.logprob) for each in ranked
+    ]
+    assert [c["choice"] for c in good["choices"]] == [each.text.strip() for each in ranked]
+    assert set(good["choices"][0]) == set(task.schema["choices"][0])
+    assert bad == {"index": 1, "id": "x", "line": 2} | ERROR
+    assert (own["choices"][0]["text"], own["choices"][0]["probability"]) == ("me", 1)
+    assert "must be strings" in wrong["error"]["message"]
+    assert task.tokens(good) == sum(len(each.ids) for each in ranked)
+    assert task.settings == {
+        "choices": ("he", "it "), "by": "total", "exact": False, "template": {"text": "{a} {b}"}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["id", "choices"])
+def test_a_template_may_not_have_the_names_of_options(name):
+    with pytest.raises(InputError, match=f"{{{name}}} is the name of an option"):
+        _ = Ranking(template=Template(f"{{line}} {{{name}}}")).columns
+
+
 def test_a_stride_is_that_of_score(engine):
     text = "He said " * 40
     (record,) = Scoring(stride=3).records(engine, [Row(0, 1, None, None, {"text": text})])
@@ -63,7 +95,7 @@ def test_a_stride_is_that_of_score(engine):
 def test_settings_have_all_options():
     task = Generation(OPTIONS, logprobs=True)
     assert task.settings == asdict(OPTIONS) | {"logprobs": True, "template": None}
-    assert Scoring(stride=3).settings == {"stride": 3, "logprobs": False}
+    assert Scoring(stride=3).settings == {"stride": 3, "logprobs": False, "template": None}
     assert Scoring() == Scoring(None, False)
     assert Generation(OPTIONS) == Generation(OPTIONS, None, False)
     assert Generation.fields == ("prompt", *Options.row_fields())

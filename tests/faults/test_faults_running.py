@@ -52,6 +52,10 @@ def generate(*arguments: object) -> tuple[object, ...]:
     return ("generate", *TINY, "-n", 3, *arguments)
 
 
+def rank(*arguments: object) -> tuple[object, ...]:
+    return ("rank", *TINY, "--choices", "ran,sat", *arguments)
+
+
 # fmt: off
 BAD_INPUT = [
     row(38, "no prompt", generate("-f", "/dev/null"), "is empty", "a text is needed"),
@@ -77,6 +81,15 @@ BAD_INPUT = [
     row(62, "a folder for a file", ("score", *TINY, "/"), "cannot read /", "add --output"),
     row(62, "an unknown flag", generate("--nope", "x"), "--nope", "--help"),
     row(62, "an unknown command", ("nope",), "nope", "--help"),
+    row(62, "a template with a lone brace", rank("--template", "{line"), "a lone { at character 1",
+        "write {{ or }}", stdin=b"x"),
+    row(62, "a template without a field", rank("--template", "{{x}}"), "has no field",
+        "write {line}", stdin=b"x"),
+    row(62, "a template that is nowhere", rank("--template", "nowhere"), "no such file",
+        "needs {line}", stdin=b"x"),
+    row(62, "a field that lines have not", rank("--template", "{x}"), "has {x}",
+        "give JSON Lines or Parquet", stdin=b"x"),
+    row(62, "rows that are not there", rank("nowhere.jsonl"), "No such file", "cannot read"),
     row(62, "ids that are none", ("detokenize", *TINY, "--", "-1"), "'-1'", "whole numbers"),
     row(62, "an id beyond the vocabulary", ("detokenize", *TINY, "999999"), "999999", "give ids"),
     row(62, "a model that is nowhere", ("generate", "-m", "./nowhere", "x"), "nowhere",
@@ -526,6 +539,7 @@ MOMENTS = {
     "generate --json": (*LONG, *SLOWLY, "--json"),
     "score --lines": ("score", *TINY, "--lines", "in"),
     "batch": ("batch", *TINY, "-s", 1, "-n", 30, "--batch-size", 2, "in"),
+    "rank": ("rank", *TINY, "in", "--choices", "ran,sat"),
     "tokenize": ("tokenize", *TINY, "-f", "in"),
 }
 
@@ -565,7 +579,7 @@ def test_a_signal_at_any_moment_is_quiet(number, command, world, survive):
 
 
 @pytest.mark.fault(47, "a reader that leaves", 141, intact="nothing is said")
-@pytest.mark.parametrize("command", ["generate", "score --lines", "batch"])
+@pytest.mark.parametrize("command", ["generate", "score --lines", "batch", "rank"])
 def test_a_reader_that_leaves_ends_it_quietly(command, world):
     (world.place / "in").write_bytes(b"Once upon a time there was a fox.\n" * 300)
     with world.start(*MOMENTS[command], "-q") as process:
