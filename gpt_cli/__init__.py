@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpt_cli.score import Choice, Score
     from gpt_cli.trace import Trace
     from gpt_cli.tree import Node
+    from gpt_cli.words import Word
 
 __all__ = [
     "CheckpointError",
@@ -51,6 +52,7 @@ __all__ = [
     "Score",
     "Step",
     "Trace",
+    "Word",
     "load",
 ]
 
@@ -71,5 +73,5 @@ def on_first_use(
 
 
 __getattr__, __dir__ = on_first_use(
-    __name__, "errors", "options", "generate", "score", "trace", "tree", "engine"
+    __name__, "errors", "options", "generate", "score", "words", "trace", "tree", "engine"
 )

@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from gpt_cli.model import GPT2, PASS, hidden_states, unembed
 from gpt_cli.ops import Array
 from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer
+from gpt_cli.words import Measure, Word
 
 SLICE = 512  # rows of logits at a time; a row of GPT-2's takes 200 kB
 
@@ -24,16 +25,24 @@ _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 
 @dataclass(frozen=True)
 class Score:
-    """Log-likelihoods in nats; the first token has nothing before it and is not scored."""
+    """Log-likelihoods in nats; the first token has nothing before it and is not scored.
+
+    The start token can be put before it; then it is scored, too. The last four are None unless they
+    were asked for.
+    """
 
     ids: list[int]
-    token_logprobs: list[float | None]  # of each id; the first is None
+    token_logprobs: list[float | None]  # of each id; None if it is not scored
     bytes_scored: int  # in UTF-8, of the tokens that are scored
+    ranks: list[int | None] | None = None  # of each id by its probability; 1 is the likeliest
+    entropies: list[float | None] | None = None  # of the distribution of each token, in nats
+    initial_logprobs: list[float | None] | None = None  # see `words.among`
+    words: list[Word] | None = None
 
     @property
     def tokens_scored(self) -> int:
-        """Return the number of tokens that are scored: all but the first."""
-        return max(0, len(self.ids) - 1)
+        """Return the number of tokens that are scored: all, or all but the first."""
+        return len(self.token_logprobs) - self.token_logprobs.count(None)
 
     @property
     def total_logprob(self) -> float:
@@ -84,13 +93,27 @@ class _Window:
 
 
 def score(
-    model: GPT2, tokenizer: Tokenizer, texts: Sequence[list[int]], stride: int | None = None
+    model: GPT2,
+    tokenizer: Tokenizer,
+    texts: Sequence[list[int]],
+    stride: int | None = None,
+    *,
+    prefix: Sequence[int] = (),
+    measures: Mapping[str, Measure] | None = None,
 ) -> list[Score]:
     """Score texts, given as ids, of any length side by side.
 
     A text longer than the context is scored in windows of the context's length, `stride` tokens
     apart (by default half of the context). A token is scored in the first window that has it, so
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
+
+    Args:
+        model: the weights.
+        tokenizer: of the texts.
+        texts: their ids.
+        stride: see above.
+        prefix: ids before each text, which are not part of its score.
+        measures: fields of the score that are also filled, with what computes them.
 
     Raises:
         InputError: the stride is out of range.
@@ -100,10 +123,12 @@ def score(
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:
         raise InputError(f"stride must be from 1 to {n_positions - 1}, less than the context")
+    texts = [[*prefix, *ids] for ids in texts]
+    measures = {"token_logprobs": log_probabilities} | dict(measures or {})
     windows: list[_Window] = []
     for text, ids in enumerate(texts):
         windows += _windows(text, len(ids), n_positions, stride)
-    logprobs: list[list[float | None]] = [[None] * len(ids) for ids in texts]
+    columns: list[list[list[Any]]] = [[[None] * len(ids) for _ in measures] for ids in texts]
     windows.sort(key=len, reverse=True)
     while windows:
         rows = max(1, PASS // len(windows[0]))  # of similar length, as many as make one pass
@@ -114,10 +139,16 @@ def score(
         # The state at a token predicts the next one.
         states = [x[row, w.first - w.start - 1 : len(w) - 1] for row, w in enumerate(group)]
         targets = [texts[w.text][w.first : w.end] for w in group]
-        for w, found in zip(group, _log_likelihoods(model, states, targets), strict=True):
-            logprobs[w.text][w.first : w.end] = found
-    sizes = [sum(len(tokenizer.token_bytes(id)) for id in ids[1:]) for ids in texts]
-    return [Score(*parts) for parts in zip(texts, logprobs, sizes, strict=True)]
+        found = _measured(model, states, targets, list(measures.values()))
+        for w, values in zip(group, found, strict=True):
+            for column, some in zip(columns[w.text], values, strict=True):
+                column[w.first : w.end] = some
+    scores = []
+    for ids, own in zip(texts, columns, strict=True):
+        size = sum(len(tokenizer.token_bytes(id)) for id in ids[max(1, len(prefix)) :])
+        fields = zip(measures, (column[len(prefix) :] for column in own), strict=True)
+        scores.append(Score(ids[len(prefix) :], bytes_scored=size, **dict(fields)))
+    return scores
 
 
 def _windows(text: int, length: int, n_positions: int, stride: int) -> Iterator[_Window]:
@@ -211,13 +242,24 @@ def _log_likelihoods(
     model: GPT2, states: Sequence[Array], targets: Sequence[Sequence[int]]
 ) -> list[list[float]]:
     """Return for each row the log-likelihoods of its targets (n,), predicted by states (n, C)."""
+    return [row for (row,) in _measured(model, states, targets, [log_probabilities])]
+
+
+def _measured(
+    model: GPT2,
+    states: Sequence[Array],
+    targets: Sequence[Sequence[int]],
+    measures: Sequence[Measure],
+) -> list[list[list[Any]]]:
+    """Return for each row what each measure finds: targets (n,), predicted by states (n, C)."""
     ops = model.ops
     x = ops.xp.concatenate(states)  # (N, C): all rows
     ids = ops.xp.asarray(np.concatenate(targets))
-    found: list[float] = []
+    found: list[list[Any]] = [[] for _ in measures]
     for begin in range(0, len(x), SLICE):
         some = slice(begin, begin + SLICE)
-        logprobs = log_probabilities(ops, unembed(model, x[some]), ids[some])
-        found += ops.to_host(logprobs).tolist()
-    values = iter(found)
-    return [list(islice(values, len(row))) for row in targets]
+        logits = unembed(model, x[some])
+        for values, measure in zip(found, measures, strict=True):
+            values += ops.to_host(measure(ops, logits, ids[some])).tolist()
+    columns = [iter(values) for values in found]
+    return [[list(islice(column, len(row))) for column in columns] for row in targets]
