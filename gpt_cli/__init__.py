@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gpt_cli.score import Score
     from gpt_cli.trace import Trace
     from gpt_cli.tree import Node
+    from gpt_cli.words import Word
 
 __all__ = [
     "CheckpointError",
@@ -52,6 +53,7 @@ __all__ = [
     "Score",
     "Step",
     "Trace",
+    "Word",
     "load",
 ]
 
@@ -72,5 +74,5 @@ def on_first_use(
 
 
 __getattr__, __dir__ = on_first_use(
-    __name__, "errors", "options", "generate", "rank", "score", "trace", "tree", "engine"
+    __name__, "errors", "options", "generate", "rank", "score", "words", "trace", "tree", "engine"
 )

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli import batch, checkpoint, hub
+from gpt_cli import batch, checkpoint, hub, sampling
 from gpt_cli.declare import takes
 from gpt_cli.drafts import Speculator
 from gpt_cli.errors import ContextError, InputError
@@ -20,12 +22,12 @@ from gpt_cli.options import Options
 from gpt_cli.prefix_cache import PrefixCache
 from gpt_cli.rank import Choice, Question, RankBy, common_beginning, rank
 from gpt_cli.rows import Request, fit
-from gpt_cli.sampling import likeliest
 from gpt_cli.score import Score, score
 from gpt_cli.tensors import unchanged
 from gpt_cli.tokenizer import Tokenizer
 from gpt_cli.trace import Trace, trace
 from gpt_cli.tree import Node, tree
+from gpt_cli.words import Measure, among, find_words, initial_tokens
 
 
 class Run(Iterator[Step]):
@@ -172,35 +174,78 @@ class Engine:
         helpers = self.speculator, self._prefixes
         return batch.complete(self.model, self.tokenizer, requests, batch_size, *helpers)
 
-    def score(self, text: str, *, stride: int | None = None) -> Score:
+    def score(
+        self,
+        text: str,
+        *,
+        stride: int | None = None,
+        bos: bool = False,
+        ranks: bool = False,
+        entropies: bool = False,
+        words: bool = False,
+    ) -> Score:
         """Return the log-likelihood of a text, token by token; see `score_many`.
 
         Raises:
-            InputError: the text has fewer than 2 tokens, or the stride is out of range.
+            InputError: no token can be scored, the stride is out of range, or there is no start
+                token.
         """
-        (scored,) = self.score_many([text], stride=stride)
+        (scored,) = self.score_many(
+            [text], stride=stride, bos=bos, ranks=ranks, entropies=entropies, words=words
+        )
         if isinstance(scored, InputError):
             raise scored
         if not scored.tokens_scored:
-            raise InputError("a text needs at least 2 tokens: the first has nothing before it")
+            raise InputError(
+                "a text needs at least 1 token"
+                if bos
+                else "a text needs at least 2 tokens: the first has nothing before it"
+            )
         return scored
 
     def score_many(
-        self, texts: Sequence[str | InputError], *, stride: int | None = None
+        self,
+        texts: Sequence[str | InputError],
+        *,
+        stride: int | None = None,
+        bos: bool = False,
+        ranks: bool = False,
+        entropies: bool = False,
+        words: bool = False,
     ) -> list[Score | InputError]:
         """Return the log-likelihood of each text, token by token, or an error.
 
-        A text of fewer than 2 tokens has a score without perplexity. Windows of a text longer than
-        the context are `stride` tokens apart, by default half of it. An error is passed on.
+        A text of which no token is scored has a score without perplexity. An error is passed on.
+
+        Args:
+            texts: any number, of any length.
+            stride: windows of a text longer than the context are `stride` tokens apart, by default
+                half of it.
+            bos: put the start token before each text, so that its first token is scored, too.
+            ranks: also return the rank of each token.
+            entropies: also return the entropy of the distribution of each token.
+            words: also return the words of each text with their surprisal; see `gpt_cli.words`.
 
         Raises:
-            InputError: the stride is out of range.
+            InputError: the stride is out of range, or the model has no start token.
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of texts, not one text")
+        start = self._start_ids("--bos is given") if bos else []
+        measures: dict[str, Measure] = {}
+        if ranks:
+            measures["ranks"] = sampling.ranks
+        if entropies:
+            measures["entropies"] = lambda ops, logits, _: sampling.entropies(ops, logits)
+        if words:
+            measures["initial_logprobs"] = among(self._initial_tokens)
         rows = [self._text_ids(text) for text in texts]
         ids = [row for row in rows if not isinstance(row, InputError)]
-        scores = iter(score(self.model, self.tokenizer, ids, stride, self._prefixes))
+        given = self.model, self.tokenizer, ids, stride, self._prefixes
+        found = score(*given, start=start, measures=measures)
+        if words:
+            found = [self._with_words(each) for each in found]
+        scores = iter(found)
         return [row if isinstance(row, InputError) else next(scores) for row in rows]
 
     def rank(self, prompt: str, choices: Sequence[str], *, by: RankBy = "total") -> list[Choice]:
@@ -273,7 +318,7 @@ class Engine:
         ids = self._fitting_ids(prompt, special)
         ops = self.model.ops
         x = hidden_states(self.model, ops.xp.asarray([ids]))
-        best = likeliest(ops, unembed(self.model, x[:, -1]), count)
+        best = sampling.likeliest(ops, unembed(self.model, x[:, -1]), count)
         return list(zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True))
 
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
@@ -316,14 +361,22 @@ class Engine:
             return error
 
     def _prompt_ids(self, prompt: str, special: bool = False) -> list[int]:
+        ids = self._check_ids(self.encode(prompt, special=special))
+        return ids or self._start_ids("the prompt is empty")
+
+    def _start_ids(self, reason: str) -> list[int]:
         config = self.model.config
-        if ids := self._check_ids(self.encode(prompt, special=special)):
-            return ids
         if config.bos_token_id is None or config.bos_token_id >= config.vocab_size:
-            raise InputError(
-                "the prompt is empty, and this model has no start token (bos_token_id)"
-            )
+            raise InputError(f"{reason}, and this model has no start token (bos_token_id)")
         return [config.bos_token_id]
+
+    def _with_words(self, found: Score) -> Score:
+        given = found.ids, found.token_logprobs, found.initial_logprobs or []
+        return replace(found, words=find_words(self.tokenizer, *given))
+
+    @cached_property
+    def _initial_tokens(self) -> NDArray[np.bool_]:
+        return initial_tokens(self.tokenizer, self.model.config)
 
     def _fitting_ids(self, text: str, special: bool) -> list[int]:
         ids = self._prompt_ids(text, special)

@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias, get_args
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.model import GPT2, PASS
 from gpt_cli.prefix_cache import Prefix, PrefixCache, Slots, passes
-from gpt_cli.score import target_logprobs
+from gpt_cli.sampling import log_probabilities
+from gpt_cli.score import of_targets
 from gpt_cli.tokenizer import Tokenizer
 
 RankBy: TypeAlias = Literal["total", "token", "byte"]
@@ -151,6 +152,7 @@ def _logprobs(model: GPT2, prefix: Prefix, branches: Sequence[_Branch]) -> list[
                     states.append(xp.concatenate([end, rest]))
                     targets.append(ids)
     found: list[list[list[float]]] = [[] for _ in branches]
-    for place, logprobs in zip(order, target_logprobs(model, states, targets), strict=True):
+    computed = of_targets(model, states, targets, [log_probabilities])
+    for place, (logprobs,) in zip(order, computed, strict=True):
         found[place].append(logprobs)
     return found

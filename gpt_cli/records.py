@@ -21,6 +21,14 @@ PLACE: Schema = {"index": "int64", "id": "string"}
 ERROR: Schema = {"error": {"code": "string", "message": "string"}}
 ERROR_PLACE: Schema = {"file": "string", "line": "int64"}
 TOKEN: Schema = {"id": "int64", "token": "string", "bytes": ["int64"], "logprob": "double"}
+SCORED_TOKEN: Schema = TOKEN | {"rank": "int64", "entropy": "double"}
+WORD: Schema = {
+    "word": "string",
+    "start": "int64",
+    "end": "int64",
+    "tokens": "int64",
+    "surprisal": "double",
+}
 COMPLETION: Schema = {
     "text": "string",
     "finish_reason": "string",
@@ -96,7 +104,10 @@ def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool 
 
 
 def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Record:
-    """Return the record of a score, with the log-likelihood of each token if wanted."""
+    """Return the record of a score, with the log-likelihood of each token if wanted.
+
+    Ranks, entropies and words are in the record if they are in the score.
+    """
     record = {
         "model": engine.name,
         "tokens": len(score.ids),
@@ -107,7 +118,15 @@ def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Rec
     }
     if logprobs:
         pairs = zip(score.ids, score.token_logprobs, strict=True)
-        record["logprobs"] = [of_token(engine, *pair) for pair in pairs]
+        record["logprobs"] = tokens = [of_token(engine, *pair) for pair in pairs]
+        for name, values in (("rank", score.ranks), ("entropy", score.entropies)):
+            for token, value in zip(tokens, values or [], strict=False):
+                token[name] = value
+    if score.words is not None:
+        record["words"] = [
+            dict(zip(WORD, (w.text, w.start, w.end, w.tokens, w.surprisal), strict=True))
+            for w in score.words
+        ]
     return record
 
 

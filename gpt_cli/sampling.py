@@ -177,6 +177,23 @@ def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
     return logits[ops.xp.arange(len(ids)), ids] - ops.log_normalizer(logits)
 
 
+def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
+    """Return the rank of one token of each row, 1 for the likeliest: ids (B,) -> (B,).
+
+    It is one more than the number of tokens with higher logits.
+    """
+    own = logits[ops.xp.arange(len(ids)), ids]
+    return (logits > own[:, None]).sum(axis=-1) + 1
+
+
+def entropies(ops: Ops, logits: Array) -> Array:
+    """Return the entropy of the distribution of each row, in nats: (B,) float64."""
+    # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
+    rows = zip(logits, ops.log_normalizer(logits), strict=True)
+    logprobs = (row.astype("float64") - normalizer for row, normalizer in rows)
+    return ops.xp.stack([-(ops.exp(row) * row).sum() for row in logprobs])
+
+
 def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
     """Return the likeliest ids (B, count), best first, and log-probabilities (B, count) float64."""
     xp = ops.xp

@@ -1,9 +1,10 @@
 """Log-likelihoods of texts."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from gpt_cli.ops import Array
 from gpt_cli.prefix_cache import PrefixCache, states_after
 from gpt_cli.sampling import log_probabilities
 from gpt_cli.tokenizer import Tokenizer
+from gpt_cli.words import Measure, Word
 
 SLICE = 128  # rows of logits at a time; a row of GPT-2's takes 200 kB
 
@@ -21,16 +23,24 @@ _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 
 @dataclass(frozen=True)
 class Score:
-    """Log-likelihoods in nats; the first token has nothing before it and is not scored."""
+    """Log-likelihoods in nats; the first token has nothing before it and is not scored.
+
+    The start token can be put before it; then it is scored, too. The last four are None unless they
+    were asked for.
+    """
 
     ids: list[int]
-    token_logprobs: list[float | None]  # of each id; the first is None
+    token_logprobs: list[float | None]  # of each id; None if it is not scored
     bytes_scored: int  # in UTF-8, of the tokens that are scored
+    ranks: list[int | None] | None = None  # of each id by its probability; 1 is the likeliest
+    entropies: list[float | None] | None = None  # of the distribution of each token, in nats
+    initial_logprobs: list[float | None] | None = None  # see `words.among`
+    words: list[Word] | None = None
 
     @property
     def tokens_scored(self) -> int:
-        """Return the number of tokens that are scored: all but the first."""
-        return max(0, len(self.ids) - 1)
+        """Return the number of tokens that are scored: all, or all but the first."""
+        return len(self.token_logprobs) - self.token_logprobs.count(None)
 
     @property
     def total_logprob(self) -> float:
@@ -69,12 +79,24 @@ def score(
     texts: Sequence[list[int]],
     stride: int | None = None,
     prefixes: PrefixCache | None = None,
+    *,
+    start: Sequence[int] = (),
+    measures: Mapping[str, Measure] | None = None,
 ) -> list[Score]:
     """Score texts, given as ids, of any length side by side.
 
     A text longer than the context is scored in windows of the context's length, `stride` tokens
     apart (by default half of the context). A token is scored in the first window that has it, so
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
+
+    Args:
+        model: the weights.
+        tokenizer: of the texts.
+        texts: their ids.
+        stride: see above.
+        prefixes: of texts that were computed before.
+        start: ids before each text, which are not part of its score.
+        measures: fields of the score that are also filled, with what computes them.
 
     Raises:
         InputError: the stride is out of range.
@@ -84,20 +106,28 @@ def score(
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:
         raise InputError(f"stride must be from 1 to {n_positions - 1}, less than the context")
+    texts = [[*start, *ids] for ids in texts]
+    measures = {"token_logprobs": log_probabilities} | dict(measures or {})
     windows: list[_Window] = []
     for text, ids in enumerate(texts):
         windows += _windows(text, len(ids), n_positions, stride)
-    found = log_likelihoods(
+    found = measured(
         model,
         [texts[w.text][w.start : w.end] for w in windows],
         [w.first - w.start for w in windows],
+        list(measures.values()),
         prefixes or PrefixCache(model),
     )
-    logprobs: list[list[float | None]] = [[None] * len(ids) for ids in texts]
-    for w, each in zip(windows, found, strict=True):
-        logprobs[w.text][w.first : w.end] = each
-    sizes = [sum(len(tokenizer.token_bytes(id)) for id in ids[1:]) for ids in texts]
-    return [Score(*parts) for parts in zip(texts, logprobs, sizes, strict=True)]
+    columns: list[list[list[Any]]] = [[[None] * len(ids) for _ in measures] for ids in texts]
+    for w, values in zip(windows, found, strict=True):
+        for column, some in zip(columns[w.text], values, strict=True):
+            column[w.first : w.end] = some
+    scores = []
+    for ids, own in zip(texts, columns, strict=True):
+        size = sum(len(tokenizer.token_bytes(id)) for id in ids[max(1, len(start)) :])
+        fields = zip(measures, (column[len(start) :] for column in own), strict=True)
+        scores.append(Score(ids[len(start) :], bytes_scored=size, **dict(fields)))
+    return scores
 
 
 def _windows(text: int, length: int, n_positions: int, stride: int) -> Iterator[_Window]:
@@ -110,24 +140,28 @@ def _windows(text: int, length: int, n_positions: int, stride: int) -> Iterator[
             scored = end
 
 
-def log_likelihoods(
-    model: GPT2, texts: Sequence[list[int]], firsts: Sequence[int], prefixes: PrefixCache
-) -> list[list[float]]:
-    """Return the log-likelihood of each token of texts, from their token `first` (>= 1) on.
+def measured(
+    model: GPT2,
+    texts: Sequence[list[int]],
+    firsts: Sequence[int],
+    measures: Sequence[Measure],
+    prefixes: PrefixCache,
+) -> list[list[list[Any]]]:
+    """Return what each measure finds for the tokens of texts, from their token `first` (>= 1) on.
 
-    Each text has at least one token to score, and fits the context. What texts have in common at
-    their beginning is computed once.
+    Each text has at least one such token, and fits the context. What texts have in common at their
+    beginning is computed once.
 
     Raises:
         CheckpointError: the weights are damaged.
     """
-    found: dict[int, list[float]] = {}
+    found: dict[int, list[list[Any]]] = {}
     inputs = [text[:-1] for text in texts]
     for n, places in prefixes.groups(inputs):
         prefix = prefixes.prefix(inputs[places[0]][:n])
-        known: list[float] = []  # of the tokens in the prefix
+        known: list[list[Any]] = [[] for _ in measures]  # of the tokens in the prefix
         if min(firsts[place] for place in places) < n:
-            (known,) = target_logprobs(model, [prefix.states[:-1]], [prefix.ids[1:]])
+            (known,) = of_targets(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
         rests = [inputs[place][n:] for place in places]
         for some, states in states_after(model, prefix, rests):
             group = [places[place] for place in some]
@@ -138,22 +172,28 @@ def log_likelihoods(
                 for x, begin in zip(states, begins, strict=True)
             ]
             targets = [texts[place][begin:] for place, begin in zip(group, begins, strict=True)]
-            for place, own in zip(group, target_logprobs(model, seen, targets), strict=True):
-                found[place] = known[firsts[place] - 1 :] + own
+            own = of_targets(model, seen, targets, measures)
+            for place, values in zip(group, own, strict=True):
+                before = [column[firsts[place] - 1 :] for column in known]
+                found[place] = [a + b for a, b in zip(before, values, strict=True)]
     return [found[place] for place in range(len(texts))]
 
 
-def target_logprobs(
-    model: GPT2, states: Sequence[Array], targets: Sequence[Sequence[int]]
-) -> list[list[float]]:
-    """Return for each row the log-likelihoods of its targets (n,), predicted by states (n, C)."""
+def of_targets(
+    model: GPT2,
+    states: Sequence[Array],
+    targets: Sequence[Sequence[int]],
+    measures: Sequence[Measure],
+) -> list[list[list[Any]]]:
+    """Return for each row what each measure finds: targets (n,), predicted by states (n, C)."""
     ops = model.ops
     x = ops.xp.concatenate(states)  # (N, C): all rows
     ids = ops.xp.asarray(np.concatenate(targets))
-    found: list[float] = []
+    found: list[list[Any]] = [[] for _ in measures]
     for begin in range(0, len(x), SLICE):
         some = slice(begin, begin + SLICE)
-        logprobs = log_probabilities(ops, unembed(model, x[some]), ids[some])
-        found += ops.to_host(logprobs).tolist()
-    values = iter(found)
-    return [list(islice(values, len(row))) for row in targets]
+        logits = unembed(model, x[some])
+        for values, measure in zip(found, measures, strict=True):
+            values += ops.to_host(measure(ops, logits, ids[some])).tolist()
+    columns = [iter(values) for values in found]
+    return [[list(islice(column, len(row))) for column in columns] for row in targets]

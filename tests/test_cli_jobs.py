@@ -253,6 +253,21 @@ def test_records_with_log_probabilities_fit_in_a_table(here, pa):
         assert record["logprobs"][-1]["bytes"]
 
 
+def test_words_fit_in_a_table_and_are_resumed_with_the_same_flags_only(here, pa):
+    file = write_jsonl(here / "in.jsonl", [{"text": "Once  🦊"}, {"text": ""}])
+    for output in ("out.parquet", "out.jsonl"):
+        run("score", file, "-o", output, "-q", "--words", "--bos")
+    first, empty = records_of("out.parquet")
+    assert [first, empty] == records_of("out.jsonl")
+    assert [(word["word"], word["start"], word["end"]) for word in first["words"]] == [
+        ("Once", 0, 4), ("🦊", 6, 10)
+    ]  # fmt: skip
+    assert empty["words"] == []
+    assert "made with bos true" in refused(
+        "score", file, "-o", "out.jsonl", "-q", "--words", "--resume"
+    )
+
+
 def test_rows_of_a_table_may_have_ids_and_options_of_their_own(here, pa):
     rows = [
         {"prompt": "Once", "max_tokens": 2, "temperature": 0.0, "seed": 5, "stop": ["x"]},

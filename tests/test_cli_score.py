@@ -98,7 +98,7 @@ def test_a_file_and_a_pipe_have_the_same_score_with_or_without_a_line_end(whole,
 
 def test_json_has_the_numbers_of_python_and_all_tokens_of_the_text(tiny, whole):
     (told,) = records(run("--json", "--tokens", input=whole.encode() + b"\n"))
-    score = tiny.score(whole)
+    score = tiny.score(whole, ranks=True, entropies=True)
     tokens = told.pop("logprobs")
     assert told == {
         "index": 0,
@@ -110,7 +110,11 @@ def test_json_has_the_numbers_of_python_and_all_tokens_of_the_text(tiny, whole):
         "perplexity": close(score.perplexity),
         "bits_per_byte": close(score.bits_per_byte),
     }
-    assert all(set(token) == {"id", "token", "bytes", "logprob"} for token in tokens)
+    names = {"id", "token", "bytes", "logprob", "rank", "entropy"}
+    assert all(set(token) == names for token in tokens)
+    assert [token["rank"] for token in tokens] == score.ranks
+    assert tokens[0]["entropy"] is None
+    assert [token["entropy"] for token in tokens[1:]] == close(score.entropies[1:])
     assert [token["id"] for token in tokens] == tiny.encode(whole)
     assert b"".join(bytes(token["bytes"]) for token in tokens) == whole.encode()
     assert all(bytes(token["bytes"]).decode(errors="replace") == token["token"] for token in tokens)
@@ -131,6 +135,54 @@ def test_each_token_has_a_line(tiny, whole):
     assert rows[0][2] == "nan"
     assert [float(row[2]) for row in rows[1:]] == close(score.token_logprobs[1:])
     assert [row[3] for row in rows] == [quoted(tiny.tokenizer.token_bytes(id)) for id in score.ids]
+
+
+def test_what_is_not_shown_is_not_computed(monkeypatch):
+    for name in ("ranks", "entropies"):
+        monkeypatch.setattr(f"gpt_cli.sampling.{name}", None)
+    for flags in ([], ["--tokens"], ["--words"], ["--json"], ["--json", "--words"]):
+        run(*flags, input=b"Once upon a time")
+
+
+@pytest.mark.parametrize("flags", [[], ["--bos"]])
+def test_each_word_has_a_line(tiny, whole, flags):
+    output = run("--words", *flags, input=whole.encode()).decode()
+    rows = [line.split("\t") for line in output.split("\n")]
+    assert rows.pop() == [""]
+    words = tiny.score(whole, words=True, bos=bool(flags)).words
+    assert [row[:5] for row in rows] == [
+        ["1", word.text, str(word.start), str(word.end), str(word.tokens)] for word in words
+    ]
+    assert [row[1] for row in rows] == whole.split()
+    assert (rows[0][5] == "nan") is (not flags)
+    first = 0 if flags else 1
+    shown = [float(row[5]) for row in rows[first:]]
+    assert shown == close([word.surprisal for word in words[first:]])
+
+
+def test_json_has_the_words_with_the_numbers_of_python(tiny, whole):
+    (told,) = records(run("--json", "--words", "--bos", input=whole.encode()))
+    (plain,) = records(run("--json", "--bos", input=whole.encode()))
+    words = told.pop("words")
+    assert told == plain
+    assert told["tokens"] == told["tokens_scored"] == sum(word["tokens"] for word in words)
+    assert [word["word"] for word in words] == whole.split()
+    data = whole.encode()
+    assert [data[word["start"] : word["end"]].decode() for word in words] == whole.split()
+    assert math.fsum(word["surprisal"] for word in words) == pytest.approx(
+        -told["total_logprob"] / math.log(2)
+    )
+    assert "logprobs" not in told
+
+
+def test_with_the_start_token_all_tokens_count(tiny, whole):
+    score = tiny.score(whole, bos=True)
+    shown = run("--bos", input=whole.encode()).decode()
+    assert shown.startswith(f"tokens          {len(score.ids)} ({len(score.ids)} scored)\n")
+    assert f"perplexity      {score.perplexity:.6g}\n" in shown
+    tokens = run("--bos", "--tokens", input=b"Once").decode()
+    (logprob,) = tiny.score("Once", bos=True).token_logprobs
+    assert tokens == f'1\t{tiny.encode("Once")[0]}\t{logprob:.6g}\t"Once"\n'
 
 
 def test_any_stride_scores_each_token_once(tiny, stories):
@@ -253,6 +305,23 @@ def test_the_tokens_of_lines_have_the_numbers_of_their_lines(tiny):
     assert [(row[0], int(row[1])) for row in rows] == [(n, id) for n in ids for id in ids[n]]
     for row in rows:
         assert row[3] == quoted(tiny.tokenizer.token_bytes(int(row[1])))
+
+
+def test_the_words_of_lines_have_the_numbers_of_their_lines(tiny):
+    given = "Long ago\n\n \n\tZoë\r\n".encode()
+    rows = [
+        row.split("\t")[:5] for row in run("--lines", "--words", input=given).decode().split("\n")
+    ]
+    assert rows == [
+        ["1", "Long", "0", "4", "1"],
+        ["1", "ago", "5", "8", "1"],
+        ["4", "Zoë", "1", "5", str(len(tiny.encode("\tZoë")))],
+        [""],
+    ]
+    first, *blank, last = records(run("--lines", "--words", "--json", "--bos", input=given))
+    assert [record["words"] for record in blank] == [[], []]
+    assert [word["word"] for word in first["words"] + last["words"]] == ["Long", "ago", "Zoë"]
+    assert blank[0]["perplexity"] is None
 
 
 def test_a_line_beyond_the_context_is_scored_in_windows(tiny):
@@ -413,6 +482,12 @@ def test_one_text_where_a_list_is_needed_is_refused(tiny):
         (b"once upon\n", ["--max-perplexity", "few"], "--max-perplexity"),
         (b"once upon\n", ["--max-perplexity", "9", "--tokens"], "--json"),
         (b"once upon\n", ["--min-perplexity", "9", "--tokens", "--lines"], "--json"),
+        (b"once upon\n", ["--words", "--tokens"], "--tokens and --words cannot be used together"),
+        (b"once upon\n", ["--words", "--tokens", "--json"], "cannot be used together"),
+        (b"once upon\n", ["--words", "--tokens", "--format=lines"], "cannot be used together"),
+        (b"once upon\n", ["--words", "--max-perplexity", "9"], "--words with --max-perplexity"),
+        (b"\n", ["--bos"], "a text needs at least 1 token"),
+        (b"a\n", ["--words"], "a text needs at least 2 tokens"),
         (b"once upon\n", ["another file"], "another file"),
         (b"once upon\n", ["--max-perplexity", "nan"], "perplexity"),
         (b"once upon\n", ["--min-perplexity", "-5"], "perplexity"),

@@ -10,6 +10,7 @@ from checkpoints import CONFIG, make_weights
 
 from gpt_cli import checkpoint, gpu
 from gpt_cli.config import GPT2Config
+from gpt_cli.engine import Engine
 from gpt_cli.generate import Completion, generate
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import forward
@@ -250,6 +251,25 @@ def test_a_seed_gives_the_same_text_as_on_the_cpu(ops, tokenizer, how, use_cache
         assert found.ids == expected.ids
         assert found.text == expected.text
         np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=1e-4)
+
+
+def test_a_score_is_that_of_the_cpu(ops, tokenizer):
+    config = GPT2Config.from_dict(CONFIG)
+    found, expected = (
+        Engine(checkpoint.assemble(config, each, make_weights(CONFIG)), tokenizer, "m", 0).score(
+            "The sand\nis hering", bos=True, ranks=True, entropies=True, words=True
+        )
+        for each in (ops, NUMPY)
+    )
+    tolerance = 1e-4 if ops.dtype == "float32" else 1e-2
+    for there, here in (
+        (found.token_logprobs, expected.token_logprobs),
+        (found.entropies, expected.entropies),
+        ([w.surprisal for w in found.words], [w.surprisal for w in expected.words]),
+    ):
+        np.testing.assert_allclose(there, here, rtol=tolerance)
+    if ops.dtype == "float32":
+        assert found.ranks == expected.ranks
 
 
 def test_a_trace_is_that_of_the_cpu(ops):

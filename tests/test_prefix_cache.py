@@ -14,7 +14,8 @@ from gpt_cli.options import Options
 from gpt_cli.prefix_cache import PrefixCache, common_length, passes
 from gpt_cli.rank import Question, continuations
 from gpt_cli.rows import Request
-from gpt_cli.score import log_likelihoods, score
+from gpt_cli.sampling import entropies, log_probabilities, ranks
+from gpt_cli.score import measured, score
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
 
@@ -116,6 +117,11 @@ def test_passes_have_similar_lengths_and_limits(lengths, most, a_pass):
     assert [lengths[place] for places in found for place in places] == sorted(lengths, reverse=True)
 
 
+def log_likelihoods(model, texts, firsts, prefixes):
+    found = measured(model, texts, firsts, [log_probabilities], prefixes)
+    return [logprobs for (logprobs,) in found]
+
+
 # --- the same results ----------------------------------------------------------------------------
 
 
@@ -125,11 +131,12 @@ def test_scores_of_texts_that_begin_alike_are_those_of_each_alone(
     native, tokenizer, dtype, texts, earlier, limit, way
 ):
     model = model_of(native(dtype), dtype, **SMALL)
-    alone = [score(model, tokenizer, [text])[0] for text in texts]
+    measures = {"ranks": ranks, "entropies": lambda ops, logits, _: entropies(ops, logits)}
+    alone = [score(model, tokenizer, [text], measures=measures)[0] for text in texts]
     with computing(model.ops, *way), limits(**limit):
         prefixes = PrefixCache(model)
         score(model, tokenizer, earlier, None, prefixes)
-        assert score(model, tokenizer, texts, None, prefixes) == alone
+        assert score(model, tokenizer, texts, None, prefixes, measures=measures) == alone
 
 
 @given(texts=alike(least=2), limit=all_limits, data=st.data())

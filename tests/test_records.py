@@ -13,6 +13,7 @@ from gpt_cli.jobs import Generation, Scoring, parquet
 from gpt_cli.options import Options
 from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
 from gpt_cli.score import Score
+from gpt_cli.words import Word
 
 
 class Tokens:
@@ -28,6 +29,10 @@ ENGINE = SimpleNamespace(name="m", load_seconds=1.23456, tokenizer=Tokens())
 COMPLETION = Completion(
     3, 7, "a\xe9", [97, 195, 300], [-0.5, -1.0, -2.0], [[(97, -0.5), (98, -1.5)], [], []],
     [0.12345, 0.2, 0.32345], "length", drafted=4, accepted=3,
+)  # fmt: skip
+DETAILED = Score(
+    [97, 195], [None, -1.0], 2, [None, 3], [None, 0.25],
+    words=[Word("a", 1, 2, 3, None), Word("b", 4, 5, 1, 0.5)],
 )  # fmt: skip
 A = {"id": 97, "token": "a", "bytes": [97], "logprob": -0.5}
 FIRST = {"id": 195, "token": "\ufffd", "bytes": [195], "logprob": -1.0}
@@ -78,6 +83,14 @@ def test_the_record_of_a_score():
     assert told.pop("logprobs") == [A | {"logprob": None}, FIRST]
     assert told == pytest.approx(record)
     assert records.of_score(ENGINE, Score([1, 2], [None, -1000.0], 1))["perplexity"] is None
+    detailed = records.of_score(ENGINE, DETAILED, logprobs=True)
+    assert detailed["logprobs"] == [
+        A | {"logprob": None, "rank": None, "entropy": None}, FIRST | {"rank": 3, "entropy": 0.25}
+    ]  # fmt: skip
+    assert detailed["words"] == [
+        {"word": "a", "start": 1, "end": 2, "tokens": 3, "surprisal": None},
+        {"word": "b", "start": 4, "end": 5, "tokens": 1, "surprisal": 0.5},
+    ]
 
 
 def test_the_record_of_an_error():
@@ -98,11 +111,11 @@ def test_a_line_of_json_is_one_line():
 def test_a_table_has_all_fields_of_a_record(logprobs):
     table = pytest.importorskip("pyarrow.parquet")
     place = {"index": 2**40, "id": "x"}
-    score = records.of_score(ENGINE, Score([97, 195], [None, -1.0], 2), logprobs=logprobs)
+    score = records.of_score(ENGINE, DETAILED, logprobs=logprobs)
     completion = records.of_completion(ENGINE, COMPLETION, logprobs=logprobs)
     for task, record in (
         (Generation(Options(), logprobs=logprobs), place | completion),
-        (Scoring(logprobs=logprobs), place | score),
+        (Scoring(logprobs=logprobs, words=True), place | score),
     ):
         schema = PLACE | task.schema | ERROR_PLACE | ERROR
         error = {"file": "f", "line": 2**40, "error": {"code": "c", "message": "m"}}

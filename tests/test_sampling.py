@@ -15,11 +15,13 @@ from gpt_cli.errors import InputError
 from gpt_cli.sampling import (
     SamplingParams,
     cumulated_weights,
+    entropies,
     generated_penalty,
     likeliest,
     likely_columns,
     log_probabilities,
     min_p,
+    ranks,
     repeat_penalty,
     sample,
     top_k,
@@ -284,6 +286,21 @@ def test_log_probabilities_are_the_logarithms_of_the_probabilities(ops, logits):
         for row, id in zip(logits.astype(np.float64), ids, strict=True)
     ]
     np.testing.assert_allclose(log_probabilities(ops, logits, ids), exact, rtol=1e-6, atol=1e-5)
+
+
+def test_a_rank_counts_higher_logits_only(ops):
+    logits = np.array([[0, 3, 1, 3, 2], [0, 0, 0, 0, 0], [5, 4, 3, 2, 1]], np.float32)
+    found = [ranks(ops, logits, np.full(3, id)).tolist() for id in range(5)]
+    assert found == [[5, 1, 1], [1, 1, 2], [4, 1, 3], [1, 1, 4], [3, 1, 5]]
+
+
+@given(logits=rows_of_logits)
+def test_the_entropy_is_the_mean_of_negative_log_probabilities(ops, logits):
+    p = softmax(logits)
+    exact = -np.sum(p * np.log(np.maximum(p, 1e-99)), axis=-1)
+    found = entropies(ops, logits)
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
+    assert found.tolist() == [entropies(ops, row[None]).item() for row in logits]
 
 
 @given(logits=rows_of_logits, count=st.integers(1, 12))

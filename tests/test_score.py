@@ -7,8 +7,10 @@ from checkpoints import CONFIG, VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt_cli.engine import Engine
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.model import forward, unembed
+from gpt_cli.sampling import ranks
 from gpt_cli.score import Score, score
 
 N_POSITIONS = CONFIG["n_positions"]
@@ -129,6 +131,86 @@ def test_damaged_weights_are_no_score(make_model, tokenizer):
     model = replace(model, ln_f=replace(model.ln_f, weight=damaged))
     with pytest.raises(CheckpointError, match="damaged"):
         score(model, tokenizer, [[1, 2, 3]])
+
+
+# --- the start token, ranks and entropies --------------------------------------------------------
+
+
+@given(ids=st.lists(texts, max_size=3), prefix=texts)
+@settings(max_examples=20)
+def test_a_prefix_is_before_each_text_and_not_part_of_it(load_case, tokenizer, ids, prefix):
+    model = load_case("saved")
+    found = score(model, tokenizer, ids, start=prefix, measures={"ranks": ranks})
+    for result, own in zip(found, ids, strict=True):
+        whole = score(model, tokenizer, [[*prefix, *own]], measures={"ranks": ranks})[0]
+        assert result.ids == own
+        first = 0 if prefix else 1
+        expected = whole.token_logprobs[len(prefix) + first :]
+        assert result.token_logprobs[first:] == same(model, expected)
+        assert len(result.ranks) == len(own)
+        scored = own[first:]
+        assert result.tokens_scored == len(scored)
+        assert result.bytes_scored == sum(len(tokenizer.token_bytes(id)) for id in scored)
+
+
+def test_with_the_start_token_the_first_token_is_scored(engine):
+    start = engine.model.config.bos_token_id
+    (expected,) = score(engine.model, engine.tokenizer, [[start, *engine.encode("He said")]])
+    result = engine.score("He said", bos=True)
+    assert result.ids == engine.encode("He said")
+    assert result.token_logprobs == expected.token_logprobs[1:]
+    assert (result.tokens_scored, result.bytes_scored) == (len(result.ids), len("He said"))
+    assert engine.score("H", bos=True).tokens_scored == 1
+    with pytest.raises(InputError, match="at least 1 token"):
+        engine.score("", bos=True)
+    empty, also = engine.score_many(["", "He said"], bos=True)
+    assert (empty.ids, empty.perplexity) == ([], None)
+    assert also.token_logprobs == same(engine.model, result.token_logprobs)
+
+
+@pytest.mark.parametrize("bos", [None, len(VOCAB)])
+def test_a_model_without_a_start_token_cannot_score_after_it(engine, bos):
+    model = replace(engine.model, config=replace(engine.model.config, bos_token_id=bos))
+    without = Engine(model, engine.tokenizer, "m", 0)
+    with pytest.raises(InputError, match=r"^--bos is given, and this model has no start token"):
+        without.score("He said", bos=True)
+    assert without.score("He said") == engine.score("He said")
+
+
+def test_ranks_and_entropies_are_those_of_the_distributions(engine):
+    text = "The sand is hering. " * 9  # longer than the context
+    result = engine.score(text, ranks=True, entropies=True, stride=1)
+    assert len(result.ids) > N_POSITIONS
+    assert result.ranks[0] is result.entropies[0] is None
+    for place in (1, 2, N_POSITIONS - 1, N_POSITIONS, len(result.ids) - 1):
+        before = result.ids[max(0, place + 1 - N_POSITIONS) : place]
+        logits = engine.logits([before])[0, -1].astype(np.float64)
+        p = np.exp(logits - np.logaddexp.reduce(logits))
+        assert result.ranks[place] == (p > p[result.ids[place]]).sum() + 1
+        assert result.entropies[place] == pytest.approx(-(p * np.log(p)).sum(), rel=1e-5)
+
+
+def test_ranks_entropies_and_words_are_given_if_asked_for(engine):
+    names = ("ranks", "entropies", "words", "initial_logprobs")
+    for wanted in ((), ("ranks",), ("entropies",), ("words",), names[:3]):
+        result = engine.score("He said", **dict.fromkeys(wanted, True))
+        given = [name for name in names if getattr(result, name) is not None]
+        assert given == [*wanted, *(["initial_logprobs"] if "words" in wanted else [])]
+
+
+@given(batch=st.lists(texts, max_size=6))
+@settings(max_examples=20)
+def test_ranks_and_entropies_do_not_depend_on_other_texts(engine, batch):
+    batch = [engine.decode(ids) for ids in batch]
+    wanted = {"ranks": True, "entropies": True}
+    together = engine.score_many(batch, **wanted)
+    for result, text in zip(together, batch, strict=True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gpt_cli.score.SLICE", 2)
+            (alone,) = engine.score_many([text], **wanted)
+        assert result.entropies[1:] == same(engine.model, alone.entropies[1:])
+        if engine.model.ops.batch_invariant:
+            assert result.ranks == alone.ranks
 
 
 # --- sums ----------------------------------------------------------------------------------------

@@ -38,19 +38,24 @@ def untimed(record):
     return record | {"timing": None}
 
 
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize("logprobs", [False, True])
-def test_texts_are_scored(engine, logprobs):
+def test_texts_are_scored(engine, logprobs, words, bos):
     rows = [Row(0, 1, None, None, {"text": "He said"}), Row(1, 2, None, 0, {}, BAD)]
-    task = Scoring(stride=8, logprobs=logprobs)
+    task = Scoring(stride=8, logprobs=logprobs, words=words, bos=bos)
     good, bad = task.records(engine, rows)
-    score = engine.score("He said")
+    score = engine.score("He said", ranks=logprobs, entropies=logprobs, words=words, bos=bos)
     assert good == {"index": 0, "text": "He said"} | records.of_score(
         engine, score, logprobs=logprobs
     )
     assert bad == {"index": 1, "id": 0, "line": 2} | ERROR
-    assert task.tokens(good) == len(score.ids) - 1
+    assert task.tokens(good) == len(score.ids) - (not bos)
     assert set(good) == {"index", "text", *task.schema}
     assert ("logprobs" in good) is ("logprobs" in task.schema) is logprobs
+    assert ("words" in good) is ("words" in task.schema) is words
+    for name, columns in (("logprobs", records.SCORED_TOKEN), ("words", records.WORD)):
+        assert all([*each] == [*columns] for each in good.get(name, []))
 
 
 def test_prompts_are_ranked_by_a_template(engine):
@@ -95,8 +100,9 @@ def test_a_stride_is_that_of_score(engine):
 def test_settings_have_all_options():
     task = Generation(OPTIONS, logprobs=True)
     assert task.settings == asdict(OPTIONS) | {"logprobs": True, "template": None}
-    assert Scoring(stride=3).settings == {"stride": 3, "logprobs": False, "template": None}
-    assert Scoring() == Scoring(None, False)
+    settings = {"stride": 3, "logprobs": False, "words": False, "bos": False, "template": None}
+    assert Scoring(stride=3).settings == settings
+    assert Scoring() == Scoring(None, False, False, False)
     assert Generation(OPTIONS) == Generation(OPTIONS, None, False)
     assert Generation.fields == ("prompt", *Options.row_fields())
     assert Scoring.fields == ("text",)

@@ -31,7 +31,7 @@ for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", 
     importlib.import_module(library)
 
 # The tests of each module, the fastest first: a mutant ends at the first that fails.
-ALONE = "score kv_cache tokenizer config declare records speculate jobs/parts jobs/parquet"
+ALONE = "score words kv_cache tokenizer config declare records speculate jobs/parts jobs/parquet"
 TESTS = {name: [f"test_{Path(name).name}.py"] for name in [*ALONE.split(), "jobs/outputs"]} | {
     "generate": ["test_engine.py", "test_generate.py"],
     "rows": ["test_engine.py", "test_generate.py", "test_drafts.py", "test_speculate.py"],

@@ -32,14 +32,17 @@ def score(
 
     Print the number of tokens, the log-likelihood, the perplexity and the bits per byte. With
     --lines, print these numbers and the text for each line. The first token of a text has nothing
-    before it and is not scored, so a text needs at least two tokens.
+    before it and is not scored without --bos, so a text needs at least two tokens.
+
+    With --words, print for each word the number of its line, the word, its start and end in bytes,
+    the number of its tokens and its surprisal, which includes the end of the word.
 
     With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
     optional "id", or Parquet with these columns. A record with the numbers is written for each row.
 
     Examples:
         echo 'The fox was happy.' | gpt-cli score -m tiny
-        echo 'The fox was happy.' | gpt-cli score -m tiny --tokens
+        echo 'The fox was happy.' | gpt-cli score -m tiny --words --bos
         printf 'The fox ran.\nFox ran the.\n' | gpt-cli score -m tiny --lines
     """
     file = input_file(file, from_file, "text")
@@ -55,7 +58,8 @@ def score(
         from gpt_cli.jobs import Scoring
 
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
-        jobs.run(Scoring(form.stride, form.tokens, template), file, rows, loading, where)
+        task = Scoring(form.stride, form.tokens, form.words, form.bos, template)
+        jobs.run(task, file, rows, loading, where)
         return
     _check_file(file)
     if form.lines or form.filters:
@@ -74,7 +78,7 @@ def _write_lines(engine: "Engine", file: str, form: Form, *, quiet: bool) -> Non
     renews = not quiet and not aligned and on_terminal(sys.stderr)
     with Progress(shown=renews, totals=False) as progress:
         progress.start(None, 0, 0)
-        for line in score_lines(engine, file, form.stride):
+        for line in score_lines(engine, file, form.options):
             number, score = line.number, line.score
             error = isinstance(score, InputError)
             failed += error

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpt_cli import records
 from gpt_cli.cli.layout import quoted
@@ -33,14 +33,14 @@ class Line:
     score: "Score | InputError"
 
 
-def score_lines(engine: "Engine", file: str, stride: int | None) -> Iterator[Line]:
+def score_lines(engine: "Engine", file: str, options: dict[str, Any]) -> Iterator[Line]:
     """Score the lines of a file as they come, those of similar length side by side."""
     number = 1
     for block in read_lines(file):
         for begin in range(0, len(block), _TOGETHER):
             some = block[begin : begin + _TOGETHER]
             texts = [_decoded(data, place) for place, data in enumerate(some, number)]
-            scores = engine.score_many(texts, stride=stride)
+            scores = engine.score_many(texts, **options)
             yield from map(Line, count(number), some, texts, scores)
             number += len(some)
 
@@ -57,7 +57,13 @@ class Form(Declared):
     """The options of scoring and of its output."""
 
     lines: bool = option(False, "Score each line on its own.")
-    tokens: bool = option(False, "Show the log-likelihood of each token.")
+    tokens: bool = option(
+        False,
+        "Show the log-likelihood of each token; with --json, also its rank and the entropy of its "
+        "distribution.",
+    )
+    words: bool = option(False, "Show the surprisal of each word in bits.")
+    bos: bool = option(False, "Score the first token of a text, too, after the start token.")
     max_perplexity: float | None = option(
         None,
         "Print only lines with a perplexity of at most X, unchanged; a line needs 2 tokens.",
@@ -89,12 +95,27 @@ class Form(Declared):
     @property
     def plain(self) -> bool:
         """Return whether the output is only numbers."""
-        return not (self.as_json or self.tokens)
+        return not (self.as_json or self.tokens or self.words)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the keywords of `Engine.score` and `score_many`."""
+        detailed = self.tokens and self.as_json
+        return {
+            "stride": self.stride,
+            "bos": self.bos,
+            "ranks": detailed,
+            "entropies": detailed,
+            "words": self.words,
+        }
 
     def check(self, *, as_rows: bool) -> None:
         """Raise InputError if options exclude each other."""
-        if self.filters and self.tokens and not self.as_json:
-            raise InputError("--tokens with --max-perplexity or --min-perplexity needs --json")
+        if self.tokens and self.words:
+            raise InputError("--tokens and --words cannot be used together: choose one")
+        if self.filters and not (self.plain or self.as_json):
+            flag = "--tokens" if self.tokens else "--words"
+            raise InputError(f"{flag} with --max-perplexity or --min-perplexity needs --json")
         if (self.min_perplexity or 0) > (self.max_perplexity or math.inf):
             raise InputError("--min-perplexity is above --max-perplexity: no line could pass")
         if self.filters and as_rows:
@@ -113,10 +134,10 @@ class Form(Declared):
 
     def of_text(self, engine: "Engine", text: str) -> str:
         """Score a text; return the output."""
-        score = engine.score(text, stride=self.stride)
+        score = engine.score(text, **self.options)
         line = Line(1, text.encode(), text, score)
         if not self.plain:
-            return self._of_tokens(engine, line)
+            return self._of_parts(engine, line)
         facts = {
             "tokens": f"{len(score.ids)} ({score.tokens_scored} scored)",
             "log-likelihood": _number(score.total_logprob),
@@ -128,11 +149,15 @@ class Form(Declared):
     def of_line(self, engine: "Engine", line: Line, *, aligned: bool) -> str | bytes:
         """Return the output for a line."""
         if not self.plain:
-            return self._of_tokens(engine, line)
+            return self._of_parts(engine, line)
         return line.data if self.filters else _columns(line, aligned=aligned)
 
-    def _of_tokens(self, engine: "Engine", line: Line) -> str:
-        """Return a JSON object, or a line for each token: number, id, log-likelihood, text."""
+    def _of_parts(self, engine: "Engine", line: Line) -> str:
+        """Return a JSON object, or a line for each token or word, which begins with the number.
+
+        A token has its id, log-likelihood and text; a word its text, start and end in bytes, number
+        of tokens and surprisal.
+        """
         place = {"index": line.number - 1}
         if isinstance(line.score, InputError):
             error = place | {"line": line.number} | records.of_error(line.score)
@@ -140,6 +165,12 @@ class Form(Declared):
         if self.as_json:
             score = records.of_score(engine, line.score, logprobs=self.tokens)
             return records.json_line(place | {"text": line.text} | score)
+        if self.words:
+            return "".join(
+                f"{line.number}\t{word.text}\t{word.start}\t{word.end}\t{word.tokens}\t"
+                f"{_number(word.surprisal)}\n"
+                for word in line.score.words or []
+            )
         return "".join(
             f"{line.number}\t{id}\t{_number(logprob)}\t{quoted(engine.tokenizer.token_bytes(id))}\n"
             for id, logprob in zip(line.score.ids, line.score.token_logprobs, strict=True)

@@ -167,18 +167,28 @@ class Scoring(Task):
     """Compute the likelihood of the text of each row."""
 
     stride: int | None = None
-    logprobs: bool = False
+    logprobs: bool = False  # with ranks and entropies
+    words: bool = False
+    bos: bool = False
     template: Template | None = None
 
     fields = ("text",)
 
     @property
     def schema(self) -> Schema:
-        return records.SCORE | ({"logprobs": [records.TOKEN]} if self.logprobs else {})
+        tokens = {"logprobs": [records.SCORED_TOKEN]} if self.logprobs else {}
+        return records.SCORE | tokens | ({"words": [records.WORD]} if self.words else {})
 
     def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
         record = partial(records.of_score, engine, logprobs=self.logprobs)
-        for each in engine.score_many([self.text(row) for row in rows], stride=self.stride):
+        for each in engine.score_many(
+            [self.text(row) for row in rows],
+            stride=self.stride,
+            bos=self.bos,
+            ranks=self.logprobs,
+            entropies=self.logprobs,
+            words=self.words,
+        ):
             yield each if isinstance(each, InputError) else record(each)
 
     def tokens(self, record: Record) -> int:
