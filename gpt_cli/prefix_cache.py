@@ -12,6 +12,7 @@ from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, PASS, hidden_states, right_pad
 from gpt_cli.ops import Array
 
+_SHORTEST = 16  # tokens of a prefix
 _LEAST = 128  # tokens that a group of texts must save: a prefix takes a pass of its own
 _BYTES = 128e6  # of the keys and values of texts side by side
 
@@ -107,7 +108,9 @@ def _groups(texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
                 found[-1] = common, [*places, place]
                 continue
         found.append((len(texts[place]), [place]))
-    shared = [(n, places) for n, places in found if n * (len(places) - 1) >= _LEAST]
+    shared = [
+        (n, places) for n, places in found if n >= _SHORTEST and n * (len(places) - 1) >= _LEAST
+    ]
     grouped = {place for _, places in shared for place in places}
     apart = [place for place in range(len(texts)) if place not in grouped]
     return [*shared, (0, apart)] if apart else shared

@@ -36,6 +36,7 @@ def alike(draw, least=1):
 def limits(least=1, room=1e9, a_pass=1024):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_cache, "_LEAST", least)
+        patch.setattr(prefix_cache, "_SHORTEST", min(least, 16))
         patch.setattr(prefix_cache, "_BYTES", room)
         patch.setattr(prefix_cache, "PASS", a_pass)
         yield
@@ -72,7 +73,7 @@ def test_each_text_is_in_one_group_whose_texts_begin_alike(native, texts, least)
         groups = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
     assert sorted(place for _, places in groups for place in places) == list(range(len(texts)))
     for n, places in groups:
-        assert n == 0 or n * (len(places) - 1) >= least
+        assert n == 0 or (n >= min(least, 16) and n * (len(places) - 1) >= least)
         assert len({tuple(texts[place][:n]) for place in places}) == 1
         assert all(len(texts[place]) >= n for place in places)
 
