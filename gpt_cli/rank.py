@@ -2,16 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile, zip_longest
+from itertools import islice, takewhile, zip_longest
 from typing import Literal, TypeAlias, get_args
 
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.model import GPT2, PASS
+from gpt_cli.ops import Array
 from gpt_cli.prefix_cache import Prefix, PrefixCache, Slots, passes
 from gpt_cli.sampling import log_probabilities
-from gpt_cli.score import of_targets
+from gpt_cli.score import SLICE, of_targets
 from gpt_cli.tokenizer import Tokenizer
 
 RankBy: TypeAlias = Literal["total", "token", "byte"]
@@ -130,10 +131,23 @@ class _Branch:
 
 def _logprobs(model: GPT2, prefix: Prefix, branches: Sequence[_Branch]) -> list[list[list[float]]]:
     """Return the log-likelihoods of all tokens of the choices of each branch."""
+    found: list[list[list[float]]] = [[] for _ in branches]
+    every = _states(model, prefix, branches)
+    while some := list(islice(every, SLICE)):  # logits of many states at a time take less time
+        places, states, targets = zip(*some, strict=True)
+        computed = of_targets(model, states, targets, [log_probabilities])
+        for place, (logprobs,) in zip(places, computed, strict=True):
+            found[place].append(logprobs)
+    return found
+
+
+def _states(
+    model: GPT2, prefix: Prefix, branches: Sequence[_Branch]
+) -> Iterator[tuple[int, Array, list[int]]]:
+    """Yield for each choice the place of its branch, the states that predict it, and its tokens."""
     xp = model.ops.xp
     longest = max(len(each.ids) + max(map(len, each.choices)) - 1 for each in branches)
     slots = Slots(model, prefix, len(branches), longest)
-    order, states, targets = [], [], []
     for places in passes([len(each.ids) for each in branches], slots.rows):
         some = [branches[place] for place in places]
         slots.start(len(some))
@@ -148,11 +162,4 @@ def _logprobs(model: GPT2, prefix: Prefix, branches: Sequence[_Branch]) -> list[
             rests = slots.append([ids[:-1] for ids in turn])
             for place, ids, end, rest in zip(places, turn, ends, rests, strict=True):
                 if ids:
-                    order.append(place)
-                    states.append(xp.concatenate([end, rest]))
-                    targets.append(ids)
-    found: list[list[list[float]]] = [[] for _ in branches]
-    computed = of_targets(model, states, targets, [log_probabilities])
-    for place, (logprobs,) in zip(order, computed, strict=True):
-        found[place].append(logprobs)
-    return found
+                    yield place, xp.concatenate([end, rest]), ids
