@@ -62,8 +62,8 @@ class KVCache:
     def follow(self, other: "KVCache") -> None:
         """Copy the tokens of another cache, of the same capacity, that are not in this one."""
         block = self._ops.cache_block
-        start = min(self.lengths.tolist(), default=0) // block
-        stop = -(-max(other.lengths.tolist(), default=0) // block)
+        start = min(self.lengths.tolist()) // block
+        stop = -(-max(other.lengths.tolist()) // block)
         if start < stop:
             self._ops.copyto(self.keys[:, :, :, start:stop], other.keys[:, :, :, start:stop])
             self._ops.copyto(self.values[:, :, :, start:stop], other.values[:, :, :, start:stop])

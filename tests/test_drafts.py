@@ -14,7 +14,7 @@ from test_bits import DTYPES, computing, model_of, threads_and_levels
 from test_generate import favouring
 
 from gpt_cli import checkpoint
-from gpt_cli.drafts import _FADING, NGrams, Record, Twin, agreed, make_twin
+from gpt_cli.drafts import _FADING, NGrams, Record, Speculator, Twin, agreed, make_twin
 from gpt_cli.generate import generate
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import hidden_states, right_pad
@@ -108,6 +108,15 @@ def test_a_record_learns_nothing_without_drafts():
     assert record.expected(1) == 1.75
 
 
+def test_a_faded_record_expects_the_same_and_learns_more_from_the_next_result():
+    record, faded = Record(6, 2), Record(6, 2)
+    faded.fade()
+    assert faded.expected(5) == pytest.approx(record.expected(5))
+    for each in (record, faded):
+        each.learn([1], [2])
+    assert faded.expected(1) < 1.5 < record.expected(1)
+
+
 # --- the twin ------------------------------------------------------------------------------------
 
 
@@ -152,6 +161,17 @@ def test_there_is_no_twin_if_memory_runs_out(model, monkeypatch):
 
     monkeypatch.setattr("gpt_cli.ops.twin_ops.TwinNativeOps.quantize", quantize)
     assert make_twin(model) is None
+
+
+def test_a_twin_that_was_released_is_made_again(model):
+    speculator = Speculator(model)
+    speculator.release()  # there is none yet
+    first = speculator.twin
+    assert speculator.twin is first
+    assert (speculator.has_twin, speculator.may_have_twin) == (True, True)
+    speculator.release()
+    assert (speculator.has_twin, speculator.may_have_twin) == (False, True)
+    assert speculator.twin is not first
 
 
 def following(twin, cache):
@@ -236,6 +256,24 @@ def place(model, tokenizer):
         return Chooser(model.ops, tokenizer, model.config), row, cache
 
     return place
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({"temperature": 0}, "one call"),
+        ({"top_k": 40}, "one call"),
+        ({"top_k": 0}, "steps"),
+        ({"repeat_penalty": 1.3}, "steps"),
+    ],
+)
+def test_the_library_makes_all_drafts_in_one_call_if_it_knows_the_options(
+    model, place, monkeypatch, sampling, expected
+):
+    chooser, row, cache = place(**sampling)
+    monkeypatch.setattr(Twin, "_by_steps", lambda *_: "steps")
+    found = following(Twin(make_twin(model), chooser), cache).draft([row], 3)
+    assert ("steps" if found == "steps" else "one call") == expected
 
 
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])

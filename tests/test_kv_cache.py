@@ -135,6 +135,28 @@ def test_without_a_cache_there_is_room_for_one_layer_at_a_time():
         assert np.array_equal(keys[:, :, :2], heads(2) + layer)
 
 
+def test_its_first_rows_use_its_memory(ops):
+    one, expected = cache_of(ops, batch=3), cache_of(ops, batch=2)
+    append(one, 1, heads(2, batch=3), -heads(2, batch=3), [2, 1, 2])
+    one.advance()
+    expected.begin(0, one, 0, 2)
+    expected.begin(1, one, 1, 1)
+    first = one.first(2)
+    assert first.lengths.tolist() == [2, 1]
+    assert first.capacity == one.capacity
+    for cache in (first, expected):
+        append(cache, 1, heads(2, "more"), heads(2, "more"), [2, 1])
+        cache.advance()
+    assert np.array_equal(mixed(first, 1, ops), mixed(expected, 1, ops))
+    assert np.shares_memory(first.keys, one.keys)
+    assert np.shares_memory(first.values, one.values)
+    assert one.lengths.tolist() == [2, 1, 2]
+
+
+def test_a_token_takes_the_bytes_of_its_keys_and_values(cache):
+    assert cache.keys.nbytes + cache.values.nbytes == 2 * 5 * cache.token_bytes  # rows, tokens
+
+
 def test_a_cache_that_follows_another_has_its_tokens_and_drops_its_own(ops):
     one, other = cache_of(ops, 70), cache_of(ops, 70)
     for new, name in (([3, 2], "a"), ([30, 0], "b"), ([0, 0], "c"), ([1, 29], "d"), ([1, 1], "e")):

@@ -44,6 +44,11 @@ def repeats(row, place):
     return place % 5
 
 
+def guessed(row, place):
+    """What followed the last three tokens before follows again in one of nine places."""
+    return random.Random(place).randrange(9)
+
+
 def misleads(row, place):
     """After the three tokens that repeat, each time another one follows."""
     return place if place % 4 == 3 else place % 4
@@ -71,14 +76,17 @@ class Simulation:
         ops = SimpleNamespace(dtype=dtype, twin_ops=lambda: None if dtype == "int8" else object())
         self._speculator = Speculator(SimpleNamespace(ops=ops))
 
-    def run(self, *sizes):
-        """Continue texts by these numbers of tokens; return `passes`."""
+    def run(self, *sizes, prompt=1):
+        """Continue prompts by these numbers of tokens; return `passes`."""
         drafting = self.drafting = Drafting(self._speculator, None)
         self.passes = []
         rows = [
-            SimpleNamespace(place=row, ids=[self._text(row, 0)], growth=size, drafts=[])
+            SimpleNamespace(
+                place=row, ids=[self._text(row, place) for place in range(prompt)],
+                growth=size, drafts=[],
+            )
             for row, size in enumerate(sizes)
-        ]
+        ]  # fmt: skip
         while rows := [row for row in rows if row.growth]:
             self._by_twin = False
             drafting.draft(rows, object())
@@ -238,6 +246,18 @@ def test_n_grams_that_are_always_wrong_are_soon_given_up(simulated):
     passes = simulated(misleads, dtype="int8").run(400)
     assert any(count for count, _ in passes[:20])
     assert not any(count for count, _ in passes[-20:])
+
+
+def test_n_grams_that_are_seldom_right_are_hardly_used(simulated):
+    passes = simulated(guessed, dtype="int8").run(3000)
+    used = [count > 0 for count, _ in passes[1000:]]  # all n-grams were in the text before
+    assert sum(used) < 0.25 * len(used)
+
+
+def test_the_first_pass_is_timed_without_drafts(simulated):
+    passes = simulated(repeats).run(100, prompt=20)
+    assert passes[0] == (0, False)
+    assert passes[1][0] > 0
 
 
 @pytest.mark.parametrize("rows", [2, 3, 5, 8, 24, 30])
