@@ -13,11 +13,12 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and t
 
 
 def path_with_command(folder: Path) -> str:
-    """Make the script `gpt-cli` in a new folder; return a PATH on which a shell finds it."""
-    script = folder / "gpt-cli"
+    """Make the scripts `gpt-cli` and `python` in a new folder; return a PATH with it first."""
     folder.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n', encoding="utf-8")
-    script.chmod(0o755)
+    for name, command in (("gpt-cli", COMMAND), ("python", [sys.executable])):
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
     return os.pathsep.join([str(folder), os.environ["PATH"]])
 
 

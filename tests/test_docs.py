@@ -35,6 +35,8 @@ SKIPPED = {
     r"\bgpt2\b|\"Alan Turing": "needs the weights of gpt2",
     r"--device cuda": "needs a GPU",
 }
+if find_spec("lm_eval") is None:
+    SKIPPED[r"^python (-m gpt_cli\.lm_eval|evaluate\.py)"] = "needs lm-eval: `make test-eval`"
 # Pages that have such a line are run only if this is installed.
 NEEDS = {
     "jq ": shutil.which("jq"),

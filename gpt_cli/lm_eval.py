@@ -1,0 +1,226 @@
+"""The model `gpt-cli` for lm-evaluation-harness, which measures models on published tasks.
+
+    python -m gpt_cli.lm_eval run --model gpt-cli --model_args model=tiny --tasks lambada_openai
+
+is the command `lm-eval` with one more model. In Python, importing this module is enough:
+
+    import gpt_cli.lm_eval
+    import lm_eval
+
+    lm_eval.simple_evaluate("gpt-cli", {"model": "tiny", "dtype": "int8"}, tasks=["lambada_openai"])
+
+Prompts, windows and stop strings are those of lm-eval's own model `hf`, so figures can be compared.
+PyTorch is not needed, but lm-eval is: `pip install lm-eval`.
+"""
+
+import math
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from gpt_cli.batch import complete
+from gpt_cli.engine import load
+from gpt_cli.errors import GPTCLIError, InputError
+from gpt_cli.generate import Completion
+from gpt_cli.options import Options
+from gpt_cli.prefix_cache import PrefixCache
+from gpt_cli.rows import Request
+from gpt_cli.sampling import log_probabilities, ranks
+from gpt_cli.score import measured
+
+Answer: TypeAlias = tuple[float, bool]  # log-likelihood; whether greedy decoding gives this text
+
+_TOGETHER = 256  # requests: neighbours, such as the choices of one question, begin alike
+
+
+@register_model("gpt-cli")
+class EngineLM(TemplateLM):
+    """A model of gpt-cli, as lm-eval asks for it.
+
+    Args:
+        model: a name or a folder, as for `gpt_cli.load`.
+        device: as for `gpt_cli.load`; "cuda:0", which `lm-eval` gives by default, means "auto".
+        batch_size: not used, as `max_batch_size`: as many rows as pay are computed side by side,
+            and results do not depend on it.
+        max_batch_size: not used.
+        load_options: more keywords for `gpt_cli.load`, such as dtype, threads and revision.
+    """
+
+    max_gen_toks = 256  # of a task that does not say it
+
+    def __init__(
+        self,
+        model: str = "gpt2",
+        *,
+        device: str = "cuda:0",
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        **load_options: Any,
+    ):
+        super().__init__()
+        self.engine = load(model, device="auto" if device == "cuda:0" else device, **load_options)
+
+    @property
+    def max_length(self) -> int:
+        """Return the context in tokens."""
+        return self.engine.model.config.n_positions
+
+    @property
+    def eot_token_id(self) -> int:
+        """Return the token that stands before a text.
+
+        Raises:
+            InputError: the model has none.
+        """
+        config = self.engine.model.config
+        if config.bos_token_id is None or config.bos_token_id >= config.vocab_size:
+            raise InputError(
+                "this model has no start token (bos_token_id), and a text of this task needs one"
+            )
+        return config.bos_token_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Return what identifies the tokenizer in lm-eval's caches."""
+        return self.engine.name
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Refuse: a base model has no chat template."""
+        raise InputError("GPT-2 has no chat template: leave out --apply_chat_template")
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Return the ids of a text; as in `hf`, <|endoftext|> is the special token."""
+        return self.engine.encode(string, special=True)
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Return the log-likelihood of each whole text, after the start token.
+
+        A text longer than the context is cut into windows. A token is scored once; the last window
+        is a full one, too.
+        """
+        texts = [request.args[0] for request in requests]
+        windows = [
+            (text, make_disjoint_window(window))
+            for text, string in enumerate(texts)
+            for window in get_rolling_token_windows(
+                self.tok_encode(string), self.eot_token_id, self.max_length, context_len=1
+            )
+        ]
+        answers = self._loglikelihood_tokens([(None, *pair) for _, pair in windows], disable_tqdm)
+        totals = [0.0] * len(texts)
+        for (text, _), (logprob, _) in zip(windows, answers, strict=True):
+            totals[text] += logprob
+        for string, total in zip(texts, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", (string,), total)
+        return totals
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[Answer]:
+        """Score each continuation after its context, of which the end is kept if both are long."""
+        rows, starts = [], []
+        for _, context, continuation in requests:
+            if not 1 <= len(continuation) <= self.max_length:
+                raise InputError(
+                    f"a continuation has {len(continuation)} tokens of its own, and must have 1 to "
+                    f"{self.max_length}: {self.engine.decode(continuation or context)!r:.60}"
+                )
+            # A context of white space is empty here: all of it moved to the continuation.
+            row = (context or [self.eot_token_id]) + continuation
+            # The last token is predicted, and takes no place in the context.
+            rows.append(row[-self.max_length - 1 :])
+            starts.append(len(rows[-1]) - len(continuation))
+        answers: list[Answer] = []
+        found = self._measured(rows, starts)
+        shown = "Running loglikelihood requests"
+        for (pair, *_), answer in zip(
+            requests, tqdm(found, shown, len(rows), disable=disable_tqdm), strict=True
+        ):
+            answers.append(answer)
+            if pair is not None:
+                self.cache_hook.add_partial("loglikelihood", pair, answer)
+        return answers
+
+    def _measured(self, rows: Sequence[list[int]], starts: Sequence[int]) -> Iterator[Answer]:
+        """Yield the answer for the tokens of each row from its start on."""
+        model = self.engine.model
+        prefixes = PrefixCache(model)
+        for begin in range(0, len(rows), _TOGETHER):
+            some = slice(begin, begin + _TOGETHER)
+            measures = [log_probabilities, ranks]
+            for logprobs, each in measured(model, rows[some], starts[some], measures, prefixes):
+                yield math.fsum(logprobs), max(each) == 1
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continue each prompt up to a stop string, which is left out.
+
+        Sampled texts repeat with lm-eval's `--seed`.
+        """
+        seed = random.getrandbits(32)
+        arguments = [request.args for request in requests]
+        rows = [
+            self._generation(context, own, seed, index)
+            for index, (context, own) in enumerate(arguments)
+        ]
+        texts: list[str] = []
+        engine = self.engine
+        found = complete(engine.model, engine.tokenizer, rows, speculator=engine.speculator)
+        shown = "Running generate_until requests"
+        for completion in tqdm(found, shown, len(rows), disable=disable_tqdm):
+            assert isinstance(completion, Completion)  # noqa: S101 (narrows the type)
+            self.cache_hook.add_partial("generate_until", arguments[len(texts)], completion.text)
+            texts.append(completion.text)
+        return texts
+
+    def _generation(
+        self, context: str, gen_kwargs: dict[str, Any], seed: int, index: int
+    ) -> Request:
+        own = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
+        max_tokens, stop = own.pop("max_gen_toks"), [text for text in own.pop("until") if text]
+        if own.get("num_beams") == 1:  # some tasks say it
+            del own["num_beams"]
+        if not own.pop("do_sample"):
+            own["temperature"] = 0
+        if "repetition_penalty" in own:
+            own["repeat_penalty"] = own.pop("repetition_penalty")
+        room = self.max_length - max_tokens
+        if room < 1:
+            raise InputError(
+                f"max_gen_toks is {max_tokens}, and must be less than the model's context of "
+                f"{self.max_length}"
+            )
+        # The defaults of transformers.
+        options = Options(temperature=1, top_k=50, top_p=1, max_tokens=max_tokens, stop=stop)
+        ids = self.tok_encode(context) or [self.eot_token_id]
+        return Request(ids[-room:], options.with_row({"seed": seed} | own), index)
+
+
+def main() -> None:
+    """Run `lm-eval`, to which `gpt-cli` is one more model."""
+    try:
+        cli_evaluate()
+    except GPTCLIError as error:
+        print(f"gpt-cli: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
