@@ -5,7 +5,7 @@
 
 A row is a line of 20 tokens after a template of 500, with three choices. First the time of a row,
 shared and apart, with equal results; then whole processes of `rank` over 12 such lines; then rates
-of `score` with and without words, in turns.
+of `score` with and without words, in turns, and of lm-evaluation-harness if it is installed.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import islice
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,23 @@ def measure_words(engine: Engine, texts: list[str], rounds: int) -> None:
     print(f"\nscore --words / score: {ratio:.3f} ({low:.3f} to {high:.3f}), {rounds} rounds")
 
 
+def measure_lm_eval(folder: str, dtype: str, rounds: int) -> None:
+    """Print the rate of lm-evaluation-harness's requests, relative to `score` of the same texts."""
+    from lm_eval.api.instance import Instance
+
+    from gpt_cli.lm_eval import EngineLM
+
+    lm = EngineLM(folder, dtype=dtype)
+    texts = [f"{text} {n}" for n, text in enumerate(bench.prompts(lm.engine, 150, 30))]
+    requests = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
+    ratios = []
+    for _ in range(rounds):
+        plain = timed(lambda: lm.engine.score_many(texts, bos=True))[0]
+        ratios.append(plain / timed(lambda: lm.loglikelihood_rolling(requests, True))[0])
+    ratio, low, high = statistics.median(ratios), min(ratios), max(ratios)
+    print(f"\nlm-eval / score: {ratio:.3f} ({low:.3f} to {high:.3f}), {rounds} rounds")
+
+
 def main() -> None:
     """Print the figures of a model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -110,7 +127,9 @@ def main() -> None:
     texts = bench.prompts(engine, LINE, a.rows + 1)
     measure_rows(engine, texts, a.rows, a.apart)
     measure_processes(engine, a.folder, a.dtype, texts, a.rounds)
-    measure_words(engine, list(islice(bench.prompts(engine, 200, 40), 40)), a.rounds)
+    measure_words(engine, bench.prompts(engine, 200, 40), a.rounds)
+    if find_spec("lm_eval"):
+        measure_lm_eval(a.folder, a.dtype, a.rounds)
 
 
 if __name__ == "__main__":
