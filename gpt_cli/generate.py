@@ -193,8 +193,11 @@ def generate(
         ResourceError: there is not enough memory.
     """
     needed, free = working_set(model.config, requests), model.ops.free_memory()
-    if speculator and free is not None and needed > free:
-        speculator.release()
+    prefixes = prefixes or PrefixCache(model)
+    if free is not None and needed > free:
+        prefixes.release()
+        if speculator:
+            speculator.release()
         free = model.ops.free_memory()
     check_room(
         f"a batch of {len(requests)} needs about",
@@ -205,7 +208,7 @@ def generate(
     if speculator and free is not None:
         needed = working_set(model.config, requests, DRAFTS) + speculator.needed_bytes
         speculator = speculator if needed <= free else None
-    return _steps(model, tokenizer, requests, speculator, prefixes or PrefixCache(model))
+    return _steps(model, tokenizer, requests, speculator, prefixes)
 
 
 def _steps(

@@ -8,13 +8,15 @@ else is in a pass does not change results (`Ops.batch_invariant`), they keep the
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gpt_cli.checkpoint import memory
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, PASS, hidden_states, right_pad
 from gpt_cli.ops import Array
 
 _SHORTEST = 16  # tokens of a prefix
 _LEAST = 128  # tokens that a group of texts must save: a prefix takes a pass of its own
-_BYTES = 128e6  # of the keys and values of texts side by side
+_BYTES = 128e6  # of the keys and values of texts side by side; or a share of the weights
+_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class PrefixCache:
             self._last = made
         return made
 
+    def release(self) -> None:
+        """Give back the memory of the last prefix."""
+        self._last = None
+
 
 class Slots:
     """Rows of a cache that begin with a prefix, each for one text after the other.
@@ -78,7 +84,9 @@ class Slots:
         capacity = begun + longest
         bytes_per_row = prefix.cache.token_bytes * capacity
         self._model, self._prefix = model, prefix
-        self.rows = max(1, min(texts, int(_BYTES / max(1, bytes_per_row))))
+        weights = memory(model.config, model.ops.dtype)["weights_bytes"]
+        most = max(_BYTES, _SHARE * weights) / max(1, bytes_per_row)
+        self.rows = max(1, min(texts, int(most)))
         self._all = self.cache = KVCache(model.config, model.ops, self.rows, capacity)
         for row in range(self.rows):
             self._all.begin(row, prefix.cache, 0, begun)

@@ -1,5 +1,6 @@
 """Texts that begin alike: what they have in common is computed once, and changes nothing."""
 
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from test_bits import DTYPES, computing, model_of, threads_and_levels
 
 from gpt_cli import prefix_cache
-from gpt_cli.generate import Completion, generate
+from gpt_cli.checkpoint import memory
+from gpt_cli.generate import Completion, generate, working_set
 from gpt_cli.options import Options
 from gpt_cli.prefix_cache import PrefixCache, common_length, passes
 from gpt_cli.rank import Question, continuations
@@ -38,6 +40,7 @@ def limits(least=1, room=1e9, a_pass=1024):
         patch.setattr(prefix_cache, "_LEAST", least)
         patch.setattr(prefix_cache, "_SHORTEST", min(least, 16))
         patch.setattr(prefix_cache, "_BYTES", room)
+        patch.setattr(prefix_cache, "_SHARE", 0)
         patch.setattr(prefix_cache, "PASS", a_pass)
         yield
 
@@ -227,3 +230,24 @@ def test_memory_bounds_the_texts_side_by_side(native, counted):
     with limits(room=4 * bytes_per_text):
         log_likelihoods(model, texts, [41] * 9, PrefixCache(model))
     assert counted == [(1, 40), (4, 2), (4, 2), (1, 2)]
+
+
+def test_a_large_model_may_take_a_share_of_its_weights(native, counted, monkeypatch):
+    model = model_of(native("float32"), **SMALL)
+    texts = [[*TEMPLATE, n, n, n] for n in range(9)]
+    weights = memory(model.config, "float32")["weights_bytes"]
+    bytes_per_text = 2 * 2 * model.config.n_embd * 4 * (40 + 2)
+    with limits(room=1):
+        monkeypatch.setattr(prefix_cache, "_SHARE", 4.5 * bytes_per_text / weights)
+        log_likelihoods(model, texts, [41] * 9, PrefixCache(model))
+    assert counted == [(1, 40), (4, 2), (4, 2), (1, 2)]
+
+
+def test_a_prefix_gives_way_to_texts(native, tokenizer, monkeypatch):
+    model = model_of(native("float32"), **SMALL)
+    request, prefixes = Request([1, 2], Options(seed=1, max_tokens=9)), PrefixCache(model)
+    kept = weakref.ref(prefixes.prefix(TEMPLATE))
+    room = iter([working_set(model.config, [request]) - n for n in (1, 0)])
+    monkeypatch.setattr(model.ops, "free_memory", lambda: next(room))
+    list(generate(model, tokenizer, [request], None, prefixes))
+    assert kept() is None
