@@ -86,7 +86,7 @@ class Slots:
         self._model, self._prefix = model, prefix
         weights = memory(model.config, model.ops.dtype)["weights_bytes"]
         most = max(_BYTES, _SHARE * weights) / max(1, bytes_per_row)
-        self.rows = max(1, min(texts, int(most)))
+        self.rows = max(1, min(texts, PASS, int(most)))
         self._all = self.cache = KVCache(model.config, model.ops, self.rows, capacity)
         for row in range(self.rows):
             self._all.begin(row, prefix.cache, 0, begun)
