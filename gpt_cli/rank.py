@@ -146,20 +146,22 @@ def _states(
 ) -> Iterator[tuple[int, Array, list[int]]]:
     """Yield for each choice the place of its branch, the states that predict it, and its tokens."""
     xp = model.ops.xp
-    longest = max(len(each.ids) + max(map(len, each.choices)) - 1 for each in branches)
+    rests = [max(map(len, each.choices)) - 1 for each in branches]
+    lengths = [len(each.ids) for each in branches]
+    longest = max(map(sum, zip(lengths, rests, strict=True)))
     slots = Slots(model, prefix, len(branches), longest)
-    for places in passes([len(each.ids) for each in branches], slots.rows):
+    for places in passes(list(map(max, lengths, rests)), slots.rows):
         some = [branches[place] for place in places]
         slots.start(len(some))
         ends = [
             xp.concatenate([prefix.states[-1:], x])[-1:]
             for x in slots.append([each.ids for each in some])
         ]
-        lengths = slots.cache.lengths
+        begun = slots.cache.lengths
         # One choice of each branch after the other: each branch has one row of the cache.
         for turn in zip_longest(*(each.choices for each in some), fillvalue=[]):
-            slots.cache.lengths = lengths
-            rests = slots.append([ids[:-1] for ids in turn])
-            for place, ids, end, rest in zip(places, turn, ends, rests, strict=True):
+            slots.cache.lengths = begun
+            after = slots.append([ids[:-1] for ids in turn])
+            for place, ids, end, x in zip(places, turn, ends, after, strict=True):
                 if ids:
-                    yield place, xp.concatenate([end, rest]), ids
+                    yield place, xp.concatenate([end, x]), ids
