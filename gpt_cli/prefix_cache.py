@@ -49,8 +49,13 @@ class PrefixCache:
         return [(0, list(range(len(texts))))]
 
     def prefix(self, ids: list[int]) -> Prefix:
-        """Compute a prefix, apart from the tokens that the last one began with, too."""
+        """Compute a prefix, apart from the tokens that the last one began with, too.
+
+        Its cache is not to be written.
+        """
         config, xp, last = self._model.config, self._model.ops.xp, self._last
+        if last and last.ids == ids:
+            return last
         cache, known = KVCache(config, self._model.ops, 1, len(ids)), 0
         states = [xp.empty((0, config.n_embd), "f4")]
         if last:
