@@ -90,6 +90,14 @@ def test_a_template_may_not_have_the_names_of_options(name):
         _ = Ranking(template=Template(f"{{line}} {{{name}}}")).columns
 
 
+def test_a_template_is_continued_in_place_of_a_prompt(engine):
+    task = Generation(OPTIONS, template=Template("He {a}"))
+    row = Row(0, 1, None, None, {"a": "said", "prompt": "it", "max_tokens": 1})
+    (record,) = task.records(engine, [row])
+    (expected,) = engine.batch([{"prompt": "He said", "max_tokens": 1}], OPTIONS)
+    assert (record["a"], record["text"]) == ("said", expected.text)
+
+
 def test_a_stride_is_that_of_score(engine):
     text = "He said " * 40
     (record,) = Scoring(stride=3).records(engine, [Row(0, 1, None, None, {"text": text})])

@@ -149,7 +149,7 @@ class Generation(Task):
 
     def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
         found = engine.batch(
-            ({"prompt": self.text(row)} | self.options_of(row) for row in rows),
+            (self.options_of(row) | {"prompt": self.text(row)} for row in rows),
             self.options,
             batch_size=self.batch_size,
             indices=(row.index for row in rows),
