@@ -259,6 +259,20 @@ def test_tables_have_columns_for_a_template(here):
     assert "no column 'x'" in refusal(*RANK, "in.parquet", "--template", "{x}", "--choices", "a")
 
 
+def test_plain_lines_are_ranked_into_a_table(here):
+    pq = pytest.importorskip("pyarrow.parquet")
+    long = "far " * 1000
+    (here / "in.txt").write_text(f"fox\n{long}\n", encoding="utf-8")
+    given = [*RANK, "in.txt", "--template", "The {line} was", "--choices", SIZES]
+    run_here(*given, "-o", "out.parquet", code=6)
+    good, bad = pq.read_table("out.parquet").to_pylist()
+    assert (good["line"], good["line_number"], good["choices"]) == (
+        "fox", None, run("The fox was", "--choices", SIZES)
+    )  # fmt: skip
+    assert (bad["line"], bad["line_number"]) == (None, 2)
+    assert bad["error"]["code"] == "context_overflow"
+
+
 def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     long = "fox " * 600
     rows = f"The fox\n{long}\n\nThe lamb\n".encode()
@@ -301,7 +315,7 @@ def test_bad_choices_are_the_error_of_their_row(row, message):
         ("{line} {other}", "the template has {other}, and the input has plain lines"),
         ("{prompt}", "the template has {prompt}, and the input has plain lines"),
         ("{line}{choices}", "{choices} is the name of an option"),
-        ("{id}", "{id} is the name of an option"),
+        ("{id}", "{id} is a field of each record"),
         ("no such file.txt", "--template no such file.txt: there is no such file"),
     ],
 )

@@ -1,6 +1,7 @@
 """The tasks of `batch` and `score`: records of rows."""
 
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_prompts_are_continued(engine, logprobs):
         assert untimed(found) == untimed(place | record)
         assert task.tokens(found) == len(own.ids)
         assert [*found, "file", "line", "error"] == [
-            *records.PLACE, "prompt", *task.schema, *records.ERROR_PLACE, *records.ERROR
+            *records.PLACE, "prompt", *task.schema, *task.error_place, *records.ERROR
         ]  # fmt: skip
 
 
@@ -84,10 +85,26 @@ def test_prompts_are_ranked_by_a_template(engine):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["id", "choices"])
-def test_a_template_may_not_have_the_names_of_options(name):
-    with pytest.raises(InputError, match=f"{{{name}}} is the name of an option"):
-        _ = Ranking(template=Template(f"{{line}} {{{name}}}")).columns
+@pytest.mark.parametrize(
+    ("task", "name", "what"),
+    [
+        (Ranking, "choices", "the name of an option"),
+        (partial(Generation, OPTIONS), "seed", "the name of an option"),
+        (partial(Generation, OPTIONS), "text", "a field of each record"),
+        *((Ranking, name, "a field of each record") for name in ["id", "index", "file", "error"]),
+    ],
+)
+def test_a_template_may_not_have_the_names_of_other_fields(task, name, what):
+    with pytest.raises(InputError, match=f"{{{name}}} is {what}"):
+        _ = task(template=Template(f"{{line}} {{{name}}}")).columns
+
+
+def test_an_error_has_the_number_of_its_line_beside_a_field_line(engine):
+    task = Ranking(("he",), template=Template("{line}"))
+    rows = [Row(0, 2, "f", None, {}, BAD), Row(1, 3, None, None, {"line": "He"})]
+    bad, good = task.records(engine, rows)
+    assert bad == {"index": 0, "file": "f", "line_number": 2} | ERROR
+    assert good["line"] == "He"
 
 
 def test_a_template_is_continued_in_place_of_a_prompt(engine):
