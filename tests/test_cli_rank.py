@@ -280,7 +280,7 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     first, failed, last = out.decode().splitlines()
     assert (first.split("\t")[2], failed, last.split("\t")[2]) == ("The fox", "\tnan\t", "The lamb")
     assert "gpt-cli: line 2: prompt and choice have up to" in notes
-    assert "1 of 3 rows failed" in notes
+    assert "1 of 3 rows failed: their records, with --json, say why" in notes
     _, notes = run_here(*RANK, "-q", "--choices", "a", input=rows, code=6)
     assert "line 2" not in notes
 
