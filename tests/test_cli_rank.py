@@ -285,13 +285,16 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     assert "line 2" not in notes
 
 
+NO_LIST = 'the "choices" of a row must be a list of one or more strings'
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"prompt": "x"}, 'a row needs a list of "choices", or give --choices'),
-        ({"prompt": "x", "choices": []}, 'a row needs a list of "choices", or give --choices'),
-        ({"prompt": "x", "choices": "a"}, 'a row needs a list of "choices", or give --choices'),
-        ({"prompt": "x", "choices": ["a", 1]}, 'the "choices" of a row must be strings'),
+        ({"prompt": "x", "choices": []}, NO_LIST),
+        ({"prompt": "x", "choices": "a"}, NO_LIST),
+        ({"prompt": "x", "choices": ["a", 1]}, NO_LIST),
         ({"prompt": "x", "choices": ["a", " a"]}, "duplicate choice 'a': remove it"),
         ({"prompt": "x", "choices": ["a", " "]}, "a choice is empty: remove it"),
         ({"prompt": 3, "choices": ["a"]}, 'a row needs a string "prompt"'),

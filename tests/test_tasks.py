@@ -78,7 +78,7 @@ def test_prompts_are_ranked_by_a_template(engine):
     assert set(good["choices"][0]) == set(task.schema["choices"][0])
     assert bad == {"index": 1, "id": "x", "line": 2} | ERROR
     assert (own["choices"][0]["text"], own["choices"][0]["probability"]) == ("me", 1)
-    assert "must be strings" in wrong["error"]["message"]
+    assert "must be a list" in wrong["error"]["message"]
     assert task.tokens(good) == sum(len(each.ids) for each in ranked)
     assert task.settings == {
         "choices": ("he", "it "), "by": "total", "exact": False, "template": {"text": "{a} {b}"}

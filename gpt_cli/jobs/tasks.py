@@ -239,10 +239,11 @@ class Ranking(Task):
         own = row.fields.get("choices")
         choices = self.choices if own is None else own
         try:
-            if not isinstance(choices, list | tuple) or not choices:
+            if own is None and not choices:
                 raise InputError('a row needs a list of "choices", or give --choices')
-            if any(not isinstance(choice, str) for choice in choices):
-                raise InputError('the "choices" of a row must be strings')
+            listed = isinstance(choices, list | tuple) and choices
+            if not listed or any(not isinstance(choice, str) for choice in choices):
+                raise InputError('the "choices" of a row must be a list of one or more strings')
             return spaced(self.text(row), choices, exact=self.exact)
         except InputError as error:
             return error
