@@ -203,6 +203,16 @@ def test_each_line_has_its_likeliest_choice(here, tiny):
     assert shown == [[*cells[:2], text] for cells, text in zip(expected, filled, strict=True)]
 
 
+def test_line_ends_of_a_template_are_those_of_unix(here):
+    (here / "unix.txt").write_bytes(b"The fox.\nThe {line} was\n")
+    (here / "dos.txt").write_bytes(b"\xef\xbb\xbfThe fox.\r\nThe {line} was\r\n")
+    unix, dos = [
+        rows_here(*RANK, "--template", name, "--choices", SIZES, "--json", input=b"lamb\r\n")
+        for name in ("unix.txt", "dos.txt")
+    ]
+    assert unix == dos
+
+
 def test_records_of_rows_have_all_choices_as_those_of_one_prompt(here):
     rows = [
         {"id": "a", "prompt": "The sky was", "choices": ["blue", "red"]},
