@@ -293,6 +293,12 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     assert "1 of 3 rows failed: their records, with --json, say why" in notes
     _, notes = run_here(*RANK, "-q", "--choices", "a", input=rows, code=6)
     assert "line 2" not in notes
+    (here / "in").mkdir()
+    for name in "ab":
+        (here / "in" / name).write_bytes(rows)
+    given = [*RANK, "in", "--choices", "a", "--template", "{line} {line}"]
+    out, notes = run_here(*given, code=6)
+    assert "gpt-cli: in/b, line 2: prompt and choice" in notes
 
 
 NO_LIST = 'the "choices" of a row must be a list of one or more strings'

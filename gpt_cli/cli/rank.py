@@ -100,7 +100,8 @@ class Columns(jobs.Sink):
         """Write the line of a record; report an error."""
         if "error" in record:
             if not self._quiet:
-                note(f"gpt-cli: line {record[self._line]}: {record['error']['message']}")
+                file = f"{record['file']}, " if "file" in record else ""
+                note(f"gpt-cli: {file}line {record[self._line]}: {record['error']['message']}")
             cells = ["", "nan", *("" for _ in self._fields)]
         else:
             best = record["choices"][0]
