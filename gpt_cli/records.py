@@ -19,7 +19,6 @@ Schema: TypeAlias = dict[str, Any]
 
 PLACE: Schema = {"index": "int64", "id": "string"}
 ERROR: Schema = {"error": {"code": "string", "message": "string"}}
-ERROR_PLACE: Schema = {"file": "string", "line": "int64"}
 TOKEN: Schema = {"id": "int64", "token": "string", "bytes": ["int64"], "logprob": "double"}
 SCORED_TOKEN: Schema = TOKEN | {"rank": "int64", "entropy": "double"}
 WORD: Schema = {

@@ -203,6 +203,16 @@ def test_each_line_has_its_likeliest_choice(here, tiny):
     assert shown == [[*cells[:2], text] for cells, text in zip(expected, filled, strict=True)]
 
 
+def test_line_ends_of_a_template_are_those_of_unix(here):
+    (here / "unix.txt").write_bytes(b"The fox.\nThe {line} was\n")
+    (here / "dos.txt").write_bytes(b"\xef\xbb\xbfThe fox.\r\nThe {line} was\r\n")
+    unix, dos = [
+        rows_here(*RANK, "--template", name, "--choices", SIZES, "--json", input=b"lamb\r\n")
+        for name in ("unix.txt", "dos.txt")
+    ]
+    assert unix == dos
+
+
 def test_records_of_rows_have_all_choices_as_those_of_one_prompt(here):
     rows = [
         {"id": "a", "prompt": "The sky was", "choices": ["blue", "red"]},
@@ -259,6 +269,20 @@ def test_tables_have_columns_for_a_template(here):
     assert "no column 'x'" in refusal(*RANK, "in.parquet", "--template", "{x}", "--choices", "a")
 
 
+def test_plain_lines_are_ranked_into_a_table(here):
+    pq = pytest.importorskip("pyarrow.parquet")
+    long = "far " * 1000
+    (here / "in.txt").write_text(f"fox\n{long}\n", encoding="utf-8")
+    given = [*RANK, "in.txt", "--template", "The {line} was", "--choices", SIZES]
+    run_here(*given, "-o", "out.parquet", code=6)
+    good, bad = pq.read_table("out.parquet").to_pylist()
+    assert (good["line"], good["line_number"], good["choices"]) == (
+        "fox", None, run("The fox was", "--choices", SIZES)
+    )  # fmt: skip
+    assert (bad["line"], bad["line_number"]) == (None, 2)
+    assert bad["error"]["code"] == "context_overflow"
+
+
 def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     long = "fox " * 600
     rows = f"The fox\n{long}\n\nThe lamb\n".encode()
@@ -266,18 +290,27 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     first, failed, last = out.decode().splitlines()
     assert (first.split("\t")[2], failed, last.split("\t")[2]) == ("The fox", "\tnan\t", "The lamb")
     assert "gpt-cli: line 2: prompt and choice have up to" in notes
-    assert "1 of 3 rows failed" in notes
+    assert "1 of 3 rows failed: their records, with --json, say why" in notes
     _, notes = run_here(*RANK, "-q", "--choices", "a", input=rows, code=6)
     assert "line 2" not in notes
+    (here / "in").mkdir()
+    for name in "ab":
+        (here / "in" / name).write_bytes(rows)
+    given = [*RANK, "in", "--choices", "a", "--template", "{line} {line}"]
+    out, notes = run_here(*given, code=6)
+    assert "gpt-cli: in/b, line 2: prompt and choice" in notes
+
+
+NO_LIST = 'the "choices" of a row must be a list of one or more strings'
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"prompt": "x"}, 'a row needs a list of "choices", or give --choices'),
-        ({"prompt": "x", "choices": []}, 'a row needs a list of "choices", or give --choices'),
-        ({"prompt": "x", "choices": "a"}, 'a row needs a list of "choices", or give --choices'),
-        ({"prompt": "x", "choices": ["a", 1]}, 'the "choices" of a row must be strings'),
+        ({"prompt": "x", "choices": []}, NO_LIST),
+        ({"prompt": "x", "choices": "a"}, NO_LIST),
+        ({"prompt": "x", "choices": ["a", 1]}, NO_LIST),
         ({"prompt": "x", "choices": ["a", " a"]}, "duplicate choice 'a': remove it"),
         ({"prompt": "x", "choices": ["a", " "]}, "a choice is empty: remove it"),
         ({"prompt": 3, "choices": ["a"]}, 'a row needs a string "prompt"'),
@@ -301,7 +334,7 @@ def test_bad_choices_are_the_error_of_their_row(row, message):
         ("{line} {other}", "the template has {other}, and the input has plain lines"),
         ("{prompt}", "the template has {prompt}, and the input has plain lines"),
         ("{line}{choices}", "{choices} is the name of an option"),
-        ("{id}", "{id} is the name of an option"),
+        ("{id}", "{id} is a field of each record"),
         ("no such file.txt", "--template no such file.txt: there is no such file"),
     ],
 )

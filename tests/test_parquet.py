@@ -15,7 +15,7 @@ import pytest
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import Generation, Scoring, parquet
 from gpt_cli.jobs.rows import Source
-from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
+from gpt_cli.records import ERROR, PLACE
 
 FIELDS = ("prompt", "max_tokens", "temperature", "seed", "stop")
 
@@ -244,7 +244,7 @@ def written(records, schema):
 
 @pytest.mark.parametrize("task", [Generation(None, None, True), Generation(None), Scoring()])
 def test_all_parts_have_the_same_columns(pa, task):
-    columns = PLACE | task.schema | ERROR_PLACE | ERROR
+    columns = PLACE | task.schema | task.error_place | ERROR
     empty = written([], columns)
     failed = written([{"index": 0, "line": 1, "error": {"code": "c", "message": "m"}}], columns)
     assert empty.schema == failed.schema

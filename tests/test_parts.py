@@ -11,9 +11,9 @@ from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.jobs import parquet, parts, storage
 from gpt_cli.jobs.parts import File, Folder
 from gpt_cli.jobs.sinks import Resumed, encode
-from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
+from gpt_cli.records import ERROR, PLACE
 
-SCHEMA = PLACE | {"text": "string"} | ERROR_PLACE | ERROR
+SCHEMA = PLACE | {"text": "string", "file": "string", "line": "int64"} | ERROR
 RECORDS = [{"index": index, "id": "é", "text": "x" * index} for index in range(5)]
 TWO = sum(len(encode(record)) for record in RECORDS[:2])
 FAILED = {"index": 5, "line": 7, "error": {"code": "c", "message": "m"}}

@@ -1,6 +1,7 @@
 """The tasks of `batch` and `score`: records of rows."""
 
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_prompts_are_continued(engine, logprobs):
         assert untimed(found) == untimed(place | record)
         assert task.tokens(found) == len(own.ids)
         assert [*found, "file", "line", "error"] == [
-            *records.PLACE, "prompt", *task.schema, *records.ERROR_PLACE, *records.ERROR
+            *records.PLACE, "prompt", *task.schema, *task.error_place, *records.ERROR
         ]  # fmt: skip
 
 
@@ -77,17 +78,41 @@ def test_prompts_are_ranked_by_a_template(engine):
     assert set(good["choices"][0]) == set(task.schema["choices"][0])
     assert bad == {"index": 1, "id": "x", "line": 2} | ERROR
     assert (own["choices"][0]["text"], own["choices"][0]["probability"]) == ("me", 1)
-    assert "must be strings" in wrong["error"]["message"]
+    assert "must be a list" in wrong["error"]["message"]
     assert task.tokens(good) == sum(len(each.ids) for each in ranked)
     assert task.settings == {
         "choices": ("he", "it "), "by": "total", "exact": False, "template": {"text": "{a} {b}"}
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["id", "choices"])
-def test_a_template_may_not_have_the_names_of_options(name):
-    with pytest.raises(InputError, match=f"{{{name}}} is the name of an option"):
-        _ = Ranking(template=Template(f"{{line}} {{{name}}}")).columns
+@pytest.mark.parametrize(
+    ("task", "name", "what"),
+    [
+        (Ranking, "choices", "the name of an option"),
+        (partial(Generation, OPTIONS), "seed", "the name of an option"),
+        (partial(Generation, OPTIONS), "text", "a field of each record"),
+        *((Ranking, name, "a field of each record") for name in ["id", "index", "file", "error"]),
+    ],
+)
+def test_a_template_may_not_have_the_names_of_other_fields(task, name, what):
+    with pytest.raises(InputError, match=f"{{{name}}} is {what}"):
+        _ = task(template=Template(f"{{line}} {{{name}}}")).columns
+
+
+def test_an_error_has_the_number_of_its_line_beside_a_field_line(engine):
+    task = Ranking(("he",), template=Template("{line}"))
+    rows = [Row(0, 2, "f", None, {}, BAD), Row(1, 3, None, None, {"line": "He"})]
+    bad, good = task.records(engine, rows)
+    assert bad == {"index": 0, "file": "f", "line_number": 2} | ERROR
+    assert good["line"] == "He"
+
+
+def test_a_template_is_continued_in_place_of_a_prompt(engine):
+    task = Generation(OPTIONS, template=Template("He {a}"))
+    row = Row(0, 1, None, None, {"a": "said", "prompt": "it", "max_tokens": 1})
+    (record,) = task.records(engine, [row])
+    (expected,) = engine.batch([{"prompt": "He said", "max_tokens": 1}], OPTIONS)
+    assert (record["a"], record["text"]) == ("said", expected.text)
 
 
 def test_a_stride_is_that_of_score(engine):

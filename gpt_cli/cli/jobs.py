@@ -53,5 +53,6 @@ def run(
             **loading.options,
         )
     if summary.failed:
-        why = ": their records say why" if shown is None or rows.output else ""
-        raise RowsError(f"{summary.failed} of {summary.rows} rows failed{why}")
+        records = shown is None or rows.output is not None
+        why = "their records say why" if records else "their records, with --json, say why"
+        raise RowsError(f"{summary.failed} of {summary.rows} rows failed: {why}")

@@ -240,7 +240,8 @@ class Filled(Declared):
         from gpt_cli.jobs import Template
 
         if Path(self.given).is_file():
-            return Template(without_line_end(read_text(self.given)))
+            text = read_text(self.given).replace("\r\n", "\n")  # as the lines of an input
+            return Template(without_line_end(text))
         if "{" not in self.given:
             raise InputError(
                 f"--template {self.given:.80}: there is no such file, and a text needs {{line}} or "

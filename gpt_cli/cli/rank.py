@@ -73,9 +73,9 @@ def rank(
         file = input_file(prompt, from_file, "rows")
         task = jobs.Ranking(listed, by, exact, template)
         where.prepare(loading.threads)
-        from gpt_cli.cli.jobs import StandardOutput, run
+        from gpt_cli.cli.jobs import run
 
-        sink = StandardOutput() if as_json else Columns(task.texts, quiet=loading.quiet)
+        sink = None if as_json else Columns(task, quiet=loading.quiet)
         run(task, file, rows, loading, where, sink)
         return
     if not listed:
@@ -92,15 +92,17 @@ def rank(
 class Columns(jobs.Sink):
     """A line for each row: the likeliest choice, its probability, and the fields of the row."""
 
-    def __init__(self, fields: Sequence[str], *, quiet: bool):
-        self._fields, self._quiet = fields, quiet
+    def __init__(self, task: jobs.Task, *, quiet: bool):
+        self._fields, self._quiet = task.texts, quiet
+        _, self._line = task.error_place
 
     def write(self, record: Record) -> None:
         """Write the line of a record; report an error."""
         if "error" in record:
             if not self._quiet:
-                note(f"gpt-cli: line {record['line']}: {record['error']['message']}")
-            cells = ["", "nan", ""]
+                file = f"{record['file']}, " if "file" in record else ""
+                note(f"gpt-cli: {file}line {record[self._line]}: {record['error']['message']}")
+            cells = ["", "nan", *("" for _ in self._fields)]
         else:
             best = record["choices"][0]
             texts = [record[name] for name in self._fields]

@@ -34,8 +34,9 @@ def score(
     --lines, print these numbers and the text for each line. The first token of a text has nothing
     before it and is not scored without --bos, so a text needs at least two tokens.
 
-    With --words, print for each word the number of its line, the word, its start and end in bytes,
-    the number of its tokens and its surprisal, which includes the end of the word.
+    With --words, print for each word the number of its line (1 without --lines), the word, its
+    start and end in bytes, the number of its tokens and its surprisal, which includes the end of
+    the word.
 
     With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
     optional "id", or Parquet with these columns. A record with the numbers is written for each row.

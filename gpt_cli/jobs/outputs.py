@@ -12,7 +12,7 @@ from gpt_cli.jobs.manifest import ANOTHER, refusal
 from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import JSONLines, Sink
 from gpt_cli.jobs.tasks import Task
-from gpt_cli.records import ERROR, ERROR_PLACE, PLACE
+from gpt_cli.records import ERROR, PLACE
 
 # Endings of files in which nobody expects JSON Lines.
 _OTHER_FORMATS = (".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst")
@@ -41,7 +41,8 @@ def open_sink(
     if resume and source.streams:
         raise InputError(f"--resume: {name} needs a file as input, not a pipe")
     ids = {"id": "int64"} if source.whole_ids else {}
-    schema = PLACE | dict.fromkeys(task.texts, "string") | task.schema | ERROR_PLACE | ERROR | ids
+    texts = dict.fromkeys(task.texts, "string")
+    schema = PLACE | texts | task.schema | task.error_place | ERROR | ids
     if ending:
         return parts.Folder(place, ending, schema, job, resume=resume)
     if resume and storage.exists(name):

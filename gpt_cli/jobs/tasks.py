@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.rows import Row
-from gpt_cli.jobs.template import Template
+from gpt_cli.jobs.template import LINE, Template
 from gpt_cli.options import Options
-from gpt_cli.records import Record, Schema
+from gpt_cli.records import ERROR, PLACE, Record, Schema
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
@@ -40,13 +40,17 @@ class Task(Protocol):
         """All fields of a row that are read, besides its id.
 
         Raises:
-            InputError: the template has the name of an option.
+            InputError: the template has the name of an option, or of another field of a record.
         """
         options = self.fields[1:]
-        if reserved := [name for name in self.texts if name in ("id", *options)]:
-            name = reserved[0]
+        if taken := [name for name in self.texts if name in options]:
             raise InputError(
-                f"the template's {{{name}}} is the name of an option: rename the field"
+                f"the template's {{{taken[0]}}} is the name of an option: rename the field"
+            )
+        others = PLACE | self.schema | self.error_place | ERROR
+        if taken := [name for name in self.texts if name in others]:
+            raise InputError(
+                f"the template's {{{taken[0]}}} is a field of each record: rename it in the input"
             )
         return (*self.texts, *options)
 
@@ -62,6 +66,11 @@ class Task(Protocol):
     @abstractmethod
     def schema(self) -> Schema:
         """The fields of a result."""
+
+    @property
+    def error_place(self) -> Schema:
+        """The fields of an error's record with the file and the number of the line of the row."""
+        return {"file": "string", "line_number" if LINE in self.texts else "line": "int64"}
 
     @property
     def window(self) -> int:
@@ -108,8 +117,9 @@ class Task(Protocol):
             result = row.error or next(results)[1]
             place = {"index": row.index} | ({} if row.id is None else {"id": row.id})
             if isinstance(result, InputError):
-                file = {} if row.file is None else {"file": row.file}
-                yield place | file | {"line": row.line} | records.of_error(result)
+                found = zip(self.error_place, (row.file, row.line), strict=True)
+                known = {name: value for name, value in found if value is not None}
+                yield place | known | records.of_error(result)
             else:
                 yield place | {name: row.fields[name] for name in self.texts} | result
 
@@ -149,7 +159,7 @@ class Generation(Task):
 
     def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
         found = engine.batch(
-            ({"prompt": self.text(row)} | self.options_of(row) for row in rows),
+            (self.options_of(row) | {"prompt": self.text(row)} for row in rows),
             self.options,
             batch_size=self.batch_size,
             indices=(row.index for row in rows),
@@ -229,10 +239,11 @@ class Ranking(Task):
         own = row.fields.get("choices")
         choices = self.choices if own is None else own
         try:
-            if not isinstance(choices, list | tuple) or not choices:
+            if own is None and not choices:
                 raise InputError('a row needs a list of "choices", or give --choices')
-            if any(not isinstance(choice, str) for choice in choices):
-                raise InputError('the "choices" of a row must be strings')
+            listed = isinstance(choices, list | tuple) and choices
+            if not listed or any(not isinstance(choice, str) for choice in choices):
+                raise InputError('the "choices" of a row must be a list of one or more strings')
             return spaced(self.text(row), choices, exact=self.exact)
         except InputError as error:
             return error
