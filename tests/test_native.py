@@ -501,8 +501,8 @@ def test_matrices_that_other_ops_placed_or_of_an_unreadable_file_are_rejected(na
 def test_blocks_of_a_cache_are_converted_as_numpy_does(level, native, monkeypatch, threads):
     twin = native("float32").twin_ops()
     monkeypatch.setattr(twin, "threads", threads)
-    floats = np.arange(3 * 2 * 2 * 3 * 5 * COLUMNS, dtype=np.uint32) * np.uint32(1_491_101)
-    source = floats.view(np.float32).reshape(3, 2, 2, 3, 5, COLUMNS)
+    floats = np.arange(3 * 2 * 2 * 3 * 30 * COLUMNS, dtype=np.uint32) * np.uint32(1_491_101)
+    source = floats.view(np.float32).reshape(3, 2, 2, 3, 30, COLUMNS)  # enough for two threads
     source[0, 0, 0, 1, 0, :6] = np.nan, np.inf, -np.inf, 65519, 65520, -0.0
     made = np.zeros(source.shape, np.float16)
     twin.copyto(made[:, :, :, 1:], source[:, :, :, 1:])
