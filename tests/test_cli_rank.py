@@ -303,11 +303,18 @@ def test_bad_choices_are_the_error_of_their_row(row, message):
         ("{line}{choices}", "{choices} is the name of an option"),
         ("{id}", "{id} is the name of an option"),
         ("no such file.txt", "--template no such file.txt: there is no such file"),
+        (".", "cannot read .: "),
     ],
 )
 def test_a_bad_template_is_refused(template, what):
     given = "--template", template, "--choices", "a,b"
     assert what in refusal(*RANK, *given, input=b"The fox\n")
+
+
+def test_a_template_may_be_longer_than_the_name_of_a_file():
+    long = "{line} saw https://fox.example " * 20
+    ((choice, *_),) = lines_here("--template", long, "--choices", "ran", input=b"The fox\n")
+    assert choice == "ran"
 
 
 def test_braces_of_rows_and_doubled_ones_are_text(here):
