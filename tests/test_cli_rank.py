@@ -311,6 +311,17 @@ def test_a_bad_template_is_refused(template, what):
     assert what in refusal(*RANK, *given, input=b"The fox\n")
 
 
+@pytest.mark.parametrize("out", ["out.parquet", "out/*.parquet"])
+def test_a_table_has_the_lines_of_a_template_and_the_numbers_of_lines_that_failed(here, out):
+    pq = pytest.importorskip("pyarrow.parquet")
+    (here / "in.txt").write_bytes(b"The fox\n\xff\n")
+    given = "--template", "{line} had", "--choices", "ran"
+    run_here(*RANK, "in.txt", *given, "-o", out, code=6)
+    good, bad = pq.read_table(out.removesuffix("/*.parquet")).to_pylist()
+    assert (good["line"], good["choices"][0]["choice"]) == ("The fox", "ran")
+    assert (bad["line"], bad["error"]["message"]) == ("2", "the row is not UTF-8 at byte 0")
+
+
 def test_a_template_may_be_longer_than_the_name_of_a_file():
     long = "{line} saw https://fox.example " * 20
     ((choice, *_),) = lines_here("--template", long, "--choices", "ran", input=b"The fox\n")

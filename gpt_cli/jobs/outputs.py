@@ -41,7 +41,8 @@ def open_sink(
     if resume and source.streams:
         raise InputError(f"--resume: {name} needs a file as input, not a pipe")
     ids = {"id": "int64"} if source.whole_ids else {}
-    schema = PLACE | dict.fromkeys(task.texts, "string") | task.schema | ERROR_PLACE | ERROR | ids
+    texts = dict.fromkeys(task.texts, "string")  # also a template's {line}, in place of its number
+    schema = PLACE | texts | task.schema | ERROR_PLACE | ERROR | ids | texts
     if ending:
         return parts.Folder(place, ending, schema, job, resume=resume)
     if resume and storage.exists(name):

@@ -40,14 +40,19 @@ class Task(Protocol):
         """All fields of a row that are read, besides its id.
 
         Raises:
-            InputError: the template has the name of an option.
+            InputError: the template has the name of an option, or of a field of a result.
         """
         options = self.fields[1:]
-        if reserved := [name for name in self.texts if name in ("id", *options)]:
-            name = reserved[0]
-            raise InputError(
-                f"the template's {{{name}}} is the name of an option: rename the field"
-            )
+        for name in self.template.names if self.template else ():
+            if name in ("id", *options):
+                raise InputError(
+                    f"the template's {{{name}}} is the name of an option: rename the field"
+                )
+            if name in records.PLACE | records.ERROR | self.schema:
+                raise InputError(
+                    f"the template's {{{name}}} is the name of a field of the result: "
+                    "rename the field of the row"
+                )
         return (*self.texts, *options)
 
     def text(self, row: Row) -> str:
