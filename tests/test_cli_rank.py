@@ -198,6 +198,7 @@ def test_each_line_has_its_likeliest_choice(here, tiny):
         assert lines_here("in.txt", *given) == expected
         assert lines_here("--file", "in.txt", *given) == expected
         assert lines_here(*given, input="\n".join(LINES).encode()) == expected
+        assert lines_here("-", *given, input="\n".join(LINES).encode()) == expected
     filled = [TEMPLATE.replace("{line}", line) for line in LINES]
     shown = lines_here("--choices", SIZES, input="\n".join(filled).encode())
     assert shown == [[*cells[:2], text] for cells, text in zip(expected, filled, strict=True)]
@@ -269,6 +270,8 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     assert "1 of 3 rows failed" in notes
     _, notes = run_here(*RANK, "-q", "--choices", "a", input=rows, code=6)
     assert "line 2" not in notes
+    _, notes = run_here(*RANK, "--json", "--choices", "a", input=rows, code=6)
+    assert "1 of 3 rows failed: their records say why" in notes
 
 
 @pytest.mark.parametrize(

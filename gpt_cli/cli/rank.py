@@ -68,15 +68,14 @@ def rank(
         jobs.spaced("", listed, exact=exact)  # raises for choices that no prompt can have
     template = filled.template
     asked = from_file or template or rows.asked or where.engine != "local"
-    as_rows = prompt is None or asked or _is_input(prompt)
-    if prompt is None or as_rows:
+    if prompt is None or asked or _is_input(prompt):
         file = input_file(prompt, from_file, "rows")
         task = jobs.Ranking(listed, by, exact, template)
         where.prepare(loading.threads)
-        from gpt_cli.cli.jobs import StandardOutput, run
+        from gpt_cli.cli.jobs import run
 
-        sink = StandardOutput() if as_json else Columns(task.texts, quiet=loading.quiet)
-        run(task, file, rows, loading, where, sink)
+        columns = None if as_json else Columns(task.texts, quiet=loading.quiet)
+        run(task, file, rows, loading, where, columns)
         return
     if not listed:
         raise InputError("no choices: give --choices A,B,C or --choices-file FILE")
@@ -134,6 +133,8 @@ def _is_input(prompt: str) -> bool:
     """Return whether an argument names an input; raise InputError if it does, and there is none."""
     if any(map(str.isspace, prompt)):
         return False
+    if prompt == "-":  # standard input
+        return True
     if storage.is_address(prompt) or storage.exists(prompt) or glob(prompt):  # noqa: PTH207
         return True
     if prompt.endswith(_FILES):
