@@ -182,7 +182,8 @@ class EngineLM(TemplateLM):
         ]
         texts: list[str] = []
         engine = self.engine
-        found = complete(engine.model, engine.tokenizer, rows, speculator=engine.speculator)
+        helpers = engine.speculator, PrefixCache(engine.model)
+        found = complete(engine.model, engine.tokenizer, rows, None, *helpers)
         shown = "Running generate_until requests"
         for completion in tqdm(found, shown, len(rows), disable=disable_tqdm):
             assert isinstance(completion, Completion)  # noqa: S101 (narrows the type)

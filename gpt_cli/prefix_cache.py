@@ -117,13 +117,12 @@ def _groups(texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
         if found:
             length, places = found[-1]
             common = common_length(texts[places[0]][:length], texts[place])
-            if common * len(places) > length * (len(places) - 1):  # saves more than without it
+            saves_more = common * len(places) > length * (len(places) - 1)  # than without it
+            if saves_more and common >= _SHORTEST:
                 found[-1] = common, [*places, place]
                 continue
         found.append((len(texts[place]), [place]))
-    shared = [
-        (n, places) for n, places in found if n >= _SHORTEST and n * (len(places) - 1) >= _LEAST
-    ]
+    shared = [(n, places) for n, places in found if n * (len(places) - 1) >= _LEAST]
     grouped = {place for _, places in shared for place in places}
     apart = [place for place in range(len(texts)) if place not in grouped]
     return [*shared, (0, apart)] if apart else shared

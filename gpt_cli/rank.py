@@ -109,6 +109,7 @@ def continuations(
         group = [questions[place] for place in places]
         longest = max(len(question.prompt) for question in group) - n
         side_by_side = min(len(group), PASS // max(1, longest))
+        # Choices take turns in the row of their prompt; if they are many, each has its own row.
         if side_by_side < max(len(question.choices) for question in group):
             for place, question in zip(places, group, strict=True):
                 branches = [_Branch([], [ids]) for ids in question.choices]

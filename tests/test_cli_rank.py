@@ -198,6 +198,7 @@ def test_each_line_has_its_likeliest_choice(here, tiny):
         assert lines_here("in.txt", *given) == expected
         assert lines_here("--file", "in.txt", *given) == expected
         assert lines_here(*given, input="\n".join(LINES).encode()) == expected
+        assert lines_here("-", *given, input="\n".join(LINES).encode()) == expected
     filled = [TEMPLATE.replace("{line}", line) for line in LINES]
     shown = lines_here("--choices", SIZES, input="\n".join(filled).encode())
     assert shown == [[*cells[:2], text] for cells, text in zip(expected, filled, strict=True)]
@@ -293,6 +294,8 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     assert "1 of 3 rows failed: their records, with --json, say why" in notes
     _, notes = run_here(*RANK, "-q", "--choices", "a", input=rows, code=6)
     assert "line 2" not in notes
+    _, notes = run_here(*RANK, "--json", "--choices", "a", input=rows, code=6)
+    assert "1 of 3 rows failed: their records say why" in notes
     (here / "in").mkdir()
     for name in "ab":
         (here / "in" / name).write_bytes(rows)
@@ -336,11 +339,30 @@ def test_bad_choices_are_the_error_of_their_row(row, message):
         ("{line}{choices}", "{choices} is the name of an option"),
         ("{id}", "{id} is a field of each record"),
         ("no such file.txt", "--template no such file.txt: there is no such file"),
+        (".", "cannot read .: "),
     ],
 )
 def test_a_bad_template_is_refused(template, what):
     given = "--template", template, "--choices", "a,b"
     assert what in refusal(*RANK, *given, input=b"The fox\n")
+
+
+@pytest.mark.parametrize("out", ["out.parquet", "out/*.parquet"])
+def test_a_table_has_the_lines_of_a_template_and_the_numbers_of_lines_that_failed(here, out):
+    pq = pytest.importorskip("pyarrow.parquet")
+    (here / "in.txt").write_bytes(b"The fox\n\xff\n")
+    given = "--template", "{line} had", "--choices", "ran"
+    run_here(*RANK, "in.txt", *given, "-o", out, code=6)
+    good, bad = pq.read_table(out.removesuffix("/*.parquet")).to_pylist()
+    assert (good["line"], good["choices"][0]["choice"]) == ("The fox", "ran")
+    assert (bad["line"], bad["line_number"]) == (None, 2)
+    assert bad["error"]["message"] == "the row is not UTF-8 at byte 0"
+
+
+def test_a_template_may_be_longer_than_the_name_of_a_file():
+    long = "{line} saw https://fox.example " * 20
+    ((choice, *_),) = lines_here("--template", long, "--choices", "ran", input=b"The fox\n")
+    assert choice == "ran"
 
 
 def test_braces_of_rows_and_doubled_ones_are_text(here):
@@ -382,7 +404,9 @@ def test_many_choices_and_ones_that_melt_into_the_prompt(tiny):
 
 @pytest.mark.parametrize("command", ["batch", "score"])
 def test_batch_and_score_take_templates(here, command, tiny):
-    (here / "in.jsonl").write_text('{"a": "fox", "n": 3}\n{"a": "lamb"}\n', encoding="utf-8")
+    (here / "in.jsonl").write_text(
+        '{"a": "fox", "n": 3, "age": 9}\n{"a": "lamb"}\n', encoding="utf-8"
+    )
     new = ["-n", "3", "--temperature", "0"] if command == "batch" else []
     good, bad = rows_here(
         command, "-m", "tiny", "in.jsonl", "--template", "The {a} had {n}", *new, code=6

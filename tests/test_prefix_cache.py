@@ -92,6 +92,12 @@ def test_texts_with_a_template_are_grouped_by_it(native):
     ]  # fmt: skip
 
 
+def test_one_text_with_the_same_first_word_does_not_prevent_groups(native):
+    texts = [[1, 5, 6], *([1, *range(100, 130), n] for n in range(20))]
+    found = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
+    assert found == [(31, list(range(1, 21))), (0, [0])]
+
+
 def test_without_equal_bits_nothing_is_shared(make_model):
     model = make_model()
     if model.ops.name == "numpy":

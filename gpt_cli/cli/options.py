@@ -9,7 +9,6 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import Field, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
@@ -27,7 +26,7 @@ from gpt_cli.declare import (
     option,
 )
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.storage import Format, read_text, without_line_end
+from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
 from gpt_cli.machine import MOST_THREADS
 from gpt_cli.options import Options
 from gpt_cli.startup import prepare
@@ -239,7 +238,7 @@ class Filled(Declared):
             return None
         from gpt_cli.jobs import Template
 
-        if Path(self.given).is_file():
+        if not is_address(self.given) and exists(self.given):
             text = read_text(self.given).replace("\r\n", "\n")  # as the lines of an input
             return Template(without_line_end(text))
         if "{" not in self.given:

@@ -24,7 +24,7 @@ _FILES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
 
 def rank(
     prompt: str | None = flags.argument(
-        "[PROMPT|IN]", "Text before the choices, or the name of a file with such rows as for batch"
+        "[PROMPT|IN]", "Text before the choices; or, if it names a file, its rows, as for batch"
     ),
     *,
     from_file: str | None = flags.ROWS_FILE,
@@ -68,8 +68,7 @@ def rank(
         jobs.spaced("", listed, exact=exact)  # raises for choices that no prompt can have
     template = filled.template
     asked = from_file or template or rows.asked or where.engine != "local"
-    as_rows = prompt is None or asked or _is_input(prompt)
-    if prompt is None or as_rows:
+    if prompt is None or asked or _is_input(prompt):
         file = input_file(prompt, from_file, "rows")
         task = jobs.Ranking(listed, by, exact, template)
         where.prepare(loading.threads)
@@ -136,6 +135,8 @@ def _is_input(prompt: str) -> bool:
     """Return whether an argument names an input; raise InputError if it does, and there is none."""
     if any(map(str.isspace, prompt)):
         return False
+    if prompt == "-":  # standard input
+        return True
     if storage.is_address(prompt) or storage.exists(prompt) or glob(prompt):  # noqa: PTH207
         return True
     if prompt.endswith(_FILES):

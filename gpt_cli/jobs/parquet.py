@@ -111,11 +111,15 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
 def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
     """Write records as a table."""
     pyarrow = library()
-    text_ids = schema["id"] == "string"
+    # An id may be any JSON value; the number of a line is in the column of a template's {line}.
+    texts = [name for name in ("id", "line") if schema.get(name) == "string"]
     rows = [
-        record | {"id": json.dumps(record["id"], ensure_ascii=False)}
-        if text_ids and not isinstance(record.get("id", ""), str)
-        else record
+        record
+        | {
+            name: json.dumps(record[name], ensure_ascii=False)
+            for name in texts
+            if not isinstance(record.get(name, ""), str)
+        }
         for record in records
     ]
     try:

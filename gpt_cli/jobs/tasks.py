@@ -59,8 +59,9 @@ class Task(Protocol):
         return self.template.fill(row.fields) if self.template else row.fields[self.fields[0]]
 
     def options_of(self, row: Row) -> dict[str, Any]:
-        """Return the row's own options."""
-        return {name: value for name, value in row.fields.items() if name not in self.texts}
+        """Return the row's own options; the input of a template may have any other fields."""
+        known = self.fields[1:] if self.template else row.fields.keys() - self.texts
+        return {name: row.fields[name] for name in row.fields if name in known}
 
     @property
     @abstractmethod
