@@ -84,6 +84,13 @@ def test_prompts_are_ranked_by_a_template(engine):
     }  # fmt: skip
 
 
+def test_a_row_without_a_prompt_is_not_ranked(engine):
+    rows = [Row(0, 1, None, None, {"prompt": None}), Row(1, 2, None, None, {"prompt": "it"})]
+    missing, good = Ranking(("me",)).records(engine, rows)
+    assert missing["error"]["message"] == 'a row needs a string "prompt"'
+    assert good["choices"][0]["text"] == " me"
+
+
 @pytest.mark.parametrize("name", ["id", "choices"])
 def test_a_template_may_not_have_the_names_of_options(name):
     with pytest.raises(InputError, match=f"{{{name}}} is the name of an option"):
