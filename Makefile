@@ -38,6 +38,8 @@ test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; 
 test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` in Chromium or Google Chrome
 	$(BIN)/python -m pytest tests/test_page.py -m browser
 
+# Ray's clusters would send a report of their use to its makers.
+test-ray: export RAY_USAGE_STATS_ENABLED = 0
 test-ray: $(VENV)/.ray  ## what Ray computes on a cluster of nodes on this machine, and the lines of docs/cluster.md
 	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py -k "ray or cluster"
 

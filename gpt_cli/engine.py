@@ -290,6 +290,8 @@ class Engine:
         if isinstance(choices, str):
             raise TypeError("choices must be a list of texts, not one text")
         try:
+            if not isinstance(prompt, str):
+                raise InputError('a row needs a string "prompt"')
             question = self._tokenized(prompt, choices)
             question.check(self.model.config.n_positions)
         except InputError as error:

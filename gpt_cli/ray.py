@@ -16,8 +16,8 @@ An actor uses as many threads as it has CPUs: Ray sets OMP_NUM_THREADS, which Nu
 read. Ray Data must be installed: `pip install 'ray[data]'`.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
@@ -25,11 +25,14 @@ from gpt_cli.engine import Engine, load
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.parquet import arrow_schema, whole
 from gpt_cli.jobs.rows import Row
-from gpt_cli.jobs.tasks import Generation, Scoring, Task
+from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task
 from gpt_cli.options import Options
 from gpt_cli.records import COMPLETION, ERROR, SCORE, Schema
 
-__all__ = ["Generate", "Score"]
+if TYPE_CHECKING:
+    from gpt_cli.rank import RankBy
+
+__all__ = ["Generate", "Rank", "Score"]
 
 _USAGE: Schema = COMPLETION["usage"]
 
@@ -110,4 +113,36 @@ class Score(_Actor):
         self, model: str, stride: int | None = None, load_options: Mapping[str, Any] | None = None
     ):
         self._task = Scoring(stride)
+        self._engine = load(model, **(load_options or {}))
+
+
+class Rank(_Actor):
+    """Rank continuations of the prompts of a table.
+
+    Args:
+        model: a name or a folder, as for `gpt_cli.load`.
+        choices: of rows without their own; see `exact`.
+        by: see `Engine.rank`.
+        exact: use the choices as given, else each follows the prompt after one space.
+        load_options: keywords for `gpt_cli.load`, such as dtype and device.
+
+    A row has a "prompt", and may have a list of "choices". All other columns are kept, and these
+    are added: "choices", the likeliest first, as `gpt-cli rank --json` writes them, and "error".
+    """
+
+    _needed = ("prompt",)
+    _added = Ranking.schema | ERROR
+
+    def __init__(
+        self,
+        model: str,
+        choices: Sequence[str] = (),
+        *,
+        by: "RankBy" = "total",
+        exact: bool = False,
+        load_options: Mapping[str, Any] | None = None,
+    ):
+        if isinstance(choices, str):
+            raise TypeError("choices must be a list of texts, not one text")
+        self._task = Ranking(tuple(choices), by, exact)
         self._engine = load(model, **(load_options or {}))

@@ -511,6 +511,18 @@ def test_an_interrupt_writes_the_record_of_what_there_is(monkeypatch):
     assert whole.startswith(record["text"])
 
 
+def test_an_interrupt_while_a_module_is_imported_is_quiet(monkeypatch):
+    class Interrupted:
+        def __set_name__(self, owner, name):
+            raise KeyboardInterrupt
+
+    def load(*arguments, **options):
+        type("Encoding", (), {"name": Interrupted()})  # Python 3.11 makes it a RuntimeError
+
+    monkeypatch.setattr(gpt_cli, "load", load)
+    assert run_here("generate", "-m", "tiny", "Once", code=130) == (b"", "")
+
+
 @posix
 def test_a_terminal_gets_a_line_end_after_the_text_and_is_told_a_drawn_seed(story):
     code, output = run_on_terminal(*GENERATE, *STORY)

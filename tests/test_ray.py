@@ -19,7 +19,7 @@ from gpt_cli.machine import cores
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray.data")
 
-from gpt_cli.ray import Generate, Score  # noqa: E402 (needs both)
+from gpt_cli.ray import Generate, Rank, Score  # noqa: E402 (needs both)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # Ray's own
 
@@ -112,6 +112,32 @@ def test_a_table_gets_columns_of_scores(tiny):
             expected = getattr(score, name)
             assert row[name] == (expected if expected is None else pytest.approx(expected, 1e-4))
         assert row["error"] is None
+
+
+def test_a_table_gets_columns_of_ranked_choices(tiny):
+    prompts = ["The fox was", "The lamb was ", "The bear", None, "The fox " * 400]
+    own = [None, None, ["ran", "sat", "flew"], ["ran"], None]
+    table = pa.table({"prompt": prompts, "choices": own, "kept": range(5)})
+    parts = [Rank("tiny", ["big", "very old"], by="token")(table.slice(n, 3)) for n in (0, 3)]
+    assert parts[0].schema == parts[1].schema  # also where all rows have failed
+    found = pa.concat_tables(parts).to_pylist()
+    assert [row["kept"] for row in found] == [0, 1, 2, 3, 4]
+    whole = [[" big", " very old"], ["big", "very old"], [" ran", " sat", " flew"]]
+    for row, prompt, choices in zip(found[:3], prompts[:3], whole, strict=True):
+        ranked = tiny.rank(prompt, choices, by="token")
+        assert [each["text"] for each in row["choices"]] == [each.text for each in ranked]
+        assert [each["choice"] for each in row["choices"]] == [each.text.strip() for each in ranked]
+        for told, each in zip(row["choices"], ranked, strict=True):
+            assert told["probability"] == pytest.approx(each.probability, rel=1e-4)
+        assert row["error"] is None
+    assert [row["choices"] for row in found[3:]] == [None, None]
+    assert found[3]["error"]["message"] == 'a row needs a string "prompt"'
+    assert "more than the model's context" in found[4]["error"]["message"]
+
+
+def test_one_text_is_no_list_of_choices():
+    with pytest.raises(TypeError, match="a list of texts"):
+        Rank("tiny", "big")
 
 
 def test_integers_may_be_floats(tiny):

@@ -115,13 +115,11 @@ def test_a_template_is_continued_in_place_of_a_prompt(engine):
     assert (record["a"], record["text"]) == ("said", expected.text)
 
 
-@pytest.mark.parametrize(
-    ("task", "name"), [(Generation, "text"), (Scoring, "model"), (Ranking, "index")]
-)
-def test_a_template_may_not_have_the_names_of_fields_of_the_result(task, name):
-    options = {"options": OPTIONS} if task is Generation else {}
-    with pytest.raises(InputError, match=f"{{{name}}} is a field of each record"):
-        _ = task(**options, template=Template(f"{{line}} {{{name}}}")).columns
+def test_a_row_without_a_prompt_is_not_ranked(engine):
+    rows = [Row(0, 1, None, None, {"prompt": None}), Row(1, 2, None, None, {"prompt": "it"})]
+    missing, good = Ranking(("me",)).records(engine, rows)
+    assert missing["error"]["message"] == 'a row needs a string "prompt"'
+    assert good["choices"][0]["text"] == " me"
 
 
 def test_a_stride_is_that_of_score(engine):

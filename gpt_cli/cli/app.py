@@ -149,6 +149,8 @@ def run(arguments: list[str]) -> int:
     except GPTCLIError as error:
         return _fail(error, verbose)
     except (MemoryError, ImportError, RuntimeError) as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, while a class is made
+            return 130
         if not isinstance(error, MemoryError) and not any(why in str(error) for why in _NO_ROOM):
             raise
         return _fail(ResourceError(f"out of memory or threads ({error!r:.120}): {_LESS}"), verbose)

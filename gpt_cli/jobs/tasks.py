@@ -152,7 +152,7 @@ class Generation(Task):
 
     @property
     def settings(self) -> dict[str, Any]:
-        template = self.template and self.template.text
+        template = self.template and asdict(self.template)
         return asdict(self.options) | {"logprobs": self.logprobs, "template": template}
 
     def with_seed(self, seed: int | None) -> "Generation":
