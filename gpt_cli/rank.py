@@ -124,7 +124,7 @@ def continuations(
 
 @dataclass(frozen=True)
 class _Branch:
-    """What follows a prefix: tokens, and then any of the choices."""
+    """Tokens after a prefix, and the choices that may follow them."""
 
     ids: list[int]
     choices: Sequence[list[int]]

@@ -45,7 +45,7 @@ def repeats(row, place):
 
 
 def guessed(row, place):
-    """What followed the last three tokens before follows again in one of nine places."""
+    """Return a random one of nine tokens: one in nine drafts from n-grams is right."""
     return random.Random(place).randrange(9)
 
 
