@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub, sampling
 from gpt_cli.declare import takes
+from gpt_cli.decode import Step
 from gpt_cli.drafts import Speculator
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.generate import Completion, Step, generate
+from gpt_cli.generate import Completion, generate
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
