@@ -57,7 +57,7 @@ def working_set(config: GPT2Config, requests: Sequence[Request], drafts: int = 0
     rows = len(requests)
     prompt = max((len(row.prompt) for row in requests), default=0)
     new = [min(r.options.max_tokens, config.n_positions - len(r.prompt)) for r in requests]
-    length = prompt + max(new, default=0) + _BLOCK
+    length = -(-(prompt + max(new, default=0)) // _BLOCK) * _BLOCK
     cached = all(row.options.use_cache for row in requests)
     copies = 3 if drafts else 2  # keys, values, and the twin's in float16
     cache = copies * config.n_layer * rows * length * config.n_embd if cached else 0
