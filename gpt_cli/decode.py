@@ -58,10 +58,11 @@ class Batch:
         """Replace all rows, and the cache."""
         self.rows, self.cache, self._room = rows, cache, cache
 
-    def add(self, row: Row, cache: KVCache, place: int) -> None:
-        """Add a row; a place in another cache has all its tokens but the last."""
+    def add(self, row: Row, cache: KVCache | None, place: int) -> None:
+        """Add a row; a place in another cache has all its tokens but the last, if it has more."""
         room = self._reserve(len(self.rows) + 1, len(row.window) + row.growth)
-        room.begin(len(self.rows), cache, place, len(row.window) - 1)
+        if cache:
+            room.begin(len(self.rows), cache, place, len(row.window) - 1)
         self.rows.append(row)
         self.cache = room.first(len(self.rows))
         self._set_lengths()
