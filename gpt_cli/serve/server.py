@@ -215,9 +215,8 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """End connections whose clients sleep."""
-        if counter % 10 == 0:  # each second
-            for connection in self._connections():
-                connection.end_if_asleep(time.monotonic())
+        for connection in self._connections():  # ten times a second
+            connection.end_if_asleep(time.monotonic())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
