@@ -91,6 +91,11 @@ class Scheduler:
         self._thread.start()
 
     @property
+    def stopped(self) -> bool:
+        """Return whether no more texts are computed."""
+        return self._stopped
+
+    @property
     def running(self) -> int:
         """Return the number of texts that are being computed."""
         return len(self._decoded) + sum(len(prompts.tasks) for prompts in list(self._prompts))
@@ -248,6 +253,7 @@ def _deliver(tasks: Sequence[Task], error: Exception) -> None:
     if isinstance(error, MemoryError):
         error = ResourceError("there is not enough memory for this text now")
     for task in tasks:
+        task.cancelled = True
         task.deliver(error)
 
 
