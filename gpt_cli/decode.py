@@ -106,7 +106,8 @@ class Batch:
         """
         began = time.perf_counter()
         if self._drafting:
-            self._drafting.draft(self.rows, self.cache)
+            is_new = any(not row.generated for row in self.rows)  # a first token shall come soon
+            self._drafting.draft(self.rows, None if is_new else self.cache)
         logits = first_logits() if first_logits else self._verify()
         model_seconds = time.perf_counter() - began
         tokens = choose(self._model.ops, self._chooser, logits, self.rows)

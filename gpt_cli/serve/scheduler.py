@@ -17,7 +17,7 @@ import heapq
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -79,6 +79,7 @@ class Scheduler:
         self._model, self._tokenizer = model, tokenizer
         self._max_batch, self._max_queue = _fitting(model, max_batch), max_queue
         self._batch = Batch(model, tokenizer, speculator)
+        self._running: set[Task] = set()  # those that do not wait
         self._decoded: dict[int, Task] = {}  # by `Row.place`
         self._prompts: deque[Prompts] = deque()
         self._waiting: list[_Waiting] = []  # a heap
@@ -98,7 +99,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Return the number of texts that are being computed."""
-        return len(self._decoded) + sum(len(prompts.tasks) for prompts in list(self._prompts))
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -160,12 +161,12 @@ class Scheduler:
                     self._prompts.rotate(-1)  # others take the next turn
             except (GPTCLIError, MemoryError) as error:
                 self._prompts.popleft()
-                _deliver(prompts.tasks, error)
+                self._end(prompts.tasks, error)
         if self._batch.rows:
             for step in self._batch.step():
                 self._decoded[step.row].deliver(step)
                 if step.finish_reason:
-                    del self._decoded[step.row]
+                    self._running.discard(self._decoded.pop(step.row))
 
     def _drop_cancelled(self) -> None:
         with self._changed:
@@ -174,16 +175,17 @@ class Scheduler:
         gone = [number for number, task in self._decoded.items() if task.cancelled]
         self._batch.drop([row for row in self._batch.rows if row.place in gone])
         for number in gone:
-            del self._decoded[number]
+            self._running.discard(self._decoded.pop(number))
         for prompts in [each for each in self._prompts if each.cancelled]:
             self._prompts.remove(prompts)
+            self._running.difference_update(prompts.tasks)
 
     def _admit(self) -> None:
         """Let texts join whose prompts are known, and begin others that fit one pass together."""
         taken: list[Task] = []
         passed: list[_Waiting] = []
         longest = 0  # of the tokens to compute
-        while len(passed) < _LOOK_AHEAD and self.running + len(taken) < self._max_batch:
+        while len(passed) < _LOOK_AHEAD and self.running < self._max_batch:
             with self._changed:
                 if not self._waiting:
                     break
@@ -192,16 +194,18 @@ class Scheduler:
             found, known = self._prefixes.find(task.known)
             new = max(longest, len(task.known) - known)
             too_many = taken and new * (len(taken) + 1) > PIECE
-            if known == len(task.known) and task.score is None:
-                self.reused += known
-                self._join(task, found.cache if found else None)
-            elif too_many or self._will_be_known(task, known, taken):
+            is_known = known == len(task.known) and task.score is None
+            if not is_known and (too_many or self._will_be_known(task, known, taken)):
                 passed.append(entry)
                 continue
+            self._running.add(task)
+            self._round = max(self._round, entry.round)
+            if is_known:
+                self.reused += known
+                self._join(task, found.cache if found else None)
             else:
                 taken.append(task)
                 longest = new
-            self._round = max(self._round, entry.round)
         with self._changed:
             for entry in passed:
                 heapq.heappush(self._waiting, entry)
@@ -227,6 +231,8 @@ class Scheduler:
                 self._prefixes.keep(Prefix(task.known, cache, prompts.states(place)))
             if task.decode and not task.cancelled:
                 self._join(task, prompts.cache, place)
+            else:
+                self._running.discard(task)
 
     def _join(self, task: Task, cache: KVCache | None, place: int = 0) -> None:
         """Let a text join the batch; all its tokens but the last are in a place of a cache."""
@@ -236,25 +242,25 @@ class Scheduler:
         self._decoded[number] = task
 
     def _fail(self, error: Exception) -> None:
-        """End all texts."""
-        with self._changed:
-            tasks = [entry.task for entry in self._waiting] if self._stopped else []
-            tasks += [task for prompts in self._prompts for task in prompts.tasks]
-            tasks += self._decoded.values()
-            if self._stopped:
+        """End all texts that are being computed, and after `stop` those that wait, too."""
+        self._end(self._running, error)
+        self._prompts.clear()
+        self._decoded.clear()
+        self._batch.begin([])
+        if self._stopped:
+            with self._changed:
+                tasks = [entry.task for entry in self._waiting]
                 self._waiting.clear()
-            self._prompts.clear()
-            self._decoded.clear()
-            self._batch.begin([])
-        _deliver(tasks, error)
+            self._end(tasks, error)
 
-
-def _deliver(tasks: Sequence[Task], error: Exception) -> None:
-    if isinstance(error, MemoryError):
-        error = ResourceError("there is not enough memory for this text now")
-    for task in tasks:
-        task.cancelled = True
-        task.deliver(error)
+    def _end(self, tasks: Iterable[Task], error: Exception) -> None:
+        """End texts with an error."""
+        if isinstance(error, MemoryError):
+            error = ResourceError("there is not enough memory for this text now")
+        for task in list(tasks):
+            self._running.discard(task)
+            task.cancelled = True  # it may have joined already
+            task.deliver(error)
 
 
 def _fitting(model: GPT2, texts: int) -> int:

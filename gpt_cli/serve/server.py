@@ -57,6 +57,7 @@ def run(
             serve(guarded(app, settings), listening, settings.grace, scheduler.stop, ready)
         finally:
             scheduler.stop()
+            scheduler.join()
 
 
 @contextmanager
