@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from checkpoints import CONFIG, write_checkpoint
 from processes import COMMAND
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -143,6 +145,13 @@ class Server:
         return self.process.returncode, errors.decode()
 
 
+def answer_on(connection: socket.socket) -> Answer:
+    """Read one answer."""
+    response = http.client.HTTPResponse(connection, method="POST")
+    response.begin()
+    return Answer(response.status, response.headers, response.read())
+
+
 def request_bytes(body: Any, path: str = COMPLETIONS, **headers: str) -> bytes:
     """Return a request as it is sent."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -153,6 +162,12 @@ def request_bytes(body: Any, path: str = COMPLETIONS, **headers: str) -> bytes:
     } | {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def write_slow_model(folder: Path) -> Path:
+    """Write a model that takes some milliseconds for a token."""
+    size = {"n_embd": 512, "n_head": 8, "n_layer": 8, "n_positions": 1024}
+    return write_checkpoint(folder, CONFIG | size)
 
 
 def start(*arguments: object, **options: Any) -> "subprocess.Popen[bytes]":

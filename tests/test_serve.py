@@ -341,8 +341,9 @@ def test_an_echo_is_the_prompt_with_its_score(max_tokens, server, tiny):
             assert choice["finish_reason"] == "length"
         check_offsets(choice["text"], found)
     assert answer["usage"]["prompt_tokens"] == sum(len(score.ids) for score in scores)
-    assert joined(server.ask(COMPLETIONS, body | {"stream": True}).events(), len(prompts)) == (
-        answer["choices"]
+    assert (
+        joined(server.ask(COMPLETIONS, body | {"stream": True}).events(), len(prompts))
+        == (answer["choices"])
     )
 
 
