@@ -203,7 +203,8 @@ def serving(
             server = Server(process, line.removeprefix(READY).rstrip("\n"))
             yield server
             if process.returncode is None:
-                assert server.stop() == (0, "")
+                ended = server.stop()
+                assert ended == (0, ""), ended
         finally:
             guard.cancel()
             process.kill()
