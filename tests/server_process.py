@@ -65,11 +65,13 @@ class Server:
     def __init__(self, process: "subprocess.Popen[bytes]", address: str):
         self.process, self.address = process, address
         self.headers: dict[str, str] = {}
+        self.connections: list[socket.socket] = []
 
     def connect(self, receives: int | None = None) -> socket.socket:
         """Return a new connection, whose buffer may be small."""
         path = self.address.removeprefix("unix:")
         plain = socket.socket(socket.AF_INET if path == self.address else socket.AF_UNIX)
+        self.connections.append(plain)
         plain.settimeout(LIMIT)
         if receives is not None:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
@@ -196,6 +198,7 @@ def serving(
     with start("serve", "-m", model, *where, *flags, bufsize=0, **options) as process:
         guard = threading.Timer(LIMIT, process.kill)
         guard.start()
+        server = None
         try:
             line = process.stderr.readline().decode()
             guard.cancel()
@@ -208,3 +211,5 @@ def serving(
         finally:
             guard.cancel()
             process.kill()
+            for connection in server.connections if server else ():
+                connection.close()
