@@ -23,7 +23,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event, Task
-from gpt_cli.serve.protocol import Answer, Completions, Json, RequestError, read
+from gpt_cli.serve.protocol import Answer, Completions, Json, RequestError, no_such_model, read
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.serve.settings import Settings
 
@@ -61,8 +61,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
             HTTPException: _no_route,
         },
     )
-    paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
-    return routes.counted(app, paths), scheduler
+    return routes.counted(app), scheduler
 
 
 def _error(
@@ -128,7 +127,7 @@ class _Routes:
         """Describe the model."""
         name = request.path_params["name"]
         if name != self._engine.name:
-            raise RequestError(f"this server has no model {name!r:.80}", "model", 404)
+            raise no_such_model(name, self._engine)
         return JSONResponse(self._model())
 
     def _model(self) -> Json:
@@ -202,7 +201,7 @@ def _naming(field: str, function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*given, **options)
         except InputError as error:
-            raise RequestError(str(error), field) from None
+            raise RequestError(f"{field}: {error}", field) from None
 
     return call
 

@@ -49,6 +49,12 @@ class RequestError(InputError):
         self.field, self.status = field, status
 
 
+def no_such_model(name: str | None, engine: Engine) -> RequestError:
+    """Return the error for a model with another name."""
+    message = f"this server has no model {name!r:.80}, only {engine.name!r}"
+    return RequestError(message, "model", 404)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fields(Declared):
     """The fields of a request that are not options of a text."""
@@ -126,11 +132,9 @@ def read(engine: Engine, body: Any) -> Completions:
     except OptionError as error:
         raise RequestError(str(error), error.args[0]) from None
     except InputError as error:
-        raise RequestError(str(error), "logit_bias") from None
+        raise RequestError(f"logit_bias: {error}", "logit_bias") from None
     if asked.model not in (None, engine.name):
-        raise RequestError(
-            f"this server has no model {asked.model!r:.80}, only {engine.name!r}", "model", 404
-        )
+        raise no_such_model(asked.model, engine)
     if asked.best_of is not None and asked.best_of < asked.n:
         raise RequestError(f"best_of must be at least n, which is {asked.n}", "best_of")
     if asked.stream and (asked.best_of or asked.n) > asked.n:
@@ -177,7 +181,7 @@ def _prompt(engine: Engine, given: str | list[int], options: Options, asked: Fie
             return Prompt(ids, given)
         return Prompt(ids, engine.decode(given) if asked.echo else "")
     except InputError as error:
-        raise RequestError(str(error), "prompt") from None
+        raise RequestError(f"prompt: {error}", "prompt") from None
 
 
 class Answer:
@@ -322,11 +326,14 @@ class Logprobs:
 
     def add(self, id: int, logprob: float | None, top: TopLogprobs) -> None:
         """Add a token; the likeliest tokens in its place always include itself."""
-        likeliest = None
+        name, likeliest = token_name(self._tokenizer, id), None
         if logprob is not None:
             likeliest = {token_name(self._tokenizer, id): p for id, p in [*top, (id, logprob)]}
-        self._entries.append((token_name(self._tokenizer, id), logprob, likeliest, self.offset))
+        start = self.offset
         self.offset += len(self._decoder.push(id))
+        if not name.startswith("bytes:"):  # what was incomplete before it is now U+FFFD
+            start = self.offset - len(name)
+        self._entries.append((name, logprob, likeliest, start))
 
     def take(self) -> Json:
         """Return the entries since the last time."""
