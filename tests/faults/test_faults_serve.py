@@ -162,7 +162,9 @@ def test_a_socket_of_a_killed_server_is_replaced(serve, world):
 def test_a_socket_in_use_is_told(serve, world, suffer):
     path = world.place / "socket"
     with serve("--unix-socket", path) as server:
-        suffer(*TINY, "--unix-socket", path, code=5, says="another server", do="another --unix-socket")
+        suffer(
+            *TINY, "--unix-socket", path, code=5, says="another server", do="another --unix-socket"
+        )
         assert server.complete(**SHORT)
 
 
