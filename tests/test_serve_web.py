@@ -771,6 +771,9 @@ class Scheduler:
         if "stubborn" not in sys.argv[0]:
             stopping.set()
 
+    def join(self):
+        pass
+
 async def app(scope, receive, send):
     await receive()
     await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -61,7 +61,8 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
             HTTPException: _no_route,
         },
     )
-    return routes.counted(app), scheduler
+    paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
+    return routes.counted(app, paths), scheduler
 
 
 def _error(

@@ -31,7 +31,7 @@ class Metrics:
         self._scheduler = scheduler
         self._registry = CollectorRegistry()
         own: Any = {"namespace": "gpt_cli", "registry": self._registry}
-        self._requests = Counter("requests", "Requests by status.", ["status"], **own)
+        self._requests = Counter("requests", "Requests.", ["path", "status"], **own)
         self._prompts = Counter("prompt_tokens", "Tokens of prompts.", **own)
         self._reused = Counter("reused_tokens", "Tokens of prompts not computed again.", **own)
         self._generated = Counter("generated_tokens", "Generated tokens.", **own)
@@ -69,8 +69,8 @@ class Metrics:
         self._request_seconds.observe(seconds)
         self.mean_seconds = _OLDER * (self.mean_seconds or seconds) + (1 - _OLDER) * seconds
 
-    def counting(self, app: ASGIApp) -> ASGIApp:
-        """Return an application whose requests are counted."""
+    def counting(self, app: ASGIApp, paths: frozenset[str]) -> ASGIApp:
+        """Return an application whose requests are counted; other paths have no name."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             status = "left"  # the client, before an answer
@@ -83,6 +83,7 @@ class Metrics:
             try:
                 await app(scope, receive, watched)
             finally:
-                self._requests.labels(status).inc()
+                path = scope["path"] if scope["path"] in paths else "other"
+                self._requests.labels(path, status).inc()
 
         return counted
