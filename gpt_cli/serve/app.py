@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpt_cli.decode import Step
 from gpt_cli.engine import Engine
-from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
+from gpt_cli.errors import MALFORMED, GPTCLIError, InputError, ResourceError
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event, Task
 from gpt_cli.serve.protocol import Answer, Completions, Json, RequestError, no_such_model, read
@@ -85,7 +85,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _fail(request: Request, error: Exception) -> Response:
-    return _error(str(error), 503 if isinstance(error, StoppedError) else 500)
+    return _error(*_told(error))
 
 
 def _no_route(request: Request, error: Exception) -> Response:
@@ -291,9 +291,9 @@ class _Completion(Response):
 
 
 def _told(error: Exception) -> tuple[str, int]:
-    """Return what a client is told of an error, and its status."""
+    """Return what a client is told of an error, and its status: 503 if it may try again."""
     if isinstance(error, GPTCLIError):
-        return str(error), 503
+        return str(error), 503 if isinstance(error, StoppedError | ResourceError) else 500
     _logger.error("a bug in a request for completions", exc_info=error)
     return "a bug; standard error of the server has it", 500
 

@@ -24,6 +24,7 @@ from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 Json: TypeAlias = dict[str, Any]
 
 _MOST_TEXTS = 2048  # of a request
+_MOST_ENTRIES = 500_000  # of its answer, which takes up to 200 bytes for each
 _OPTIONS = {each.name for each in fields(SamplingParams)} | {"seed", "stop", "ignore_eos"}
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
 # Values that change nothing, of fields that this server does not have or reads in another way.
@@ -119,7 +120,7 @@ def read(engine: Engine, body: Any) -> Completions:
     if unknown := [name for name in given if name not in own | _OPTIONS]:
         known = ", ".join(sorted({"prompt", "stream_options"} | own | _OPTIONS))
         raise RequestError(
-            f"{unknown[0]:.40} is not supported here; leave it out (there are {known})", unknown[0]
+            f"{unknown[0]:.40}: there is no such field; there are {known}", unknown[0]
         )
     try:
         asked = Fields(**{name: value for name, value in given.items() if name in own})
@@ -140,9 +141,23 @@ def read(engine: Engine, body: Any) -> Completions:
     if asked.stream and (asked.best_of or asked.n) > asked.n:
         raise RequestError("the best of several texts cannot be streamed", "best_of")
     prompts = [_prompt(engine, each, options, asked) for each in _prompts_of(prompt)]
-    if len(prompts) * (asked.best_of or asked.n) > _MOST_TEXTS:
-        raise RequestError(f"a request may have up to {_MOST_TEXTS} texts", "prompt")
+    _check_size(prompts, asked)
     return Completions(prompts, asked, options, _include_usage(stream_options, asked))
+
+
+def _check_size(prompts: Sequence[Prompt], asked: Fields) -> None:
+    """Refuse a request whose answer would be too large."""
+    candidates = asked.best_of or asked.n
+    if len(prompts) * candidates > _MOST_TEXTS:
+        raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
+    echoed = sum(len(prompt.ids) for prompt in prompts) if asked.echo else 0
+    tokens = candidates * (echoed + len(prompts) * asked.max_tokens)
+    if tokens * (1 + (asked.logprobs or 0)) > _MOST_ENTRIES:
+        raise RequestError(
+            f"max_tokens: the answer may have up to {_MOST_ENTRIES} tokens and log-probabilities in "
+            "all: ask for fewer texts, tokens or logprobs at a time",
+            "max_tokens",
+        )
 
 
 def _include_usage(given: Any, asked: Fields) -> bool:

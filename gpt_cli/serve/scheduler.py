@@ -260,7 +260,8 @@ class Scheduler:
     def _end(self, tasks: Iterable[Task], error: Exception) -> None:
         """End texts with an error."""
         if isinstance(error, MemoryError):
-            error = ResourceError("there is not enough memory for this text now")
+            self._prefixes.release()
+            error = ResourceError("there is not enough memory for this text now; try again later")
         for task in list(tasks):
             self._running.discard(task)
             task.cancelled = True  # it may have joined already
