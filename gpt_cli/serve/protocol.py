@@ -154,7 +154,7 @@ def _check_size(prompts: Sequence[Prompt], asked: Fields, n_positions: int) -> N
     tokens = candidates * (echoed + len(prompts) * min(asked.max_tokens, n_positions))
     if tokens * (1 + (asked.logprobs or 0)) > _MOST_ENTRIES:
         raise RequestError(
-            f"max_tokens: the answer may have up to {_MOST_ENTRIES} tokens and log-probabilities in "
+            f"max_tokens: an answer may have {_MOST_ENTRIES} tokens and log-probabilities in "
             "all: ask for fewer texts, tokens or logprobs at a time",
             "max_tokens",
         )
