@@ -313,7 +313,7 @@ def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
     inner = prompts.hidden_states
 
     def leave(*given):
-        task.cancelled = len(passes) == 5
+        task.cancelled = len(passes) >= 5
         return inner(*given)
 
     monkeypatch.setattr(prompts, "hidden_states", leave)

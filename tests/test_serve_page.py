@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from test_page import HOSTILE, Parts
 
 import gpt_cli
-from test_page import HOSTILE, Parts
 
 PAGE = (Path(gpt_cli.__file__).parent / "serve" / "page.html").read_text(encoding="utf-8")
 WORDS = [" the", " old", " fox", " saw", " a", " red", " moon", ",", " and", " ran", "."]
@@ -53,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_GET(self):  # noqa: N802
+    def do_GET(self):
         if self.path == "/":
             self.reply(200, PAGE.encode(), "text/html", ("Content-Security-Policy", policy()))
         elif self.refused():
@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.reply(404, b"")
 
-    def do_POST(self):  # noqa: N802
+    def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, body))
         if self.refused():

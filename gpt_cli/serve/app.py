@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpt_cli.decode import Step
 from gpt_cli.engine import Engine
-from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
+from gpt_cli.errors import MALFORMED, GPTCLIError, InputError, ResourceError
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event, Task
-from gpt_cli.serve.protocol import Answer, Completions, Json, RequestError, read
+from gpt_cli.serve.protocol import Answer, Completions, Json, RequestError, no_such_model, read
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.serve.settings import Settings
 
@@ -85,7 +85,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _fail(request: Request, error: Exception) -> Response:
-    return _error(str(error), 503 if isinstance(error, StoppedError) else 500)
+    return _error(*_told(error))
 
 
 def _no_route(request: Request, error: Exception) -> Response:
@@ -128,7 +128,7 @@ class _Routes:
         """Describe the model."""
         name = request.path_params["name"]
         if name != self._engine.name:
-            raise RequestError(f"this server has no model {name!r:.80}", "model", 404)
+            raise no_such_model(name, self._engine)
         return JSONResponse(self._model())
 
     def _model(self) -> Json:
@@ -202,7 +202,7 @@ def _naming(field: str, function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*given, **options)
         except InputError as error:
-            raise RequestError(str(error), field) from None
+            raise RequestError(f"{field}: {error}", field) from None
 
     return call
 
@@ -291,9 +291,9 @@ class _Completion(Response):
 
 
 def _told(error: Exception) -> tuple[str, int]:
-    """Return what a client is told of an error, and its status."""
+    """Return what a client is told of an error, and its status: 503 if it may try again."""
     if isinstance(error, GPTCLIError):
-        return str(error), 503
+        return str(error), 503 if isinstance(error, StoppedError | ResourceError) else 500
     _logger.error("a bug in a request for completions", exc_info=error)
     return "a bug; standard error of the server has it", 500
 
