@@ -21,9 +21,10 @@ from run import machine
 
 import gpt_cli
 from gpt_cli import bench, sampling
+from gpt_cli.decode import Step
 from gpt_cli.drafts import Speculator
 from gpt_cli.engine import Engine
-from gpt_cli.generate import Completion, Step
+from gpt_cli.generate import Completion
 from gpt_cli.options import Options
 
 TABLE = "".join(f"{n},item {n},{n * 7 % 10}.50,in stock\n" for n in range(1, 25))

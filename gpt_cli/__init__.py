@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gpt_cli.decode import Step
     from gpt_cli.engine import Engine, load
     from gpt_cli.errors import (
         CheckpointError,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         ResourceError,
         RowsError,
     )
-    from gpt_cli.generate import Completion, Step
+    from gpt_cli.generate import Completion
     from gpt_cli.options import Options
     from gpt_cli.rank import Choice
     from gpt_cli.score import Score
@@ -74,5 +75,7 @@ def on_first_use(
 
 
 __getattr__, __dir__ = on_first_use(
-    __name__, "errors", "options", "generate", "rank", "score", "words", "trace", "tree", "engine"
+    __name__,
+    *("errors", "options", "decode", "generate", "rank", "score", "words", "trace", "tree"),
+    "engine",
 )

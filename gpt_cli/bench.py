@@ -12,10 +12,10 @@ from itertools import cycle, islice, pairwise
 from typing import Literal, TypeAlias
 
 from gpt_cli import checkpoint
+from gpt_cli.decode import Step
 from gpt_cli.drafts import Speculator
 from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
-from gpt_cli.generate import Step
 from gpt_cli.machine import peak_memory
 from gpt_cli.options import Options
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,15 +26,16 @@ class NGrams:
     """Drafts what followed the last tokens when they were in the text before (prompt lookup)."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, dict[tuple[int, ...], int]] = {}  # of each row: n-gram -> its end
-        self._known: dict[int, int] = {}  # number of tokens of each row that were looked at
+        # Of each row: n-gram -> its end, and the number of tokens that were looked at.
+        self._ends: WeakKeyDictionary[Row, dict[tuple[int, ...], int]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Row, int] = WeakKeyDictionary()
 
     def draft(self, row: Row, count: int) -> list[int]:
         """Return `count` drafts, or none."""
-        ids, ends = row.ids, self._ends.setdefault(row.place, {})
-        for end in range(self._known.get(row.place, _NGRAM), len(ids)):
+        ids, ends = row.ids, self._ends.setdefault(row, {})
+        for end in range(self._known.get(row, _NGRAM), len(ids)):
             ends[tuple(ids[end - _NGRAM : end])] = end
-        self._known[row.place] = max(_NGRAM, len(ids))
+        self._known[row] = max(_NGRAM, len(ids))
         start = ends.get(tuple(ids[-_NGRAM:]))
         if start is None:
             return []

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub, sampling
 from gpt_cli.declare import takes
+from gpt_cli.decode import Step
 from gpt_cli.drafts import Speculator
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.generate import Completion, Step, generate
+from gpt_cli.generate import Completion, generate
 from gpt_cli.machine import check_room
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
@@ -75,6 +76,28 @@ class Engine:
         """Return the text of token ids; U+FFFD replaces bytes that are not UTF-8."""
         return self.tokenizer.decode(ids)
 
+    def check_ids(self, ids: Sequence[int]) -> list[int]:
+        """Return token ids.
+
+        Raises:
+            InputError: the model has no such token.
+        """
+        size = self.model.config.vocab_size
+        if bad := [id for id in ids if not 0 <= id < size]:
+            raise InputError(f"the model has no token {bad[0]}; its ids are from 0 to {size - 1}")
+        return list(ids)
+
+    def start_ids(self, reason: str) -> list[int]:
+        """Return the start token, for a text that needs one for this reason.
+
+        Raises:
+            InputError: the model has none.
+        """
+        config = self.model.config
+        if config.bos_token_id is None or config.bos_token_id >= config.vocab_size:
+            raise InputError(f"{reason}, and this model has no start token (bos_token_id)")
+        return [config.bos_token_id]
+
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return the logits of the next token at each position.
 
@@ -90,7 +113,7 @@ class Engine:
         ops, n_positions = self.model.ops, self.model.config.n_positions
         if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= n_positions:
             raise InputError(f"all rows must have the same length, from 1 to {n_positions}")
-        rows = np.array([self._check_ids(row) for row in ids])
+        rows = np.array([self.check_ids(row) for row in ids])
         return ops.to_host(forward(self.model, ops.xp.asarray(rows)))
 
     def trace(self, text: str, *, special: bool = False) -> Trace:
@@ -231,7 +254,7 @@ class Engine:
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of texts, not one text")
-        start = self._start_ids("--bos is given") if bos else []
+        start = self.start_ids("--bos is given") if bos else []
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks
@@ -335,7 +358,7 @@ class Engine:
 
     def _request(self, prompt: str, options: Options, index: int) -> Request:
         ids = self._prompt_ids(prompt, options.special)
-        self._check_ids([id for id, _ in options.logit_bias])
+        self.check_ids([id for id, _ in options.logit_bias])
         return Request(fit(ids, self.model.config.n_positions, options), options, index)
 
     def _row_request(
@@ -358,19 +381,13 @@ class Engine:
         try:
             if not isinstance(text, str):
                 raise InputError('a row needs a string "text"')
-            return self._check_ids(self.encode(text))
+            return self.check_ids(self.encode(text))
         except InputError as error:
             return error
 
     def _prompt_ids(self, prompt: str, special: bool = False) -> list[int]:
-        ids = self._check_ids(self.encode(prompt, special=special))
-        return ids or self._start_ids("the prompt is empty")
-
-    def _start_ids(self, reason: str) -> list[int]:
-        config = self.model.config
-        if config.bos_token_id is None or config.bos_token_id >= config.vocab_size:
-            raise InputError(f"{reason}, and this model has no start token (bos_token_id)")
-        return [config.bos_token_id]
+        ids = self.check_ids(self.encode(prompt, special=special))
+        return ids or self.start_ids("the prompt is empty")
 
     def _with_words(self, found: Score) -> Score:
         given = found.ids, found.token_logprobs, found.initial_logprobs or []
@@ -388,12 +405,6 @@ class Engine:
                 f"{self.model.config.n_positions}; shorten it"
             )
         return ids
-
-    def _check_ids(self, ids: Sequence[int]) -> list[int]:
-        size = self.model.config.vocab_size
-        if bad := [id for id in ids if not 0 <= id < size]:
-            raise InputError(f"the model has no token {bad[0]}; its ids are from 0 to {size - 1}")
-        return list(ids)
 
 
 def load(

@@ -81,12 +81,7 @@ class EngineLM(TemplateLM):
         Raises:
             InputError: the model has none.
         """
-        config = self.engine.model.config
-        if config.bos_token_id is None or config.bos_token_id >= config.vocab_size:
-            raise InputError(
-                "this model has no start token (bos_token_id), and a text of this task needs one"
-            )
-        return config.bos_token_id
+        return self.engine.start_ids("a text of this task needs a token before it")[0]
 
     @property
     def tokenizer_name(self) -> str:

@@ -13,10 +13,11 @@ from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, PASS, hidden_states, right_pad
 from gpt_cli.ops import Array
 
-_SHORTEST = 16  # tokens of a prefix
+SHORTEST = 16  # tokens of a prefix
 _LEAST = 128  # tokens that a group of texts must save: a prefix takes a pass of its own
 _BYTES = 128e6  # of the keys and values of texts side by side; or a share of the weights
 _SHARE = 0.25
+_MOST = 256  # prefixes that are kept: each is compared with each text
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,22 @@ class Prefix:
     cache: KVCache
     states: Array
 
+    @property
+    def bytes(self) -> int:
+        """Return the memory that it takes."""
+        return int(self.cache.token_bytes * self.cache.capacity + self.states.nbytes)
+
 
 class PrefixCache:
-    """Computes prefixes, and keeps the last one for later texts.
+    """Computes prefixes, and keeps the last one for later texts, or several.
 
     Without `Ops.batch_invariant`, results would depend on earlier texts; then it keeps nothing.
     """
 
-    def __init__(self, model: GPT2):
-        self._model = model
-        self._last: Prefix | None = None
+    def __init__(self, model: GPT2, most_bytes: float = 0):
+        """Keep prefixes of up to `most_bytes` in all, and at least the last one."""
+        self._model, self._most_bytes = model, most_bytes
+        self._kept: list[Prefix] = []  # those that were used last at the end
         self._keeps = model.ops.batch_invariant
 
     def groups(self, texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
@@ -53,26 +60,44 @@ class PrefixCache:
 
         Its cache is not to be written.
         """
-        config, xp, last = self._model.config, self._model.ops.xp, self._last
-        if last and last.ids == ids:
-            return last
-        cache, known = KVCache(config, self._model.ops, 1, len(ids)), 0
+        config, xp = self._model.config, self._model.ops.xp
+        found, known = self.find(ids)
+        if found and found.ids == ids:
+            return found
+        cache = KVCache(config, self._model.ops, 1, len(ids))
         states = [xp.empty((0, config.n_embd), "f4")]
-        if last:
-            known = common_length(last.ids, ids)
-            cache.begin(0, last.cache, 0, known)
-            states.append(last.states[:known])
+        if found:
+            cache.begin(0, found.cache, 0, known)
+            states.append(found.states[:known])
         for start in range(known, len(ids), PASS):
             some = xp.asarray([ids[start : start + PASS]])
             states.append(hidden_states(self._model, some, cache)[0])
         made = Prefix(ids, cache, xp.concatenate(states))
-        if ids and self._keeps:
-            self._last = made
+        self.keep(made)
         return made
 
+    def find(self, ids: Sequence[int]) -> tuple[Prefix | None, int]:
+        """Return the prefix that has most tokens in common with a text, and their number."""
+        lengths = [common_length(each.ids, ids) for each in self._kept]
+        longest = max(lengths, default=0)
+        if not longest:
+            return None, 0
+        found = self._kept.pop(lengths.index(longest))
+        self._kept.append(found)
+        return found, longest
+
+    def keep(self, prefix: Prefix) -> None:
+        """Keep a prefix, in place of those that it begins with and those not used for longest."""
+        if not self._keeps or not prefix.ids:
+            return
+        others = [each for each in self._kept if prefix.ids[: len(each.ids)] != each.ids]
+        self._kept = [*others, prefix][-_MOST:]
+        while len(self._kept) > 1 and sum(each.bytes for each in self._kept) > self._most_bytes:
+            del self._kept[0]
+
     def release(self) -> None:
-        """Give back the memory of the last prefix."""
-        self._last = None
+        """Give back the memory of all prefixes."""
+        self._kept = []
 
 
 class Slots:
@@ -89,8 +114,7 @@ class Slots:
         capacity = begun + longest
         bytes_per_row = prefix.cache.token_bytes * capacity
         self._model, self._prefix = model, prefix
-        weights = memory(model.config, model.ops.dtype)["weights_bytes"]
-        most = max(_BYTES, _SHARE * weights) / max(1, bytes_per_row)
+        most = room(model) / max(1, bytes_per_row)
         self.rows = max(1, min(texts, PASS, int(most)))
         self._all = self.cache = KVCache(model.config, model.ops, self.rows, capacity)
         for row in range(self.rows):
@@ -109,6 +133,11 @@ class Slots:
         return [x[row, : len(each)] for row, each in enumerate(texts)]
 
 
+def room(model: GPT2) -> float:
+    """Return the bytes that keys and values may take beside the weights."""
+    return max(_BYTES, _SHARE * memory(model.config, model.ops.dtype)["weights_bytes"])
+
+
 def _groups(texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
     """Group texts where that saves tokens: see `PrefixCache.groups`."""
     found: list[tuple[int, list[int]]] = []
@@ -118,7 +147,7 @@ def _groups(texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
             length, places = found[-1]
             common = common_length(texts[places[0]][:length], texts[place])
             saves_more = common * len(places) > length * (len(places) - 1)  # than without it
-            if saves_more and common >= _SHORTEST:
+            if saves_more and common >= SHORTEST:
                 found[-1] = common, [*places, place]
                 continue
         found.append((len(texts[place]), [place]))

@@ -349,9 +349,10 @@ def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
         return slow
 
     ours = SimpleNamespace(perf_counter=lambda: clock[0])
-    monkeypatch.setattr("gpt_cli.generate.time", ours)
-    monkeypatch.setattr("gpt_cli.generate.hidden_states", takes(2, hidden_states))
-    monkeypatch.setattr("gpt_cli.generate.unembed", takes(1, unembed))
+    monkeypatch.setattr("gpt_cli.decode.time", ours)
+    for module in ("generate", "decode"):
+        monkeypatch.setattr(f"gpt_cli.{module}.hidden_states", takes(2, hidden_states))
+        monkeypatch.setattr(f"gpt_cli.{module}.unembed", takes(1, unembed))
     monkeypatch.setattr("gpt_cli.rows.sample", takes(0.25, sample))
     requests = [Request([1, 2], Options(temperature=0, max_tokens=3))] * 2
     steps = list(generate(endless, tokenizer, requests))

@@ -38,7 +38,7 @@ def alike(draw, least=1):
 def limits(least=1, room=1e9, a_pass=1024):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_cache, "_LEAST", least)
-        patch.setattr(prefix_cache, "_SHORTEST", min(least, 16))
+        patch.setattr(prefix_cache, "SHORTEST", min(least, 16))
         patch.setattr(prefix_cache, "_BYTES", room)
         patch.setattr(prefix_cache, "_SHARE", 0)
         patch.setattr(prefix_cache, "PASS", a_pass)

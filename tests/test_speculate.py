@@ -36,6 +36,12 @@ from gpt_cli.speculate import DRAFTS, MOST, Drafting
 # --- the number of drafts ------------------------------------------------------------------------
 
 
+class ARow(SimpleNamespace):
+    """What drafts see of a row; hashable, as they keep what they know of it."""
+
+    __hash__ = object.__hash__
+
+
 def never_repeats(row, place):
     return 1000 * row + place
 
@@ -81,7 +87,7 @@ class Simulation:
         drafting = self.drafting = Drafting(self._speculator, None)
         self.passes = []
         rows = [
-            SimpleNamespace(
+            ARow(
                 place=row, ids=[self._text(row, place) for place in range(prompt)],
                 growth=size, drafts=[],
             )

@@ -31,6 +31,7 @@ from gpt_cli.cli.options import command as with_groups
 from gpt_cli.cli.quantize import quantize
 from gpt_cli.cli.rank import rank
 from gpt_cli.cli.score import score
+from gpt_cli.cli.serve import serve
 from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.streams import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
@@ -49,6 +50,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "batch": batch,
     "score": score,
     "rank": rank,
+    "serve": serve,
     "next": next_tokens,
     "bench": bench,
     "tokenize": tokenize,

@@ -1,0 +1,26 @@
+"""`gpt-cli serve`: answer requests over HTTP."""
+
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.streams import note
+from gpt_cli.errors import ResourceError
+from gpt_cli.serve import Settings
+
+
+def serve(*, settings: Settings, loading: flags.Generating) -> None:
+    """Serve a model over HTTP, as OpenAI's completions, with a page at /.
+
+    Load the model once, and answer requests side by side until SIGTERM or Ctrl+C.
+
+    Examples:
+        gpt-cli serve -m gpt2
+        gpt-cli serve -m gpt2 --unix-socket gpt2.sock --access-log
+        GPT_CLI_API_KEY=... gpt-cli serve -m gpt2 --host 0.0.0.0
+    """
+    try:
+        import prometheus_client  # noqa: F401 (needed after the model is loaded)
+
+        from gpt_cli.serve import run
+    except ImportError as error:
+        packages = "uvicorn starlette prometheus-client"
+        raise ResourceError(f"serve needs a web server ({error}): pip install {packages}") from None
+    run(loading.load, settings, lambda address: note(f"gpt-cli: listening on {address}"))

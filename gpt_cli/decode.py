@@ -1,0 +1,190 @@
+"""Decode: the next tokens of rows side by side, a pass at a time."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
+
+import numpy as np
+
+from gpt_cli.drafts import Speculator, agreed
+from gpt_cli.errors import CheckpointError
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import GPT2, hidden_states, right_pad, unembed
+from gpt_cli.ops import Array, Ops
+from gpt_cli.rows import Chooser, FinishReason, Place, Row
+from gpt_cli.sampling import likeliest
+from gpt_cli.speculate import Drafting
+from gpt_cli.tokenizer import Tokenizer
+
+TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
+
+_CAPACITY_STEP = 128  # tokens: a larger cache is seldom made
+
+
+@dataclass(frozen=True)
+class Step:
+    """One new token of one row."""
+
+    row: int  # which request
+    id: int
+    logprob: float  # natural logarithm of its probability before any sampling option
+    top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
+    text: str  # the characters that are now certain; the token's own may come in a later step
+    finish_reason: FinishReason | None  # set on the row's last step
+    seconds: float  # since the first pass began
+    model_seconds: float  # of the pass that all rows share and of drafting for it
+    drafted: int = 0  # tokens that the pass verified; these two are 0 in further steps of a pass
+    accepted: bool = False  # whether this token was drafted
+
+
+class Batch:
+    """Rows that are continued side by side; they may join and leave between passes.
+
+    Attributes:
+        rows: those that have not ended.
+        cache: the keys and values of all tokens of each row but the last; or None.
+    """
+
+    def __init__(self, model: GPT2, tokenizer: Tokenizer, speculator: Speculator | None = None):
+        self._model = model
+        self._chooser = Chooser(model.ops, tokenizer, model.config)
+        self._drafting = Drafting(speculator, self._chooser) if speculator else None
+        self._start = time.perf_counter()
+        self.begin([])
+
+    def begin(self, rows: list[Row], cache: KVCache | None = None) -> None:
+        """Replace all rows, and the cache."""
+        self.rows, self.cache, self._room = rows, cache, cache
+
+    def add(self, row: Row, cache: KVCache | None, place: int) -> None:
+        """Add a row; a place in another cache has all its tokens but the last, if it has more."""
+        room = self._reserve(len(self.rows) + 1, len(row.window) + row.growth)
+        if cache:
+            room.begin(len(self.rows), cache, place, len(row.window) - 1)
+        self.rows.append(row)
+        self.cache = room.first(len(self.rows))
+        self._set_lengths()
+
+    def _reserve(self, rows: int, capacity: int) -> KVCache:
+        """Return the cache with room for some rows and tokens, and for more that may follow."""
+        room = self._room
+        if room:
+            if rows <= len(room.lengths) and capacity <= room.capacity:
+                return room
+            rows, capacity = max(rows, 2 * len(self.rows)), max(capacity, room.capacity)
+        config = self._model.config
+        capacity = min(-(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP, config.n_positions)
+        self._room = made = KVCache(config, self._model.ops, rows, capacity)
+        for place, row in enumerate(self.rows):
+            assert room  # noqa: S101 (narrows the type)
+            made.begin(place, room, place, len(row.window) - 1)
+        return made
+
+    def drop(self, rows: Sequence[Row]) -> None:
+        """Drop rows; the last ones take their places in the cache."""
+        room = self._room
+        for place in reversed(range(len(self.rows))):
+            if self.rows[place] in rows:
+                last = self.rows.pop()
+                if place < len(self.rows):
+                    self.rows[place] = last
+                    if room:
+                        room.begin(place, room, len(self.rows), len(last.window) - 1)
+        if not self.rows:
+            self.begin([])
+        elif rows and room:
+            self.cache = room.first(len(self.rows))
+            self._set_lengths()
+
+    def step(self, first_logits: Callable[[], Array] | None = None) -> list[Step]:
+        """Choose the next tokens of each row, at least one, and drop the rows that end.
+
+        Args:
+            first_logits: computes the logits (B, V) of the next tokens, if there is no cache yet.
+        """
+        began = time.perf_counter()
+        if self._drafting:
+            is_new = any(not row.generated for row in self.rows)  # a first token shall come soon
+            self._drafting.draft(self.rows, None if is_new else self.cache)
+        logits = first_logits() if first_logits else self._verify()
+        model_seconds = time.perf_counter() - began
+        tokens = choose(self._model.ops, self._chooser, logits, self.rows)
+        seconds = time.perf_counter() - self._start
+        if self._drafting:
+            self._drafting.learn(self.rows, [[id for id, *_ in each] for each in tokens])
+        steps, ended = [], []
+        for row, found in zip(self.rows, tokens, strict=True):
+            shared = model_seconds, len(row.drafts)
+            for number, (id, logprob, top) in enumerate(found, 1):
+                text, finish = row.push(id)
+                details = logprob, top, text, finish, seconds
+                steps.append(Step(row.place, id, *details, *shared, number < len(found)))
+                shared = 0.0, 0
+                if finish is not None:
+                    ended.append(row)
+                    break
+        self._set_lengths()
+        self.drop(ended)
+        return steps
+
+    def _verify(self) -> Array:
+        """Return `_next_logits`, and without drafts if results after one are not finite.
+
+        Weights that only a wrong draft uses are no reason to end the text.
+        """
+        try:
+            return self._next_logits()
+        except CheckpointError:
+            if not any(row.drafts for row in self.rows):
+                raise
+            self._set_lengths()
+            return self._next_logits()
+
+    def _next_logits(self) -> Array:
+        """Compute the logits (P, V) after the last token of each row and each of its drafts."""
+        model, xp = self._model, self._model.ops.xp
+        ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
+        x = hidden_states(model, xp.asarray(ids), self.cache, lengths)
+        states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
+        return unembed(model, xp.concatenate(states))
+
+    def _set_lengths(self) -> None:
+        """Drop the drafts, and what the cache holds of them."""
+        if self.cache is not None:
+            self.cache.lengths = np.array([len(row.window) - 1 for row in self.rows])
+        for row in self.rows:
+            row.drafts = []
+
+
+def choose(
+    ops: Ops, chooser: Chooser, logits: Array, rows: Sequence[Row]
+) -> list[list[tuple[int, float, TopLogprobs]]]:
+    """Return the next tokens of each row: the drafts that are right, and the one after them.
+
+    A token has its log-probability, and the likeliest tokens in its place. logits (P, V) are those
+    of `Batch.step`.
+    """
+    places = [
+        Place(row, row.drafts[:count]) for row in rows for count in range(len(row.drafts) + 1)
+    ]
+    normalizer = ops.log_normalizer(logits)  # includes tokens that may not be chosen
+    top = _top_logprobs(ops, logits, [place.row.options.top_logprobs for place in places])
+    chosen = chooser.choose(logits, places)
+    logprobs = ops.to_host(logits[ops.xp.arange(len(chosen)), chosen] - normalizer).tolist()
+    found = zip(ops.to_host(chosen).tolist(), logprobs, top, strict=True)
+    every = [list(islice(found, len(row.drafts) + 1)) for row in rows]
+    return [
+        tokens[: agreed(row.drafts, [id for id, *_ in tokens]) + 1]
+        for row, tokens in zip(rows, every, strict=True)
+    ]
+
+
+def _top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:
+    """Return the likeliest tokens of each row, as many as it asks for, with log-probabilities."""
+    if not any(counts):
+        return [[] for _ in counts]
+    ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))
+    rows = zip(ids, logprobs, counts, strict=True)
+    return [list(zip(*row, strict=True))[:count] for *row, count in rows]

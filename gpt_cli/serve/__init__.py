@@ -1,0 +1,17 @@
+"""A server: OpenAI's completions over HTTP, by one loaded model.
+
+    serve.run(gpt_cli.load("gpt2"), serve.Settings(port=8080))
+
+The names below are imported on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from gpt_cli import on_first_use
+
+if TYPE_CHECKING:
+    from gpt_cli.serve.server import run
+    from gpt_cli.serve.settings import Settings
+
+__all__ = ["Settings", "run"]
+__getattr__, __dir__ = on_first_use(__name__, "settings", "server")

@@ -1,0 +1,89 @@
+"""Counters of a server, for Prometheus."""
+
+from typing import Any
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gpt_cli.decode import Step
+from gpt_cli.serve.scheduler import Scheduler
+
+_OLDER = 0.9  # of a mean, with the next value
+
+
+class Metrics:
+    """What `/metrics` shows.
+
+    Attributes:
+        mean_seconds: of recent completions.
+    """
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+        self._registry = CollectorRegistry()
+        own: Any = {"namespace": "gpt_cli", "registry": self._registry}
+        self._requests = Counter("requests", "Requests by status.", ["path", "status"], **own)
+        self._prompts = Counter("prompt_tokens", "Tokens of prompts.", **own)
+        self._reused = Counter("reused_tokens", "Tokens of prompts not computed again.", **own)
+        self._generated = Counter("generated_tokens", "Generated tokens.", **own)
+        self._drafted = Counter("drafted_tokens", "Drafted tokens.", **own)
+        self._accepted = Counter("accepted_tokens", "Drafted tokens in texts.", **own)
+        self._request_seconds = Histogram("request_seconds", "Time of a completion.", **own)
+        self._first_seconds = Histogram("first_token_seconds", "Time to the first token.", **own)
+        running = Gauge("texts_running", "Texts that are being computed.", **own)
+        running.set_function(lambda: scheduler.running)
+        waiting = Gauge("texts_waiting", "Texts that wait for a place.", **own)
+        waiting.set_function(lambda: scheduler.waiting)
+        self._reused_before = 0
+        self.mean_seconds = 0.0
+
+    def text(self) -> bytes:
+        """Return all values in Prometheus' format."""
+        reused = self._scheduler.reused
+        self._reused.inc(reused - self._reused_before)
+        self._reused_before = reused
+        return generate_latest(self._registry)
+
+    def add_step(self, step: Step) -> None:
+        """Count a generated token."""
+        self._generated.inc()
+        self._drafted.inc(step.drafted)
+        self._accepted.inc(step.accepted)
+
+    def add_first(self, seconds: float) -> None:
+        """Record the time from a request to its first token."""
+        self._first_seconds.observe(seconds)
+
+    def add_completion(self, prompt_tokens: int, seconds: float) -> None:
+        """Count an answered request."""
+        self._prompts.inc(prompt_tokens)
+        self._request_seconds.observe(seconds)
+        self.mean_seconds = _OLDER * (self.mean_seconds or seconds) + (1 - _OLDER) * seconds
+
+    def counting(self, app: ASGIApp, paths: frozenset[str]) -> ASGIApp:
+        """Return an application whose requests are counted; other paths have no name."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            status = "left"  # the client, before an answer
+
+            async def watched(message: Message) -> None:
+                nonlocal status
+                status = str(message.get("status", status))
+                await send(message)
+
+            try:
+                await app(scope, receive, watched)
+            finally:
+                path = scope["path"] if scope["path"] in paths else "other"
+                self._requests.labels(path, status).inc()
+
+        return counted

@@ -1,0 +1,272 @@
+"""Continuous batching: many texts share the passes of one model, which one thread owns.
+
+A text waits, its prompt is computed, and then it is decoded with the others. Each turn of the
+thread computes a piece of some prompts, and one pass for all texts that are being decoded:
+
+    turn      1        2        3        4        5
+    text A    prompt   token    token    token    token
+    text B    .        piece    piece    token    token     a long prompt takes several turns
+    text C    .        .        .        piece    token
+
+So a text may join at any turn, and leaves when it ends or nobody wants it any more. Its tokens do
+not depend on what is computed beside them (`Ops.batch_invariant`): a text is the same on a busy
+server and on an idle one.
+"""
+
+import heapq
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from gpt_cli.decode import Batch
+from gpt_cli.drafts import Speculator
+from gpt_cli.errors import GPTCLIError, ResourceError
+from gpt_cli.kv_cache import KVCache
+from gpt_cli.model import GPT2
+from gpt_cli.prefix_cache import SHORTEST, Prefix, PrefixCache, common_length, room
+from gpt_cli.rows import Row
+from gpt_cli.serve.prompts import PIECE, Prompts, Task
+from gpt_cli.tokenizer import Tokenizer
+
+_LOOK_AHEAD = 16  # waiting texts that others may pass
+
+
+class QueueFullError(GPTCLIError):
+    """Too many texts are waiting."""
+
+
+class StoppedError(GPTCLIError):
+    """The scheduler has stopped."""
+
+
+@dataclass(order=True)
+class _Waiting:
+    """A task in the queue. Texts of one request are a round apart, so that requests take turns."""
+
+    round: int
+    number: int
+    task: Task = field(compare=False)
+
+
+class Scheduler:
+    """Computes texts for many callers at once, in a thread of its own.
+
+    Attributes:
+        reused: tokens of prompts that were not computed again.
+    """
+
+    def __init__(
+        self,
+        model: GPT2,
+        tokenizer: Tokenizer,
+        speculator: Speculator | None = None,
+        *,
+        max_batch: int = 32,
+        max_queue: int = 64,
+    ):
+        """Start the thread.
+
+        Args:
+            model: the weights; only this scheduler may use them until it has stopped.
+            tokenizer: of the texts.
+            speculator: makes drafts where they pay.
+            max_batch: texts at a time; fewer if memory is short.
+            max_queue: texts that may wait for a place.
+        """
+        self._model, self._tokenizer = model, tokenizer
+        self._max_batch, self._max_queue = _fitting(model, max_batch), max_queue
+        self._batch = Batch(model, tokenizer, speculator)
+        self._running: set[Task] = set()  # those that do not wait
+        self._decoded: dict[int, Task] = {}  # by `Row.place`
+        self._prompts: deque[Prompts] = deque()
+        self._waiting: list[_Waiting] = []  # a heap
+        self._prefixes = PrefixCache(model, room(model))
+        self._numbers, self._round = count(), 0
+        self._stopped = False
+        self._changed = threading.Condition()
+        self.reused = 0
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether no more texts are computed."""
+        return self._stopped
+
+    @property
+    def running(self) -> int:
+        """Return the number of texts that are being computed."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of texts that wait for a place."""
+        return sum(not each.task.cancelled for each in list(self._waiting))
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Queue the texts of one request.
+
+        Raises:
+            QueueFullError: too many texts are waiting already.
+            StoppedError: the scheduler has stopped.
+        """
+        with self._changed:
+            if self._stopped:
+                raise StoppedError("the server is shutting down")
+            free = max(0, self._max_batch - self.running)
+            if self.waiting >= self._max_queue + free:
+                raise QueueFullError(f"{self.waiting} texts are waiting; try again later")
+            for turn, task in enumerate(tasks):
+                entry = _Waiting(self._round + turn, next(self._numbers), task)
+                heapq.heappush(self._waiting, entry)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End all texts with a StoppedError, and the thread."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, after `stop`."""
+        self._thread.join()
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopped:
+            with self._changed:
+                while not (self._stopped or self._waiting or self.running):
+                    self._changed.wait()
+            try:
+                self._turn()
+            except Exception as error:  # a bug must not end the server
+                self._fail(error)
+        self._fail(StoppedError("the server is shutting down"))
+
+    def _turn(self) -> None:
+        """Admit texts, compute a piece of some prompts, and one pass for the texts after them."""
+        self._drop_cancelled()
+        self._admit()
+        if self._prompts:
+            prompts = self._prompts[0]
+            try:
+                if prompts.advance():
+                    self._finish(prompts)
+                    self._prompts.popleft()
+                else:
+                    self._prompts.rotate(-1)  # others take the next turn
+            except (GPTCLIError, MemoryError) as error:
+                self._prompts.popleft()
+                self._end(prompts.tasks, error)
+        if self._batch.rows:
+            for step in self._batch.step():
+                self._decoded[step.row].deliver(step)
+                if step.finish_reason:
+                    self._running.discard(self._decoded.pop(step.row))
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            self._waiting = [entry for entry in self._waiting if not entry.task.cancelled]
+            heapq.heapify(self._waiting)
+        gone = [number for number, task in self._decoded.items() if task.cancelled]
+        self._batch.drop([row for row in self._batch.rows if row.place in gone])
+        for number in gone:
+            self._running.discard(self._decoded.pop(number))
+        for prompts in [each for each in self._prompts if each.cancelled]:
+            self._prompts.remove(prompts)
+            self._running.difference_update(prompts.tasks)
+
+    def _admit(self) -> None:
+        """Let texts join whose prompts are known, and begin others that fit one pass together."""
+        taken: list[Task] = []
+        passed: list[_Waiting] = []
+        longest = 0  # of the tokens to compute
+        while len(passed) < _LOOK_AHEAD and self.running < self._max_batch:
+            with self._changed:
+                if not self._waiting:
+                    break
+                entry = heapq.heappop(self._waiting)
+            task = entry.task
+            found, known = self._prefixes.find(task.known)
+            new = max(longest, len(task.known) - known)
+            too_many = taken and new * (len(taken) + 1) > PIECE
+            is_known = known == len(task.known) and task.score is None
+            if not is_known and (too_many or self._will_be_known(task, known, taken)):
+                passed.append(entry)
+                continue
+            self._running.add(task)
+            self._round = max(self._round, entry.round)
+            if is_known:
+                self.reused += known
+                self._join(task, found.cache if found else None)
+            else:
+                taken.append(task)
+                longest = new
+        with self._changed:
+            for entry in passed:
+                heapq.heappush(self._waiting, entry)
+        if taken:
+            made = Prompts(self._model, taken, self._prefixes)
+            self.reused += made.reused
+            self._prompts.append(made)
+
+    def _will_be_known(self, task: Task, known: int, taken: Sequence[Task]) -> bool:
+        """Return whether more of a prompt will be known once those being computed are ready."""
+        if not self._model.ops.batch_invariant:
+            return False  # nothing is kept
+        others = [*taken, *(other for each in self._prompts for other in each.tasks)]
+        common = [common_length(task.known, other.known) for other in others]
+        return max(common, default=0) >= max(known + 1, SHORTEST)
+
+    def _finish(self, prompts: Prompts) -> None:
+        """Keep prompts that are ready, and let their texts join."""
+        for place, task in enumerate(prompts.tasks):
+            if len(task.known) >= SHORTEST:
+                alone = len(prompts.tasks) == 1
+                cache = prompts.cache if alone else prompts.cache.select([place], len(task.known))
+                self._prefixes.keep(Prefix(task.known, cache, prompts.states(place)))
+            if task.decode and not task.cancelled:
+                self._join(task, prompts.cache, place)
+            else:
+                self._running.discard(task)
+
+    def _join(self, task: Task, cache: KVCache | None, place: int = 0) -> None:
+        """Let a text join the batch; all its tokens but the last are in a place of a cache."""
+        number = next(self._numbers)
+        row = Row(number, task.request, self._tokenizer, self._model.config)
+        self._batch.add(row, cache, place)
+        self._decoded[number] = task
+
+    def _fail(self, error: Exception) -> None:
+        """End all texts that are being computed, and after `stop` those that wait, too."""
+        self._end(self._running, error)
+        self._prompts.clear()
+        self._decoded.clear()
+        self._batch.begin([])
+        if self._stopped:
+            with self._changed:
+                tasks = [entry.task for entry in self._waiting]
+                self._waiting.clear()
+            self._end(tasks, error)
+
+    def _end(self, tasks: Iterable[Task], error: Exception) -> None:
+        """End texts with an error."""
+        if isinstance(error, MemoryError):
+            error = ResourceError("there is not enough memory for this text now")
+        for task in list(tasks):
+            self._running.discard(task)
+            task.cancelled = True  # it may have joined already
+            task.deliver(error)
+
+
+def _fitting(model: GPT2, texts: int) -> int:
+    """Return how many texts of full length fit half of the free memory, up to a number."""
+    free = model.ops.free_memory()
+    if free is None:
+        return texts
+    one = KVCache(model.config, model.ops, 0, 0).token_bytes * model.config.n_positions
+    return max(1, min(texts, math.floor(free / 2 / one)))

@@ -1,0 +1,259 @@
+"""The server's socket, its process and its signals; uvicorn speaks HTTP."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.serve.guard import guarded
+from gpt_cli.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from gpt_cli.engine import Engine
+
+IDLE_SECONDS = 60.0  # for a client to send a request, or to take more of an answer
+LAST_SECONDS = 5.0  # for requests to end after `on_grace`
+MOST_CONNECTIONS = 500
+_HEADERS_SIZE = 1 << 16  # bytes; a browser sends the cookies of all servers of this machine
+
+
+def run(
+    engine: "Engine | Callable[[], Engine]",
+    settings: Settings | None = None,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, and then what is running, for up to `settings.grace` seconds.
+
+    Args:
+        engine: the loaded model, or a function that loads it, which is called once the address is
+            known to be free.
+        settings: the defaults if not given.
+        ready: is called with the address, such as http://127.0.0.1:8000, when requests are
+            answered.
+
+    Raises:
+        InputError: there is no such address, or no such folder for a Unix socket.
+        ResourceError: the address is in use, or not allowed.
+    """
+    settings = settings or Settings()
+    with bind(settings) as listening:
+        loaded = engine() if callable(engine) else engine
+        from gpt_cli.serve.app import application  # NumPy, which `engine` prepares
+
+        app, scheduler = application(loaded, settings)
+        try:
+            serve(guarded(app, settings), listening, settings.grace, scheduler.stop, ready)
+        finally:
+            scheduler.stop()
+            scheduler.join()
+
+
+@contextmanager
+def bind(settings: Settings) -> Iterator[socket.socket]:
+    """Listen at the address of the settings; a client that connects waits for an answer.
+
+    Raises:
+        InputError: there is no such address or folder.
+        ResourceError: the address is in use, or not allowed.
+    """
+    if settings.unix_socket is None:
+        with _bind_port(settings.host, settings.port) as listening:
+            yield listening
+        return
+    path = settings.unix_socket
+    with _bind_path(path) as listening:
+        own = path.stat()
+        try:
+            yield listening
+        finally:
+            with suppress(OSError):
+                if os.path.samestat(own, path.stat()):
+                    path.unlink()
+
+
+def _bind_port(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:  # the latter from a text that is no name
+        raise InputError(f"--host {host}: {getattr(error, 'strerror', None) or error}") from None
+    # Of the addresses of a name such as localhost, every client tries that of IPv4.
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    both = host == "::" and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server(address, family=family, dualstack_ipv6=both)
+    except OSError as error:
+        message = f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}"
+        raise ResourceError(f"{message}; choose another --port, or another --host") from None
+
+
+def _bind_path(path: Path) -> socket.socket:
+    if not hasattr(socket, "AF_UNIX"):
+        raise InputError("--unix-socket: this system has none; use --host and --port")
+    cure = "choose another --unix-socket"
+    if os.path.lexists(path):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise InputError(f"{path} is there, and is no socket: {cure}")
+        if _answers(path):
+            raise ResourceError(f"another server listens on {path}: stop it, or {cure}")
+        path.unlink()  # of a server that was killed
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)  # so that the file is never open to others
+    try:
+        listening.bind(str(path))
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        raise InputError(f"cannot listen on {path}: {error.strerror or error}; {cure}") from None
+    finally:
+        os.umask(mask)
+    return listening
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # it is busy, or belongs to another user
+            return True
+    return True
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the address of a socket as a client writes it."""
+    name = listening.getsockname()
+    if listening.family == socket.AF_INET6:
+        return f"http://[{name[0]}]:{name[1]}"
+    return f"http://{name[0]}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}"
+
+
+def serve(
+    app: ASGIApp,
+    listening: socket.socket,
+    grace: float,
+    on_grace: Callable[[], None],
+    ready: Callable[[str], None],
+) -> None:
+    """Serve an application on a socket until a signal; see `Server`."""
+    Server(app, grace, on_grace, ready).serve_on(listening)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with our ends: of the process, and of connections whose clients sleep.
+
+    The first SIGTERM or SIGINT stops it from accepting. What is running has `grace` seconds, after
+    which `on_grace` must make it end. A second signal ends at once, by the handlers that were there
+    before.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        grace: float,
+        on_grace: Callable[[], None],
+        ready: Callable[[str], None],
+    ):
+        config = uvicorn.Config(
+            app,
+            interface="asgi3",
+            loop="asyncio",
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            workers=1,
+            log_config=None,
+            log_level="critical",  # it writes none of these
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=int(grace + LAST_SECONDS),
+            timeout_keep_alive=int(IDLE_SECONDS),
+            h11_max_incomplete_event_size=_HEADERS_SIZE,
+        )
+        super().__init__(config)
+        self._grace, self._on_grace, self._ready = grace, on_grace, ready
+        self._second = 0
+
+    def serve_on(self, listening: socket.socket) -> None:
+        """Serve until `should_exit` is set or a signal comes."""
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._main([listening]))
+        if self._second:
+            signal.raise_signal(self._second)  # for the handlers of before
+
+    async def _main(self, sockets: list[socket.socket]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._serving = self._loop.create_task(self.serve(sockets))
+        await self._serving
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, and say so."""
+        await super().startup(sockets)
+        for listening in sockets or []:
+            self._ready(address_of(listening))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop accepting at the first signal, and end at the second."""
+        if self.should_exit:
+            self._second = sig
+            # Not an exception from here, which may stand in a request: uvicorn would catch it.
+            self._loop.call_soon_threadsafe(self._serving.cancel)
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """End connections whose clients sleep."""
+        for connection in self._connections():  # ten times a second
+            connection.end_if_asleep(time.monotonic())
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for what is running."""
+        timer = self._loop.call_later(self._grace, self._on_grace)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+            for connection in self._connections():
+                connection.transport.abort()
+
+    def _connections(self) -> "list[_Connection]":
+        return cast("list[_Connection]", [*self.server_state.connections])
+
+
+class _Connection(H11Protocol):
+    """uvicorn's connection, which may not wait for its client for ever."""
+
+    _state: tuple[Any, ...] = ()
+    _since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+
+    def end_if_asleep(self, now: float) -> None:
+        """End the connection if we have waited for the client for too long.
+
+        Of an answer the client must take some bytes (the transport holds those that it has not
+        taken), and without a request running it must send a whole one.
+        """
+        unsent = self.transport.get_write_buffer_size()
+        running = self.cycle is not None and not self.cycle.response_complete
+        if (state := (unsent, self.cycle, running)) != self._state:
+            self._state, self._since = state, now
+        elif (unsent or not running) and now - self._since >= IDLE_SECONDS:
+            self.transport.abort()

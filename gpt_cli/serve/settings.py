@@ -1,0 +1,88 @@
+"""The options of a server."""
+
+import re
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from gpt_cli.declare import PATH, TEXT, Declared, Range, option
+from gpt_cli.errors import InputError
+
+_COUNT = Range(lambda count: count >= 1, "1 or more")
+_ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
+_ORIGIN = re.compile(r"https?://[^\s/?#@]+")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)  # an error must not show the key
+class Settings(Declared):
+    """The options of a server.
+
+    Raises:
+        InputError: a value is out of range, or anyone could use the server without a key.
+    """
+
+    host: str = option("127.0.0.1", "Address to listen on.", Range(bool, "an address or a name"))
+    port: int = option(
+        8000,
+        "Port to listen on; 0 takes a free one.",
+        Range(lambda port: 0 <= port < 2**16, "from 0 to 65535"),
+    )
+    unix_socket: Path | None = option(
+        None,
+        "Listen on a Unix socket that only this user can open, in place of a port.",
+        kind=PATH,
+        metavar="PATH",
+    )
+    api_key: str | None = option(
+        None,
+        "Key that clients must send; other users of this machine can see a flag, but not the "
+        "variable.",
+        Range(lambda key: re.fullmatch("[!-~]+", key) is not None, "ASCII without spaces"),
+        kind=TEXT,
+        envvar="GPT_CLI_API_KEY",
+        metavar="KEY",
+    )
+    allow_anyone: bool = option(
+        False, "Allow addresses that other machines reach, and --cors '*', without a key."
+    )
+    max_batch: int = option(32, "Compute at most this many texts side by side.", _COUNT)
+    max_queue: int = option(64, "Let at most this many texts wait; refuse more (429).", _COUNT)
+    max_body: int = option(4_000_000, "Refuse longer requests (413).", _COUNT, metavar="BYTES")
+    cors: tuple[str, ...] = option(
+        (),
+        "Let pages of this origin use the server, such as https://example.com; * is any, null a "
+        "page in a file; repeatable.",
+        Range(
+            lambda origins: all(each in _ANY_PAGE or _ORIGIN.fullmatch(each) for each in origins),
+            "origins, such as https://example.com:8080, without a path",
+        ),
+        metavar="ORIGIN",
+    )
+    access_log: bool = option(
+        False, "Write a line of JSON to standard error for each request, without its text."
+    )
+    grace: float = option(
+        30.0,
+        "Seconds that running requests have to finish after SIGTERM or Ctrl+C.",
+        Range(lambda seconds: 0 <= seconds <= 86_400, "from 0 to 86400"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.api_key or self.allow_anyone:
+            return
+        if self.unix_socket is None and not _is_loopback(self.host):
+            reason = f"--host {self.host}: other machines may reach this address"
+        elif _ANY_PAGE & {*self.cors}:
+            reason = "--cors: any page that a browser of this machine opens could use the server"
+        else:
+            return
+        raise InputError(f"{reason}; set --api-key (or GPT_CLI_API_KEY), or --allow-anyone")
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address; False for a name that is not known."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
