@@ -35,11 +35,9 @@ class Connection:
         """Return a new connection."""
         return cls(*await asyncio.open_connection(HOST, port))
 
-    def send(self, method: str, path: str, body: bytes = b"", missing: int = 0) -> None:
-        """Send a request, without the last `missing` bytes of its body."""
-        head = f"{method} {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
-        self.writer.write(head.encode() + body[: len(body) - missing])
+    def send(self, data: bytes) -> None:
+        """Send a request, or a part of one."""
+        self.writer.write(data)
 
     async def head(self) -> tuple[int, dict[str, str]]:
         """Read the status and the headers, whose names are made small."""
@@ -50,11 +48,24 @@ class Connection:
     async def body(self, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
         """Read the body, in the pieces in which it was sent."""
         if headers.get("transfer-encoding") != "chunked":
-            yield await self.reader.readexactly(int(headers["content-length"]))
+            length = headers.get("content-length")
+            yield await (
+                self.reader.read() if length is None else self.reader.readexactly(int(length))
+            )
             return
         while size := int(await self.reader.readline(), 16):
             yield (await self.reader.readexactly(size + 2))[:-2]
         await self.reader.readline()
+
+    async def exchange(self, data: bytes, pieces: Pieces | None = None) -> "Answer":
+        """Send a request; return its answer, and put the pieces of its body into a list."""
+        pieces = [] if pieces is None else pieces
+        sent = time.perf_counter()
+        self.send(data)
+        status, headers = await self.head()
+        async for piece in self.body(headers):
+            pieces.append((time.perf_counter(), piece))
+        return Answer(status, headers, sent, pieces)
 
     def close(self, *, reset: bool = False) -> None:
         """Close the connection; with `reset`, the server sees an error and not an end."""
@@ -64,6 +75,16 @@ class Connection:
                 socket.SOL_SOCKET, socket.SO_LINGER, now
             )
         self.writer.close()
+
+
+def request(path: str, body: bytes | None = None, **headers: str) -> bytes:
+    """Return the bytes of a POST; without a body, of a GET."""
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1"]
+    given = {"Host": HOST} | headers
+    if body is not None:
+        given |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    lines += [f"{name}: {text}" for name, text in given.items()]
+    return "\r\n".join([*lines, "\r\n"]).encode() + (body or b"")
 
 
 @dataclass(frozen=True)
@@ -112,18 +133,10 @@ async def ask(
     The pieces of the answer's body are put into `pieces` as they come. A task of this leaves when
     it is cancelled.
     """
-    pieces = [] if pieces is None else pieces
     connection = await Connection.open(port)
     try:
-        sent = time.perf_counter()
-        if fields is None:
-            connection.send("GET", path)
-        else:
-            connection.send("POST", path, json.dumps(fields).encode())
-        status, headers = await connection.head()
-        async for piece in connection.body(headers):
-            pieces.append((time.perf_counter(), piece))
-        return Answer(status, headers, sent, pieces)
+        body = None if fields is None else json.dumps(fields).encode()
+        return await connection.exchange(request(path, body), pieces)
     finally:
         connection.close()
 
