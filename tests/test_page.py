@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -163,33 +162,6 @@ def test_the_command_writes_a_page(kind, see, tmp_path, capsys):
 # --- in a browser --------------------------------------------------------------------------------
 
 browser_only = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None)
-    with api.sync_playwright() as playwright:
-        chromium = playwright.chromium
-        if program is None and not Path(chromium.executable_path).exists():
-            pytest.exit("nothing was tested: install Chromium or Google Chrome", returncode=1)
-        # Many containers do not support its sandbox, and the pages are trusted.
-        launched = chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield launched
-        launched.close()
-
-
-@pytest.fixture(params=["phone-light", "phone-dark", "desktop-light", "desktop-dark"])
-def window(request, browser):
-    size, scheme = request.param.split("-")
-    phone = size == "phone"
-    viewport = {"width": 375, "height": 812} if phone else {"width": 1280, "height": 800}
-    context = browser.new_context(
-        viewport=viewport, color_scheme=scheme, has_touch=phone, is_mobile=phone
-    )
-    yield context
-    context.close()
 
 
 @pytest.fixture
