@@ -13,7 +13,7 @@ NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak fuzz mutants test-gpu test-browser test-ray test-s3 test-eval sanitize test-arm check format bench pictures wheel clean
+.PHONY: demo test faults soak fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures wheel clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -48,6 +48,9 @@ test-s3: $(VENV)/.s3  ## files at s3://, from a server on this machine
 
 test-eval: $(VENV)/.eval  ## lm-evaluation-harness with the model gpt-cli, and the lines of docs/evaluate.md
 	$(BIN)/python -m pytest tests/test_lm_eval.py tests/test_docs.py -k "lm_eval or evaluate"
+
+test-serve: $(VENV)/.clients  ## `gpt-cli serve` with the clients openai, llm, curl and lm-evaluation-harness
+	$(BIN)/python -m pytest tests/test_serve_clients.py
 
 sanitize: $(VENV)/.dev  ## the C code under the sanitizers of GCC (Linux)
 	$(BIN)/python -m tools.sanitize
@@ -129,6 +132,10 @@ $(VENV)/.s3: $(VENV)/.dev
 
 $(VENV)/.eval: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[eval]"
+	touch $@
+
+$(VENV)/.clients: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable ".[clients]"
 	touch $@
 
 $(VENV)/.ray: $(VENV)/.dev

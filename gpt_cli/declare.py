@@ -7,7 +7,7 @@ commands (`gpt_cli.cli.options`) all come from its fields.
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -139,7 +139,8 @@ def _checked(value: Any, kind: type) -> Any:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(_checked(text, str) for text in ([value] if isinstance(value, str) else value))
+    texts = [value] if isinstance(value, str) else _checked(value, Sequence)
+    return tuple(_checked(text, str) for text in texts)
 
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:

@@ -64,9 +64,9 @@ def test_the_descriptions_of_commands_are_complete():
 @posix
 @pytest.mark.parametrize("name", NAMES, ids=" ".join)
 def test_examples_without_a_network_work(name, tmp_path):
-    # The others need a published model.
+    # The others need a published model, or do not end.
     lines = [line for line in examples(read_help(*name)) if "gpt2" not in line]
-    assert lines or name == ("download",)
+    assert lines or name in (("download",), ("serve",))
     env = {**os.environ, "PATH": path_with_command(tmp_path / "bin"), "HF_HUB_OFFLINE": "1"}
     env |= {"HF_HOME": str(tmp_path / "cache")}
     for line in lines:

@@ -225,7 +225,9 @@ def test_the_page_is_one_file_that_loads_nothing():
     assert [tag for tag, _ in parts.tags].count("script") == 1
     assert [tag for tag, _ in parts.tags].count("style") == 1
     code = PAGE.replace("http://www.w3.org/2000/svg", "")
-    assert not re.search(r"https?:|url\(|@import|import\(|eval\(|(inner|outer|adjacent)HTML|document\.write", code)
+    assert not re.search(
+        r"https?:|url\(|@import|import\(|eval\(|(inner|outer|adjacent)HTML|document\.write", code
+    )
     attributes = {name for _, attributes in parts.tags for name in attributes}
     assert not [name for name in attributes if name.startswith("on") or name in ("style", "src")]
 
@@ -780,7 +782,10 @@ def test_a_deep_story_of_many_steps_is_no_trouble(look, server):
         nodes.append({"id": f"n{step}", "parent": parent, "text": f" {step}", "by": "model"})
         parent = f"n{step}"
     tree = json.dumps({"format": "gpt-cli tree", "current": parent, "nodes": nodes})
-    tab.evaluate("tree => { clearTimeout(saving); localStorage.setItem('gpt-cli.tree', tree); removeEventListener('pagehide', saveNow) }", tree)
+    tab.evaluate(
+        "tree => { clearTimeout(saving); localStorage.setItem('gpt-cli.tree', tree); removeEventListener('pagehide', saveNow) }",
+        tree,
+    )
     tab.reload()
     assert value(tab).endswith(" 2998 2999")
     tab.keyboard.press("Alt+ArrowUp")
@@ -788,5 +793,3 @@ def test_a_deep_story_of_many_steps_is_no_trouble(look, server):
     tab.locator("#editor").press("End")
     tab.keyboard.type("x")
     assert value(tab).endswith(" 2998x")
-
-

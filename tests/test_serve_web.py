@@ -4,11 +4,13 @@ import asyncio
 import errno
 import http.client
 import json
+import logging
 import os
 import queue
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -57,6 +59,13 @@ class App:
                 await asyncio.sleep(1)
                 await send(start)
                 await send({**body, "body": b"done"})
+            case "/endless":
+                await send(start)
+                while not self.left.is_set():
+                    for _ in range(50):  # without a pause, so that the transport cannot say it
+                        await send({**body, "body": bytes(100), "more_body": True})
+                    await asyncio.sleep(0.01)
+                await send(body)
             case "/stream":
                 await send(start)
                 leaving = asyncio.create_task(receive())
@@ -506,6 +515,22 @@ def test_without_the_flag_nothing_is_written(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_client_that_leaves_is_not_written_down(capfd):
+    level = logging.getLogger("asyncio").level
+    with serving() as (app, dial):
+        for _ in range(20):
+            connected = dial()
+            connected.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connected.recv(100)
+            linger = struct.pack("ii", 1, 0)  # close at once
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            connected.close()
+        time.sleep(0.1)
+        app.left.set()
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("asyncio").level == level
+
+
 def test_a_closed_standard_error_does_not_stop_the_server(monkeypatch):
     with serving(access_log=True) as (_, dial):
         for stderr in (None, os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")):
@@ -773,7 +798,8 @@ class Process:
 
     def __init__(self, folder, kind, *flags):
         self.path = folder / "s.sock"
-        arguments = [sys.executable, "-c", PROGRAM, kind, *flags]
+        limited = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh"]
+        arguments = [*limited, sys.executable, "-c", PROGRAM, kind, *flags]
         self.process = subprocess.Popen(
             arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder
         )
@@ -870,3 +896,20 @@ def test_two_signals_at_the_same_time_end_it(start):
     running.process.send_signal(signal.SIGINT)
     assert running.end() in (130, 143)
     client.close()
+
+
+@posix
+def test_more_connections_than_the_system_allows_are_no_trouble(start):
+    running = start("obedient")  # it may open 200 files
+    some = []
+    for _ in range(400):
+        with suppress(OSError):
+            some.append(connect(socket.AF_UNIX, str(running.path)))
+    assert len(some) > 100
+    for each in some:
+        each.close()
+    client, answer = running.begin(0.1)
+    assert answer.read() == b"done"
+    client.close()
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0

@@ -90,7 +90,7 @@ def _fail(request: Request, error: Exception) -> Response:
 
 def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 (narrows the type)
-    message = f"{request.method} {request.url.path:.100}: {error.detail}"
+    message = f"{request.method} {request.url.path!r:.100}: {error.detail}"
     if request.url.path == "/v1/chat/completions":
         message = "GPT-2 is a base model and cannot chat: use /v1/completions"
     return JSONResponse(_error_object(message, error.status_code), error.status_code, error.headers)

@@ -131,8 +131,10 @@ def read(engine: Engine, body: Any) -> Completions:
         raise RequestError(
             f"this server has no model {asked.model!r:.80}, only {engine.name!r}", "model", 404
         )
-    if asked.best_of is not None and (asked.best_of < asked.n or asked.stream):
-        raise RequestError("best_of must be n or more, and cannot be streamed", "best_of")
+    if asked.best_of is not None and asked.best_of < asked.n:
+        raise RequestError(f"best_of must be at least n, which is {asked.n}", "best_of")
+    if asked.stream and (asked.best_of or asked.n) > asked.n:
+        raise RequestError("the best of several texts cannot be streamed", "best_of")
     prompts = [_prompt(engine, each, options, asked) for each in _prompts_of(prompt)]
     if len(prompts) * (asked.best_of or asked.n) > _MOST_TEXTS:
         raise RequestError(f"a request may have up to {_MOST_TEXTS} texts", "prompt")
@@ -217,7 +219,7 @@ class Answer:
         best: list[Choice] = []
         for _ in asked.prompts:
             candidates = [next(texts) for _ in range(asked.candidates)]
-            if asked.fields.best_of:
+            if asked.candidates > asked.fields.n:
                 candidates.sort(key=lambda each: -each.mean_logprob)
             best += candidates[: asked.fields.n]
         choices = [choice.take() | {"index": index} for index, choice in enumerate(best)]

@@ -210,9 +210,13 @@ class Scheduler:
             for entry in passed:
                 heapq.heappush(self._waiting, entry)
         if taken:
-            made = Prompts(self._model, taken, self._prefixes)
-            self.reused += made.reused
-            self._prompts.append(made)
+            try:
+                made = Prompts(self._model, taken, self._prefixes)
+            except MemoryError as error:
+                self._end(taken, error)
+            else:
+                self.reused += made.reused
+                self._prompts.append(made)
 
     def _will_be_known(self, task: Task, known: int, taken: Sequence[Task]) -> bool:
         """Return whether more of a prompt will be known once those being computed are ready."""

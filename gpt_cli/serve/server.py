@@ -1,6 +1,7 @@
 """The server's socket, its process and its signals; uvicorn speaks HTTP."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 60.0  # for a client to send a request, or to take more of an answer
 LAST_SECONDS = 5.0  # for requests to end after `on_grace`
-MOST_CONNECTIONS = 500
+MOST_CONNECTIONS = 500  # or half of the files that this process may open
+_AT_ONCE = 16  # connections that are accepted before the first of them is looked at
 _HEADERS_SIZE = 1 << 16  # bytes; a browser sends the cookies of all servers of this machine
 
 
@@ -177,6 +179,7 @@ class Server(uvicorn.Server):
             workers=1,
             log_config=None,
             log_level="critical",  # it writes none of these
+            backlog=_AT_ONCE,
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -190,8 +193,14 @@ class Server(uvicorn.Server):
 
     def serve_on(self, listening: socket.socket) -> None:
         """Serve until `should_exit` is set or a signal comes."""
-        with suppress(asyncio.CancelledError):
-            asyncio.run(self._main([listening]))
+        logger = logging.getLogger("asyncio")
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # it warns of clients that leave
+        try:
+            with suppress(asyncio.CancelledError):
+                asyncio.run(self._main([listening]))
+        finally:
+            logger.setLevel(level)
         if self._second:
             signal.raise_signal(self._second)  # for the handlers of before
 
@@ -204,6 +213,7 @@ class Server(uvicorn.Server):
         """Accept connections, and say so."""
         await super().startup(sockets)
         for listening in sockets or []:
+            listening.listen(MOST_CONNECTIONS)  # more may wait in the system
             self._ready(address_of(listening))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -242,7 +252,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > _most_connections():
             transport.abort()
 
     def end_if_asleep(self, now: float) -> None:
@@ -257,3 +267,14 @@ class _Connection(H11Protocol):
             self._state, self._since = state, now
         elif (unsent or not running) and now - self._since >= IDLE_SECONDS:
             self.transport.abort()
+
+
+def _most_connections() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MOST_CONNECTIONS
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, files // 2)
+    )

@@ -1,0 +1,748 @@
+"""Faults around `gpt-cli serve`: where it listens, who asks, what they send, and its end.
+
+A fault of one request is answered in OpenAI's shape, and the server goes on: after each test, it
+says nothing on standard error, nothing runs or waits, and it ends with exit code 0.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from checkpoints import CONFIG, write_checkpoint
+from processes import posix
+from server_process import COMPLETIONS, LIMIT, answer_on, request_bytes, serving, write_slow_model
+
+resource = pytest.importorskip("resource")  # not on Windows
+pytestmark = posix
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps these limits")
+
+SLOW = pytest.mark.slow
+TINY = ("serve", "-m", "tiny")
+SHORT = {"prompt": "Once", "max_tokens": 4, "seed": 1}
+LONG = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "seed": 1}
+ALIVE = "the server, and other requests"
+
+
+def fault(number, name, code, intact=ALIVE):
+    return pytest.mark.fault(number, name, code, intact=intact)
+
+
+@pytest.fixture
+def serve(world, record_property):
+    """Return a function that runs a server in this world."""
+
+    @contextmanager
+    def run(*flags, **options):
+        with serving(*flags, start=world.start, **options) as server:
+            server.tell = lambda message: record_property("message", message)
+            yield server
+
+    return run
+
+
+@pytest.fixture
+def server(serve):
+    with serve("--max-body", 100_000) as server:
+        yield server
+        assert server.complete(**SHORT)["choices"][0]["text"]
+        server.wait_until_idle()
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory):
+    return write_slow_model(tmp_path_factory.mktemp("slow") / "model")
+
+
+@pytest.fixture
+def slow(slow_model):
+    """Return the keywords of a server of that model."""
+    return {"model": slow_model}
+
+
+def refused(server, answer, status, *says):
+    """Check an error; record its message."""
+    error = answer.error(status)
+    assert all(each in error["message"] for each in says), error["message"]
+    server.tell(error["message"])
+    return error
+
+
+def received(connection):
+    """Return all bytes that come until the connection ends."""
+    data = b""
+    try:
+        while piece := connection.recv(1 << 16):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def is_running(found):
+    return found["gpt_cli_texts_running"] > 0
+
+
+# --- where it listens ----------------------------------------------------------------------------
+
+
+@fault(73, "a port in use", 5, "the other server")
+def test_a_port_in_use_is_told(suffer):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        suffer(*TINY, "--port", port, code=5, says=f"port {port}: Addr", do="another --port")
+
+
+@linux
+@fault(73, "a port without permission", 5, "nothing is begun")
+def test_a_port_without_permission_is_told(suffer):
+    least = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+    if not shutil.which("setpriv") or int(least.read_text()) <= 80:
+        pytest.skip("any user may listen at any port here")
+    before = ["setpriv", "--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service"]
+    suffer(*TINY, "--port", 80, before=before, code=5, says="ermission", do="--port")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        pytest.param(flags, code, id=name, marks=fault(73, name, code, "nothing is begun"))
+        for name, flags, code in (
+            ("a host that is none", ("--host", "nowhere.invalid"), 2),
+            ("a host of another machine", ("--host", "192.0.2.1", "--api-key", "x"), 5),
+            ("a port of 65536", ("--port", "65536"), 2),
+            ("a port that is text", ("--port", "http"), 2),
+        )
+    ],
+)
+def test_a_place_that_cannot_be_is_told(flags, code, suffer):
+    flags = (*flags, "--allow-anyone") if "nowhere.invalid" in flags else flags
+    suffer(*TINY, *flags, code=code, says=flags[0][2:], do=flags[0])
+
+
+@fault(73, "the model is not there, nor the port", 5, "no model is loaded")
+def test_the_port_is_taken_before_the_model_is_loaded(world, suffer):
+    folder = write_checkpoint(world.root / "model", CONFIG)
+    (folder / "model.safetensors").write_bytes(b"")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        suffer("serve", "-m", folder, "--port", port, code=5, says=str(port), do="--port")
+
+
+@fault(74, "a stale socket file", 0, "the server")
+def test_a_stale_socket_is_replaced(serve, world):
+    path = world.place / "socket"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with serve("--unix-socket", path) as server:
+        assert server.complete(**SHORT)
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert not path.exists()
+
+
+@fault(74, "a server killed, and its socket file", 0, "the next server")
+def test_a_socket_of_a_killed_server_is_replaced(serve, world):
+    path = world.place / "socket"
+    with serve("--unix-socket", path) as server:
+        assert server.stop(signal.SIGKILL)[0] == -signal.SIGKILL
+    assert path.is_socket()
+    with serve("--unix-socket", path) as server:
+        assert server.complete(**SHORT)
+    assert not path.exists()
+
+
+@fault(74, "a socket file in use", 5, "the other server")
+def test_a_socket_in_use_is_told(serve, world, suffer):
+    path = world.place / "socket"
+    with serve("--unix-socket", path) as server:
+        suffer(
+            *TINY, "--unix-socket", path, code=5, says="another server", do="another --unix-socket"
+        )
+        assert server.complete(**SHORT)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=fault(74, name, 2, "what is there"))
+        for name, make in (
+            ("a file in place of the socket", lambda path: path.write_bytes(b"precious\n")),
+            ("a folder in place of the socket", Path.mkdir),
+            ("a link in place of the socket", lambda path: path.symlink_to("precious")),
+        )
+    ],
+)
+def test_what_is_no_socket_is_not_replaced(make, world, suffer):
+    path = world.place / "socket"
+    make(path)
+    suffer(*TINY, "--unix-socket", path, code=2, says="is no socket", do="another --unix-socket")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("nowhere/socket", marks=fault(74, "a socket in no folder", 2, "-")),
+        pytest.param("x" * 200, marks=fault(74, "a socket path that is too long", 2, "-")),
+        pytest.param(
+            "/sys/socket",
+            marks=[linux, fault(74, "a socket without permission", 2, "-")],
+        ),
+    ],
+    ids=["no folder", "too long", "no permission"],
+)
+def test_a_socket_that_cannot_be_made_is_told(path, suffer):
+    suffer(*TINY, "--unix-socket", path, code=2, says="cannot listen", do="another --unix-socket")
+
+
+# --- who asks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+@fault(75, "an open address without a key", 2, "nothing is begun")
+def test_an_open_address_needs_a_key(host, suffer):
+    suffer(*TINY, "--host", host, code=2, says="--api-key", do="--allow-anyone")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(given, id=name, marks=fault(75, name, "HTTP 401"))
+        for name, given in (
+            ("no key", {}),
+            ("a wrong key", {"Authorization": "Bearer secres"}),
+            ("an empty key", {"Authorization": "Bearer "}),
+            ("a key that is no ASCII", {"Authorization": "Bearer s\xe9cret"}),
+            ("a key of another scheme", {"Authorization": "Basic secret"}),
+        )
+    ],
+)
+def test_without_the_key_there_is_no_answer(given, serve):
+    with serve(env={"GPT_CLI_API_KEY": "secret"}) as server:
+        for path in (COMPLETIONS, "/tokenize", "/v1/models", "/metrics", "/nope"):
+            body = SHORT if path in (COMPLETIONS, "/tokenize") else None
+            answer = server.ask(path, body, **given)
+            assert refused(server, answer, 401)["code"] == "invalid_api_key"
+            assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+        for path in ("/", "/health"):
+            assert server.ask(path, **given).status == 200
+        server.headers = {"Authorization": "Bearer secret"}
+        assert server.complete(**SHORT)
+
+
+@fault(75, "a key on the command line of another", 2, "the key is not shown")
+def test_the_key_is_not_shown(world):
+    finished = world.run(*TINY, "--api-key", "sec\nret", "--port", "x")
+    assert finished.returncode == 2
+    assert b"sec" not in finished.stderr
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+@fault(76, "a Host of another name (DNS rebinding)", "HTTP 403")
+def test_a_page_that_was_bound_again_has_no_answer(host, server):
+    for path in ("/", "/health", COMPLETIONS):
+        body = SHORT if path == COMPLETIONS else None
+        answer = server.ask(path, body, Host=host)
+        assert answer.status in ((403, 400) if host == "" else (403,))
+    if host:
+        refused(server, answer, 403, "Host")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8000", "LOCALHOST:80"])
+@fault(76, "a Host of this machine", "HTTP 200")
+def test_names_of_this_machine_have_an_answer(host, server):
+    assert server.ask(COMPLETIONS, SHORT, Host=host).status == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "x"])
+@fault(76, "a page of another origin", "HTTP 403")
+def test_pages_of_others_cannot_use_it(origin, server):
+    # What a page may send without asking first.
+    simple = {"Origin": origin, "Content-Type": "text/plain"}
+    refused(server, server.ask(COMPLETIONS, SHORT, **simple), 403, origin, "--cors")
+    answer = server.ask(COMPLETIONS, method="OPTIONS", Origin=origin)
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+@fault(76, "a page of an origin that --cors names", "HTTP 200")
+def test_pages_of_friends_can(serve):
+    with serve("--cors", "https://friend.example") as server:
+        answer = server.ask(COMPLETIONS, SHORT, Origin="https://friend.example")
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://friend.example"
+        preflight = server.ask(
+            COMPLETIONS,
+            method="OPTIONS",
+            Origin="https://friend.example",
+            Access_Control_Request_Method="POST",
+            Access_Control_Request_Headers="content-type,authorization",
+        )
+        assert preflight.status == 200
+        refused(server, server.ask(COMPLETIONS, SHORT, Origin="https://foe.example"), 403)
+
+
+# --- what they send ------------------------------------------------------------------------------
+
+LARGE = b'{"prompt": "' + b"x" * 100_000 + b'"}'
+
+
+@fault(77, "a body too large", "HTTP 413")
+def test_a_large_body_is_refused_unread(server):
+    with server.connect() as connection:
+        head, _, _ = request_bytes(LARGE).partition(b"\r\n\r\n")
+        connection.sendall(head + b"\r\n\r\n")  # and none of the body
+        answer = answer_on(connection)
+    refused(server, answer, 413, "--max-body")
+
+
+@fault(77, "a body too large, in pieces", "HTTP 413")
+def test_a_large_body_in_pieces_is_refused(server):
+    with server.connect() as connection:
+        head = request_bytes(b"", Transfer_Encoding="chunked")
+        connection.sendall(head.replace(b"Content-Length: 0\r\n", b""))
+        piece = b"2710\r\n" + b" " * 10_000 + b"\r\n"
+        for _ in range(11):
+            connection.sendall(piece)
+        answer = answer_on(connection)
+    refused(server, answer, 413, "--max-body")
+
+
+@SLOW
+@fault(77, "a body that does not come", "HTTP 408")
+def test_a_body_that_does_not_come_is_not_waited_for(server):
+    with server.connect() as connection:
+        connection.sendall(request_bytes(SHORT)[:-1])
+        refused(server, answer_on(connection), 408)
+
+
+@fault(77, "a body a byte at a time", "HTTP 200")
+def test_a_body_may_come_a_byte_at_a_time(server):
+    with server.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in request_bytes(SHORT):
+            connection.sendall(bytes([byte]))
+        assert answer_on(connection).status == 200
+
+
+@fault(77, "half a request", "-")
+@pytest.mark.parametrize("part", [1, 10, 60, 120, -1])
+def test_half_a_request_is_forgotten(part, server):
+    with server.connect() as connection:
+        connection.sendall(request_bytes(SHORT)[:part])
+    with server.connect() as connection:
+        connection.sendall(request_bytes(SHORT)[:part])
+        connection.shutdown(socket.SHUT_WR)
+        assert not received(connection).startswith(b"HTTP/1.1 200")
+
+
+GARBAGE = {
+    "zeros": bytes(1000),
+    "another protocol": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
+    "line ends": b"\r\n" * 100,
+    "a request of HTTP/0.9": b"GET /\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "two lengths": request_bytes(SHORT, Content_Length="5").replace(
+        b"Host", b"Content-Length: 6\r\nHost"
+    ),
+    "a length below 0": request_bytes(SHORT, Content_Length="-5"),
+    "a length that is text": request_bytes(SHORT, Content_Length="many"),
+    "a length and pieces": request_bytes(SHORT, Transfer_Encoding="chunked"),
+    "a piece without a length": request_bytes(b"").replace(
+        b"Content-Length: 0", b"Transfer-Encoding: chunked"
+    )
+    + b"zz\r\n{}\r\n0\r\n\r\n",
+    "no Host": request_bytes(SHORT).replace(b"Host: 127.0.0.1\r\n", b""),
+    "a header that is folded": request_bytes(SHORT, X="a\r\n b"),
+    "a path that is no ASCII": "GET /é HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode(),
+}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(data, id=name, marks=fault(77, f"garbage: {name}", "HTTP 400"))
+        for name, data in GARBAGE.items()
+    ],
+)
+def test_garbage_ends_its_connection(data, server):
+    with server.connect() as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        answer = received(connection)
+    assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200"))
+    assert b"Traceback" not in answer
+
+
+@fault(77, "a header too long", "HTTP 400")
+@pytest.mark.parametrize("where", ["in one header", "in many", "in the path", "without an end"])
+def test_a_long_header_is_refused(where, server):
+    long = "x" * 1_000_000
+    data = {
+        "in one header": request_bytes(SHORT, X=long),
+        "in many": request_bytes(SHORT, **{f"X{i}": "x" * 1000 for i in range(1000)}),
+        "in the path": request_bytes(SHORT, path="/" + long),
+        "without an end": b"POST / HTTP/1.1\r\nX: " + long.encode(),
+    }[where]
+    with server.connect() as connection:
+        try:
+            connection.sendall(data)
+            answer = received(connection)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""  # the answer is lost where the server does not read what follows
+    assert not answer or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431", b"HTTP/1.1 414"))
+
+
+BODIES = {
+    "JSON nested too deeply": (b'{"prompt": ' + b"[" * 40_000, "JSON"),
+    "JSON nested too deeply, with ends": (b"[" * 40_000 + b"]" * 40_000, "JSON"),
+    "objects nested too deeply": (b'{"a":' * 15_000 + b"1" + b"}" * 15_000, "JSON"),
+    "JSON cut short": (b'{"prompt": "Once', "JSON"),
+    "JSON that is no UTF-8": (b'{"prompt": "\xff"}', "JSON"),
+    "JSON in UTF-16": (json.dumps(SHORT).encode("utf-16-le")[:-1], "JSON"),
+    "a number of 50,000 digits": (b'{"seed": ' + b"9" * 50_000 + b"}", ""),
+    "half of a surrogate": (rb'{"prompt": "\ud83d"}', "prompt"),
+    "a prompt too long": (json.dumps({"prompt": "Once " * 3000}).encode(), "512"),
+    "an echo too long": (
+        json.dumps({"prompt": "Once " * 3000, "echo": True, "max_tokens": 0}).encode(),
+        "512",
+    ),
+    "a prompt of 90,000 spaces": (json.dumps({"prompt": " " * 90_000}).encode(), "512"),
+    "15,000 prompts": (json.dumps({"prompt": ["a"] * 15_000}).encode(), ""),
+    "a million choices": (json.dumps(SHORT | {"n": 10**6}).encode(), "n"),
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        pytest.param(body, says, id=name, marks=fault(78, name, "HTTP 400"))
+        for name, (body, says) in BODIES.items()
+    ],
+)
+def test_a_body_that_cannot_be_used_is_told(body, says, server):
+    refused(server, server.ask(COMPLETIONS, body), 400, says)
+
+
+# --- load ----------------------------------------------------------------------------------------
+
+
+@fault(79, "a full queue", "HTTP 429", "the requests before it")
+def test_a_full_queue_is_told(serve, slow):
+    with serve("--max-batch", 1, "--max-queue", 1, **slow) as server:
+        running = server.begin(**LONG, stream=True)
+        server.wait_for(is_running)
+        queued = server.begin(**SHORT)
+        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 1)
+        answer = server.ask(COMPLETIONS, SHORT)
+        assert refused(server, answer, 429)["code"] == "server_busy"
+        assert 1 <= int(answer.headers["Retry-After"]) <= 120
+        assert server.ask("/health").status == 200
+        running.close()
+        with queued:
+            assert answer_on(queued).status == 200
+        assert server.complete(**SHORT)
+
+
+@fault(79, "a client that leaves while it waits", "-", "the request that runs")
+def test_who_leaves_the_queue_frees_its_place(serve, slow):
+    with serve("--max-batch", 1, **slow) as server:
+        running = server.begin(**LONG | {"max_tokens": 300})
+        server.wait_for(is_running)
+        queued = server.begin(**SHORT)
+        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 1)
+        queued.close()
+        found = server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 0)
+        assert is_running(found)
+        with running:
+            answer = answer_on(running).json()
+        assert answer["usage"]["completion_tokens"] == 300
+        assert server.wait_until_idle()["gpt_cli_generated_tokens_total"] == 300
+
+
+@fault(79, "a client that leaves while its prompt is computed", "-")
+def test_who_leaves_in_the_prefill_frees_its_place(serve, slow):
+    prompts = [f"{seed} " * 400 for seed in range(10, 42)]  # of 800 to 1000 tokens
+    with serve("--max-batch", 2, **slow) as server:
+        gone = server.begin(prompt=prompts, max_tokens=1)
+        server.wait_for(is_running)
+        gone.close()
+        found = server.wait_until_idle()
+        assert found["gpt_cli_generated_tokens_total"] < len(prompts)
+        assert server.complete(**SHORT)
+
+
+@fault(79, "a client that leaves in the middle of a stream", "-")
+def test_who_leaves_a_stream_frees_its_place(serve, slow):
+    with serve(**slow) as server:
+        gone = server.begin(**LONG, n=2, stream=True)
+        assert gone.recv(1000).startswith(b"HTTP/1.1 200")
+        gone.close()
+        assert server.wait_until_idle()["gpt_cli_generated_tokens_total"] < 2 * 900
+
+
+@fault(79, "50 clients that leave at once", "-")
+def test_many_may_leave_at_once(serve, slow):
+    with serve(**slow) as server:
+        expected = server.complete(**SHORT)["choices"]
+        many = [server.begin(**LONG | {"seed": seed}, stream=seed % 2 > 0) for seed in range(50)]
+        server.wait_for(is_running)
+        stays = server.begin(**SHORT)
+        for connection in many:
+            connection.close()
+        with stays:
+            assert answer_on(stays).json()["choices"] == expected
+        server.wait_until_idle()
+
+
+@linux
+@fault(79, "a reader that is slow", "HTTP 200", "other requests, memory, its whole text")
+def test_a_slow_reader_holds_nobody_up(serve):
+    # 20 MB, of which the buffers of the system hold less than a half.
+    wide = LONG | {"max_tokens": 400, "n": 16, "logprobs": 100, "stream": True}
+    with serve() as server:
+        expected = server.complete(**SHORT)["choices"]
+        server.complete(**wide | {"stream": False, "logprobs": 0})
+        before = memory(server)
+        with server.begin(receives=4096, **wide) as slow_reader:
+            assert slow_reader.recv(100)
+            for _ in range(20):
+                assert server.complete(**SHORT)["choices"] == expected
+                time.sleep(0.1)
+            assert memory(server) - before < 24 << 20
+            assert received(slow_reader).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        server.wait_until_idle()
+
+
+def memory(server):
+    """Return the bytes of memory that a server holds."""
+    pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- the model -----------------------------------------------------------------------------------
+
+
+@fault(80, "damaged weights", 4, "nothing is begun")
+def test_a_damaged_model_is_refused(model, suffer):
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    flags = ("serve", "-m", model, "--port", 0)
+    suffer(*flags, code=4, says="is not safetensors", do="get it again")
+
+
+@fault(80, "a model that is nowhere", 3, "nothing is begun")
+def test_a_model_that_is_nowhere_is_told(suffer):
+    suffer("serve", "-m", "./nowhere", "--port", 0, code=3, says="nowhere", do="give a folder")
+
+
+@fault(80, "a weight that is nan", "HTTP 500")
+def test_damaged_weights_that_load_are_told(serve, model):
+    import math
+
+    from test_faults_model import poison
+
+    poison(math.nan)(model)
+    with serve(model=model) as server:
+        for fields in (SHORT, SHORT | {"echo": True, "logprobs": 1, "max_tokens": 0}):
+            answer = server.ask(COMPLETIONS, fields)
+            refused(server, answer, 500, "not finite", "get the model again")
+        answer = server.ask(COMPLETIONS, SHORT | {"stream": True})
+        assert b"not finite" in answer.body
+        server.wait_until_idle()
+
+
+def limit_addresses(mebibytes):
+    size = mebibytes << 20
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+@linux
+@fault(80, "a limit of 300 MiB of address space", 5, "nothing is begun")
+def test_too_little_memory_is_known_before(suffer):
+    options = {"preexec_fn": limit_addresses(300)}
+    suffer(*TINY, "--port", 0, code=5, says="MiB of address space", do="ulimit -v", **options)
+
+
+@linux
+@fault(80, "texts beyond a limit of memory", "HTTP 503")
+def test_too_little_memory_for_a_request_is_told(serve, world):
+    config = CONFIG | {"n_embd": 512, "n_head": 8, "n_layer": 12, "n_positions": 8192}
+    large = write_checkpoint(world.root / "large", config)
+    options = {"preexec_fn": limit_addresses(1100), "model": large}
+    with serve("--threads", 1, **options) as server:
+        body = {"prompt": ["a " * 3000] * 32, "max_tokens": 2000}
+        answer = server.ask(COMPLETIONS, body)
+        refused(server, answer, 503, "memory")
+        assert server.complete(**SHORT)
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+def is_refused(server):
+    """Wait until no more connections are accepted."""
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        try:
+            server.connect().close()
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, marks=fault(81, f"{number.name} while a text runs", 0, "the text"))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    ],
+    ids=lambda number: number.name,
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_runs_is_finished(number, stream, serve, slow):
+    with serve(**slow) as server:
+        body = LONG | {"max_tokens": 200}
+        (expected,) = server.complete(**body)["choices"]
+        running = server.begin(**body, stream=stream)
+        server.wait_for(is_running)
+        server.process.send_signal(number)
+        assert is_refused(server)
+        with running:
+            answer = answer_on(running)
+        if stream:
+            text = "".join(each["choices"][0]["text"] for each in answer.events())
+            assert text == expected["text"]
+        else:
+            assert answer.json()["choices"] == [expected]
+        assert server.wait() == (0, "")
+
+
+@fault(81, "SIGTERM while requests wait", 0, "their texts")
+def test_what_waits_is_finished(serve, slow):
+    with serve("--max-batch", 1, **slow) as server:
+        (expected,) = server.complete(**SHORT)["choices"]
+        running = server.begin(**LONG | {"max_tokens": 200})
+        server.wait_for(is_running)
+        queued = server.begin(**SHORT)
+        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        with running, queued:
+            assert answer_on(running).status == 200
+            assert answer_on(queued).json()["choices"] == [expected]
+        assert server.wait() == (0, "")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@fault(81, "a text that takes longer than --grace", 0, "the client is told")
+def test_what_takes_too_long_is_ended(stream, serve, slow):
+    with serve("--grace", 1, **slow) as server:
+        running = server.begin(**LONG, n=16, stream=stream)
+        server.wait_for(is_running)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == (0, "")
+        assert time.monotonic() - began < 10
+        with running:
+            data = received(running)
+        assert b'"error"' in data
+        assert (b"HTTP/1.1 503" in data) != stream
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(number, code, id=number.name, marks=fault(
+            81, f"a second {number.name}", code, "nothing is said"
+        ))
+        for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130))
+    ],
+)  # fmt: skip
+def test_a_second_signal_ends_it_at_once(number, code, serve, slow):
+    with serve(**slow) as server:
+        running = server.begin(**LONG, n=16, stream=True)
+        server.wait_for(is_running)
+        server.process.send_signal(number)
+        assert is_refused(server)
+        began = time.monotonic()
+        assert server.stop(number) == (code, "")
+        assert time.monotonic() - began < 5
+        running.close()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, id=number.name, marks=fault(
+            81, f"{number.name} while the model is loaded", 128 + number, "nothing is said"
+        ))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    ],
+)  # fmt: skip
+def test_a_signal_while_it_starts_is_quiet(number, world):
+    for wait in (0.2, 0.3, 0.4, 0.5):
+        with world.start(*TINY, "--port", 0) as process:
+            time.sleep(wait)
+            process.send_signal(number)
+            out, errors = process.communicate(timeout=LIMIT)
+        assert process.returncode in (0, 128 + number)
+        assert out == b""
+        assert errors == b"" or errors.startswith(b"gpt-cli: listening on ")
+        assert errors.count(b"\n") <= 1
+
+
+@fault(81, "an idle connection at the end", 0, "nothing waits for it")
+def test_an_idle_connection_holds_nothing_up(serve):
+    with serve("--grace", 30) as server, server.connect() as idle, server.connect() as half:
+        idle.sendall(request_bytes(SHORT))
+        assert answer_on(idle).status == 200
+        half.sendall(request_bytes(SHORT)[:50])
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert server.stop() == (0, "")
+        assert time.monotonic() - began < 10
+
+
+@fault(81, "standard error is closed", 0, "the answers")
+def test_nobody_needs_to_read_standard_error(serve):
+    with serve("--access-log") as server:
+        server.process.stderr.close()
+        for _ in range(3):
+            assert server.complete(**SHORT)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(LIMIT) == 0
+
+
+@linux
+@fault(81, "a limit of 40 open files", "-", "the requests that came before")
+def test_few_files_are_enough(serve):
+    options = {
+        "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)),
+    }
+    with serve(**options) as server:
+        idle = []
+        stays = server.begin(**LONG | {"max_tokens": 400})
+        for _ in range(60):
+            idle.append(server.connect())
+        with stays:
+            assert answer_on(stays).status == 200
+        for connection in idle:
+            connection.close()
+        assert server.complete(**SHORT)
+
+
+@fault(81, "200 connections that say nothing", "-", "the requests that come")
+def test_silent_connections_hold_nobody_up(serve):
+    with serve() as server:
+        silent = [server.connect() for _ in range(200)]
+        done = threading.Event()
+        threading.Timer(LIMIT, done.set).start()
+        assert server.ask("/health").status in (200, 503)
+        for connection in silent:
+            connection.close()
+        assert server.complete(**SHORT)
