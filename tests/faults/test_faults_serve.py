@@ -4,13 +4,16 @@ A fault of one request is answered in OpenAI's shape, and the server goes on: af
 says nothing on standard error, nothing runs or waits, and it ends with exit code 0.
 """
 
+import http.client
 import json
 import os
+import random
 import shutil
 import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -757,6 +760,44 @@ def test_a_signal_while_it_starts_is_quiet(number, world):
         assert out == b""
         assert errors == b"" or errors.startswith(b"gpt-cli: listening on ")
         assert errors.count(b"\n") <= 1
+
+
+@SLOW
+@pytest.mark.parametrize("grace", [0, 0.3, 30])
+@fault(81, "SIGTERM at 10 moments of 12 clients", 0, "no answer is cut without an error")
+def test_a_signal_at_any_moment_is_told(grace, serve):
+    chance = random.Random(grace)
+    bodies = [
+        SHORT,
+        LONG | {"n": 3},
+        LONG | {"n": 2, "stream": True, "max_tokens": 100},
+        {"prompt": "Once " * 200, "echo": True, "logprobs": 2, "max_tokens": 3, "stream": True},
+    ]
+
+    def ask(server, place, told):
+        """Ask until the server has gone; add the status of each answer."""
+        try:
+            while True:
+                answer = server.ask(COMPLETIONS, bodies[place % len(bodies)])
+                told.add(answer.status)
+                assert answer.status == 200 or answer.error(503)
+                if place % len(bodies) > 1 and answer.status == 200:
+                    failed = any("error" in event for event in answer.events())
+                    assert not failed or grace < 30
+        except (OSError, http.client.HTTPException) as error:
+            # Of the connections that are accepted at the end, the last are closed unanswered.
+            assert not isinstance(error, http.client.IncompleteRead) or grace == 0
+
+    for _ in range(10):
+        told = set()
+        with serve("--grace", grace) as server, ThreadPoolExecutor(12) as pool:
+            asking = [pool.submit(ask, server, place, told) for place in range(12)]
+            time.sleep(chance.uniform(0.1, 1.5))
+            assert server.stop() == (0, "")
+            for each in asking:
+                each.result()
+        assert 200 in told
+        assert told <= ({200} if grace == 30 else {200, 503})
 
 
 @fault(81, "an idle connection at the end", 0, "nothing waits for it")
