@@ -21,6 +21,7 @@ import pytest
 from checkpoints import CONFIG, write_checkpoint
 from processes import posix
 from server_process import COMPLETIONS, LIMIT, answer_on, request_bytes, serving, write_slow_model
+from world import World
 
 resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = posix
@@ -50,12 +51,21 @@ def serve(world, record_property):
     return run
 
 
-@pytest.fixture
-def server(serve):
-    with serve("--max-body", 100_000) as server:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Run one server for faults of single requests."""
+    world = World(tmp_path_factory.mktemp("shared"))
+    with serving("--max-body", 100_000, start=world.start) as server:
         yield server
-        assert server.complete(**SHORT)["choices"][0]["text"]
-        server.wait_until_idle()
+
+
+@pytest.fixture
+def server(shared, record_property):
+    """Return this server, which must go on."""
+    shared.tell = lambda message: record_property("message", message)
+    yield shared
+    assert shared.complete(**SHORT)["choices"][0]["text"]
+    shared.wait_until_idle()
 
 
 @pytest.fixture(scope="session")
@@ -225,17 +235,25 @@ def test_an_open_address_needs_a_key(host, suffer):
         )
     ],
 )
-def test_without_the_key_there_is_no_answer(given, serve):
-    with serve(env={"GPT_CLI_API_KEY": "secret"}) as server:
-        for path in (COMPLETIONS, "/tokenize", "/v1/models", "/metrics", "/nope"):
-            body = SHORT if path in (COMPLETIONS, "/tokenize") else None
-            answer = server.ask(path, body, **given)
-            assert refused(server, answer, 401)["code"] == "invalid_api_key"
-            assert answer.headers["WWW-Authenticate"].startswith("Bearer")
-        for path in ("/", "/health"):
-            assert server.ask(path, **given).status == 200
-        server.headers = {"Authorization": "Bearer secret"}
-        assert server.complete(**SHORT)
+def test_without_the_key_there_is_no_answer(given, server_with_key, record_property):
+    server = server_with_key
+    for path in (COMPLETIONS, "/tokenize", "/v1/models", "/metrics", "/nope"):
+        body = SHORT if path in (COMPLETIONS, "/tokenize") else None
+        answer = server.ask(path, body, **given)
+        error = answer.error(401)
+        assert error["code"] == "invalid_api_key"
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+    for path in ("/", "/health"):
+        assert server.ask(path, **given).status == 200
+    assert server.ask(COMPLETIONS, SHORT, Authorization="Bearer secret").status == 200
+    record_property("message", error["message"])
+
+
+@pytest.fixture(scope="module")
+def server_with_key(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("key"))
+    with serving(start=world.start, env={"GPT_CLI_API_KEY": "secret"}) as server:
+        yield server
 
 
 @fault(75, "a key on the command line of another", 2, "the key is not shown")
@@ -420,6 +438,7 @@ BODIES = {
         "fewer",
     ),
     "too much for an answer": (json.dumps(LONG | {"n": 128, "logprobs": 100}).encode(), "fewer"),
+    "10,000 stop strings": (json.dumps(SHORT | {"stop": ["zq"] * 10_000}).encode(), "stop"),
     "a million choices": (json.dumps(SHORT | {"n": 10**6}).encode(), "n"),
 }
 
@@ -507,6 +526,7 @@ def test_many_may_leave_at_once(serve, slow):
 
 
 @linux
+@SLOW
 @fault(79, "a reader that is slow", "HTTP 200", "other requests, memory, its whole text")
 def test_a_slow_reader_holds_nobody_up(serve):
     # The largest answer that may be asked for: 15 MB, of which the system's buffers hold some.
@@ -617,6 +637,7 @@ MANY = {"prompt": [f"{place} " * 300 for place in range(10, 42)], "max_tokens": 
 
 
 @linux
+@SLOW
 @fault(80, "texts beyond a limit of memory", "HTTP 503")
 def test_too_little_memory_for_a_request_is_told(serve, slow):
     options = {"preexec_fn": limit_addresses(700), **slow}
@@ -662,14 +683,14 @@ def is_refused(server):
 
 
 @pytest.mark.parametrize(
-    "number",
+    ("number", "stream"),
     [
-        pytest.param(number, marks=fault(81, f"{number.name} while a text runs", 0, "the text"))
-        for number in (signal.SIGTERM, signal.SIGINT)
+        pytest.param(number, stream, id=number.name, marks=fault(
+            81, f"{number.name} while a text runs", 0, "the text"
+        ))
+        for number, stream in ((signal.SIGTERM, True), (signal.SIGINT, False))
     ],
-    ids=lambda number: number.name,
-)
-@pytest.mark.parametrize("stream", [True, False])
+)  # fmt: skip
 def test_what_runs_is_finished(number, stream, serve, slow):
     with serve(**slow) as server:
         body = LONG | {"max_tokens": 200}
