@@ -39,8 +39,8 @@ soak-serve: $(VENV)/.dev  ## mixed requests to one server: the engine's answers,
 test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; install the extra cuda12 or cuda13 first
 	$(BIN)/python -m pytest -m gpu
 
-test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` in Chromium or Google Chrome
-	$(BIN)/python -m pytest tests/test_page.py -m browser
+test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` and `gpt-cli serve` in Chromium or Google Chrome
+	$(BIN)/python -m pytest tests/test_page.py tests/test_serve_page.py -m browser
 
 # Ray's clusters would send a report of their use to its makers.
 test-ray: export RAY_USAGE_STATS_ENABLED = 0

@@ -1,4 +1,7 @@
-"""The page of `gpt-cli serve`, in a browser (`make test-browser`), with a server that only pretends."""
+"""The page of `gpt-cli serve`, in a browser (`make test-browser`).
+
+Most tests have a server that only pretends, so that it can be slow, busy or broken.
+"""
 
 import base64
 import hashlib
@@ -10,9 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from server_process import serving
+from test_page import HOSTILE, Parts
 
 import gpt_cli
-from test_page import HOSTILE, Parts
+from gpt_cli.options import Options
 
 PAGE = (Path(gpt_cli.__file__).parent / "serve" / "page.html").read_text(encoding="utf-8")
 WORDS = [" the", " old", " fox", " saw", " a", " red", " moon", ",", " and", " ran", "."]
@@ -53,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_GET(self):  # noqa: N802
+    def do_GET(self):
         if self.path == "/":
             self.reply(200, PAGE.encode(), "text/html", ("Content-Security-Policy", policy()))
         elif self.refused():
@@ -63,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.reply(404, b"")
 
-    def do_POST(self):  # noqa: N802
+    def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, body))
         if self.refused():
@@ -159,20 +164,22 @@ def look(window, server):
     said, asked, opened = [], [], []
     window.set_default_timeout(5000)
 
-    def look(expected=()):
+    def look(expected=(), address=server.address):
         tab = window.new_page()
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
         tab.on("request", lambda request: asked.append(request.url))
         tab.expected = list(expected)
+        tab.server = f"{address.rstrip('/')}/"
         opened.append(tab)
-        tab.goto(server.address)
+        tab.goto(tab.server)
         return tab
 
     yield look
     expected = [text for tab in opened for text in tab.expected]
     assert [text for text in said if not any(part in text for part in expected)] == []
-    assert all(url.startswith((server.address, "blob:", "data:")) for url in asked)
+    own = tuple(tab.server for tab in opened)
+    assert all(url.startswith((*own, "blob:", "data:")) for url in asked)
     for tab in opened:
         assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
@@ -263,7 +270,7 @@ def test_several_continuations_are_written_side_by_side_and_one_is_chosen(look, 
     texts = [joined(7, index, 9) for index in range(3)]
     assert cards(tab) == texts
     assert [row.split("\n") for row in tab.locator(".cards .row").all_inner_texts()] == [
-        [f"Choose {i}", f"seed 7 · {i}", "9 tokens"] for i in (1, 2, 3)
+        [f"Choose {i}", f"seed 7 · {i}"] for i in (1, 2, 3)
     ]
     path, body = server.asked[-1]
     assert path == "/v1/completions"
@@ -296,7 +303,7 @@ def test_one_continuation_is_written_into_the_text(look, server):
     assert value(tab) == "Once" + joined(3, 0, 3)
     assert not tab.locator("#editor").is_editable()  # the server writes
     server.gate.set()
-    wait(status(tab), "Done: 9 tokens.")
+    wait(status(tab), "Done.")
     assert value(tab) == "Once" + joined(3, 0, 9)
     tab.locator("#editor").press("End")
     tab.keyboard.type(" mine")
@@ -566,6 +573,12 @@ def test_the_tree_is_kept_in_the_browser(look, server):
     assert sorted(cards(tab)) == [" here", " there"]
 
 
+_REPLACE_TREE = """tree => {
+  clearTimeout(saving);
+  removeEventListener("pagehide", saveNow);
+  localStorage.setItem("gpt-cli.tree", tree);
+}"""
+
 _FILL = """room => {
   localStorage.setItem("room", "x".repeat(room));
   for (let size = 4_000_000; size >= 1; size = Math.floor(size / 2)) {
@@ -617,7 +630,7 @@ def test_a_tree_is_exported_and_imported(look, server, tmp_path, window):
     file = tmp_path / "tree.json"
     download.value.save_as(file)
     assert download.value.suggested_filename == "gpt-cli-tree.json"
-    tab.evaluate("localStorage.clear(); removeEventListener('pagehide', saveNow)")
+    tab.evaluate(_REPLACE_TREE, "")
     tab.reload()
     assert value(tab) == ""
     tab.locator("#editor").fill("Other")
@@ -782,10 +795,7 @@ def test_a_deep_story_of_many_steps_is_no_trouble(look, server):
         nodes.append({"id": f"n{step}", "parent": parent, "text": f" {step}", "by": "model"})
         parent = f"n{step}"
     tree = json.dumps({"format": "gpt-cli tree", "current": parent, "nodes": nodes})
-    tab.evaluate(
-        "tree => { clearTimeout(saving); localStorage.setItem('gpt-cli.tree', tree); removeEventListener('pagehide', saveNow) }",
-        tree,
-    )
+    tab.evaluate(_REPLACE_TREE, tree)
     tab.reload()
     assert value(tab).endswith(" 2998 2999")
     tab.keyboard.press("Alt+ArrowUp")
@@ -793,3 +803,82 @@ def test_a_deep_story_of_many_steps_is_no_trouble(look, server):
     tab.locator("#editor").press("End")
     tab.keyboard.type("x")
     assert value(tab).endswith(" 2998x")
+
+
+# --- with the real server ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real():
+    with serving() as server:
+        yield server
+
+
+@browser_only
+def test_the_page_writes_what_the_engine_does(look, real, tiny):
+    tab = look(address=real.address)
+    write_and_continue(tab, "Once upon a time", seed=7, max_tokens=40, stop="\\n")
+    asked = Options(seed=7, max_tokens=40, temperature=0.8, top_k=40, top_p=0.95, stop=["\n"])
+    found = list(tiny.batch(["Once upon a time"] * 3, asked, indices=range(3)))
+    assert cards(tab) == [each.text for each in found]
+    assert "shaded" in tab.locator("body").get_attribute("class")
+    tab.keyboard.press("Alt+1")
+    tab.locator("#editor").press("Control+Home")
+    for _ in range(len("Once upon a time")):
+        tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Alt+Enter")
+    expected = tiny.next_tokens("Once upon a time", 10)
+    tokens = tab.locator(".bars .token").all_inner_texts()
+    assert tokens == [tiny.decode([id]).replace(" ", "·") for id, _ in expected]
+    assert tab.locator(".bars .number").first.inner_text() == f"{math.exp(expected[0][1]):.1%}"
+
+
+@browser_only
+@once
+def test_stop_frees_the_real_server(look, real):
+    tab = look(address=real.address)
+    write_and_continue(tab, "Once", "Writing", n=16, max_tokens=1000)
+    wait(tab.locator(".cards p").first, re.compile(r"\w+ \w+"))
+    tab.keyboard.press("Escape")
+    wait(status(tab), "Stopped. What had come is kept.")
+    real.wait_until_idle()
+    assert tab.locator(".cards p").count() > 0
+
+
+@browser_only
+@once
+def test_a_long_text_goes_on_beyond_the_context(look, real):
+    tab = look(address=real.address)
+    text = "Once upon a time, there was a fox. " * 150
+    write_and_continue(tab, text, r"saw the last \d{3} tokens", n=1)
+    assert len(value(tab)) > len(text)
+
+
+@browser_only
+@once
+def test_odd_texts_reach_the_real_server_unchanged(look, real):
+    tab = look(address=real.address)
+    text = "A 🦊 naïve\n\ttext <|endoftext|> \u202e"
+    write_and_continue(tab, text, n=1, temperature=2, top_k=0, top_p=1)
+    assert value(tab).startswith(text)
+    shown = tab.locator("#drawn").evaluate("one => one.textContent")
+    assert shown == value(tab) + "\n"
+    assert "\r" not in shown
+
+
+@browser_only
+@once
+def test_the_real_server_asks_for_its_key_and_may_die(look):
+    with serving("--api-key", "secret") as server:
+        tab = look(["401", "ERR_"], server.address)
+        wait(status(tab), re.compile("an API key is needed"))
+        tab.keyboard.type("secret")
+        tab.keyboard.press("Enter")
+        wait(tab.locator("#model"), "· tiny")
+        write_and_continue(tab, "Once", "Writing", n=3, max_tokens=1000)
+        wait(tab.locator(".cards p").first, re.compile(r"\w+ \w+"))
+        server.process.kill()
+        wait(status(tab), "The connection was lost. What had come is kept.")
+        server.process.wait()
+        assert value(tab) == "Once"
+        assert tab.locator(".cards p").count() > 0
