@@ -48,6 +48,7 @@ def logprobs(tokens):
         {word: -1.0 - 0.5 * place for place, word in enumerate(dict.fromkeys([token, *WORDS[:4]]))}
         for token in tokens
     ]
+    tops = [dict(reversed(top.items())) for top in tops]  # JSON objects have no order
     chosen = [top[token] for top, token in zip(tops, tokens, strict=True)]
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": []}
 
@@ -295,6 +296,20 @@ def test_several_continuations_are_written_side_by_side_and_one_is_chosen(look, 
 
 
 @browser_only
+@once
+def test_the_focus_stays_on_a_card_when_all_are_there(look, server):
+    tab = look()
+    server.gate.clear()
+    write_and_continue(tab, "Once", "Writing 3 texts", seed=7)
+    tab.get_by_role("button", name="Choose 2").focus()
+    server.gate.set()
+    wait(status(tab), "3 continuations: choose one.")
+    tab.keyboard.press("Enter")
+    assert value(tab) == "Once" + joined(7, 1)
+    assert tab.evaluate("document.activeElement.id") == "editor"
+
+
+@browser_only
 def test_one_continuation_is_written_into_the_text(look, server):
     tab = look()
     server.gate.clear()
@@ -323,10 +338,10 @@ def test_every_text_stays_in_the_tree(look, server):
         ("ArrowRight", third),
         ("ArrowRight", third),  # the last
         ("ArrowLeft", second),
-        ("ArrowLeft", first),
-        ("ArrowLeft", first),
         ("ArrowUp", ""),
-        ("ArrowDown", first),  # where it was before
+        ("ArrowDown", second),  # where it was before
+        ("ArrowLeft", first),
+        ("ArrowLeft", first),
     ]:
         tab.keyboard.press(f"Alt+{key}")
         assert value(tab) == "Once upon a time" + text
@@ -367,6 +382,11 @@ def test_a_typo_mended_is_no_branch_and_a_deleted_continuation_is_its_beginning(
     assert len(shown) == 2
     tab.get_by_role("button", name="Choose 1").click()
     write_and_continue(tab, None, n=1)
+    tab.locator("#editor").press("End")
+    tab.keyboard.type("!")
+    tab.keyboard.press("Backspace")
+    tab.keyboard.press("Alt+ArrowUp")
+    assert tab.locator("#forth").get_attribute("aria-disabled") == "true"  # nothing was written
     tab.locator("#editor").fill(shown[0])
     assert tab.locator("#after-title").inner_text() == "Continuations"
     assert tab.locator(".cards p").count() == 1
