@@ -207,7 +207,7 @@ def serving(
             yield server
             if process.returncode is None:
                 ended = server.stop()
-                assert ended == (0, ""), ended
+                assert ended == (0, ""), (ended[0], ended[1][:2000])
         finally:
             guard.cancel()
             process.kill()

@@ -37,9 +37,15 @@ SKIPPED = {
 }
 if find_spec("lm_eval") is None:
     SKIPPED[r"^python (-m gpt_cli\.lm_eval|evaluate\.py)"] = "needs lm-eval: `make test-eval`"
+if find_spec("openai") is None:
+    SKIPPED[r"^python ask\.py"] = "needs openai: `make test-serve`"
+if find_spec("llm") is None:
+    SKIPPED["llm -m tiny-local"] = "needs llm: `make test-serve`"
 # Pages that have such a line are run only if this is installed.
 NEEDS = {
     "jq ": shutil.which("jq"),
+    "curl ": shutil.which("curl"),
+    "gpt-cli serve": find_spec("uvicorn"),
     "--png ": find_spec("matplotlib"),
     ".parquet": find_spec("pyarrow"),
     "--engine ray": find_spec("ray"),  # `make test-ray`

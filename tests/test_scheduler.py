@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -313,16 +314,16 @@ def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
     inner = prompts.hidden_states
 
     def leave(*given):
-        task.cancelled = len(passes) == 5
+        task.cancelled = len(passes) >= 5
         return inner(*given)
 
     monkeypatch.setattr(prompts, "hidden_states", leave)
     shared.submit([task])
-    after = caller.task(Request([1], Options(max_tokens=1)))
-    shared.submit([after])
-    caller.wait([after])
-    assert 5 <= len(passes) <= 7
-    assert shared.running == 0
+    deadline = time.monotonic() + 60
+    while not task.cancelled or shared.running:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert len(passes) == 6  # the one in which it was cancelled is the last
 
 
 def test_no_more_texts_wait_than_allowed(native, tokenizer, running):

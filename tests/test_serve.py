@@ -210,7 +210,7 @@ def test_token_ids_are_a_prompt_like_their_text(prompt, server, tiny):
 
 
 @pytest.mark.parametrize(
-    "body", [{}, *({"prompt": empty} for empty in (None, "", [""], [[]], [[2047]]))]
+    "body", [{}, *({"prompt": empty} for empty in (None, "", [], [""], [[]], [[2047]]))]
 )
 def test_no_prompt_is_the_start_token(body, server, tiny):
     answer = server.complete(**body, seed=3)
@@ -231,19 +231,21 @@ NEUTRAL = {
 def test_a_field_at_its_neutral_value_changes_nothing(server):
     expected = server.complete(prompt="Once", seed=1)["choices"]
     assert server.complete(prompt="Once", **NEUTRAL)["choices"] == expected
+    body = {"prompt": "Once", **NEUTRAL, "stream": True}
+    assert joined(server.ask(COMPLETIONS, body).events(), 1) == expected
     for name in NEUTRAL.keys() - {"seed"}:
         assert server.complete(prompt="Once", seed=1, **{name: None})["choices"] == expected
-    for empty in ({"logit_bias": {}}, {"stop": []}):
+    for empty in ({"logit_bias": {}}, {"stop": []}, {"suffix": ""}, {"top_k": -1}):
         assert server.complete(prompt="Once", seed=1, **empty)["choices"] == expected
 
 
 BAD = [
-    *(("prompt", value) for value in (3, True, {}, [], ["a", 3], [1, "a"], [[1], "a"], [1.5])),
+    *(("prompt", value) for value in (3, True, {"a": 1}, ["a", 3], [1, "a"], [1.5], [None])),
     *(("prompt", value) for value in ([-1], [2048], [True], [[[1]]], "a" * 10_000, "\ud800")),
     *(("max_tokens", value) for value in (-1, 1.5, "3", True, [])),
     *(("temperature", value) for value in (-1, "1", math.inf, math.nan, True, 10**400)),
     *(("top_p", value) for value in (0, 1.1, -1, "x")),
-    *(("top_k", value) for value in (-1, 1.5, "x")),
+    *(("top_k", value) for value in (-2, 1.5, "x")),
     *(("min_p", value) for value in (-0.1, 1.1, [])),
     *(("repeat_penalty", value) for value in (0, -1, {})),
     *(("presence_penalty", value) for value in (-2.1, 2.1, "x")),
@@ -262,7 +264,6 @@ BAD = [
     *(("ignore_eos", value) for value in (1, "no")),
     ("suffix", "the end"),
     ("temprature", 0.5),
-    ("nope", None),
 ]
 
 
@@ -273,8 +274,7 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
     answer = server.ask(COMPLETIONS, {"prompt": "Once", field: value})
     error = answer.error(400)
     assert error["type"] == "invalid_request_error"
-    assert error["param"].startswith(field)
-    assert field in error["message"]
+    assert error["param"] == field
 
 
 def test_another_model_is_not_found(server):
@@ -307,7 +307,9 @@ def test_the_best_of_several_choices(best_of, server, tiny):
     assert answer["usage"]["completion_tokens"] == sum(len(each.ids) for each in every)
 
 
-@pytest.mark.parametrize("more", [{"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}])
+@pytest.mark.parametrize(
+    "more", [{"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}, {"best_of": 0}]
+)
 def test_a_best_that_cannot_be_is_refused(more, server):
     assert server.ask(COMPLETIONS, {"prompt": "Once"} | more).error(400)["param"] == "best_of"
 
@@ -360,10 +362,9 @@ def check_offsets(text, found):
             assert text[offset : offset + len(token)] == token
 
 
-def test_without_an_echo_offsets_follow_the_prompt(server):
-    """As in OpenAI's answers, they count from the beginning of the prompt."""
+def test_without_an_echo_offsets_begin_with_the_text(server):
     (choice,) = server.complete(prompt=STORY, seed=4, logprobs=1, max_tokens=12)["choices"]
-    check_offsets(STORY + choice["text"], choice["logprobs"])
+    check_offsets(choice["text"], choice["logprobs"])
 
 
 def test_the_likeliest_tokens_of_an_echo_are_those_of_the_engine(server, tiny):
@@ -431,7 +432,7 @@ def test_the_models(server):
     assert model["max_model_len"] == 512
     assert isinstance(model["created"], int)
     assert server.ask("/v1/models/tiny").json() == model
-    assert "tiny" in server.ask("/v1/models/gpt-4").error(404)["message"]
+    assert "gpt-4" in server.ask("/v1/models/gpt-4").error(404)["message"]
 
 
 def test_health(server):
@@ -511,8 +512,8 @@ def test_what_was_done_is_counted(server):
 
     assert grown("gpt_cli_prompt_tokens_total") == used["prompt_tokens"]
     assert grown("gpt_cli_generated_tokens_total") == used["completion_tokens"]
-    assert grown("gpt_cli_requests_total{status=400}") == 1
-    assert grown("gpt_cli_requests_total{status=200}") >= 1
+    assert grown("gpt_cli_requests_total{path=/v1/completions,status=400}") == 1
+    assert grown("gpt_cli_requests_total{path=/v1/completions,status=200}") == 1
     assert grown("gpt_cli_request_seconds_count") >= 1
     assert grown("gpt_cli_first_token_seconds_count") >= 1
     for name in ("reused", "drafted", "accepted"):

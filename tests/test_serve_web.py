@@ -4,7 +4,6 @@ import asyncio
 import errno
 import http.client
 import json
-import logging
 import os
 import queue
 import re
@@ -18,6 +17,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from in_process import refusal
@@ -89,6 +89,7 @@ def serving(**options):
         running = server.Server(
             guard.guarded(app, settings), settings.grace, lambda: None, addresses.put
         )
+        app.connections = running.server_state.connections
         thread = threading.Thread(target=running.serve_on, args=[listening])
         thread.start()
         addresses.get(timeout=10)
@@ -516,7 +517,6 @@ def test_without_the_flag_nothing_is_written(capfd):
 
 
 def test_a_client_that_leaves_is_not_written_down(capfd):
-    level = logging.getLogger("asyncio").level
     with serving() as (app, dial):
         for _ in range(20):
             connected = dial()
@@ -528,7 +528,6 @@ def test_a_client_that_leaves_is_not_written_down(capfd):
         time.sleep(0.1)
         app.left.set()
     assert capfd.readouterr() == ("", "")
-    assert logging.getLogger("asyncio").level == level
 
 
 def test_a_closed_standard_error_does_not_stop_the_server(monkeypatch):
@@ -571,7 +570,8 @@ def test_a_client_that_sends_no_request_is_not_waited_for(hasty, begin):
     for _ in range(3):  # single bytes do not help
         time.sleep(0.1)
         if begin:
-            connected.send(b"x")
+            with suppress(OSError):  # this machine is busy, and it is closed by now
+                connected.send(b"x")
     assert ended(connected) == b""
 
 
@@ -590,9 +590,11 @@ def test_a_client_that_takes_nothing_of_a_stream_is_not_waited_for(hasty):
 
 
 def test_a_client_that_takes_nothing_of_an_answer_is_not_waited_for(hasty):
-    connected = hasty[1]()
+    app, dial = hasty
+    connected = dial()
     connected.sendall(b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    time.sleep(1.5)
+    while "/big" not in app.asked or app.connections:
+        time.sleep(0.1)
     assert len(ended(connected)) < 20_000_000
 
 
@@ -607,10 +609,8 @@ def test_a_slow_client_and_a_slow_answer_are_waited_for(hasty):
     connected.close()
 
 
-def test_an_answer_that_takes_long_is_waited_for(monkeypatch):
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.0)  # at the second look
-    with serving() as (_, dial):
-        assert ask(dial, path="/slow")[2] == b"done"
+def test_an_answer_that_takes_long_is_waited_for(hasty):
+    assert ask(hasty[1], path="/slow")[2] == b"done"
 
 
 def test_connections_are_limited(monkeypatch):
@@ -757,6 +757,29 @@ def test_a_model_that_cannot_be_loaded_leaves_no_socket(tmp_path):
     assert not path.exists()
 
 
+def test_the_scheduler_is_stopped_whatever_happens(monkeypatch):
+    order = mock.Mock()
+    order.application.return_value = App(), order.scheduler
+    monkeypatch.setitem(sys.modules, "gpt_cli.serve.app", order)
+    order.ready.side_effect = ZeroDivisionError
+
+    def load():
+        with pytest.raises(ResourceError, match="cannot listen"):
+            server.bind(settings).__enter__()  # the address is ours before the model is loaded
+        return order.engine
+
+    with server.bind(Settings(port=0)) as listening:
+        settings = Settings(port=listening.getsockname()[1])
+    with pytest.raises(ZeroDivisionError):
+        server.run(load, settings, order.ready)
+    assert order.mock_calls == [
+        mock.call.application(order.engine, settings),
+        mock.call.ready(f"http://127.0.0.1:{settings.port}"),
+        mock.call.scheduler.stop(),
+        mock.call.scheduler.join(),
+    ]
+
+
 # Signals
 
 PROGRAM = """
@@ -770,6 +793,9 @@ class Scheduler:
     def stop(self):
         if "stubborn" not in sys.argv[0]:
             stopping.set()
+
+    def join(self):
+        pass
 
 async def app(scope, receive, send):
     await receive()
@@ -796,9 +822,9 @@ main()
 class Process:
     """The real command with the routes of `PROGRAM`."""
 
-    def __init__(self, folder, kind, *flags):
+    def __init__(self, folder, kind, *flags, files=200):
         self.path = folder / "s.sock"
-        limited = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh"]
+        limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
         arguments = [*limited, sys.executable, "-c", PROGRAM, kind, *flags]
         self.process = subprocess.Popen(
             arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder
@@ -824,8 +850,8 @@ class Process:
 def start(tmp_path):
     started = []
 
-    def run(*arguments):
-        started.append(Process(tmp_path, *arguments))
+    def run(*arguments, **limit):
+        started.append(Process(tmp_path, *arguments, **limit))
         return started[-1]
 
     yield run
@@ -839,12 +865,11 @@ def start(tmp_path):
 def test_a_signal_lets_running_requests_finish(start, number):
     running = start("obedient")
     idle = connect(socket.AF_UNIX, str(running.path))
-    client, answer = running.begin(1)
+    client, answer = running.begin(2)
     running.process.send_signal(number)
-    time.sleep(0.5)
+    assert ended(idle) == b""
     with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
         late.connect(str(running.path))
-    assert ended(idle) == b""
     assert answer.read() == b"done"
     client.close()
     assert running.end() == 0
@@ -878,7 +903,7 @@ def test_a_second_signal_ends_at_once(start, first, second, code):
     running = start("stubborn")
     client, answer = running.begin(60)
     running.process.send_signal(first)
-    time.sleep(0.5)
+    time.sleep(0.3)
     begun = time.monotonic()
     running.process.send_signal(second)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
@@ -899,13 +924,14 @@ def test_two_signals_at_the_same_time_end_it(start):
 
 
 @posix
-def test_more_connections_than_the_system_allows_are_no_trouble(start):
-    running = start("obedient")  # it may open 200 files
+@pytest.mark.parametrize("files", [40, 200])
+def test_more_connections_than_the_system_allows_are_no_trouble(start, files):
+    running = start("obedient", files=files)
     some = []
-    for _ in range(400):
+    for _ in range(2 * files):
         with suppress(OSError):
             some.append(connect(socket.AF_UNIX, str(running.path)))
-    assert len(some) > 100
+    assert len(some) > files / 2
     for each in some:
         each.close()
     client, answer = running.begin(0.1)

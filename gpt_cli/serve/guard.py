@@ -18,6 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gpt_cli.serve.refusals import BUG, refusal
 from gpt_cli.serve.settings import Settings
 
 BODY_SECONDS = 30.0  # to receive a body
@@ -48,12 +49,6 @@ def guarded(app: ASGIApp, settings: Settings) -> ASGIApp:
     if settings.api_key is None and settings.unix_socket is None:
         app = _Checked(app, _host_check(settings.host))
     return _Outermost(app, settings.access_log)
-
-
-def _refusal(status: int, message: str, code: str, **headers: str) -> JSONResponse:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    return JSONResponse({"error": error}, status, headers)
 
 
 class _Checked:
@@ -87,7 +82,7 @@ def _host_check(own: str) -> Check:
             f"this server does not know the name in Host {host!r:.100}: use its IP address or "
             "localhost, or start it with this name as --host, or with --api-key"
         )
-        return _refusal(403, message, "unknown_host")
+        return refusal(403, message, "unknown_host")
 
     return check
 
@@ -103,7 +98,7 @@ def _origin_check(allowed: tuple[str, ...]) -> Check:
         message = (
             f"pages of {origin!r:.100} may not use this server: start it with --cors {origin:.100}"
         )
-        return _refusal(403, message, "unknown_origin")
+        return refusal(403, message, "unknown_origin")
 
     return check
 
@@ -116,7 +111,7 @@ def _key_check(key: str) -> Check:
             return None
         message = "the API key is wrong" if given else "an API key is needed"
         message += ": send the header `Authorization: Bearer KEY`"
-        return _refusal(401, message, "invalid_api_key", **{"WWW-Authenticate": "Bearer"})
+        return refusal(401, message, "invalid_api_key", **{"WWW-Authenticate": "Bearer"})
 
     return check
 
@@ -134,11 +129,11 @@ class _Body:
                 body = await self._receive(Headers(scope=scope), receive)
         except TimeoutError:
             message = f"the body did not come within {BODY_SECONDS:.0f} seconds"
-            answer = _refusal(408, message, "body_too_slow", Connection="close")
+            answer = refusal(408, message, "body_too_slow", Connection="close")
             await answer(scope, receive, send)
         except OverflowError:
             message = f"a body may have {self._most} bytes (--max-body)"
-            await _refusal(413, message, "body_too_long")(scope, receive, send)
+            await refusal(413, message, "body_too_long")(scope, receive, send)
         else:
             if body is not None:
                 await self._app(scope, _again(body, receive), send)
@@ -188,7 +183,7 @@ class _Outermost:
         except Exception:
             _logger.exception("a bug in the answer to %s %s", scope["method"], scope["path"])
             if status is None:
-                answer = _refusal(500, "a bug; standard error of the server has it", "bug")
+                answer = refusal(500, BUG, "bug")
                 await answer(scope, receive, watched)
         finally:
             if self._log:

@@ -31,7 +31,7 @@ class Metrics:
         self._scheduler = scheduler
         self._registry = CollectorRegistry()
         own: Any = {"namespace": "gpt_cli", "registry": self._registry}
-        self._requests = Counter("requests", "Requests by status.", ["path", "status"], **own)
+        self._requests = Counter("requests", "Requests.", ["path", "status"], **own)
         self._prompts = Counter("prompt_tokens", "Tokens of prompts.", **own)
         self._reused = Counter("reused_tokens", "Tokens of prompts not computed again.", **own)
         self._generated = Counter("generated_tokens", "Generated tokens.", **own)

@@ -24,6 +24,7 @@ from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 Json: TypeAlias = dict[str, Any]
 
 _MOST_TEXTS = 2048  # of a request
+_MOST_ENTRIES = 500_000  # of its answer, which takes up to 200 bytes for each
 _OPTIONS = {each.name for each in fields(SamplingParams)} | {"seed", "stop", "ignore_eos"}
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
 # Values that change nothing, of fields that this server does not have or reads in another way.
@@ -47,6 +48,12 @@ class RequestError(InputError):
     def __init__(self, message: str, field: str | None = None, status: int = 400):
         super().__init__(message)
         self.field, self.status = field, status
+
+
+def no_such_model(name: str | None, engine: Engine) -> RequestError:
+    """Return the error for a model with another name."""
+    message = f"this server has no model {name!r:.80}, only {engine.name!r}"
+    return RequestError(message, "model", 404)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +120,7 @@ def read(engine: Engine, body: Any) -> Completions:
     if unknown := [name for name in given if name not in own | _OPTIONS]:
         known = ", ".join(sorted({"prompt", "stream_options"} | own | _OPTIONS))
         raise RequestError(
-            f"{unknown[0]:.40} is not supported here; leave it out (there are {known})", unknown[0]
+            f"{unknown[0]:.40}: there is no such field; there are {known}", unknown[0]
         )
     try:
         asked = Fields(**{name: value for name, value in given.items() if name in own})
@@ -126,19 +133,31 @@ def read(engine: Engine, body: Any) -> Completions:
     except OptionError as error:
         raise RequestError(str(error), error.args[0]) from None
     except InputError as error:
-        raise RequestError(str(error), "logit_bias") from None
+        raise RequestError(f"logit_bias: {error}", "logit_bias") from None
     if asked.model not in (None, engine.name):
-        raise RequestError(
-            f"this server has no model {asked.model!r:.80}, only {engine.name!r}", "model", 404
-        )
+        raise no_such_model(asked.model, engine)
     if asked.best_of is not None and asked.best_of < asked.n:
         raise RequestError(f"best_of must be at least n, which is {asked.n}", "best_of")
     if asked.stream and (asked.best_of or asked.n) > asked.n:
         raise RequestError("the best of several texts cannot be streamed", "best_of")
     prompts = [_prompt(engine, each, options, asked) for each in _prompts_of(prompt)]
-    if len(prompts) * (asked.best_of or asked.n) > _MOST_TEXTS:
-        raise RequestError(f"a request may have up to {_MOST_TEXTS} texts", "prompt")
+    _check_size(prompts, asked, engine.model.config.n_positions)
     return Completions(prompts, asked, options, _include_usage(stream_options, asked))
+
+
+def _check_size(prompts: Sequence[Prompt], asked: Fields, n_positions: int) -> None:
+    """Refuse a request whose answer would be too large."""
+    candidates = asked.best_of or asked.n
+    if len(prompts) * candidates > _MOST_TEXTS:
+        raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
+    echoed = sum(len(prompt.ids) for prompt in prompts) if asked.echo else 0
+    tokens = candidates * (echoed + len(prompts) * min(asked.max_tokens, n_positions))
+    if tokens * (1 + (asked.logprobs or 0)) > _MOST_ENTRIES:
+        raise RequestError(
+            f"max_tokens: an answer may have {_MOST_ENTRIES} tokens and log-probabilities in "
+            "all: ask for fewer texts, tokens or logprobs at a time",
+            "max_tokens",
+        )
 
 
 def _include_usage(given: Any, asked: Fields) -> bool:
@@ -177,7 +196,7 @@ def _prompt(engine: Engine, given: str | list[int], options: Options, asked: Fie
             return Prompt(ids, given)
         return Prompt(ids, engine.decode(given) if asked.echo else "")
     except InputError as error:
-        raise RequestError(str(error), "prompt") from None
+        raise RequestError(f"prompt: {error}", "prompt") from None
 
 
 class Answer:
@@ -322,11 +341,14 @@ class Logprobs:
 
     def add(self, id: int, logprob: float | None, top: TopLogprobs) -> None:
         """Add a token; the likeliest tokens in its place always include itself."""
-        likeliest = None
+        name, likeliest = token_name(self._tokenizer, id), None
         if logprob is not None:
             likeliest = {token_name(self._tokenizer, id): p for id, p in [*top, (id, logprob)]}
-        self._entries.append((token_name(self._tokenizer, id), logprob, likeliest, self.offset))
+        start = self.offset
         self.offset += len(self._decoder.push(id))
+        if not name.startswith("bytes:"):  # what was incomplete before it is now U+FFFD
+            start = self.offset - len(name)
+        self._entries.append((name, logprob, likeliest, start))
 
     def take(self) -> Json:
         """Return the entries since the last time."""

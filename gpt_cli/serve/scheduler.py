@@ -164,9 +164,11 @@ class Scheduler:
                 self._end(prompts.tasks, error)
         if self._batch.rows:
             for step in self._batch.step():
-                self._decoded[step.row].deliver(step)
+                task = self._decoded[step.row]
                 if step.finish_reason:
-                    self._running.discard(self._decoded.pop(step.row))
+                    del self._decoded[step.row]
+                    self._running.discard(task)
+                task.deliver(step)
 
     def _drop_cancelled(self) -> None:
         with self._changed:
@@ -260,7 +262,8 @@ class Scheduler:
     def _end(self, tasks: Iterable[Task], error: Exception) -> None:
         """End texts with an error."""
         if isinstance(error, MemoryError):
-            error = ResourceError("there is not enough memory for this text now")
+            self._prefixes.release()
+            error = ResourceError("there is not enough memory for this text now; try again later")
         for task in list(tasks):
             self._running.discard(task)
             task.cancelled = True  # it may have joined already

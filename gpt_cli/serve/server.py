@@ -1,6 +1,7 @@
 """The server's socket, its process and its signals; uvicorn speaks HTTP."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -193,19 +194,15 @@ class Server(uvicorn.Server):
 
     def serve_on(self, listening: socket.socket) -> None:
         """Serve until `should_exit` is set or a signal comes."""
-        logger = logging.getLogger("asyncio")
-        level = logger.level
-        logger.setLevel(logging.ERROR)  # it warns of clients that leave
-        try:
-            with suppress(asyncio.CancelledError):
-                asyncio.run(self._main([listening]))
-        finally:
-            logger.setLevel(level)
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._main([listening]))
         if self._second:
             signal.raise_signal(self._second)  # for the handlers of before
 
     async def _main(self, sockets: list[socket.socket]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_complain)
         self._serving = self._loop.create_task(self.serve(sockets))
         await self._serving
 
@@ -232,11 +229,10 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for what is running."""
-        timer = self._loop.call_later(self._grace, self._on_grace)
+        self._loop.call_later(self._grace, self._on_grace)
         try:
             await super().shutdown(sockets)
         finally:
-            timer.cancel()
             for connection in self._connections():
                 connection.transport.abort()
 
@@ -269,12 +265,20 @@ class _Connection(H11Protocol):
             self.transport.abort()
 
 
+def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what goes wrong outside of requests, but not that no more files can be opened.
+
+    The loop accepts connections again a second later.
+    """
+    if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
+        loop.default_exception_handler(context)
+
+
 def _most_connections() -> int:
     try:
         import resource
     except ImportError:  # Windows
         return MOST_CONNECTIONS
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (
-        MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, files // 2)
-    )
+    unlimited = files == resource.RLIM_INFINITY
+    return MOST_CONNECTIONS if unlimited else min(MOST_CONNECTIONS, files // 2)

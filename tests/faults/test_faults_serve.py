@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -405,7 +404,7 @@ BODIES = {
     "JSON that is no UTF-8": (b'{"prompt": "\xff"}', "JSON"),
     "JSON in UTF-16": (json.dumps(SHORT).encode("utf-16-le")[:-1], "JSON"),
     "a number of 50,000 digits": (b'{"seed": ' + b"9" * 50_000 + b"}", ""),
-    "half of a surrogate": (rb'{"prompt": "\ud83d"}', "prompt"),
+    "half of a surrogate": (rb'{"prompt": "\ud83d"}', "Unicode"),
     "a prompt too long": (json.dumps({"prompt": "Once " * 3000}).encode(), "512"),
     "an echo too long": (
         json.dumps({"prompt": "Once " * 3000, "echo": True, "max_tokens": 0}).encode(),
@@ -466,7 +465,7 @@ def test_who_leaves_the_queue_frees_its_place(serve, slow):
 
 @fault(79, "a client that leaves while its prompt is computed", "-")
 def test_who_leaves_in_the_prefill_frees_its_place(serve, slow):
-    prompts = [f"{seed} " * 400 for seed in range(10, 42)]  # of 800 to 1000 tokens
+    prompts = [f"{seed} " * 300 for seed in range(10, 42)]  # of 900 tokens
     with serve("--max-batch", 2, **slow) as server:
         gone = server.begin(prompt=prompts, max_tokens=1)
         server.wait_for(is_running)
@@ -516,6 +515,42 @@ def test_a_slow_reader_holds_nobody_up(serve):
             assert memory(server) - before < 24 << 20
             assert received(slow_reader).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         server.wait_until_idle()
+
+
+@linux
+@fault(79, "60 silent connections and a limit of 40 open files", "-", "the requests before them")
+def test_few_files_are_enough(serve):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+
+    with serve(preexec_fn=limit) as server:
+        stays = server.begin(**LONG | {"max_tokens": 400})
+        silent = [server.connect() for _ in range(60)]
+        with stays:
+            assert answer_on(stays).status == 200
+        for connection in silent:
+            connection.close()
+        assert completes(server)
+
+
+@fault(79, "200 connections that say nothing", "-", "the requests that come")
+def test_silent_connections_hold_nobody_up(serve):
+    with serve() as server:
+        silent = [server.connect() for _ in range(200)]
+        assert server.complete(**SHORT)
+        for connection in silent:
+            connection.close()
+
+
+def completes(server):
+    """Return whether there is an answer at last; connections may be refused until then."""
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        try:
+            return server.complete(**SHORT)
+        except OSError:
+            time.sleep(0.1)
+    return None
 
 
 def memory(server):
@@ -568,17 +603,38 @@ def test_too_little_memory_is_known_before(suffer):
     suffer(*TINY, "--port", 0, code=5, says="MiB of address space", do="ulimit -v", **options)
 
 
+# 64 texts of 900 tokens, each with 29 MB of keys and values.
+MANY = {"prompt": [f"{place} " * 300 for place in range(10, 42)], "n": 2, "max_tokens": 9}
+
+
 @linux
 @fault(80, "texts beyond a limit of memory", "HTTP 503")
-def test_too_little_memory_for_a_request_is_told(serve, world):
-    config = CONFIG | {"n_embd": 512, "n_head": 8, "n_layer": 12, "n_positions": 8192}
-    large = write_checkpoint(world.root / "large", config)
-    options = {"preexec_fn": limit_addresses(1100), "model": large}
+def test_too_little_memory_for_a_request_is_told(serve, slow):
+    options = {"preexec_fn": limit_addresses(700), **slow}
     with serve("--threads", 1, **options) as server:
-        body = {"prompt": ["a " * 3000] * 32, "max_tokens": 2000}
-        answer = server.ask(COMPLETIONS, body)
-        refused(server, answer, 503, "memory")
+        refused(server, server.ask(COMPLETIONS, MANY), 503, "memory")
         assert server.complete(**SHORT)
+        server.wait_until_idle()
+
+
+@linux
+@SLOW
+@fault(80, "each limit of address space from 500 to 1500 MiB", "HTTP 503")
+def test_any_limit_of_address_space_is_enough_or_told_of_a_server(serve, slow_model, world):
+    statuses = []
+    for mebibytes in range(500, 1501, 100):
+        options = {"preexec_fn": limit_addresses(mebibytes)}
+        flags = ("-m", slow_model, "--threads", 1)
+        if world.run("generate", *flags, "-n", 1, "Once", **options).returncode:
+            continue
+        with serve("--threads", 1, model=slow_model, **options) as server:
+            answer = server.ask(COMPLETIONS, MANY)
+            statuses.append(answer.status)
+            if answer.status != 200:
+                refused(server, answer, 503, "memory")
+            assert server.complete(**SHORT)
+    assert len(statuses) > 5
+    assert statuses == sorted(statuses, reverse=True), "from one limit on it is always enough"
 
 
 # --- the end -------------------------------------------------------------------------------------
@@ -690,7 +746,8 @@ def test_a_signal_while_it_starts_is_quiet(number, world):
             time.sleep(wait)
             process.send_signal(number)
             out, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode in (0, 128 + number)
+        # Before that, Python itself is starting, and handles signals in its own way.
+        assert process.returncode in (0, 128 + number, -number)
         assert out == b""
         assert errors == b"" or errors.startswith(b"gpt-cli: listening on ")
         assert errors.count(b"\n") <= 1
@@ -716,33 +773,3 @@ def test_nobody_needs_to_read_standard_error(serve):
             assert server.complete(**SHORT)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(LIMIT) == 0
-
-
-@linux
-@fault(81, "a limit of 40 open files", "-", "the requests that came before")
-def test_few_files_are_enough(serve):
-    options = {
-        "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)),
-    }
-    with serve(**options) as server:
-        idle = []
-        stays = server.begin(**LONG | {"max_tokens": 400})
-        for _ in range(60):
-            idle.append(server.connect())
-        with stays:
-            assert answer_on(stays).status == 200
-        for connection in idle:
-            connection.close()
-        assert server.complete(**SHORT)
-
-
-@fault(81, "200 connections that say nothing", "-", "the requests that come")
-def test_silent_connections_hold_nobody_up(serve):
-    with serve() as server:
-        silent = [server.connect() for _ in range(200)]
-        done = threading.Event()
-        threading.Timer(LIMIT, done.set).start()
-        assert server.ask("/health").status in (200, 503)
-        for connection in silent:
-            connection.close()
-        assert server.complete(**SHORT)

@@ -1,0 +1,442 @@
+"""Many mixed requests to one server: each answer must be that of its request alone, and the
+server's memory, files and threads must stay flat.
+
+    python tests/faults/serve_soak.py REQUESTS [--model tiny] [--save FILE]
+
+An engine in this process computes the answers before, one text at a time, without speculation and
+without a cache of beginnings. One in ten clients leaves at some moment, and one in twelve sends
+something wrong. Linux only.
+"""
+
+import argparse
+import asyncio
+import functools
+import json
+import os
+import platform
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from client import Connection, Server, ask, command, request
+
+import gpt_cli
+from gpt_cli import sampling
+from gpt_cli.bench import TEXT
+from gpt_cli.generate import Completion, generate
+from gpt_cli.options import Options
+from gpt_cli.rows import Request
+from gpt_cli.score import score
+from gpt_cli.serve.protocol import token_name
+
+CLIENTS = 24
+FLAGS = [
+    "--max-batch",
+    "16",
+    "--max-queue",
+    "24",
+]  # so few that requests wait, and some are refused
+PHASES = 10  # with a sample of the resources after each
+GROWTH = 20e6  # bytes, most
+PATIENCE = 120.0  # seconds for an answer
+PATH = "/v1/completions"
+
+WORDS = TEXT.split()
+ODD = ["", "Grüße, naïve 🦊", "\n\n", "0" * 30, "<|endoftext|>", "日本語"]
+SAMPLINGS = [
+    {},
+    {"temperature": 0},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
+    {"temperature": 1.5, "min_p": 0.1},
+    {"top_k": 1},
+    {"presence_penalty": 1, "frequency_penalty": 0.5},
+    {"repeat_penalty": 1.3, "logit_bias": {"13": -100, "262": 2}},
+    {"stop": ["."]},
+    {"stop": ["the", "\n"], "temperature": 0.5},
+    {"ignore_eos": True, "top_p": 0.5},
+]
+
+# Each with the status of its answer.
+BAD = [
+    (400, request(PATH, b"{")),
+    (400, request(PATH, b"[]")),
+    (400, request(PATH, b"\xff\xfe")),
+    (400, request(PATH, b"[" * 100_000)),
+    (400, request(PATH, b'{"prompt": 3}')),
+    (400, request(PATH, b'{"prompt": ["a", [1]], "max_tokens": -1}')),
+    (400, request(PATH, b'{"prompt": [1, 1000000000]}')),
+    (400, request(PATH, b'{"prompt": "\\ud800"}')),
+    (400, request(PATH, b'{"prompt": "a", "temperature": NaN}')),
+    (400, request(PATH, b'{"prompt": "a", "temperature": "hot"}')),
+    (400, request(PATH, b'{"prompt": "a", "n": 1000000}')),
+    (400, request(PATH, b'{"prompt": "a", "functions": []}')),
+    (400, request(PATH, json.dumps({"prompt": "word " * 5000}).encode())),
+    (404, request(PATH, b'{"prompt": "a", "model": "gpt-4"}')),
+    (404, request("/v1/nothing", b"{}")),
+    (404, request("/v1/models/nothing")),
+    (405, request(PATH)),
+    (403, request(PATH, b'{"prompt": "a"}', Host="example.com")),
+    (403, request(PATH, b'{"prompt": "a"}', Origin="http://example.com")),
+    (413, request(PATH, b"0" * 4_000_001)[:200]),
+    (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
+]
+OTHERS = [
+    request("/v1/models"),
+    request("/health"),
+    request("/metrics"),
+    request("/tokenizer_info"),
+    request("/"),
+    request("/tokenize", b'{"prompt": "Once upon a time<|endoftext|>"}'),
+    request("/detokenize", b'{"tokens": [40, 41, 42]}'),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, and what its answer must have."""
+
+    fields: dict
+    choices: list  # each with its text, finish reason and log-probabilities
+    usage: tuple  # tokens of prompts, and new ones
+
+
+class Reference:
+    """The answers of an engine that computes each text alone."""
+
+    def __init__(self, name):
+        self.engine = gpt_cli.load(name, speculate=False)
+
+    def case(self, number):
+        """Return a random request with its answer."""
+        choose = random.Random(number)
+        fields = {"seed": number, "max_tokens": choose.choice([1, 2, 5, 10, 20, 40])}
+        fields |= choose.choice(SAMPLINGS)
+        fields["prompt"] = self.prompt(choose)
+        if choose.random() < 0.2:
+            fields["prompt"] = [self.prompt(choose) for _ in range(choose.randint(1, 3))]
+            if len({type(each) for each in fields["prompt"]}) > 1:
+                fields["prompt"] = [each for each in fields["prompt"] if isinstance(each, str)]
+        if choose.random() < 0.2:
+            fields["n"] = choose.randint(1, 3)
+        elif choose.random() < 0.05:
+            fields["best_of"] = 2
+        if choose.random() < 0.4:
+            fields["logprobs"] = choose.choice([0, 1, 5])
+        if choose.random() < 0.3:
+            fields["echo"] = True
+            if choose.random() < 0.5:
+                fields["max_tokens"] = 0
+                fields.pop("best_of", None)
+        return Case(fields, *self.answer(fields))
+
+    def prompt(self, choose):
+        """Return a text, or ids; some begin alike."""
+        if choose.random() < 0.1:
+            return choose.choice(ODD)
+        words = choose.choices(WORDS, k=choose.choice([1, 3, 10, 30]))
+        if choose.random() < 0.3:
+            template = random.Random(choose.randrange(5))
+            words = template.choices(WORDS, k=template.randint(50, 150)) + words
+        text = " ".join(words)
+        return self.engine.encode(text) if choose.random() < 0.2 else text
+
+    def answer(self, fields):
+        """Return the choices that a request must have, and the numbers of tokens."""
+        given = fields["prompt"]
+        one = isinstance(given, str) or isinstance(given[0], int)
+        n = fields.get("n", 1)
+        candidates = fields.get("best_of", n)
+        choices, read, made = [], 0, 0
+        for place, prompt in enumerate([given] if one else given):
+            ids = self.engine.encode(prompt) if isinstance(prompt, str) else prompt
+            text = prompt if isinstance(prompt, str) else self.engine.decode(prompt)
+            ids = ids or self.engine.start_ids("the prompt is empty")
+            first = place * candidates
+            found = [self.complete(fields, ids, first + index) for index in range(candidates)]
+            read += len(ids)
+            made += sum(len(completion.ids) for completion in found)
+            if "best_of" in fields:
+                found.sort(key=lambda each: -sum(each.logprobs) / len(each.logprobs))
+            choices += [self.choice(fields, text, ids, completion) for completion in found[:n]]
+        return choices, (read, made)
+
+    def complete(self, fields, ids, index):
+        """Return a text, computed alone."""
+        names = {"prompt", "n", "best_of", "logprobs", "echo", "max_tokens"}
+        own = {name: value for name, value in fields.items() if name not in names}
+        options = Options(
+            **{"temperature": 1, "top_k": 0, "top_p": 1} | own,
+            max_tokens=max(1, fields["max_tokens"]),
+            top_logprobs=fields.get("logprobs", 0),
+        )
+        completion = Completion(len(ids), options.seed, finish_reason="length")
+        if fields["max_tokens"]:
+            row = Request(ids, options, index)
+            for step in generate(self.engine.model, self.engine.tokenizer, [row]):
+                completion.add(step)
+        return completion
+
+    def choice(self, fields, text, ids, made):
+        """Return the text, finish reason and log-probabilities of a choice."""
+        echo, reason = fields.get("echo", False), made.finish_reason
+        reason = "stop" if reason in ("stop", "eos") else "length"
+        if "logprobs" not in fields:
+            return text * echo + made.text, reason, None
+        entries = list(zip(made.ids, made.logprobs, made.top_logprobs, strict=True))
+        if echo:
+            entries = self.scored(ids, fields["logprobs"]) + entries
+        return text * echo + made.text, reason, [self.entry(*each) for each in entries]
+
+    def scored(self, ids, count):
+        """Return the tokens of a prompt with their log-probabilities."""
+        ops = self.engine.model.ops
+        (found,) = score(self.engine.model, self.engine.tokenizer, [ids])
+        top = [[] for _ in ids]
+        if count and len(ids) > 1:
+            likeliest = sampling.likeliest(ops, self.engine.logits([ids])[0, :-1], count)
+            rows = zip(*(each.tolist() for each in likeliest), strict=True)
+            top[1:] = [list(zip(*row, strict=True)) for row in rows]
+        return list(zip(ids, found.token_logprobs, top, strict=True))
+
+    def entry(self, id, logprob, top):
+        """Return a token as OpenAI writes it; the likeliest ones include itself."""
+        name = functools.partial(token_name, self.engine.tokenizer)
+        if logprob is None:
+            return name(id), None, None
+        return name(id), logprob, {name(id): p for id, p in [*top, (id, logprob)]}
+
+
+def answered(answer):
+    """Return the choices of an answer and its usage, streamed or not."""
+    if "event-stream" not in answer.headers["content-type"]:
+        objects = [answer.json]
+    else:
+        if not answer.body.endswith(b"data: [DONE]\n\n"):
+            raise RuntimeError("a stream has no end")
+        objects = [event for _, event in answer.events()]
+    choices, usage = {}, None
+    for each in objects:
+        usage = each.get("usage", usage)
+        for choice in each["choices"]:
+            text, _, entries = choices.get(choice["index"], ("", None, None))
+            if found := choice["logprobs"]:
+                columns = (found[n] for n in ("tokens", "token_logprobs", "top_logprobs"))
+                entries = (entries or []) + list(zip(*columns, strict=True))
+            text += choice["text"]
+            choices[choice["index"]] = text, choice["finish_reason"], entries
+    tokens = usage and (usage["prompt_tokens"], usage["completion_tokens"])
+    return [choices[index] for index in sorted(choices)], tokens
+
+
+class Soak:
+    """Clients of one server."""
+
+    def __init__(self, port, cases):
+        self.port, self.cases = port, cases
+        self.done = Counter()
+
+    async def run(self, numbers):
+        """Send requests, some at a time, and wait for all answers."""
+        numbers = iter(numbers)
+
+        async def client():
+            kept = []
+            for number in numbers:
+                async with asyncio.timeout(PATIENCE):
+                    await self.request(random.Random(number), kept)
+            for connection in kept:
+                connection.close()
+
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(CLIENTS):
+                clients.create_task(client())
+
+    async def request(self, choose, kept):
+        """Send a request of any kind; `kept` is a list of at most one open connection."""
+        kind = choose.random()
+        if kind < 0.1:
+            await self.leave(choose)
+        elif kind < 0.18:
+            await self.send_bad(choose)
+        elif kind < 0.23:
+            self.expect(200, await self.exchange(choose.choice(OTHERS), kept))
+            self.done["other paths"] += 1
+        else:
+            await self.complete(choose, kept)
+
+    async def exchange(self, data, kept):
+        """Return an answer, from an open connection if there is one."""
+        connection = kept.pop() if kept else await Connection.open(self.port)
+        answer = await connection.exchange(data)
+        kept.append(connection)
+        return answer
+
+    async def complete(self, choose, kept):
+        """Compare an answer with that of the engine."""
+        case = choose.choice(self.cases)
+        fields = dict(case.fields)
+        if "best_of" not in fields and choose.random() < 0.5:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        data = request(PATH, json.dumps(fields).encode())
+        while (answer := await self.exchange(data, kept)).status == 429:
+            if int(answer.headers["retry-after"]) < 1:
+                raise RuntimeError(f"Retry-After: {answer.headers['retry-after']}")
+            self.done["refused for now (429)"] += 1
+            await asyncio.sleep(choose.uniform(0.1, 0.5))
+        self.expect(200, answer)
+        found, expected = answered(answer), (case.choices, case.usage)
+        if found != expected:
+            raise RuntimeError(f"{fields}: {found} and not {expected}")
+        self.done["streams" if "stream" in fields else "whole answers"] += 1
+
+    async def send_bad(self, choose):
+        """Send something wrong; the answer must say so."""
+        status, data = choose.choice(BAD)
+        connection = await Connection.open(self.port)
+        answer = await connection.exchange(data)
+        connection.close()
+        self.expect(status, answer)
+        if b"\x16" not in data and not answer.json["error"]["message"]:
+            raise RuntimeError(f"{data[:200]}: {answer.body}")
+        self.done["wrong requests"] += 1
+
+    async def leave(self, choose):
+        """Leave at some moment."""
+        fields = dict(choose.choice(self.cases).fields)
+        moment = choose.choice(["while sending", "while waiting", "in a stream"])
+        if moment == "in a stream":
+            fields |= {"stream": True, "max_tokens": 100}
+            fields.pop("best_of", None)
+        data = request(PATH, json.dumps(fields).encode())
+        if moment == "while sending":
+            data = data[: choose.randrange(1, len(data))]
+        connection = await Connection.open(self.port)
+        connection.send(data)
+        if moment == "in a stream":
+            _, headers = await connection.head()
+            pieces = choose.randint(1, 20)
+            async for _ in connection.body(headers):
+                if not (pieces := pieces - 1):
+                    break
+        else:
+            await asyncio.sleep(choose.choice([0, 0.001, 0.01, 0.1]))
+        connection.close(reset=choose.random() < 0.5)
+        self.done[f"left {moment}"] += 1
+
+    def expect(self, status, answer):
+        """Raise an error if an answer has another status."""
+        if answer.status != status:
+            raise RuntimeError(f"status {answer.status} and not {status}: {answer.body}")
+
+    async def idle(self):
+        """Wait until nothing is computed any more."""
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            text = (await ask(self.port, path="/metrics")).body.decode()
+            if re.findall(r"^gpt_cli_texts_\w+ (.*)", text, re.MULTILINE) == ["0.0", "0.0"]:
+                break
+        else:
+            raise RuntimeError("texts that nobody wants are still computed")
+        await asyncio.sleep(0.5)  # the last connections are closed
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The resources of a process at a moment."""
+
+    memory: int  # resident, in bytes
+    files: int
+    threads: int
+
+    @classmethod
+    def take(cls, pid):
+        place = Path("/proc", str(pid))
+        pages = int((place / "statm").read_text().split()[1])
+        files, threads = (len(list((place / name).iterdir())) for name in ("fd", "task"))
+        return cls(pages * os.sysconf("SC_PAGE_SIZE"), files, threads)
+
+
+async def soak(server, cases, requests):
+    """Send requests; return a sample after the warm-up and after each phase, and what was done."""
+    clients = Soak(server.port, cases)
+    samples = []
+    each = requests // PHASES
+    for phase in range(PHASES + 1):  # the first warms up
+        await clients.run(range(phase * each, (phase + 1) * each))
+        await clients.idle()
+        samples.append(Sample.take(server.process.pid))
+        print(f"{(phase + 1) * each} requests: {samples[-1]}", file=sys.stderr)
+        if not phase:
+            clients.done.clear()
+    return samples, clients.done
+
+
+def report(model, samples, done, minutes):
+    """Return the table, and whether everything is flat."""
+    first, *rest = samples
+    most = Sample(
+        *(max(getattr(each, name) for each in rest) for name in ("memory", "files", "threads"))
+    )
+    last = rest[-1]
+    growth = most.memory - first.memory
+    flat = growth <= GROWTH and last.files <= first.files and last.threads <= first.threads
+    rows = "".join(f"| {count:,} | {name} |\n" for name, count in sorted(done.items()))
+    return (
+        f"""\
+# A soak of a server
+
+Written by `make soak-serve` with gpt-cli {gpt_cli.__version__} and Python \
+{platform.python_version()}: {done.total():,} requests, {CLIENTS} at
+a time, to `gpt-cli serve -m {model} {" ".join(FLAGS)}`, in {minutes:.0f} minutes.
+Each answer has the text, the log-probabilities and the counts that the engine gives for the request
+alone. Nothing is left running, standard error is empty, and the exit code is 0.
+
+| requests | |
+|-|-|
+{rows}
+| when idle | after a warm-up of {1 / PHASES:.0%} as many | most, later | at the end |
+|-|-|-|-|
+| memory | {first.memory / 1e6:.1f} MB | {most.memory / 1e6:.1f} MB | {last.memory / 1e6:.1f} MB |
+| open files | {first.files} | {most.files} | {last.files} |
+| threads | {first.threads} | {most.threads} | {last.threads} |
+
+{"Flat" if flat else "NOT flat"}: at most {GROWTH / 1e6:.0f} MB more, no file and no thread.
+""",
+        flat,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("requests", type=int)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--save", type=Path, help="write the table here, too")
+    arguments = parser.parse_args()
+    reference = Reference(arguments.model)
+    cases = [reference.case(number) for number in range(arguments.requests // PHASES)]
+    del reference
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        errors = Path(scratch, "errors")
+        with Server(command(arguments.model, *FLAGS), errors) as server:
+            samples, done = asyncio.run(soak(server, cases, arguments.requests))
+            code = server.stop()
+        _, *unexpected = errors.read_text().splitlines()  # after the line that it listens
+        if unexpected or code:
+            raise RuntimeError(f"exit code {code}: {unexpected}")
+    table, flat = report(arguments.model, samples, done, (time.monotonic() - start) / 60)
+    print(table, end="")
+    if arguments.save:
+        arguments.save.write_text(table)
+    return 0 if flat else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
