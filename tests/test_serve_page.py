@@ -441,6 +441,17 @@ def test_the_keyboard_reaches_alternatives(look, server):
 
 @browser_only
 @once
+def test_a_click_behind_a_line_is_on_its_end(look, server):
+    server.scripted = [[[" a"], ["\n"], [" b"]]]
+    tab = look()
+    write_and_continue(tab, "x", n=1)
+    first = tab.locator("#drawn span span").nth(1).bounding_box()
+    tab.mouse.click(first["x"] + 200, first["y"] + 5)
+    assert tab.locator("#token h2 .token").inner_text() == "↵"
+
+
+@browser_only
+@once
 def test_tokens_of_one_character_are_joined(look, server):
     server.scripted = [
         [
