@@ -20,7 +20,7 @@ from gpt_cli.tokenizer import Tokenizer
 
 TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
 
-_CAPACITY_STEP = 128  # tokens: a larger cache is seldom made
+_SMALLEST = 128  # tokens that a cache has room for
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,15 @@ class Batch:
         cache: the keys and values of all tokens of each row but the last; or None.
     """
 
-    def __init__(self, model: GPT2, tokenizer: Tokenizer, speculator: Speculator | None = None):
-        self._model = model
+    def __init__(
+        self,
+        model: GPT2,
+        tokenizer: Tokenizer,
+        speculator: Speculator | None = None,
+        most: int = 1,
+    ):
+        """Make an empty batch, to which up to `most` rows will be added."""
+        self._model, self._most = model, most
         self._chooser = Chooser(model.ops, tokenizer, model.config)
         self._drafting = Drafting(speculator, self._chooser) if speculator else None
         self._start = time.perf_counter()
@@ -60,26 +67,24 @@ class Batch:
 
     def add(self, row: Row, cache: KVCache | None, place: int) -> None:
         """Add a row; a place in another cache has all its tokens but the last, if it has more."""
-        room = self._reserve(len(self.rows) + 1, len(row.window) + row.growth)
+        room = self._reserve(len(row.window) + row.growth)
         if cache:
             room.begin(len(self.rows), cache, place, len(row.window) - 1)
         self.rows.append(row)
         self.cache = room.first(len(self.rows))
         self._set_lengths()
 
-    def _reserve(self, rows: int, capacity: int) -> KVCache:
-        """Return the cache with room for some rows and tokens, and for more that may follow."""
-        room = self._room
-        if room:
-            if rows <= len(room.lengths) and capacity <= room.capacity:
-                return room
-            rows, capacity = max(rows, 2 * len(self.rows)), max(capacity, room.capacity)
-        config = self._model.config
-        capacity = min(-(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP, config.n_positions)
-        self._room = made = KVCache(config, self._model.ops, rows, capacity)
+    def _reserve(self, capacity: int) -> KVCache:
+        """Return the cache, with room for all rows; memory that is not written takes none."""
+        old, config = self._room, self._model.config
+        if old and capacity <= old.capacity:
+            return old
+        capacity = max(_SMALLEST, 2 ** (capacity - 1).bit_length())  # seldom a larger one
+        capacity = min(capacity, config.n_positions)
+        self._room = made = KVCache(config, self._model.ops, self._most, capacity)
         for place, row in enumerate(self.rows):
-            assert room  # noqa: S101 (narrows the type)
-            made.begin(place, room, place, len(row.window) - 1)
+            assert old  # noqa: S101 (narrows the type)
+            made.begin(place, old, place, len(row.window) - 1)
         return made
 
     def drop(self, rows: Sequence[Row]) -> None:

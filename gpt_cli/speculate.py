@@ -53,8 +53,12 @@ class Drafting:
         self._drafted_at = None
         if cache is None:
             return
-        room = min(MOST, DRAFTS // len(rows), min(row.growth for row in rows) - 1)
-        self._guesses = [self._ngrams.draft(row, room) for row in rows]
+        rooms = [row.growth - 1 for row in rows]
+        space = cache.capacity - max(len(row.window) for row in rows)
+        room = min(MOST, DRAFTS // len(rows), max(rooms), space)
+        self._guesses = [
+            self._ngrams.draft(row, min(room, own)) for row, own in zip(rows, rooms, strict=True)
+        ]
         count, by_twin = self._plan(rows, room)
         drafts = [guess[:count] for guess in self._guesses]
         twin = self._twin if by_twin else None
@@ -65,8 +69,8 @@ class Drafting:
             drafts = twin.draft(rows, count)
             seconds = (time.perf_counter() - began) / count
             self._twin_record.seconds = _mean(self._twin_record.seconds, seconds)
-        for row, each in zip(rows, drafts, strict=True):
-            row.drafts = each
+        for row, each, own in zip(rows, drafts, rooms, strict=True):
+            row.drafts = each[:own]
         self._drafted_at = time.perf_counter()
 
     @cached_property
@@ -102,7 +106,10 @@ class Drafting:
             for n in (0, *counts)
         }
         if self._twin_is_near(rows):
-            plans |= {(n, True): self._rate(twin, n, [n] * len(rows)) for n in counts}
+            rooms = [row.growth - 1 for row in rows]
+            plans |= {
+                (n, True): self._rate(twin, n, [min(n, own) for own in rooms]) for n in counts
+            }
         plans[0, False] *= _GAIN
         best = max(plans, key=plans.__getitem__)
         self._idle, self._patience = (0, _PATIENCE) if best[1] else (self._idle + 1, self._patience)

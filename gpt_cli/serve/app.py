@@ -57,6 +57,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
             HTTPException: _no_route,
         },
     )
+    app.router.redirect_slashes = False
     paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
     return routes.counted(app, paths), scheduler
 

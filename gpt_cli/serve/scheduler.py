@@ -78,7 +78,7 @@ class Scheduler:
         """
         self._model, self._tokenizer = model, tokenizer
         self._max_batch, self._max_queue = _fitting(model, max_batch), max_queue
-        self._batch = Batch(model, tokenizer, speculator)
+        self._batch = Batch(model, tokenizer, speculator, self._max_batch)
         self._running: set[Task] = set()  # those that do not wait
         self._decoded: dict[int, Task] = {}  # by `Row.place`
         self._prompts: deque[Prompts] = deque()
