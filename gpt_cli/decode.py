@@ -70,18 +70,19 @@ class Batch:
         room = self._reserve(len(row.window) + row.growth)
         if cache:
             room.begin(len(self.rows), cache, place, len(row.window) - 1)
+        self._room = room  # only now, as memory may have been too short
         self.rows.append(row)
         self.cache = room.first(len(self.rows))
         self._set_lengths()
 
     def _reserve(self, capacity: int) -> KVCache:
-        """Return the cache, with room for all rows; memory that is not written takes none."""
+        """Return a cache with the rows, and room for more; what is not written takes no memory."""
         old, config = self._room, self._model.config
         if old and capacity <= old.capacity:
             return old
         capacity = max(_SMALLEST, 2 ** (capacity - 1).bit_length())  # seldom a larger one
         capacity = min(capacity, config.n_positions)
-        self._room = made = KVCache(config, self._model.ops, self._most, capacity)
+        made = KVCache(config, self._model.ops, self._most, capacity)
         for place, row in enumerate(self.rows):
             assert old  # noqa: S101 (narrows the type)
             made.begin(place, old, place, len(row.window) - 1)

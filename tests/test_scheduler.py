@@ -402,6 +402,36 @@ def test_an_error_ends_its_texts_and_others_are_computed(
     assert (shared.running, shared.waiting) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("error", "ended"), [(MemoryError(), {"known"}), (ZeroDivisionError("a bug"), {"known", "new"})]
+)
+def test_an_error_while_texts_are_admitted_loses_none(
+    native, tokenizer, running, monkeypatch, error, ended
+):
+    model = model_of(native("float32"), **SMALL)
+    shared, _ = busy(running, model, tokenizer)
+    caller, joined = Caller(), scheduler.Batch.add
+
+    def add(batch, row, cache, place):
+        if row.options.seed == 9:
+            raise error
+        joined(batch, row, cache, place)
+
+    monkeypatch.setattr(scheduler.Batch, "add", add)
+    tasks = {
+        "new": caller.task(Request([2] * 40, Options(max_tokens=3, seed=1))),
+        "passed": caller.task(Request([2] * 40, Options(max_tokens=3, seed=2))),
+        "known": caller.task(Request([2], Options(max_tokens=3, seed=9))),
+    }
+    with shared._changed:  # so that all are there at the next turn
+        shared.submit(list(tasks.values()))
+    caller.wait(tasks.values())
+    assert {name for name, task in tasks.items() if task.number in caller.errors} == ended
+    for name in tasks.keys() - ended:
+        found = caller.completions[tasks[name].number]
+        assert_same(found, alone(model, tokenizer, tasks[name].request))
+
+
 def test_other_threads_and_levels_give_the_same_texts(native, tokenizer, level):
     model = model_of(native("float32"), **SMALL)
     request = Request([1, 2, 3] * 30, Options(max_tokens=20, seed=3))

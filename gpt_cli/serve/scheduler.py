@@ -187,30 +187,36 @@ class Scheduler:
         taken: list[Task] = []
         passed: list[_Waiting] = []
         longest = 0  # of the tokens to compute
-        while len(passed) < _LOOK_AHEAD and self.running < self._max_batch:
+        try:
+            while len(passed) < _LOOK_AHEAD and self.running < self._max_batch:
+                with self._changed:
+                    if not self._waiting:
+                        break
+                    entry = heapq.heappop(self._waiting)
+                task = entry.task
+                self._running.add(task)  # at once, so that any error ends it
+                found, known = self._prefixes.find(task.known)
+                new = max(longest, len(task.known) - known)
+                too_many = taken and new * (len(taken) + 1) > PIECE
+                is_known = known == len(task.known) and task.score is None
+                if not is_known and (too_many or self._will_be_known(task, known, taken)):
+                    self._running.discard(task)
+                    passed.append(entry)
+                    continue
+                self._round = max(self._round, entry.round)
+                if not is_known:
+                    taken.append(task)
+                    longest = new
+                    continue
+                try:
+                    self._join(task, found.cache if found else None)
+                    self.reused += known
+                except (GPTCLIError, MemoryError) as error:
+                    self._end([task], error)
+        finally:
             with self._changed:
-                if not self._waiting:
-                    break
-                entry = heapq.heappop(self._waiting)
-            task = entry.task
-            found, known = self._prefixes.find(task.known)
-            new = max(longest, len(task.known) - known)
-            too_many = taken and new * (len(taken) + 1) > PIECE
-            is_known = known == len(task.known) and task.score is None
-            if not is_known and (too_many or self._will_be_known(task, known, taken)):
-                passed.append(entry)
-                continue
-            self._running.add(task)
-            self._round = max(self._round, entry.round)
-            if is_known:
-                self.reused += known
-                self._join(task, found.cache if found else None)
-            else:
-                taken.append(task)
-                longest = new
-        with self._changed:
-            for entry in passed:
-                heapq.heappush(self._waiting, entry)
+                for entry in passed:
+                    heapq.heappush(self._waiting, entry)
         if taken:
             try:
                 made = Prompts(self._model, taken, self._prefixes)
