@@ -264,6 +264,7 @@ BAD = [
     *(("ignore_eos", value) for value in (1, "no")),
     ("suffix", "the end"),
     ("temprature", 0.5),
+    ("\ud800", 1),
 ]
 
 

@@ -28,6 +28,7 @@ from gpt_cli.serve import Settings
 
 pytest.importorskip("uvicorn")
 from gpt_cli.serve import guard, server
+from gpt_cli.serve.app import application
 
 HALF = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
 
@@ -80,9 +81,9 @@ class App:
 
 
 @contextmanager
-def serving(**options):
-    """Serve `App` in a thread; yield the application and what connects to it."""
-    app, addresses = App(), queue.Queue()
+def serving(app=None, **options):
+    """Serve `App` or another in a thread; yield the application and what connects to it."""
+    app, addresses = app or App(), queue.Queue()
     settings = Settings(port=0, **options)
     with server.bind(settings) as listening:
         name = listening.getsockname()
@@ -547,6 +548,21 @@ def test_a_bug_is_answered_and_its_traceback_is_written(open_server, caplog):
     connected.sendall(b"GET /late-bug HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert ended(connected).endswith(b"begun\r\n")
     assert len(caplog.records) == 2
+
+
+def test_a_bug_in_a_route_is_answered_like_any_error(tiny, monkeypatch, caplog):
+    def read(engine, body):
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr("gpt_cli.serve.app.read", read)
+    routes, scheduler = application(tiny, Settings())
+    with serving(routes) as (_, dial):
+        answer = ask(dial, path="/v1/completions", body=b"{}")
+    scheduler.stop()
+    scheduler.join()
+    assert "mistake" not in refused(answer, 500, "bug")
+    assert answer[1]["content-type"] == "application/json"
+    assert "RuntimeError: a mistake" in caplog.text
 
 
 def test_no_answer_names_the_software(open_server):

@@ -23,7 +23,7 @@ from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
 from gpt_cli.serve.completion import CompletionResponse, described
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import Json, RequestError, no_such_model, read
-from gpt_cli.serve.refusals import refusal
+from gpt_cli.serve.refusals import BUG, refusal
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.serve.settings import Settings
 
@@ -53,6 +53,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
             QueueFullError: routes.refuse_busy,
             GPTCLIError: _fail,
             HTTPException: _no_route,
+            Exception: _bug,
         },
     )
     app.router.redirect_slashes = False
@@ -91,6 +92,10 @@ def _policy(page: str) -> str:
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'"
     )
+
+
+def _bug(request: Request, error: Exception) -> Response:
+    return refusal(500, BUG, "bug")  # Starlette raises the error again, for `guard` to log it
 
 
 class _Routes:

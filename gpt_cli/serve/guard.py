@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpt_cli.serve.refusals import BUG, refusal
@@ -28,7 +28,7 @@ _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 _logger = logging.getLogger("gpt_cli")
 
 # Takes a path and headers; returns an answer that refuses the request, or None.
-Check: TypeAlias = Callable[[str, Headers], JSONResponse | None]
+Check: TypeAlias = Callable[[str, Headers], Response | None]
 
 
 def guarded(app: ASGIApp, settings: Settings) -> ASGIApp:
@@ -69,7 +69,7 @@ def _host_check(own: str) -> Check:
     Browsers send the name in the address of the page, so a foreign name is a foreign page.
     """
 
-    def check(path: str, headers: Headers) -> JSONResponse | None:
+    def check(path: str, headers: Headers) -> Response | None:
         host = headers.get("host", "")
         found = _HOST.fullmatch(host)
         name = found[1].strip("[]").lower() if found else ""
@@ -90,7 +90,7 @@ def _host_check(own: str) -> Check:
 def _origin_check(allowed: tuple[str, ...]) -> Check:
     """Return a check against foreign pages, whose simplest requests browsers do not hold back."""
 
-    def check(path: str, headers: Headers) -> JSONResponse | None:
+    def check(path: str, headers: Headers) -> Response | None:
         origin, host = headers.get("origin"), headers.get("host", "")
         own = (f"http://{host}", f"https://{host}")  # the latter behind a proxy
         if origin is None or "*" in allowed or origin in allowed or origin.lower() in own:
@@ -104,7 +104,7 @@ def _origin_check(allowed: tuple[str, ...]) -> Check:
 
 
 def _key_check(key: str) -> Check:
-    def check(path: str, headers: Headers) -> JSONResponse | None:
+    def check(path: str, headers: Headers) -> Response | None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode(), key.encode())
         if path in OPEN or (right and scheme.lower() == "bearer"):
@@ -181,7 +181,7 @@ class _Outermost:
         try:
             await self._app(scope, receive, watched)
         except Exception:
-            _logger.exception("a bug in the answer to %s %s", scope["method"], scope["path"])
+            _logger.exception("a bug in the answer to %s %r", scope["method"], scope["path"])
             if status is None:
                 answer = refusal(500, BUG, "bug")
                 await answer(scope, receive, watched)

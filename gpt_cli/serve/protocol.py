@@ -121,7 +121,7 @@ def read(engine: Engine, body: Any) -> Completions:
     if unknown := [name for name in given if name not in own | _OPTIONS]:
         known = ", ".join(sorted({"prompt", "stream_options"} | own | _OPTIONS))
         raise RequestError(
-            f"{unknown[0]:.40}: there is no such field; there are {known}", unknown[0]
+            f"{unknown[0]!r:.40}: there is no such field; there are {known}", unknown[0]
         )
     try:
         asked = Fields(**{name: value for name, value in given.items() if name in own})

@@ -1,17 +1,20 @@
 """Errors in OpenAI's shape."""
 
+import json
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 BUG = "a bug; standard error of the server has it"
 
 
 def refusal(
     status: int, message: str, code: str | None = None, field: str | None = None, **headers: str
-) -> JSONResponse:
+) -> Response:
     """Return the answer to a request that is refused, or has failed."""
-    return JSONResponse(error_object(status, message, code, field), status, headers)
+    # In ASCII: it quotes the request, whose texts may have no UTF-8 (such as "\ud800").
+    body = json.dumps(error_object(status, message, code, field))
+    return Response(body, status, headers, "application/json")
 
 
 def error_object(
