@@ -62,11 +62,11 @@ class Batch:
         self.begin([])
 
     def begin(self, rows: list[Row], cache: KVCache | None = None) -> None:
-        """Replace all rows, and the cache."""
+        """Replace all rows, and the cache, whose memory is given back."""
         self.rows, self.cache, self._room = rows, cache, cache
 
     def add(self, row: Row, cache: KVCache | None, place: int) -> None:
-        """Add a row; a place in another cache has all its tokens but the last, if it has more."""
+        """Add a row. All its tokens but the last are in a place of a cache; None if it has one."""
         room = self._reserve(len(row.window) + row.growth)
         if cache:
             room.begin(len(self.rows), cache, place, len(row.window) - 1)

@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+import weakref
 from collections import Counter
 
 import pytest
@@ -430,6 +431,26 @@ def test_an_error_while_texts_are_admitted_loses_none(
     for name in tasks.keys() - ended:
         found = caller.completions[tasks[name].number]
         assert_same(found, alone(model, tokenizer, tasks[name].request))
+
+
+def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(
+    native, tokenizer, running, monkeypatch
+):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer), Caller()
+    tasks = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
+    shared.submit(tasks[:1])
+    caller.wait(tasks[:1])
+    held = [weakref.ref(shared._batch._room), weakref.ref(shared._prefixes._kept[0].cache)]
+
+    def fail(*given):
+        raise MemoryError
+
+    monkeypatch.setattr(prompts, "KVCache", fail)
+    shared.submit(tasks[1:])
+    caller.wait(tasks[1:])
+    assert isinstance(caller.errors[1], ResourceError)
+    assert [each() for each in held] == [None, None]
 
 
 def test_other_threads_and_levels_give_the_same_texts(native, tokenizer, level):

@@ -269,6 +269,8 @@ class Scheduler:
         """End texts with an error."""
         if isinstance(error, MemoryError):
             self._prefixes.release()
+            if not self._batch.rows:
+                self._batch.begin([])  # gives back the memory of earlier rows
             error = ResourceError("there is not enough memory for this text now; try again later")
         for task in list(tasks):
             self._running.discard(task)
