@@ -291,6 +291,13 @@ def test_a_body_that_is_no_json_object_is_refused(body, server):
     assert server.ask(COMPLETIONS, body).error(400)["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(("texts", "more"), [(2049, {}), (1025, {"n": 2}), (17, {"best_of": 128})])
+def test_too_many_texts_are_refused_before_they_are_looked_at(texts, more, server):
+    error = server.ask(COMPLETIONS, {"prompt": [[-1]] * texts} | more).error(400)
+    assert error["param"] == "prompt"
+    assert "2048 texts" in error["message"]
+
+
 @pytest.mark.parametrize("best_of", [1, 2, 3, 8])
 def test_the_best_of_several_choices(best_of, server, tiny):
     """Of the highest mean log-probability of a token."""

@@ -144,7 +144,10 @@ def read(engine: Engine, body: Any) -> Completions:
         raise RequestError(f"best_of must be at least n, which is {asked.n}", "best_of")
     if asked.stream and (asked.best_of or asked.n) > asked.n:
         raise RequestError("the best of several texts cannot be streamed", "best_of")
-    prompts = [_prompt(engine, each, options, asked) for each in _prompts_of(prompt)]
+    found = _prompts_of(prompt)
+    if len(found) * (asked.best_of or asked.n) > _MOST_TEXTS:  # before they take time
+        raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
+    prompts = [_prompt(engine, each, options, asked) for each in found]
     _check_size(prompts, asked, engine.model.config.n_positions)
     return Completions(prompts, asked, options, _include_usage(stream_options, asked))
 
@@ -152,8 +155,6 @@ def read(engine: Engine, body: Any) -> Completions:
 def _check_size(prompts: Sequence[Prompt], asked: Fields, n_positions: int) -> None:
     """Refuse a request whose answer would be too large."""
     candidates = asked.best_of or asked.n
-    if len(prompts) * candidates > _MOST_TEXTS:
-        raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
     echoed = sum(len(prompt.ids) for prompt in prompts) if asked.echo else 0
     tokens = candidates * (echoed + len(prompts) * min(asked.max_tokens, n_positions))
     if tokens * (1 + (asked.logprobs or 0)) > _MOST_ENTRIES:
