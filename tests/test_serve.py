@@ -142,6 +142,7 @@ def test_a_stream_says_the_same(body, server):
     answer = server.ask(COMPLETIONS, body | {"stream": True})
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert answer.headers["X-Accel-Buffering"] == "no"  # nginx passes each event on at once
     chunks = answer.events()
     assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
     for chunk in chunks:
