@@ -142,6 +142,7 @@ def test_a_stream_says_the_same(body, server):
     answer = server.ask(COMPLETIONS, body | {"stream": True})
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert answer.headers["X-Accel-Buffering"] == "no"  # nginx passes each event on at once
     chunks = answer.events()
     assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
     for chunk in chunks:
@@ -276,6 +277,21 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
     error = answer.error(400)
     assert error["type"] == "invalid_request_error"
     assert error["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"temprature": 0.5}, "temprature: there is no such field (did you mean temperature?)"),
+        ({"suffix": "the end"}, "suffix: this server does not have this field: leave it out"),
+        ({"stream": True, "best_of": 2}, "best_of: the best of several texts cannot be streamed"),
+        ({"prompt": [5] * 512}, "prompt: it has 512 tokens; shorten it to at most 511"),
+        ({"prompt": [5] * 513, "max_tokens": 0}, "prompt: it has 513 tokens; shorten it to at"),
+    ],
+)
+def test_a_refusal_says_what_to_do(body, message, server):
+    found = server.ask(COMPLETIONS, {"prompt": "Once"} | body).error(400)["message"]
+    assert found.startswith(message)
 
 
 def test_another_model_is_not_found(server):
@@ -482,21 +498,22 @@ def test_the_tokenizer(server):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "message"),
     [
-        ("GET", "/nope", 404),
-        ("POST", "/v1/chat/completions", 404),
-        ("GET", COMPLETIONS, 405),
-        ("PUT", COMPLETIONS, 405),
-        ("DELETE", "/v1/models", 405),
-        ("POST", "/metrics", 405),
-        ("GET", "/v1/completions/../../etc/passwd", 404),
-        ("GET", "/%00", 404),
-        ("GET", "/v1/models/%F0%28", 404),
+        ("GET", "/nope", 404, "GET '/nope': there is no such path; OpenAI's begin with /v1"),
+        ("GET", "/v1/nope", 404, "GET '/v1/nope': there is no such path"),
+        ("POST", "/v1/chat/completions", 404, "GPT-2 is a base model and cannot chat"),
+        ("GET", COMPLETIONS, 405, "GET '/v1/completions': use POST"),
+        ("PUT", COMPLETIONS, 405, "use POST"),
+        ("DELETE", "/v1/models", 405, "use "),
+        ("POST", "/metrics", 405, "use "),
+        ("GET", "/v1/completions/../../etc/passwd", 404, "there is no such path"),
+        ("GET", "/%00", 404, "there is no such path"),
+        ("GET", "/v1/models/%F0%28", 404, "this server has no model"),
     ],
 )
-def test_what_there_is_not(method, path, status, server):
-    server.ask(path, method=method).error(status)
+def test_what_there_is_not(method, path, status, message, server):
+    assert message in server.ask(path, method=method).error(status)["message"]
 
 
 def test_the_page_is_one_file(server):

@@ -169,6 +169,8 @@ def open_server():
     ("options", "complaint"),
     [
         ({"host": ""}, "host must be an address or a name"),
+        ({"host": "127.0.0.1:8000"}, "host must be an address or a name, without a port"),
+        ({"host": "http://localhost"}, "host must be an address or a name, without a port"),
         ({"port": 65536}, "port must be from 0 to 65535"),
         ({"api_key": ""}, "api_key must be ASCII without spaces"),
         ({"api_key": "two words"}, "api_key must be ASCII without spaces"),

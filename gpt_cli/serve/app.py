@@ -73,10 +73,15 @@ def _fail(request: Request, error: Exception) -> Response:
 
 def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 (narrows the type)
-    message = f"{request.method} {request.url.path!r:.100}: {error.detail}"
-    if request.url.path == "/v1/chat/completions":
+    path, headers = request.url.path, error.headers or {}
+    message = f"{request.method} {path!r:.100}: there is no such path"
+    if "Allow" in headers:
+        message = f"{request.method} {path!r:.100}: use {headers['Allow']}"
+    elif path == "/v1/chat/completions":
         message = "GPT-2 is a base model and cannot chat: use /v1/completions"
-    return refusal(error.status_code, message, **(error.headers or {}))
+    elif not path.startswith("/v1/"):
+        message += "; OpenAI's begin with /v1"
+    return refusal(error.status_code, message, **headers)
 
 
 def _policy(page: str) -> str:

@@ -60,7 +60,11 @@ class CompletionResponse(Response):
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = b"text/event-stream; charset=utf-8"
-        headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
+        headers = [
+            (b"content-type", kind),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # nginx would keep the events until there are many
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async for event in self._server_sent():
             body = f"data: {event}\n\n".encode()

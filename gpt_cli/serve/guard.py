@@ -132,7 +132,7 @@ class _Body:
             answer = refusal(408, message, "body_too_slow", Connection="close")
             await answer(scope, receive, send)
         except OverflowError:
-            message = f"a body may have {self._most} bytes (--max-body)"
+            message = f"a body may have up to {self._most} bytes (--max-body)"
             await refusal(413, message, "body_too_long")(scope, receive, send)
         else:
             if body is not None:

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from gpt_cli.declare import TEXT, WHOLE, Declared, OptionError, Range, option
 from gpt_cli.decode import Step, TopLogprobs
 from gpt_cli.engine import Engine
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, did_you_mean
 from gpt_cli.options import Options
-from gpt_cli.rows import Request, fit
+from gpt_cli.rows import Request
 from gpt_cli.sampling import COUNTS, SamplingParams
 from gpt_cli.serve.prompts import Event, PromptScore, Task
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
@@ -119,10 +119,13 @@ def read(engine: Engine, body: Any) -> Completions:
     prompt, stream_options = given.pop("prompt", ""), given.pop("stream_options", {})
     own = {each.name for each in fields(Fields)}
     if unknown := [name for name in given if name not in own | _OPTIONS]:
-        known = ", ".join(sorted({"prompt", "stream_options"} | own | _OPTIONS))
-        raise RequestError(
-            f"{unknown[0]!r:.40}: there is no such field; there are {known}", unknown[0]
-        )
+        known = {"prompt", "stream_options"} | own | _OPTIONS
+        if unknown[0] in _NEUTRAL:
+            reason = "this server does not have this field: leave it out"
+        else:
+            near = did_you_mean(unknown[0], known)
+            reason = f"there is no such field{near}; there are {', '.join(sorted(known))}"
+        raise RequestError(f"{unknown[0]!r:.40}: {reason}", unknown[0])
     try:
         asked = Fields(**{name: value for name, value in given.items() if name in own})
         options = Options(
@@ -143,11 +146,11 @@ def read(engine: Engine, body: Any) -> Completions:
     if asked.best_of is not None and asked.best_of < asked.n:
         raise RequestError(f"best_of must be at least n, which is {asked.n}", "best_of")
     if asked.stream and (asked.best_of or asked.n) > asked.n:
-        raise RequestError("the best of several texts cannot be streamed", "best_of")
+        raise RequestError("best_of: the best of several texts cannot be streamed", "best_of")
     found = _prompts_of(prompt)
     if len(found) * (asked.best_of or asked.n) > _MOST_TEXTS:  # before they take time
         raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
-    prompts = [_prompt(engine, each, options, asked) for each in found]
+    prompts = [_prompt(engine, each, asked) for each in found]
     _check_size(prompts, asked, engine.model.config.n_positions)
     return Completions(prompts, asked, options, _include_usage(stream_options, asked))
 
@@ -191,12 +194,13 @@ def _are_ids(given: list[Any]) -> bool:
     return all(type(id) is int for id in given)
 
 
-def _prompt(engine: Engine, given: str | list[int], options: Options, asked: Fields) -> Prompt:
+def _prompt(engine: Engine, given: str | list[int], asked: Fields) -> Prompt:
     try:
         ids = engine.encode(given) if isinstance(given, str) else given
         ids = engine.check_ids(ids) or engine.start_ids("the prompt is empty")
-        if asked.max_tokens or len(ids) > engine.model.config.n_positions:
-            fit(ids, engine.model.config.n_positions, options)
+        most = engine.model.config.n_positions - (1 if asked.max_tokens else 0)
+        if len(ids) > most:
+            raise InputError(f"it has {len(ids)} tokens; shorten it to at most {most}")
         if isinstance(given, str):
             return Prompt(ids, given)
         return Prompt(ids, engine.decode(given) if asked.echo else "")

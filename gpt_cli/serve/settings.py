@@ -1,6 +1,7 @@
 """The options of a server."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -10,6 +11,7 @@ from gpt_cli.errors import InputError
 
 _COUNT = Range(lambda count: count >= 1, "1 or more")
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
+_NAME = re.compile(r"[^\s/:]+")
 _ORIGIN = re.compile(r"https?://[^\s/?#@]+")
 
 
@@ -21,7 +23,14 @@ class Settings(Declared):
         InputError: a value is out of range, or anyone could use the server without a key.
     """
 
-    host: str = option("127.0.0.1", "Address to listen on.", Range(bool, "an address or a name"))
+    host: str = option(
+        "127.0.0.1",
+        "Address to listen on.",
+        Range(
+            lambda host: _is_address(host) or _NAME.fullmatch(host) is not None,
+            "an address or a name, without a port",
+        ),
+    )
     port: int = option(
         8000,
         "Port to listen on; 0 takes a free one.",
@@ -78,6 +87,12 @@ class Settings(Declared):
         else:
             return
         raise InputError(f"{reason}; set --api-key (or GPT_CLI_API_KEY), or --allow-anyone")
+
+
+def _is_address(host: str) -> bool:
+    with suppress(ValueError):
+        return bool(ip_address(host))
+    return False
 
 
 def _is_loopback(host: str) -> bool:
