@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -294,15 +294,23 @@ def services(setting: Setting) -> dict[str, Service]:
     return found
 
 
+async def tried(port: int, fields: dict[str, Any]) -> Answer | None:
+    """Return the answer to a request, or None if the server ends the connection."""
+    try:
+        return await ask(port, fields)
+    except (OSError, EOFError):
+        return None
+
+
 async def closed_loop(
     port: int, clients: int, prompts: Sequence[str], **fields: Any
-) -> tuple[float, list[Answer]]:
+) -> tuple[float, list[Answer | None]]:
     """Return the seconds of clients that ask for one text after the other, and the answers."""
     waiting = iter(prompts)
 
-    async def client() -> list[Answer]:
+    async def client() -> list[Answer | None]:
         given = {"max_tokens": NEW, **fields}
-        return [await ask(port, {"prompt": prompt, **given}) for prompt in waiting]
+        return [await tried(port, {"prompt": prompt, **given}) for prompt in waiting]
 
     start = time.perf_counter()
     answers = await asyncio.gather(*(client() for _ in range(clients)))
@@ -315,7 +323,7 @@ async def measure_clients(setting: Setting) -> None:
     print("\n## Clients that ask for one text after the other, greedy")
     found = services(setting)
     rates: dict[tuple[str, int], list[float]] = {}
-    failed: Counter[str] = Counter()
+    failed: Counter[tuple[str, int]] = Counter()
     prompts = setting.prompts()
     for _ in range(setting.rounds):
         texts = {
@@ -331,28 +339,32 @@ async def measure_clients(setting: Setting) -> None:
                     whole = [
                         answer
                         for answer in answers
-                        if answer.status == 200 and answer.json["usage"]["completion_tokens"] == NEW
+                        if answer
+                        and answer.status == 200
+                        and answer.json["usage"]["completion_tokens"] == NEW
                     ]
-                    failed[name] += len(answers) - len(whole)
+                    failed[name, clients] += len(answers) - len(whole)
                     rates.setdefault((name, clients), []).append(len(whole) / seconds)
     table("clients", "server", "requests a second", "tokens a second", "gpt-cli / this", "failed")
     for clients in CLIENTS:
         for name in found:
             mine, these = rates["gpt-cli", clients], rates[name, clients]
             tokens = spread([NEW * rate for rate in these])
-            cells = spread(these), tokens, ratios(mine, these), str(failed[name])
+            cells = spread(these), tokens, ratios(mine, these), str(failed[name, clients])
             row(str(clients), name, *cells)
 
 
-async def open_loop(port: int, rate: float, prompts: Iterator[str]) -> list[Answer]:
+async def open_loop(port: int, rate: float, prompts: Iterator[str]) -> list[Answer | None]:
     """Return the answers to requests that come at random times, whatever became of the others."""
     choose = random.Random(1)  # noqa: S311
+    gaps = [choose.expovariate(rate) for _ in range(int(rate * SECONDS))]
+    given = {"max_tokens": NEW, "ignore_eos": True, **OURS}
+    bodies = [given | {"prompt": prompt} for prompt in islice(prompts, len(gaps))]
     tasks = []
-    start, after = time.perf_counter(), 0.0
-    while (after := after + choose.expovariate(rate)) < SECONDS:
+    start = time.perf_counter()
+    for after, body in zip(accumulate(gaps), bodies, strict=True):
         await asyncio.sleep(start + after - time.perf_counter())
-        given = {"prompt": next(prompts), "max_tokens": NEW, "ignore_eos": True, **OURS}
-        tasks.append(asyncio.create_task(ask(port, given)))
+        tasks.append(asyncio.create_task(tried(port, body)))
     return await asyncio.gather(*tasks)
 
 
@@ -369,15 +381,17 @@ async def measure_overload(setting: Setting) -> None:
             cpu, begin = time.process_time(), time.perf_counter()
             answers = await open_loop(server.port, load * most, prompts)
             used = (time.process_time() - cpu) / (time.perf_counter() - begin)
-            statuses = Counter(answer.status for answer in answers)
-            latencies = sorted(answer.seconds for answer in answers if answer.status == 200)
-            cuts = statistics.quantiles(latencies, n=100)
-            busy = [answer.seconds for answer in answers if answer.status == 429]
-            others = len(answers) - statuses[200] - statuses[429]
+            seconds_of: dict[int, list[float]] = {200: [], 429: []}
+            for answer in answers:
+                if answer and answer.status in seconds_of:
+                    seconds_of[answer.status].append(answer.seconds)
+            taken, refused = seconds_of[200], seconds_of[429]
+            cuts = statistics.quantiles(taken, n=100, method="inclusive")
+            others = len(answers) - len(taken) - len(refused)
             lines.append(
-                [f"{load:g} of it", len(answers), statuses[200], statuses[429], others]
-                + [f"{each:.2f}" for each in (cuts[49], cuts[98], latencies[-1])]
-                + [f"{1e3 * max(busy):.0f}" if busy else "", f"{used:.1%}"]
+                [f"{load:g} of it", len(answers), len(taken), len(refused), others]
+                + [f"{each:.2f}" for each in (cuts[49], cuts[98], max(taken))]
+                + [f"{1e3 * max(refused):.0f}" if refused else "", f"{used:.1%}"]
             )
     print(f"\n## {SECONDS:g} s of requests at random times")
     print(f"\nWith 32 clients, the server takes {most:.2f} requests a second.")

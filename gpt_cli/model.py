@@ -134,8 +134,8 @@ def hidden_states(
         cache = KVCache(model.config, ops, B, T, layers=1)
     new = np.full(B, T) if lengths is None else lengths
     cache.reserve(new)
-    last = np.maximum(new[:, None] - 1, 0)  # the padding after it is given the same position
-    positions = cache.lengths[:, None] + np.minimum(np.arange(T), last)  # (B, T)
+    positions = cache.lengths[:, None] + np.minimum(np.arange(T), new[:, None] - 1)  # (B, T)
+    positions = np.maximum(positions, 0)  # -1 is the padding of a text without any token yet
     visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
 
     x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
