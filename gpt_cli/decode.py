@@ -98,7 +98,7 @@ class Batch:
                     if room:
                         room.begin(place, room, len(self.rows), len(last.window) - 1)
         if not self.rows:
-            self.begin([])
+            self.cache = None  # its memory serves the next rows
         elif rows and room:
             self.cache = room.first(len(self.rows))
             self._set_lengths()

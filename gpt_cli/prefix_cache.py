@@ -31,7 +31,7 @@ class Prefix:
     @property
     def bytes(self) -> int:
         """Return the memory that it takes."""
-        return int(self.cache.token_bytes * self.cache.capacity + self.states.nbytes)
+        return int(self.cache.keys.nbytes + self.cache.values.nbytes + self.states.nbytes)
 
 
 class PrefixCache:

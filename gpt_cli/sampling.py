@@ -232,9 +232,9 @@ def sample(
     """
     xp = ops.xp
     if params.logit_bias:
+        columns, biases = zip(*params.logit_bias, strict=True)
         logits = logits.copy()
-        for id, bias in params.logit_bias:
-            logits[:, id] += bias
+        logits[:, list(columns)] += xp.asarray(biases, logits.dtype)
     if params.repeat_penalty != 1:
         logits = repeat_penalty(xp, logits, seen, params.repeat_penalty)
     if any(penalties := (params.presence_penalty, params.frequency_penalty)):

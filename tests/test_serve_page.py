@@ -20,6 +20,7 @@ import gpt_cli
 from gpt_cli.options import Options
 
 PAGE = (Path(gpt_cli.__file__).parent / "serve" / "page.html").read_text(encoding="utf-8")
+LIMIT = 30_000  # milliseconds that anything may take, on a busy machine
 WORDS = [" the", " old", " fox", " saw", " a", " red", " moon", ",", " and", " ran", "."]
 
 
@@ -48,6 +49,7 @@ def logprobs(tokens):
         {word: -1.0 - 0.5 * place for place, word in enumerate(dict.fromkeys([token, *WORDS[:4]]))}
         for token in tokens
     ]
+    tops = [dict(reversed(top.items())) for top in tops]  # JSON objects have no order
     chosen = [top[token] for top, token in zip(tops, tokens, strict=True)]
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": []}
 
@@ -162,7 +164,7 @@ def server():
 def look(window, server):
     """Open the page; it must not fail, exceed the window's width, or ask anybody else."""
     said, asked, opened = [], [], []
-    window.set_default_timeout(5000)
+    window.set_default_timeout(LIMIT)
 
     def look(expected=(), address=server.address):
         tab = window.new_page()
@@ -187,7 +189,7 @@ def look(window, server):
 def wait(locator, text):
     """Wait until a place of the page has this text, a string or a pattern."""
     api = pytest.importorskip("playwright.sync_api")
-    api.expect(locator).to_have_text(text, use_inner_text=True)
+    api.expect(locator).to_have_text(text, use_inner_text=True, timeout=LIMIT)
 
 
 def value(tab):
@@ -295,6 +297,20 @@ def test_several_continuations_are_written_side_by_side_and_one_is_chosen(look, 
 
 
 @browser_only
+@once
+def test_the_focus_stays_on_a_card_when_all_are_there(look, server):
+    tab = look()
+    server.gate.clear()
+    write_and_continue(tab, "Once", "Writing 3 texts", seed=7)
+    tab.get_by_role("button", name="Choose 2").focus()
+    server.gate.set()
+    wait(status(tab), "3 continuations: choose one.")
+    tab.keyboard.press("Enter")
+    assert value(tab) == "Once" + joined(7, 1)
+    assert tab.evaluate("document.activeElement.id") == "editor"
+
+
+@browser_only
 def test_one_continuation_is_written_into_the_text(look, server):
     tab = look()
     server.gate.clear()
@@ -323,10 +339,10 @@ def test_every_text_stays_in_the_tree(look, server):
         ("ArrowRight", third),
         ("ArrowRight", third),  # the last
         ("ArrowLeft", second),
-        ("ArrowLeft", first),
-        ("ArrowLeft", first),
         ("ArrowUp", ""),
-        ("ArrowDown", first),  # where it was before
+        ("ArrowDown", second),  # where it was before
+        ("ArrowLeft", first),
+        ("ArrowLeft", first),
     ]:
         tab.keyboard.press(f"Alt+{key}")
         assert value(tab) == "Once upon a time" + text
@@ -367,6 +383,11 @@ def test_a_typo_mended_is_no_branch_and_a_deleted_continuation_is_its_beginning(
     assert len(shown) == 2
     tab.get_by_role("button", name="Choose 1").click()
     write_and_continue(tab, None, n=1)
+    tab.locator("#editor").press("End")
+    tab.keyboard.type("!")
+    tab.keyboard.press("Backspace")
+    tab.keyboard.press("Alt+ArrowUp")
+    assert tab.locator("#forth").get_attribute("aria-disabled") == "true"  # nothing was written
     tab.locator("#editor").fill(shown[0])
     assert tab.locator("#after-title").inner_text() == "Continuations"
     assert tab.locator(".cards p").count() == 1
@@ -416,6 +437,17 @@ def test_the_keyboard_reaches_alternatives(look, server):
     tab.keyboard.press("Enter")
     assert value(tab).startswith("Once" + tokens[0])
     assert tab.evaluate("document.activeElement.id") == "editor"
+
+
+@browser_only
+@once
+def test_a_click_behind_a_line_is_on_its_end(look, server):
+    server.scripted = [[[" a"], ["\n"], [" b"]]]
+    tab = look()
+    write_and_continue(tab, "x", n=1)
+    first = tab.locator("#drawn span span").nth(1).bounding_box()
+    tab.mouse.click(first["x"] + 200, first["y"] + 5)
+    assert tab.locator("#token h2 .token").inner_text() == "↵"
 
 
 @browser_only
@@ -491,7 +523,7 @@ def test_stop_ends_the_request_and_keeps_what_came(look, server):
     wait(tab.locator(".cards p").first, joined(7, 0, 3))
     tab.keyboard.press("Escape")
     wait(status(tab), "Stopped. What had come is kept.")
-    assert server.left.wait(5)
+    assert server.left.wait(LIMIT / 1000)
     assert cards(tab) == [joined(7, index, 3) for index in range(3)]
     assert "stopped" in tab.locator(".cards").inner_text()
     server.gate.set()

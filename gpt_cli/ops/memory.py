@@ -109,17 +109,23 @@ class Workspace:
             self._take_back()
             return sum(map(len, self._free))
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an uninitialized array; a large one starts on a page."""
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, waste: float = math.inf
+    ) -> NDArray[Any]:
+        """Return an uninitialized array; a large one starts on a page.
+
+        Its memory has up to `waste` times its size: for an array that lives long, it should be low.
+        """
         size = math.prod(shape) * dtype.itemsize
         if size < _MIN_KEPT:
             return np.empty(shape, dtype)
         with _lock:
             self._take_back()
-            fits = next((place for place, free in enumerate(self._free) if len(free) >= size), -1)
+            sizes = enumerate(map(len, self._free))
+            fits = next((place for place, n in sizes if size <= n <= waste * size), -1)
             # If none fits, release the largest, so that the workspace does not grow without bound.
             memory = self._free.pop(fits) if self._free else None
-        if memory is None or len(memory) < size:
+        if memory is None or fits < 0:
             memory = _anonymous(size)
         # A view refers to this array and keeps it alive, because no other array owns the memory.
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)

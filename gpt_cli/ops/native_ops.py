@@ -187,9 +187,9 @@ class NativeOps:
         """
         shape = layers, batch, heads, -(-capacity // COLUMNS)
         width = -(-size // COLUMNS) * COLUMNS
-        keys = self._workspace.empty((*shape, size, COLUMNS), self._cache_type)
-        values = self._workspace.empty((*shape, COLUMNS, width), self._cache_type)
-        return keys, values
+        given: dict[str, Any] = {"dtype": self._cache_type, "waste": 2}
+        keys = self._workspace.empty((*shape, size, COLUMNS), **given)
+        return keys, self._workspace.empty((*shape, COLUMNS, width), **given)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array

@@ -2,8 +2,11 @@
 
 import json
 import math
+import re
 import time
+from base64 import b64encode
 from collections.abc import Callable
+from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
@@ -23,12 +26,6 @@ from gpt_cli.serve.protocol import Json, RequestError, no_such_model, read
 from gpt_cli.serve.refusals import refusal
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.serve.settings import Settings
-
-_POLICY = (  # the page may talk to its own server only
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
 
 def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]:
     """Return the ASGI application, and the scheduler that computes for it.
@@ -57,6 +54,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
             HTTPException: _no_route,
         },
     )
+    app.router.redirect_slashes = False
     paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
     return routes.counted(app, paths), scheduler
 
@@ -79,6 +77,21 @@ def _no_route(request: Request, error: Exception) -> Response:
     return refusal(error.status_code, message, **(error.headers or {}))
 
 
+def _policy(page: str) -> str:
+    """Return the Content-Security-Policy of the page: its own code, and its own server only."""
+
+    def digest(tag: str) -> str:
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        return b64encode(sha256(text.encode()).digest()).decode()
+
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest('style')}'; "
+        f"script-src 'sha256-{digest('script')}'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    )
+
+
 class _Routes:
     """What the routes do."""
 
@@ -88,10 +101,11 @@ class _Routes:
         self._created = int(time.time())
         self.counted = self._metrics.counting
         self._page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
+        self._policy = _policy(self._page)
 
     async def page(self, request: Request) -> Response:
         """Answer with the page."""
-        return HTMLResponse(self._page, headers={"Content-Security-Policy": _POLICY})
+        return HTMLResponse(self._page, headers={"Content-Security-Policy": self._policy})
 
     async def health(self, request: Request) -> Response:
         """Say whether requests are answered."""

@@ -24,6 +24,7 @@ from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 Json: TypeAlias = dict[str, Any]
 
 _MOST_TEXTS = 2048  # of a request
+_MOST_STOPS, _MOST_STOP_CHARACTERS = 64, 4096  # each token is searched for all
 _MOST_ENTRIES = 500_000  # of its answer, which takes up to 200 bytes for each
 _OPTIONS = {each.name for each in fields(SamplingParams)} | {"seed", "stop", "ignore_eos"}
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
@@ -130,6 +131,9 @@ def read(engine: Engine, body: Any) -> Completions:
             top_logprobs=asked.logprobs or 0,
         ).with_seed()
         engine.check_ids([id for id, _ in options.logit_bias])
+        if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
+            most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
+            raise OptionError("stop", f"must be at most {most}")
     except OptionError as error:
         raise RequestError(str(error), error.args[0]) from None
     except InputError as error:
