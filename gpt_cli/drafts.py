@@ -51,13 +51,18 @@ class Twin:
 
     def __init__(self, model: GPT2, chooser: Chooser):
         self._model, self._chooser = model, chooser
+        self._room: KVCache | None = None
         self._followed: Callable[[], KVCache | None] = lambda: None
 
     def follow(self, cache: KVCache) -> None:
-        """Copy what is new in the verifying model's cache."""
+        """Copy what is new in the verifying model's cache, or all of another one."""
+        rows, room = len(cache.lengths), self._room
+        if room is None or rows > len(room.lengths) or cache.capacity != room.capacity:
+            rounded = 2 ** (rows - 1).bit_length()  # since rows may join
+            room = KVCache(self._model.config, self._model.ops, rounded, cache.capacity)
+            self._room, self._followed = room, lambda: None
         if self._followed() is not cache:
-            config, ops, rows = self._model.config, self._model.ops, len(cache.lengths)
-            self._cache = KVCache(config, ops, rows, cache.capacity)
+            self._cache = room.first(rows)
             self._followed = weakref.ref(cache)
         self._cache.follow(cache)
 

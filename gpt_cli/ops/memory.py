@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 _CACHE_LINE = 64  # bytes
 _PIECE, _LARGEST_PIECE = 4 << 20, 256 << 20  # bytes; pages that are not written take no memory
 _MIN_KEPT = 128 * 1024  # bytes; smaller arrays come from C's allocator without page faults
+_MOST_FREE = 128 << 20  # bytes of memory that long-lived arrays had, and may have again
 
 # Offset of the data pointer in an array object (`PyArrayObject_fields` in NumPy's headers).
 _DATA_OFFSET = object.__basicsize__
@@ -123,9 +124,12 @@ class Workspace:
             self._take_back()
             sizes = enumerate(map(len, self._free))
             fits = next((place for place, n in sizes if size <= n <= waste * size), -1)
+            memory = self._free.pop(fits) if fits >= 0 else None
             # If none fits, release the largest, so that the workspace does not grow without bound.
-            memory = self._free.pop(fits) if self._free else None
-        if memory is None or fits < 0:
+            kept = 0 if waste == math.inf else _MOST_FREE
+            if memory is None and sum(map(len, self._free)) > kept:
+                del self._free[-1]
+        if memory is None:
             memory = _anonymous(size)
         # A view refers to this array and keeps it alive, because no other array owns the memory.
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)

@@ -27,6 +27,7 @@ from gpt_cli.serve.refusals import refusal
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.serve.settings import Settings
 
+
 def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]:
     """Return the ASGI application, and the scheduler that computes for it.
 
