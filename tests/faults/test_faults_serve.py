@@ -474,6 +474,19 @@ def test_a_full_queue_is_told(serve, slow):
         assert server.complete(**SHORT)
 
 
+@fault(79, "a request of 500 texts", "HTTP 200", "the requests after it")
+def test_a_request_of_many_texts_holds_nobody_up(serve):
+    with serve() as server:
+        many = [f"Once, {place}" for place in range(500)]
+        large = server.begin(**LONG | {"prompt": many, "max_tokens": 100})
+        server.wait_for(is_running)
+        for _ in range(3):
+            assert server.complete(**SHORT)
+        assert server.metrics()["gpt_cli_texts_waiting"] > 0
+        large.close()
+        server.wait_until_idle()
+
+
 @fault(79, "a client that leaves while it waits", "-", "the request that runs")
 def test_who_leaves_the_queue_frees_its_place(serve, slow):
     with serve("--max-batch", 1, **slow) as server:
@@ -649,10 +662,10 @@ def test_too_little_memory_for_a_request_is_told(serve, slow):
 
 @linux
 @SLOW
-@fault(80, "each limit of address space from 500 to 1500 MiB", "HTTP 503")
+@fault(80, "limits of address space from 600 to 1500 MiB", "HTTP 503")
 def test_any_limit_of_address_space_is_enough_or_told_of_a_server(serve, slow_model, world):
     statuses = []
-    for mebibytes in range(500, 1501, 100):
+    for mebibytes in range(600, 1501, 300):
         options = {"preexec_fn": limit_addresses(mebibytes)}
         flags = ("-m", slow_model, "--threads", 1)
         if world.run("generate", *flags, "-n", 1, "Once", **options).returncode:
@@ -663,7 +676,7 @@ def test_any_limit_of_address_space_is_enough_or_told_of_a_server(serve, slow_mo
             if answer.status != 200:
                 refused(server, answer, 503, "memory")
             assert server.complete(**SHORT)
-    assert len(statuses) > 5
+    assert len(statuses) > 2
     assert statuses == sorted(statuses, reverse=True), "from one limit on it is always enough"
 
 
@@ -728,16 +741,14 @@ def test_what_waits_is_finished(serve, slow):
 @fault(81, "a text that takes longer than --grace", 0, "the client is told")
 def test_what_takes_too_long_is_ended(stream, serve, slow):
     with serve("--grace", 1, **slow) as server:
-        running = server.begin(**LONG, n=16, stream=stream)
-        server.wait_for(is_running)
+        running = server.begin(**LONG, n=4, stream=stream)
+        server.wait_for(lambda found: found["gpt_cli_generated_tokens_total"] > 0)
         began = time.monotonic()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.wait() == (0, "")
+        assert server.stop() == (0, "")
         assert time.monotonic() - began < 10
-        with running:
-            data = received(running)
-        assert b'"error"' in data
-        assert (b"HTTP/1.1 503" in data) != stream
+        data = received(running)
+    assert b'"error"' in data
+    assert (b"HTTP/1.1 503" in data) != stream
 
 
 @pytest.mark.parametrize(
