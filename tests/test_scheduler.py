@@ -16,6 +16,7 @@ from gpt_cli import prefix_cache
 from gpt_cli.drafts import Speculator
 from gpt_cli.errors import CheckpointError, ResourceError
 from gpt_cli.generate import Completion, generate
+from gpt_cli.kv_cache import KVCache
 from gpt_cli.options import Options
 from gpt_cli.rows import Request
 from gpt_cli.score import score
@@ -240,6 +241,25 @@ def test_a_prompt_of_several_texts_is_computed_once(native, tokenizer, running, 
     assert len(caller.scores[more.number].logprobs) == 110
 
 
+def test_each_of_several_prompts_in_a_pass_is_known_afterwards(native, tokenizer, running, passes):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer), Caller()
+    begun = [[3, 4] * 10, [5, 6] * 12]
+    first = [caller.task(Request(ids, Options(max_tokens=1))) for ids in begun]
+    with shared._changed:  # so that both are there at the next turn
+        shared.submit(first)
+    caller.wait(first)
+    assert passes == [(2, 23)]
+    more = [caller.task(Request(ids + [7] * 5, Options(seed=1)), score=0) for ids in begun]
+    for task in more:
+        shared.submit([task])
+        caller.wait([task])
+        assert_same(caller.completions[task.number], alone(model, tokenizer, task.request))
+        (expected,) = score(model, tokenizer, [task.request.prompt])
+        assert caller.scores[task.number].logprobs == expected.token_logprobs[1:]
+    assert passes[1:] == [(1, 5), (1, 5)]
+
+
 def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(native, tokenizer, running, passes):
     model = model_of(native("float32"), **SMALL)
     shared, _ = busy(running, model, tokenizer)
@@ -283,6 +303,27 @@ def test_texts_of_several_requests_take_turns(native, tokenizer, running):
     blocking.cancelled = True
     names = [ended.get(timeout=60) for _ in range(33)]
     assert Counter(names[:6]) == {"first": 3, "second": 3}
+
+
+def test_a_request_that_comes_later_does_not_overtake_what_waits(native, tokenizer, running):
+    model = model_of(native("float32"), **SMALL)
+    shared, blocking = busy(running, model, tokenizer, max_batch=1, max_queue=100)
+    names, done = [], threading.Event()
+
+    def task(name):
+        return Task(Request([1], Options(max_tokens=1)), lambda event: end(name))
+
+    def end(name):
+        names.append(name)
+        if len(names) == 10:
+            shared.submit([task("later") for _ in range(10)])
+        if len(names) == 30:
+            done.set()
+
+    shared.submit([task("first") for _ in range(20)])
+    blocking.cancelled = True
+    assert done.wait(60)
+    assert Counter(names[10:20]) == {"first": 5, "later": 5}
 
 
 # --- places --------------------------------------------------------------------------------------
@@ -340,6 +381,18 @@ def test_no_more_texts_wait_than_allowed(native, tokenizer, running):
     shared.submit(tasks[3:])
     first.cancelled = True
     caller.wait(tasks[2:])
+
+
+def test_free_places_do_not_count_as_a_queue(native, tokenizer, running):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer, max_batch=3, max_queue=2), Caller()
+    tasks = [caller.task(Request([1], Options(max_tokens=1))) for _ in range(6)]
+    with shared._changed:  # so that none has begun
+        for task in tasks[:5]:
+            shared.submit([task])
+        with pytest.raises(QueueFullError):
+            shared.submit(tasks[5:])
+    caller.wait(tasks[:5])
 
 
 def test_fewer_texts_at_a_time_if_memory_is_short(native, tokenizer, running, monkeypatch):
@@ -431,6 +484,34 @@ def test_an_error_while_texts_are_admitted_loses_none(
     for name in tasks.keys() - ended:
         found = caller.completions[tasks[name].number]
         assert_same(found, alone(model, tokenizer, tasks[name].request))
+
+
+def test_a_text_that_an_error_has_ended_leaves_the_batch(native, tokenizer, running, monkeypatch):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer), Caller()
+    tasks = [
+        caller.task(Request([n] * 30, Options(max_tokens=99, ignore_eos=True))) for n in (1, 2)
+    ]
+    kept, select = [], KVCache.select
+
+    def fail_for_the_second(*given):
+        kept.append(given)
+        if len(kept) == 2:
+            raise MemoryError
+        return select(*given)
+
+    monkeypatch.setattr(KVCache, "select", fail_for_the_second)
+    with shared._changed:  # so that both are computed side by side
+        shared.submit(tasks)
+    caller.wait(tasks)
+    assert len(kept) == 2
+    assert [type(caller.errors[task.number]) for task in tasks] == [ResourceError] * 2
+    other = Caller()
+    last = other.task(Request([3], Options(max_tokens=9)))
+    shared.submit([last])
+    other.wait([last])
+    assert caller.events.qsize() <= 1  # a step, in the turn of the error
+    assert (shared.running, shared._batch.rows) == (0, [])
 
 
 def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(
