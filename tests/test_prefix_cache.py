@@ -105,6 +105,19 @@ def test_without_equal_bits_nothing_is_shared(make_model):
         assert PrefixCache(model).groups([]) == []
 
 
+@pytest.mark.parametrize(("most", "prefixes"), [(256, 2.5), (2, 9)])
+def test_the_prefixes_that_were_used_last_are_kept(native, monkeypatch, most, prefixes):
+    model = model_of(native("float32"), **SMALL)
+    monkeypatch.setattr(prefix_cache, "_MOST", most)
+    kept = PrefixCache(model, prefixes * PrefixCache(model).prefix([1] * 20).bytes)
+    kept.prefix([1] * 20)
+    kept.prefix([2] * 20)
+    kept.prefix([2] * 25)  # in place of the one that it begins with
+    assert [kept.find([n] * 20)[1] for n in (2, 1)] == [20, 20]
+    kept.prefix([3] * 20)
+    assert [kept.find([n] * 20)[1] for n in (1, 2, 3)] == [20, 0, 20]
+
+
 @given(one=ids, other=ids)
 def test_the_common_length_ends_at_the_first_difference(one, other):
     n = common_length(one, other)
