@@ -567,6 +567,15 @@ def test_a_bug_in_a_route_is_answered_like_any_error(tiny, monkeypatch, caplog):
     assert "RuntimeError: a mistake" in caplog.text
 
 
+def test_a_refusal_waits_for_no_thread(tiny):
+    routes, scheduler = application(tiny, Settings())
+    with serving(routes) as (_, dial):
+        assert [ask(dial, path=path)[0] for path in ("/nope", "/tokenize")] == [404, 400]
+        assert not [each for each in threading.enumerate() if "AnyIO" in each.name]
+    scheduler.stop()
+    scheduler.join()
+
+
 def test_no_answer_names_the_software(open_server):
     assert "server" not in ask(open_server[1])[1]
 

@@ -48,7 +48,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
             Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/tokenizer_info", routes.tokenizer_info),
         ],
-        exception_handlers={
+        exception_handlers={  # asynchronous: others would wait for a thread
             RequestError: _refuse,
             QueueFullError: routes.refuse_busy,
             GPTCLIError: _fail,
