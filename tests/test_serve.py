@@ -282,8 +282,8 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"temprature": 0.5}, "temprature: there is no such field (did you mean temperature?)"),
-        ({"suffix": "the end"}, "suffix: this server does not have this field: leave it out"),
+        ({"temprature": 0.5}, "'temprature': there is no such field (did you mean temperature?)"),
+        ({"suffix": "the end"}, "'suffix': this server does not have this field: leave it out"),
         ({"stream": True, "best_of": 2}, "best_of: the best of several texts cannot be streamed"),
         ({"prompt": [5] * 512}, "prompt: it has 512 tokens; shorten it to at most 511"),
         ({"prompt": [5] * 513, "max_tokens": 0}, "prompt: it has 513 tokens; shorten it to at"),
