@@ -113,7 +113,10 @@ class Batch:
         began = time.perf_counter()
         if self._drafting:
             is_new = any(not row.generated for row in self.rows)  # a first token shall come soon
-            self._drafting.draft(self.rows, None if is_new else self.cache)
+            try:
+                self._drafting.draft(self.rows, None if is_new else self.cache)
+            except MemoryError:  # none is needed
+                self._drafting = None
         logits = first_logits() if first_logits else self._verify()
         model_seconds = time.perf_counter() - began
         tokens = choose(self._model.ops, self._chooser, logits, self.rows)

@@ -17,7 +17,7 @@ SHORTEST = 16  # tokens of a prefix
 _LEAST = 128  # tokens that a group of texts must save: a prefix takes a pass of its own
 _BYTES = 128e6  # of the keys and values of texts side by side; or a share of the weights
 _SHARE = 0.25
-_MOST = 256  # prefixes that are kept: each is compared with each text
+_MOST = 64  # prefixes that are kept: each is compared with each text
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,22 @@ class Prefix:
 class PrefixCache:
     """Computes prefixes, and keeps the last one for later texts, or several.
 
-    Without `Ops.batch_invariant`, results would depend on earlier texts; then it keeps nothing.
+    Attributes:
+        keeps: False without `Ops.batch_invariant`: results would depend on earlier texts.
     """
 
     def __init__(self, model: GPT2, most_bytes: float = 0):
         """Keep prefixes of up to `most_bytes` in all, and at least the last one."""
         self._model, self._most_bytes = model, most_bytes
         self._kept: list[Prefix] = []  # those that were used last at the end
-        self._keeps = model.ops.batch_invariant
+        self.keeps = model.ops.batch_invariant
 
     def groups(self, texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
         """Group texts that begin alike: return the number of common tokens, and their places.
 
         The number is 0 for those that have too little in common with others.
         """
-        if self._keeps or not texts:
+        if self.keeps or not texts:
             return _groups(texts)
         return [(0, list(range(len(texts))))]
 
@@ -88,7 +89,7 @@ class PrefixCache:
 
     def keep(self, prefix: Prefix) -> None:
         """Keep a prefix, in place of those that it begins with and those not used for longest."""
-        if not self._keeps or not prefix.ids:
+        if not self.keeps or not prefix.ids:
             return
         others = [each for each in self._kept if prefix.ids[: len(each.ids)] != each.ids]
         self._kept = [*others, prefix][-_MOST:]
@@ -186,5 +187,11 @@ def passes(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the number of ids that two texts have in common at their beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+    known, most = 0, min(len(one), len(other))
+    while known < most:  # halving: slices are compared in C
+        middle = (known + most + 1) // 2
+        if one[known:middle] == other[known:middle]:
+            known = middle
+        else:
+            most = middle - 1
+    return known

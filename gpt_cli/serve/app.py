@@ -1,5 +1,6 @@
 """The routes: HTTP on one side, `protocol` and `scheduler` on the other."""
 
+import asyncio
 import json
 import math
 import re
@@ -11,7 +12,6 @@ from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -22,7 +22,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
 from gpt_cli.serve.completion import CompletionResponse, described
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import Json, RequestError, no_such_model, read
+from gpt_cli.serve.protocol import Json, RequestError, no_such_model, read, token_name
 from gpt_cli.serve.refusals import BUG, refusal
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.serve.settings import Settings
@@ -61,17 +61,17 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     return routes.counted(app, paths), scheduler
 
 
-def _refuse(request: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)  # noqa: S101 (narrows the type)
     code = "model_not_found" if error.status == 404 else None
     return refusal(error.status, str(error), code, error.field)
 
 
-def _fail(request: Request, error: Exception) -> Response:
+async def _fail(request: Request, error: Exception) -> Response:
     return refusal(*described(error))
 
 
-def _no_route(request: Request, error: Exception) -> Response:
+async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 (narrows the type)
     path, headers = request.url.path, error.headers or {}
     message = f"{request.method} {path!r:.100}: there is no such path"
@@ -99,7 +99,7 @@ def _policy(page: str) -> str:
     )
 
 
-def _bug(request: Request, error: Exception) -> Response:
+async def _bug(request: Request, error: Exception) -> Response:
     return refusal(500, BUG, "bug")  # Starlette raises the error again, for `guard` to log it
 
 
@@ -153,7 +153,7 @@ class _Routes:
         text = (await _json(request)).get("prompt")
         if not isinstance(text, str):
             raise RequestError("prompt must be a text", "prompt")
-        ids = await run_in_threadpool(_naming("prompt", self._engine.encode), text, special=True)
+        ids = await asyncio.to_thread(_naming("prompt", self._engine.encode), text, special=True)
         length = self._engine.model.config.n_positions
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": length})
 
@@ -162,18 +162,18 @@ class _Routes:
         ids = (await _json(request)).get("tokens")
         if not isinstance(ids, list) or not all(type(id) is int for id in ids):
             raise RequestError("tokens must be a list of token ids", "tokens")
-        text = await run_in_threadpool(_naming("tokens", self._engine.decode), ids)
+        text = await asyncio.to_thread(_naming("tokens", self._engine.decode), ids)
         return JSONResponse({"prompt": text})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Name the special tokens."""
-        config, name = self._engine.model.config, self._engine.decode
+        config, tokenizer = self._engine.model.config, self._engine.tokenizer
         ends = [id for id in config.eos_token_id if id < config.vocab_size]
         start = config.bos_token_id
         return JSONResponse(
             {
-                "eos_token": name(ends[:1]) if ends else None,
-                "bos_token": None if start is None else name([start]),
+                "eos_token": token_name(tokenizer, ends[0]) if ends else None,
+                "bos_token": None if start is None else token_name(tokenizer, start),
                 "pad_token": None,
                 "model_max_length": config.n_positions,
             }
@@ -183,10 +183,10 @@ class _Routes:
         """Continue or score the prompts of a request."""
         body = await _json(request)
         # In another thread, since to tokenize a long text takes a while.
-        asked = await run_in_threadpool(read, self._engine, body)
+        asked = await asyncio.to_thread(read, self._engine, body)
         return CompletionResponse(self._engine, asked, self._scheduler, self._metrics)
 
-    def refuse_busy(self, request: Request, error: Exception) -> Response:
+    async def refuse_busy(self, request: Request, error: Exception) -> Response:
         """Answer that the queue is full."""
         seconds = min(60, max(1, math.ceil(self._metrics.mean_seconds)))
         headers = {"Retry-After": str(seconds)}

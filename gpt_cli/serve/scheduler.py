@@ -32,6 +32,7 @@ from gpt_cli.serve.prompts import PIECE, Prompts, Task
 from gpt_cli.tokenizer import Tokenizer
 
 _LOOK_AHEAD = 16  # waiting texts that others may pass
+_IDLE_SECONDS = 60.0  # after which the memory of earlier texts is given back
 
 
 class QueueFullError(GPTCLIError):
@@ -47,7 +48,7 @@ class _Waiting:
     """A task in the queue. Texts of one request are a round apart, so that requests take turns."""
 
     round: int
-    number: int
+    request: int  # its number
     task: Task = field(compare=False)
 
 
@@ -74,7 +75,7 @@ class Scheduler:
             tokenizer: of the texts.
             speculator: makes drafts where they pay.
             max_batch: texts at a time; fewer if memory is short.
-            max_queue: texts that may wait for a place.
+            max_queue: requests that may wait for a place for some of their texts.
         """
         self._model, self._tokenizer = model, tokenizer
         self._max_batch, self._max_queue = _fitting(model, max_batch), max_queue
@@ -110,18 +111,18 @@ class Scheduler:
         """Queue the texts of one request.
 
         Raises:
-            QueueFullError: too many texts are waiting already.
+            QueueFullError: too many requests are waiting already.
             StoppedError: the scheduler has stopped.
         """
         with self._changed:
             if self._stopped:
                 raise StoppedError("the server is shutting down")
-            free = max(0, self._max_batch - self.running)
-            if self.waiting >= self._max_queue + free:
-                raise QueueFullError(f"{self.waiting} texts are waiting; try again later")
+            waiting = {entry.request for entry in self._waiting if not entry.task.cancelled}
+            if len(waiting) >= self._max_queue + max(0, self._max_batch - self.running):
+                raise QueueFullError(f"{len(waiting)} requests are waiting; try again later")
+            number = next(self._numbers)
             for turn, task in enumerate(tasks):
-                entry = _Waiting(self._round + turn, next(self._numbers), task)
-                heapq.heappush(self._waiting, entry)
+                heapq.heappush(self._waiting, _Waiting(self._round + turn, number, task))
             self._changed.notify()
 
     def stop(self) -> None:
@@ -140,7 +141,8 @@ class Scheduler:
         while not self._stopped:
             with self._changed:
                 while not (self._stopped or self._waiting or self.running):
-                    self._changed.wait()
+                    if not self._changed.wait(_IDLE_SECONDS):
+                        self._batch.begin([])
             try:
                 self._turn()
             except Exception as error:  # a bug must not end the server
@@ -163,7 +165,15 @@ class Scheduler:
                 self._prompts.popleft()
                 self._end(prompts.tasks, error)
         if self._batch.rows:
-            for step in self._batch.step():
+            try:
+                steps = self._batch.step()
+            except (GPTCLIError, MemoryError) as error:
+                self._batch.begin([])
+                tasks = list(self._decoded.values())
+                self._decoded.clear()
+                self._end(tasks, error)
+                return
+            for step in steps:
                 task = self._decoded[step.row]
                 if step.finish_reason:
                     del self._decoded[step.row]
@@ -228,8 +238,8 @@ class Scheduler:
 
     def _will_be_known(self, task: Task, known: int, taken: Sequence[Task]) -> bool:
         """Return whether more of a prompt will be known once those being computed are ready."""
-        if not self._model.ops.batch_invariant:
-            return False  # nothing is kept
+        if not self._prefixes.keeps:
+            return False
         others = [*taken, *(other for each in self._prompts for other in each.tasks)]
         common = [common_length(task.known, other.known) for other in others]
         return max(common, default=0) >= max(known + 1, SHORTEST)
@@ -237,7 +247,7 @@ class Scheduler:
     def _finish(self, prompts: Prompts) -> None:
         """Keep prompts that are ready, and let their texts join."""
         for place, task in enumerate(prompts.tasks):
-            if len(task.known) >= SHORTEST:
+            if self._prefixes.keeps and len(task.known) >= SHORTEST:
                 alone = len(prompts.tasks) == 1
                 cache = prompts.cache if alone else prompts.cache.select([place], len(task.known))
                 self._prefixes.keep(Prefix(task.known, cache, prompts.states(place)))

@@ -55,7 +55,7 @@ class Settings(Declared):
         False, "Allow addresses that other machines reach, and --cors '*', without a key."
     )
     max_batch: int = option(32, "Compute at most this many texts side by side.", _COUNT)
-    max_queue: int = option(64, "Let at most this many texts wait; refuse more (429).", _COUNT)
+    max_queue: int = option(64, "Let at most this many requests wait; refuse more (429).", _COUNT)
     max_body: int = option(4_000_000, "Refuse longer requests (413).", _COUNT, metavar="BYTES")
     cors: tuple[str, ...] = option(
         (),
