@@ -426,12 +426,12 @@ BODIES = {
     "JSON in UTF-16": (json.dumps(SHORT).encode("utf-16-le")[:-1], "JSON"),
     "a number of 50,000 digits": (b'{"seed": ' + b"9" * 50_000 + b"}", ""),
     "half of a surrogate": (rb'{"prompt": "\ud83d"}', "Unicode"),
-    "a prompt too long": (json.dumps({"prompt": "Once " * 3000}).encode(), "512"),
+    "a prompt too long": (json.dumps({"prompt": "Once " * 3000}).encode(), "511"),
     "an echo too long": (
         json.dumps({"prompt": "Once " * 3000, "echo": True, "max_tokens": 0}).encode(),
-        "512",
+        "511",
     ),
-    "a prompt of 90,000 spaces": (json.dumps({"prompt": " " * 90_000}).encode(), "512"),
+    "a prompt of 90,000 spaces": (json.dumps({"prompt": " " * 90_000}).encode(), "511"),
     "15,000 prompts": (json.dumps({"prompt": ["a"] * 15_000}).encode(), ""),
     "2,000 prompts with the likeliest tokens": (
         json.dumps({"prompt": [[1] * 9] * 2000, "logprobs": 100, "echo": True}).encode(),
