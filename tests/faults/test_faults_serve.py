@@ -429,7 +429,7 @@ BODIES = {
     "a prompt too long": (json.dumps({"prompt": "Once " * 3000}).encode(), "511"),
     "an echo too long": (
         json.dumps({"prompt": "Once " * 3000, "echo": True, "max_tokens": 0}).encode(),
-        "511",
+        "512",
     ),
     "a prompt of 90,000 spaces": (json.dumps({"prompt": " " * 90_000}).encode(), "511"),
     "15,000 prompts": (json.dumps({"prompt": ["a"] * 15_000}).encode(), ""),
