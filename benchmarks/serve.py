@@ -138,7 +138,7 @@ async def at_once(port: int, rows: Sequence[dict[str, Any]]) -> tuple[float, lis
 async def measure_batch(setting: Setting) -> None:
     """Print the rates of 8 clients, relative to a batch of the same rows."""
     print("\n## 8 clients at once, tokens a second")
-    table("", "`Engine.batch`", "server", "ratio", "streaming", "ratio")
+    table("", "`Engine.batch`", "server", "ratio", "streaming, prompts known", "ratio")
     prompts = setting.prompts()
     with setting.server() as server:
         for name, sampling in SAMPLINGS.items():
