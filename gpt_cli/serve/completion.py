@@ -29,7 +29,8 @@ class CompletionResponse(Response):
     def __init__(self, engine: Engine, asked: Completions, scheduler: Scheduler, metrics: Metrics):
         self._answer, self._asked, self._metrics = Answer(engine, asked), asked, metrics
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # `protocol.read` bounds it
+        # Without a limit of its own: `protocol.read` bounds an answer.
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._tasks: list[Task] = self._answer.tasks(self._deliver)
         self._begun, self._begins = time.perf_counter(), False
         scheduler.submit(self._tasks)
