@@ -63,7 +63,7 @@ SECONDS = 60.0  # of a load
 
 @dataclass
 class Setting:
-    """What the parts measure with."""
+    """The model, the prompts and the servers of a run."""
 
     engine: Engine
     folder: str

@@ -179,7 +179,7 @@ def choose(
         Place(row, row.drafts[:count]) for row in rows for count in range(len(row.drafts) + 1)
     ]
     normalizer = ops.log_normalizer(logits)  # includes tokens that may not be chosen
-    top = _top_logprobs(ops, logits, [place.row.options.top_logprobs for place in places])
+    top = top_logprobs(ops, logits, [place.row.options.top_logprobs for place in places])
     chosen = chooser.choose(logits, places)
     logprobs = ops.to_host(logits[ops.xp.arange(len(chosen)), chosen] - normalizer).tolist()
     found = zip(ops.to_host(chosen).tolist(), logprobs, top, strict=True)
@@ -190,7 +190,7 @@ def choose(
     ]
 
 
-def _top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:
+def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:
     """Return the likeliest tokens of each row, as many as it asks for, with log-probabilities."""
     if not any(counts):
         return [[] for _ in counts]

@@ -25,7 +25,7 @@ SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
 
 
 class ARow(SimpleNamespace):
-    """What drafts see of a row; hashable, as they keep what they know of it."""
+    """A fake row, with the attributes that drafts read; hashable, as a key of their records."""
 
     __hash__ = object.__hash__
 

@@ -1,4 +1,4 @@
-"""What `gpt-cli serve` answers, from a real process: the fields, the bits, and the company."""
+"""Answers of a real `gpt-cli serve` process: fields, equal bits, and other clients beside them."""
 
 import json
 import math

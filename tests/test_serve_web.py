@@ -1,4 +1,4 @@
-"""What surrounds the routes of a server: settings, guard, sockets, signals; without a model."""
+"""The server without a model: settings, middleware, sockets and signals."""
 
 import asyncio
 import errno

@@ -21,6 +21,7 @@ from processes import COMMAND, posix
 from sampling_values import VALUES, sampling_options
 from test_bits import DTYPES, model_of
 from test_cli import ENDLESS, LONG, PIPES, text_of
+from test_drafts import ARow
 from test_generate import favouring
 
 import gpt_cli
@@ -34,12 +35,6 @@ from gpt_cli.rows import Request
 from gpt_cli.speculate import DRAFTS, MOST, Drafting
 
 # --- the number of drafts ------------------------------------------------------------------------
-
-
-class ARow(SimpleNamespace):
-    """What drafts see of a row; hashable, as they keep what they know of it."""
-
-    __hash__ = object.__hash__
 
 
 def never_repeats(row, place):

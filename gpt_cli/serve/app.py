@@ -104,7 +104,7 @@ async def _bug(request: Request, error: Exception) -> Response:
 
 
 class _Routes:
-    """What the routes do."""
+    """The handlers of the routes."""
 
     def __init__(self, engine: Engine, scheduler: Scheduler):
         self._engine, self._scheduler = engine, scheduler

@@ -1,4 +1,4 @@
-"""What each request passes before the routes, as pure ASGI; refusals are in OpenAI's shape."""
+"""Middleware before the routes, in pure ASGI: host, origin, API key, body size and access log."""
 
 import asyncio
 import hmac

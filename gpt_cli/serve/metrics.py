@@ -19,7 +19,7 @@ _OLDER = 0.9  # of a mean, with the next value
 
 
 class Metrics:
-    """What `/metrics` shows.
+    """The counters of `/metrics`.
 
     Attributes:
         mean_seconds: of recent completions.

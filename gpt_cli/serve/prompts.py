@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpt_cli.decode import Step, TopLogprobs
+from gpt_cli.decode import Step, TopLogprobs, top_logprobs
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, hidden_states, right_pad, unembed
-from gpt_cli.ops import Array, Ops
+from gpt_cli.ops import Array
 from gpt_cli.prefix_cache import PrefixCache
 from gpt_cli.rows import Request
-from gpt_cli.sampling import likeliest, log_probabilities
+from gpt_cli.sampling import log_probabilities
 
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
 
@@ -105,7 +105,7 @@ class Prompts:
             logits = unembed(self._model, states)
             targets = ops.xp.asarray(task.request.prompt[done + 1 : done + 1 + len(states)])
             self._logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
-            self._top += _likeliest(ops, logits, task.score or 0)
+            self._top += top_logprobs(ops, logits, [task.score or 0] * len(states))
         if len(self._logprobs) == len(task.known):
             task.deliver(PromptScore(self._logprobs, self._top))
             self._logprobs, self._top = [], []
@@ -115,11 +115,3 @@ class Prompts:
         """Return the states (n, C) of a text's tokens so far."""
         self._states[place] = [self._model.ops.xp.concatenate(self._states[place])]
         return self._states[place][0]
-
-
-def _likeliest(ops: Ops, logits: Array, count: int) -> list[TopLogprobs]:
-    """Return the likeliest tokens of each row with their log-probabilities."""
-    if not count:
-        return [[] for _ in logits]
-    ids, logprobs = (ops.to_host(each).tolist() for each in likeliest(ops, logits, count))
-    return [list(zip(*row, strict=True)) for row in zip(ids, logprobs, strict=True)]

@@ -212,7 +212,7 @@ class Answer:
     """The answer to a request, which grows with the events of its tasks."""
 
     def __init__(self, engine: Engine, asked: Completions):
-        self._asked, self._engine = asked, engine
+        self._asked = asked
         self._frame = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
