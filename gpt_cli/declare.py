@@ -52,6 +52,7 @@ class Option:
     row: bool  # whether a JSON row may have it
     flag: str | None  # in place of --name
     aliases: tuple[str, ...]  # of the flag
+    from_file: bool  # whether the flag names a file with the value, unless it begins with {
     typer: Mapping[str, Any]  # more keywords of typer.Option
 
 
@@ -64,10 +65,11 @@ def option(
     row: bool = True,
     flag: str | None = None,
     aliases: tuple[str, ...] = (),
+    from_file: bool = False,
     **typer: Any,
 ) -> Any:
     """Return a dataclass field with a declaration; its kind by default is that of its default."""
-    made = Option(kind or _KINDS[type(default)], help, range, row, flag, aliases, typer)
+    made = Option(kind or _KINDS[type(default)], help, range, row, flag, aliases, from_file, typer)
     return field(default=default, metadata={"option": made})
 
 
@@ -151,10 +153,21 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
 
 
+def _schema(value: Any) -> str:
+    """Return a JSON schema as JSON."""
+    return value if isinstance(value, str) else json.dumps(_checked(value, Mapping))
+
+
+def split_commas(given: list[str] | None) -> list[str]:
+    """Return the texts of a repeatable flag, which are separated by commas in each."""
+    return [text for each in given or [] for text in each.split(",")]
+
+
 WHOLE = Kind("a whole number", int, lambda value: int(_checked(value, Integral)))
 NUMBER = Kind("a number", float, lambda value: _checked(value, Real))
 SWITCH = Kind("true or false", bool, lambda value: _checked(value, bool))
 TEXT = Kind("a string", str, lambda value: _checked(value, str))
+SCHEMA = Kind("a JSON schema", str, _schema)
 PATH = Kind("a path", Path, Path)
 TEXTS = Kind("a string or a list of strings", list[str], _texts)
 BIASES = Kind("a number for each token id (such as 452=-100)", list[str], _biases)

@@ -75,7 +75,8 @@ class Twin:
         """Draft by `Ops.draft`, or return None if that does not know the rows' options."""
         model, params, banned = self._model, rows[0].sampling, self._chooser.banned(rows[0])
         alike = len({(row.sampling, row.options.ignore_eos) for row in rows}) == 1
-        if model.ops.draft is None or not alike or params.changes_logits:
+        constrained = any(row.matcher for row in rows)
+        if model.ops.draft is None or not alike or params.changes_logits or constrained:
             return None
         last, draws = np.array([row.ids[-1] for row in rows]), np.zeros((count, len(rows)))
         filters = 1.0, 1, 1.0, 0.0  # of the likeliest tokens, a draw of 0 takes the first

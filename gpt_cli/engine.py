@@ -17,6 +17,7 @@ from gpt_cli.drafts import Speculator
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generate import Completion, generate
 from gpt_cli.machine import check_room
+from gpt_cli.matcher import Matcher
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
 from gpt_cli.options import Options
@@ -98,6 +99,11 @@ class Engine:
             raise InputError(f"{reason}, and this model has no start token (bos_token_id)")
         return [config.bos_token_id]
 
+    def check_constraint(self, options: Options) -> None:
+        """Raise InputError if no text of this model matches the constraint of options."""
+        if options.constraint:
+            Matcher(self.tokenizer, self.model.config, options.constraint)
+
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return the logits of the next token at each position.
 
@@ -163,7 +169,7 @@ class Engine:
 
     def batch(
         self,
-        rows: Iterable[str | Mapping[str, Any]],
+        rows: Iterable[str | Mapping[str, Any] | InputError],
         options: Options | None = None,
         *,
         batch_size: int | None = None,
@@ -174,7 +180,7 @@ class Engine:
         Args:
             rows: prompts, or mappings with a "prompt" and options of this row alone, those of
                 `Options.row_fields()`. A row with a seed of its own has the text of `generate` with
-                this seed; else its index keys the random draws, too.
+                this seed; else its index keys the random draws, too. An error is passed on.
             options: the defaults of the rows.
             batch_size: rows to compute side by side; by default as many as memory and speed allow.
             indices: of the rows; by default counted from 0.
@@ -359,11 +365,14 @@ class Engine:
     def _request(self, prompt: str, options: Options, index: int) -> Request:
         ids = self._prompt_ids(prompt, options.special)
         self.check_ids([id for id, _ in options.logit_bias])
+        self.check_constraint(options)
         return Request(fit(ids, self.model.config.n_positions, options), options, index)
 
     def _row_request(
-        self, row: str | Mapping[str, Any], defaults: Options, index: int
+        self, row: str | Mapping[str, Any] | InputError, defaults: Options, index: int
     ) -> Request | InputError:
+        if isinstance(row, InputError):
+            return row
         try:
             own = dict(row) if isinstance(row, Mapping) else {"prompt": row}
             prompt = own.pop("prompt", None)

@@ -1,14 +1,19 @@
 """The options of a request."""
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, get_args
 
-from gpt_cli.declare import WHOLE, Range, choice, option
+from gpt_cli import constraint
+from gpt_cli.constraint import Constraint
+from gpt_cli.declare import SCHEMA, TEXT, WHOLE, OptionError, Range, choice, option, split_commas
 from gpt_cli.sampling import COUNTS, SamplingParams
 
 Overflow: TypeAlias = Literal["error", "truncate", "shift"]
+
+CONSTRAINTS = get_args(constraint.Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,33 @@ class Options(SamplingParams):
         Range(lambda stops: "" not in stops, "strings that are not empty"),
     )
     include_stop: bool = option(False, "Keep the stop string in the text.")
+    regex: str | None = option(
+        None,
+        "The text matches this regular expression as a whole, such as '[0-9]{4}'.",
+        kind=TEXT,
+        metavar="REGEX",
+    )
+    json_schema: str | None = option(
+        None,
+        "The text is JSON that is valid by this schema, on one line.",
+        kind=SCHEMA,
+        metavar="FILE|TEXT",
+        from_file=True,
+    )
+    grammar: str | None = option(
+        None,
+        "The text is of the language of this grammar, in the syntax of Lark.",
+        kind=TEXT,
+        metavar="FILE",
+        from_file=True,
+    )
+    choices: Sequence[str] = option(
+        (),
+        "The text is one of these; repeatable.",
+        Range(lambda choices: "" not in choices, "texts that are not empty"),
+        metavar="A,B,C",
+        callback=split_commas,
+    )
     use_cache: bool = option(
         True,
         "Cache keys and values of earlier tokens, or compute the whole text for each token.",
@@ -50,6 +82,38 @@ class Options(SamplingParams):
         row=False,
     )
     top_logprobs: int = option(0, range=COUNTS, row=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.constraint:
+            _ = self.constraint.grammar  # raises OptionError
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """Return what the text must match, if anything.
+
+        Raises:
+            OptionError: several of these options are given.
+        """
+        given = [name for name in CONSTRAINTS if getattr(self, name)]
+        if len(given) > 1:
+            raise OptionError(
+                given[1], f"cannot be combined with {given[0]}: a text has only one constraint"
+            )
+        if not given:
+            return None
+        value = getattr(self, given[0])
+        return Constraint(given[0], value if isinstance(value, str) else json.dumps(value))
+
+    def with_row(self, row: Mapping[str, Any]) -> Self:
+        """Return these options, replaced by those of a row; its constraint replaces any other.
+
+        Raises:
+            InputError: a field is unknown, or a value has the wrong type or is out of range.
+        """
+        has_own = any(row.get(name) is not None for name in CONSTRAINTS)
+        others = dict.fromkeys(CONSTRAINTS[:-1]) | {"choices": ()} if has_own else {}
+        return super(Options, replace(self, **others)).with_row(row)
 
     @property
     def sampling(self) -> SamplingParams:

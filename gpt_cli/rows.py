@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpt_cli.config import GPT2Config
 from gpt_cli.errors import ContextError
+from gpt_cli.matcher import End, Matcher
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options import Options
 from gpt_cli.sampling import SamplingParams, sample, uniforms
@@ -14,7 +18,7 @@ from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 _DRAWS = 128  # made together: the generator takes longer to set up than to run
 
-FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"]
+FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"] | End
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class Row:
         self._config = config
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopStrings(options.stop, include=options.include_stop)
+        constraint = options.constraint
+        self.matcher = Matcher(tokenizer, config, constraint) if constraint else None
 
     @property
     def growth(self) -> int:
@@ -111,9 +117,13 @@ class Row:
         passed = "" if ended else self._stops.push(self._decoder.push(id))
         if self._stops.found:
             return passed, "stop"
+        if self.matcher and not ended:
+            self.matcher.push(id)
         finish: FinishReason
         if ended:
             finish = "eos"
+        elif self.matcher and self.matcher.end:
+            finish = self.matcher.end
         elif len(self.generated) == self.options.max_tokens:
             finish = "length"
         elif self.growth == 0 and self.options.overflow != "shift":
@@ -187,6 +197,8 @@ class Chooser:
             alike.setdefault(place.row.sampling, []).append(index)
             if place.row.options.ignore_eos:
                 logits[index, self._ends] = -xp.inf
+            if place.row.matcher:
+                self._constrain(logits[index], place.row.matcher.allowed(place.drafts))
         chosen = xp.empty(len(places), xp.int64)
         for params, indices in alike.items():
             group = [places[index] for index in indices]
@@ -198,6 +210,12 @@ class Chooser:
             draws = xp.asarray(drawn if params.temperature else [])
             chosen[some] = sample(self._ops, logits[some], draws, params, seen, generated)
         return chosen
+
+    def _constrain(self, logits: Array, allowed: NDArray[np.bool_]) -> None:
+        """Keep the logits (V,) of the allowed tokens, if there are any."""
+        if allowed.any():
+            xp = self._ops.xp
+            xp.copyto(logits, -xp.inf, where=xp.asarray(~allowed))
 
 
 def _columns(ids: Array) -> Array | slice:

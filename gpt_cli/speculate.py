@@ -70,7 +70,7 @@ class Drafting:
             seconds = (time.perf_counter() - began) / count
             self._twin_record.seconds = _mean(self._twin_record.seconds, seconds)
         for row, each, own in zip(rows, drafts, rooms, strict=True):
-            row.drafts = each[:own]
+            row.drafts = row.matcher.fitting(each[:own]) if row.matcher else each[:own]
         self._drafted_at = time.perf_counter()
 
     @cached_property

@@ -36,7 +36,7 @@ from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.streams import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.cli.verify import verify
-from gpt_cli.declare import option
+from gpt_cli.declare import OptionError, option
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 
 _LONGEST = 1000  # characters of a message
@@ -148,6 +148,9 @@ def run(arguments: list[str]) -> int:
         elif "No such option" in message and any(map(_TEXT.match, arguments)):
             message += ". Put -- before a text that begins with -"
         return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)
+    except OptionError as error:
+        name, complaint = error.args
+        return _fail(InputError(f"--{name.replace('_', '-')} {complaint}"), verbose)
     except GPTCLIError as error:
         return _fail(error, verbose)
     except (MemoryError, ImportError, RuntimeError) as error:

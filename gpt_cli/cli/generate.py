@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpt_cli import records
+from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt, unescape
 from gpt_cli.cli.layout import counted
@@ -60,6 +60,8 @@ def generate(
     if escape:
         text = unescape(text)
         options = replace(options, stop=[unescape(stop) for stop in options.stop])
+    if options.choices:
+        options = replace(options, choices=[*jobs.spaced(text, options.choices)])
     engine = loading.load()
     run = engine.run([text] * samples, replace(options, top_logprobs=logprobs or 0))
     streaming = stream and samples == 1 and not as_json
@@ -116,8 +118,14 @@ def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> li
     if "context" in reasons:
         notes.append("the context is full; --overflow shift continues past it")
     to_file = stat.S_ISREG(os.fstat(1).st_mode)
-    if "length" in reasons and to_file and not reported:
+    if "length" in reasons and options.constraint:
+        notes.append(
+            f"cut at --max-tokens {options.max_tokens}, so it may not match the constraint"
+        )
+    elif "length" in reasons and to_file and not reported:
         notes.append(f"the text was cut at --max-tokens {options.max_tokens}")
+    if "stuck" in reasons:
+        notes.append("no token can follow: the constraint has no end there, or is too complex")
     drawn = options.seed is None and options.temperature > 0
     if drawn and (on_terminal(sys.stdout) or to_file) and not reported:
         notes.append(f"--seed {run.completions[0].seed} gives this text again")

@@ -20,7 +20,6 @@ from gpt_cli.declare import (
     TEXT,
     WHOLE,
     Declared,
-    OptionError,
     choice,
     declarations,
     option,
@@ -57,12 +56,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         for name, (flags, group) in groups.items():
             values = {flag.name: given.pop(flag.name) for flag in flags}
-            try:
-                # A flag that was not given has the default of its declaration.
-                given[name] = group(**{k: v for k, v in values.items() if v is not None})
-            except OptionError as error:
-                name, complaint = error.args
-                raise InputError(f"--{name.replace('_', '-')} {complaint}") from None
+            # A flag that was not given has the default of its declaration.
+            given[name] = group(**{k: v for k, v in values.items() if v is not None})
         function(**given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -73,13 +68,19 @@ def _flag(name: str, field: Field[Any]) -> inspect.Parameter:
     """Return an option as the parameter of a function that typer reads."""
     declared = field.metadata["option"]
     flag = declared.flag or f"--{name.replace('_', '-')}"
-    made = typer.Option(flag, *declared.aliases, help=declared.help, **declared.typer)
+    more = dict(declared.typer) | ({"callback": _content} if declared.from_file else {})
+    made = typer.Option(flag, *declared.aliases, help=declared.help, **more)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None if field.default == () else field.default,  # (): a repeatable flag
         annotation=Annotated[declared.kind.flag_type, made],
     )
+
+
+def _content(given: str | None) -> str | None:
+    """Return the text of a file, or a text that begins with a brace."""
+    return given if given is None or given.lstrip().startswith("{") else read_text(given)
 
 
 def _flag_of(group: type[Declared], name: str) -> Any:

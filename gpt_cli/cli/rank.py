@@ -13,7 +13,7 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
 from gpt_cli.cli.layout import quoted
 from gpt_cli.cli.streams import note, on_terminal, write
-from gpt_cli.declare import PATH, option
+from gpt_cli.declare import PATH, option, split_commas
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
 from gpt_cli.records import Record, json_line, of_ranking
@@ -29,7 +29,10 @@ def rank(
     *,
     from_file: str | None = flags.ROWS_FILE,
     choices: list[str] | None = option(
-        (), "Continuations, separated by commas; repeatable.", metavar="A,B,C"
+        (),
+        "Continuations, separated by commas; repeatable.",
+        metavar="A,B,C",
+        callback=split_commas,
     ),
     choices_file: Path | None = option(
         None, "Continuations, one per line.", kind=PATH, metavar="FILE"
@@ -128,7 +131,7 @@ def _choices(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
     if file is not None:
         lines = (line.removesuffix("\r") for line in storage.read_text(file).split("\n"))
         return tuple(line for line in lines if line)
-    return tuple(choice for each in given or [] for choice in each.split(","))
+    return tuple(given or ())
 
 
 def _is_input(prompt: str) -> bool:

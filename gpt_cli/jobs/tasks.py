@@ -10,7 +10,7 @@ from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.rows import Row
 from gpt_cli.jobs.template import LINE, Template
-from gpt_cli.options import Options
+from gpt_cli.options import CONSTRAINTS, Options
 from gpt_cli.records import ERROR, PLACE, Record, Schema
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Generation(Task):
 
     def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
         found = engine.batch(
-            (self.options_of(row) | {"prompt": self.text(row)} for row in rows),
+            map(self._asked, rows),
             self.options,
             batch_size=self.batch_size,
             indices=(row.index for row in rows),
@@ -168,6 +168,18 @@ class Generation(Task):
         record = partial(records.of_completion, engine, logprobs=self.logprobs)
         for each in found:
             yield each if isinstance(each, InputError) else record(each)
+
+    def _asked(self, row: Row) -> dict[str, Any] | InputError:
+        """Return the prompt and the options of a row; its choices follow the prompt: `spaced`."""
+        own, prompt = self.options_of(row), self.text(row)
+        has_constraint = any(own.get(name) is not None for name in CONSTRAINTS)
+        choices = own.get("choices") if has_constraint else self.options.choices
+        try:
+            if choices and isinstance(prompt, str):
+                own["choices"] = [*spaced(prompt, choices)]
+        except InputError as error:
+            return error
+        return own | {"prompt": prompt}
 
     def tokens(self, record: Record) -> int:
         return int(record["usage"]["completion_tokens"])
@@ -242,9 +254,6 @@ class Ranking(Task):
         try:
             if own is None and not choices:
                 raise InputError('a row needs a list of "choices", or give --choices')
-            listed = isinstance(choices, list | tuple) and choices
-            if not listed or any(not isinstance(choice, str) for choice in choices):
-                raise InputError('the "choices" of a row must be a list of one or more strings')
             return spaced(self.text(row), choices, exact=self.exact)
         except InputError as error:
             return error
@@ -260,8 +269,11 @@ def spaced(prompt: str, choices: Sequence[str], *, exact: bool = False) -> dict[
     not end with white space.
 
     Raises:
-        InputError: a choice is empty, or given twice.
+        InputError: there is no choice, or one is not a string, empty, or given twice.
     """
+    listed = isinstance(choices, list | tuple) and choices
+    if not listed or any(not isinstance(choice, str) for choice in choices):
+        raise InputError('the "choices" of a row must be a list of one or more strings')
     space = "" if exact or not prompt or prompt[-1].isspace() else " "
     found: dict[str, str] = {}
     for choice in choices if exact else [choice.strip() for choice in choices]:

@@ -22,8 +22,8 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
 from gpt_cli.serve.completion import CompletionResponse, described
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import Json, RequestError, no_such_model, read, token_name
-from gpt_cli.serve.refusals import BUG, refusal
+from gpt_cli.serve.protocol import Json, no_such_model, read, token_name
+from gpt_cli.serve.refusals import BUG, RequestError, refusal
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.serve.settings import Settings
 

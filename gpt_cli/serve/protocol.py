@@ -14,11 +14,13 @@ from typing import Any, TypeAlias
 from gpt_cli.declare import TEXT, WHOLE, Declared, OptionError, Range, option
 from gpt_cli.decode import Step, TopLogprobs
 from gpt_cli.engine import Engine
-from gpt_cli.errors import InputError, did_you_mean
+from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.options import Options
 from gpt_cli.rows import Request
 from gpt_cli.sampling import COUNTS, SamplingParams
+from gpt_cli.serve import structured
 from gpt_cli.serve.prompts import Event, PromptScore, Task
+from gpt_cli.serve.refusals import RequestError
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 Json: TypeAlias = dict[str, Any]
@@ -39,16 +41,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True, False),
-    "response_format": ({"type": "text"},),
 }
-
-
-class RequestError(InputError):
-    """A request cannot be answered; `field` is what is wrong in it, if it is a field."""
-
-    def __init__(self, message: str, field: str | None = None, status: int = 400):
-        super().__init__(message)
-        self.field, self.status = field, status
 
 
 def no_such_model(name: str | None, engine: Engine) -> RequestError:
@@ -117,9 +110,10 @@ def read(engine: Engine, body: Any) -> Completions:
         if value is not None and value not in _NEUTRAL.get(name, ())
     }
     prompt, stream_options = given.pop("prompt", ""), given.pop("stream_options", {})
+    constraint = structured.take(given)
     own = {each.name for each in fields(Fields)}
     if unknown := [name for name in given if name not in own | _OPTIONS]:
-        known = {"prompt", "stream_options"} | own | _OPTIONS
+        known = {"prompt", "stream_options", *structured.FIELDS} | own | _OPTIONS
         if unknown[0] in _NEUTRAL:
             reason = "this server does not have this field: leave it out"
         else:
@@ -130,15 +124,21 @@ def read(engine: Engine, body: Any) -> Completions:
         asked = Fields(**{name: value for name, value in given.items() if name in own})
         options = Options(
             **_DEFAULTS | {name: value for name, value in given.items() if name in _OPTIONS},
+            **{option: asked.value for option, asked in constraint.items()},
             max_tokens=max(1, asked.max_tokens),
             top_logprobs=asked.logprobs or 0,
         ).with_seed()
+        engine.check_constraint(options)
         engine.check_ids([id for id, _ in options.logit_bias])
         if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
             most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
             raise OptionError("stop", f"must be at most {most}")
     except OptionError as error:
-        raise RequestError(str(error), error.args[0]) from None
+        option, complaint = error.args
+        field = constraint[option].field if option in constraint else option
+        raise RequestError(f"{field} {complaint}", field) from None
+    except ResourceError as error:  # llguidance is not installed
+        raise RequestError(str(error), status=501) from None
     except InputError as error:
         raise RequestError(f"logit_bias: {error}", "logit_bias") from None
     if asked.model not in (None, engine.name):
@@ -319,7 +319,7 @@ class Choice:
         if self._asked.fields.logprobs is not None:
             self._logprobs.add(event.id, event.logprob, event.top_logprobs)
         if event.finish_reason:
-            ended = event.finish_reason in ("stop", "eos")
+            ended = event.finish_reason in ("stop", "eos", "complete")
             self.finish_reason = "stop" if ended else "length"
 
     def take(self) -> Json:

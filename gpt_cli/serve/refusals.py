@@ -5,6 +5,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from gpt_cli.errors import InputError
+
 BUG = "a bug; standard error of the server has it"
 
 
@@ -23,3 +25,11 @@ def error_object(
     """Return the JSON of an error."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+class RequestError(InputError):
+    """A request cannot be answered; `field` is what is wrong in it, if it is a field."""
+
+    def __init__(self, message: str, field: str | None = None, status: int = 400):
+        super().__init__(message)
+        self.field, self.status = field, status

@@ -1,0 +1,211 @@
+"""Constraints: a regular expression, a JSON schema, a grammar or choices that a text must match.
+
+llguidance compiles them all to one kind of grammar; `gpt_cli.matcher` follows it token by token.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from gpt_cli.declare import OptionError
+from gpt_cli.errors import ResourceError
+
+T = TypeVar("T")
+Kind: TypeAlias = Literal["regex", "json_schema", "grammar", "choices"]
+
+CACHED = 8  # constraints; one of 1 MB takes 60 MB
+_LARGEST = 2_000_000  # characters
+_MOST_RULES = 5000  # llguidance needs up to 10 KB of its stack for each
+_STACK = 64 << 20  # bytes
+_SEARCHED = 100_000  # characters of a schema in which the place of an error is looked for
+_NAMES: dict[Kind, str] = {
+    "regex": "a regular expression",
+    "json_schema": "a JSON schema",
+    "grammar": "a Lark grammar",
+    "choices": "a list of choices",
+}
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a text must match as a whole."""
+
+    kind: Kind  # the name of the option
+    text: str  # of choices, a JSON list
+
+    @property
+    def grammar(self) -> str:
+        """Return llguidance's grammar.
+
+        Raises:
+            OptionError: the constraint is not valid; the message names the place in it.
+            ResourceError: llguidance is not installed.
+        """
+        return _grammar(self)
+
+    def error(self, message: str) -> OptionError:
+        """Return the error for a message of llguidance, which may have many lines."""
+        place, complaint = _EXPLAIN[self.kind](self.text, message)
+        first = complaint.strip().partition("\n")[0]
+        return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{place}: {first:.200}")
+
+
+def import_llguidance() -> Any:
+    """Return the package llguidance.
+
+    Raises:
+        ResourceError: it is not installed.
+    """
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ResourceError(
+            f"a constraint needs llguidance ({error}): pip install llguidance"
+        ) from None
+    return llguidance
+
+
+def with_stack(function: Callable[[], T]) -> T:
+    """Call a function of llguidance, which recurses, in a thread with a large stack."""
+    results: list[T] = []
+    with _starting:
+        before = threading.stack_size(_STACK)
+        try:
+            thread = threading.Thread(target=lambda: results.append(function()))
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return results[0]
+
+
+_starting = threading.Lock()
+
+
+@lru_cache(CACHED)
+def _grammar(constraint: Constraint) -> str:
+    kind, text = constraint.kind, constraint.text
+    if len(text) > _LARGEST:
+        raise OptionError(kind, f"must have at most {_LARGEST:,} characters, not {len(text):,}")
+    rules = {"json_schema": text.count("$ref"), "grammar": text.count(":")}.get(kind, 0)
+    if rules > _MOST_RULES:
+        raise OptionError(kind, f"must have at most {_MOST_RULES:,} rules or references")
+    matcher = import_llguidance().LLMatcher
+    try:
+        grammar = _BUILD[kind](text)
+    except UnicodeEncodeError as error:
+        raise OptionError(kind, f"is not valid Unicode at character {error.start + 1}") from None
+    if message := with_stack(lambda: matcher.validate_grammar(grammar)):
+        raise constraint.error(message)
+    return grammar
+
+
+# --- the grammar of each kind -----------------------------------------------------------------
+
+
+def _of_regex(text: str) -> str:
+    r"""Return the grammar of a regular expression, in which \d is a digit from 0 to 9."""
+    llguidance = import_llguidance()
+    as_given = llguidance.LLMatcher.grammar_from_regex(text)
+    if llguidance.LLMatcher.validate_grammar(as_given):
+        return as_given  # with the error
+    return _of_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/")
+
+
+def _of_json_schema(text: str) -> str:
+    """Return the grammar of a schema. JSON has up to one space wherever white space may be.
+
+    Else a model may draw line ends without end. A schema can set other options in "x-guidance".
+    """
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError("json_schema", f"must be JSON: {error}") from None
+    one_space = {"whitespace_pattern": " "}
+    return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=one_space)
+
+
+def _of_lark(text: str) -> str:
+    return import_llguidance().LLMatcher.grammar_from_lark(text)
+
+
+def _of_choices(text: str) -> str:
+    either = " | ".join(map(json.dumps, json.loads(text)))
+    return _of_lark(f"start: CHOICE\nCHOICE: {either}")
+
+
+_BUILD: dict[Kind, Callable[[str], str]] = {
+    "regex": _of_regex,
+    "json_schema": _of_json_schema,
+    "grammar": _of_lark,
+    "choices": _of_choices,
+}
+
+
+# --- what llguidance's messages say, and where ------------------------------------------------
+
+
+def _explain_regex(text: str, message: str) -> tuple[str, str]:
+    found = re.search(r"parse error:\n    (.*)\n    ( *)\^.*\nerror: (.*)", message)
+    if not found:  # such as "... (in regex): lookarounds not supported yet; WordUnicode in ..."
+        return "", message.rpartition("(in regex): ")[2]
+    shown, spaces, complaint = found.groups()
+    before = shown[: len(spaces)]
+    # It is shown with \n for a line end, and with \/ for a slash.
+    added = before.count("\\/") - text[: len(before)].count("\\/") + text[: len(before)].count("\n")
+    return f" at character {len(before) - added + 1}", complaint
+
+
+def _explain_grammar(text: str, message: str) -> tuple[str, str]:
+    found = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", message)
+    if not found:
+        return "", message
+    line, column, complaint = found.groups()
+    return f" at line {line}, column {column}", complaint
+
+
+def _explain_schema(text: str, message: str) -> tuple[str, str]:
+    complaint = message
+    if found := re.match(r"Resource '(.*)' is not present", message):
+        complaint = f"it refers to {found[1]}, and only references within it are followed"
+    if len(text) > _SEARCHED:
+        return "", complaint
+    place = _place(json.loads(text), message)
+    return (f" at {place}" if place else ""), complaint
+
+
+def _place(schema: Any, message: str) -> str:
+    """Return the JSON pointer of the smallest part of a schema that has the same error."""
+    if not isinstance(schema, dict):
+        return ""
+    matcher = import_llguidance().LLMatcher
+    shared = {name: schema[name] for name in ("$defs", "definitions", "$id") if name in schema}
+
+    def search(part: Any, pointer: str) -> str:
+        children: Iterator[tuple[Any, Any]] = iter(())
+        if isinstance(part, dict):
+            children = iter(part.items())
+        elif isinstance(part, list):
+            children = iter(enumerate(part))
+        for key, child in children:
+            escaped = str(key).replace("~", "~0").replace("/", "~1")
+            if place := search(child, f"{pointer}/{escaped}"):
+                return place
+        if not isinstance(part, dict) or part is schema:
+            return ""
+        alone = matcher.grammar_from_json_schema(json.dumps(shared | part))
+        return pointer if matcher.validate_grammar(alone) == message else ""
+
+    return search(schema, "#")
+
+
+_EXPLAIN: dict[Kind, Callable[[str, str], tuple[str, str]]] = {
+    "regex": _explain_regex,
+    "json_schema": _explain_schema,
+    "grammar": _explain_grammar,
+    "choices": _explain_grammar,
+}
