@@ -111,8 +111,9 @@ class Options(SamplingParams):
         Raises:
             InputError: a field is unknown, or a value has the wrong type or is out of range.
         """
+        defaults = {each.name: each.default for each in fields(self)}
         has_own = any(row.get(name) is not None for name in CONSTRAINTS)
-        others = dict.fromkeys(CONSTRAINTS[:-1]) | {"choices": ()} if has_own else {}
+        others: dict[str, Any] = {name: defaults[name] for name in CONSTRAINTS if has_own}
         return super(Options, replace(self, **others)).with_row(row)
 
     @property
