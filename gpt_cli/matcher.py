@@ -59,8 +59,10 @@ class Matcher:
         """Return which tokens may follow the text and drafts (V,); after wrong drafts, none."""
         key = tuple(drafts)
         if key not in self._allowed:
-            state = self._state.deep_copy()
-            state.consume_tokens(list(key))
+            state = self._state
+            if drafts:
+                state = state.deep_copy()
+                state.consume_tokens(list(key))
             bits = np.frombuffer(state.compute_bitmask(), np.uint8)
             mask = np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_)
             self._allowed[key] = mask if not state.is_error() else np.zeros_like(mask)

@@ -198,7 +198,7 @@ class Chooser:
             if place.row.options.ignore_eos:
                 logits[index, self._ends] = -xp.inf
             if place.row.matcher:
-                self._constrain(logits[index], place.row.matcher.allowed(place.drafts))
+                self.constrain(logits[index], place.row.matcher.allowed(place.drafts))
         chosen = xp.empty(len(places), xp.int64)
         for params, indices in alike.items():
             group = [places[index] for index in indices]
@@ -211,11 +211,10 @@ class Chooser:
             chosen[some] = sample(self._ops, logits[some], draws, params, seen, generated)
         return chosen
 
-    def _constrain(self, logits: Array, allowed: NDArray[np.bool_]) -> None:
+    def constrain(self, logits: Array, allowed: NDArray[np.bool_]) -> None:
         """Keep the logits (V,) of the allowed tokens, if there are any."""
         if allowed.any():
-            xp = self._ops.xp
-            xp.copyto(logits, -xp.inf, where=xp.asarray(~allowed))
+            logits[~self._ops.xp.asarray(allowed)] = -self._ops.xp.inf
 
 
 def _columns(ids: Array) -> Array | slice:

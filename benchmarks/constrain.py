@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Measure what constraints cost: their set-up, and their part of the time of a token.
+
+    constrain.py [--dtype float32] [--rounds 5] [--llama PYTHON FILE] FOLDER > results/constrain.md
+
+FOLDER has GPT-2's vocabulary. The set-up is that of a new process. Then each round continues a
+prompt by TOKENS tokens with each constraint, and without one. The part of a constraint is the time
+in `Matcher.push` and `Chooser.constrain`, token by token. The constraint that allows every token is
+compared with none, whose text it repeats. Last, the same with drafts.
+
+With --llama, llama.cpp follows the schema of a person, too, with the same weights in FILE; PYTHON
+has llama-cpp-python.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from run import machine
+
+import gpt_cli
+from gpt_cli.engine import Engine
+from gpt_cli.matcher import Matcher
+from gpt_cli.options import Options
+from gpt_cli.rows import Chooser
+
+PROMPT, TOKENS = "Once upon a time there was a boy. What we know of him:", 100
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 4},
+        "home": {
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "number": {"type": "integer"}},
+            "required": ["street", "number"],
+        },
+    },
+    "required": ["name", "age", "colours", "home"],
+}
+SUM = """
+start: sum
+sum: product (("+" | "-") product)*
+product: factor (("*" | "/") factor)*
+factor: NUMBER | "(" sum ")"
+NUMBER: /[0-9]+(\\.[0-9]+)?/
+"""
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "every token": {"grammar": "start: ALL\nALL: ~/x{999}/"},
+    "words": {"regex": "( [A-Za-z]+){60,90}"},
+    "any text": {"regex": "(?s:.*)"},
+    "a person": {"json_schema": PERSON},
+    "any JSON": {"json_schema": {"type": "array", "items": {"type": "object"}, "minItems": 3}},
+    "a sum": {"grammar": SUM},
+}
+SETUP = """
+import sys, time
+import gpt_cli
+from gpt_cli.options import Options
+engine = gpt_cli.load(sys.argv[1])
+start = time.perf_counter()
+engine.check_constraint(Options(regex="[0-9]{4}"))
+print(time.perf_counter() - start)
+"""
+
+LLAMA = """
+import json, sys, time
+from llama_cpp import Llama, LlamaGrammar
+file, prompt, tokens, rounds, schema = sys.argv[1:]
+model = Llama(file, n_ctx=512, n_threads=2, verbose=False)
+times = {"without": [], "a person": []}
+for seed in range(int(rounds)):
+    for name, found in times.items():
+        given = {}
+        if name == "a person":
+            given["grammar"] = LlamaGrammar.from_json_schema(schema, verbose=False)
+        before = None
+        for _ in model(prompt, max_tokens=int(tokens), seed=seed, stream=True, **given):
+            now = time.perf_counter()
+            found += [now - before] if before else []
+            before = now
+print(json.dumps(times))
+"""
+
+
+class Part:
+    """The seconds of a constraint since the last token."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        for owner, name in ((Matcher, "push"), (Chooser, "constrain")):
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*given)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return call
+
+    def take(self) -> float:
+        """Return the seconds, and begin anew."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+
+def follow(engine: Engine, part: Part, seed: int, constraint: dict[str, Any]) -> Any:
+    """Return the seconds of each token after the first, those of the constraint, and the text."""
+    options = Options(max_tokens=TOKENS, seed=seed, ignore_eos=True, **constraint)
+    run = engine.run([PROMPT], options)
+    tokens, parts, before = [], [], time.perf_counter()
+    for _ in run:
+        now = time.perf_counter()
+        tokens.append(now - before)
+        parts.append(part.take())
+        before = now
+    return tokens[1:], parts[1:], run.completions[0]
+
+
+def measure_tokens(engine: Engine, part: Part, rounds: int) -> None:
+    """Print a table of the parts of constraints."""
+    seconds, parts, ratios = defaultdict(list), defaultdict(list), []
+    names = [*CONSTRAINTS]
+    for seed in range(rounds):
+        texts, medians = {}, {}
+        names.append(names.pop(0))  # none is always the first for another
+        for name in names:
+            tokens, own, texts[name] = follow(engine, part, seed, CONSTRAINTS[name])
+            medians[name] = statistics.median(tokens)
+            seconds[name] += tokens
+            parts[name] += own
+        if texts["every token"].ids != texts["none"].ids:
+            sys.exit("the texts differ")
+        ratios.append(medians["none"] / medians["every token"])
+    print("\n| constraint | tokens | ms a token | of these the constraint | worst, ms | part |")
+    print("|-|-|-|-|-|-|")
+    for name in CONSTRAINTS:
+        token, own = statistics.median(seconds[name]), statistics.median(parts[name])
+        numbers = f"{1e3 * token:.2f} | {1e3 * own:.3f} | {1e3 * max(parts[name]):.2f}"
+        print(f"| {name} | {len(parts[name])} | {numbers} | {own / token:.1%} |")
+    print(f"\nrate with every token allowed / without: {statistics.median(ratios):.3f}")
+
+
+def measure_drafts(engine: Engine, part: Part, rounds: int) -> None:
+    """Print the rates with drafts / without."""
+    speculator = engine.speculator
+    for name in ("none", "every token", "words", "a person"):
+        ratios = []
+        for seed in range(rounds):
+            both = []
+            for engine.speculator in (None, speculator):
+                both.append(follow(engine, part, seed, CONSTRAINTS[name]))
+            if both[0][2].ids != both[1][2].ids:
+                sys.exit("the texts differ")
+            ratios.append(sum(both[0][0]) / sum(both[1][0]))
+        print(f"- {name}: with drafts / without {statistics.median(ratios):.2f}")
+
+
+def measure_llama(python: str, file: str, rounds: int) -> None:
+    """Print llama.cpp's time of a token, without and with the schema of a person."""
+    command = [python, "-c", LLAMA, file, PROMPT, str(TOKENS), str(rounds), json.dumps(PERSON)]
+    times = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    for name, each in times.items():
+        print(f"- llama.cpp, {name}: {1e3 * statistics.median(each):.2f} ms a token")
+
+
+def main() -> None:
+    """Run all."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "FILE"))
+    given = parser.parse_args()
+    for name, value in {**machine(), "weights": given.dtype}.items():
+        print(f"- {name}: {value}")
+    command = [sys.executable, "-c", SETUP, given.folder]
+    root = Path(gpt_cli.__file__).parents[1]
+    setups = [
+        float(subprocess.run(command, check=True, capture_output=True, cwd=root).stdout)
+        for _ in range(given.rounds)
+    ]
+    print(f"\nset-up in a new process: {statistics.median(setups):.3f} s (worst {max(setups):.3f})")
+    engine, part = gpt_cli.load(given.folder, dtype=given.dtype), Part()
+    speculator, engine.speculator = engine.speculator, None
+    measure_tokens(engine, part, given.rounds)
+    print()
+    engine.speculator = speculator
+    measure_drafts(engine, part, given.rounds)
+    if given.llama:
+        measure_llama(*given.llama, given.rounds)
+
+
+if __name__ == "__main__":
+    main()
