@@ -130,7 +130,9 @@ def follow(engine: Engine, part: Part, seed: int, constraint: dict[str, Any]) ->
 
 def measure_tokens(engine: Engine, part: Part, rounds: int) -> None:
     """Print a table of the parts of constraints."""
-    seconds, parts, ratios = defaultdict(list), defaultdict(list), []
+    seconds: dict[str, list[float]] = defaultdict(list)
+    parts: dict[str, list[float]] = defaultdict(list)
+    ratios = []
     names = [*CONSTRAINTS]
     for seed in range(rounds):
         texts, medians = {}, {}
@@ -199,7 +201,8 @@ def main() -> None:
     engine.speculator = speculator
     measure_drafts(engine, part, given.rounds)
     if given.llama:
-        measure_llama(*given.llama, given.rounds)
+        python, file = given.llama
+        measure_llama(python, file, given.rounds)
 
 
 if __name__ == "__main__":

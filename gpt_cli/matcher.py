@@ -44,6 +44,7 @@ class Matcher:
             ResourceError: llguidance is not installed.
         """
         self._size = config.vocab_size
+        self._ends = [id for id in config.eos_token_id if id < self._size]
         self._state = _begin(_guide(tokenizer, config), constraint).deep_copy()
         self.end: End | None = None
         self._renew()
@@ -56,7 +57,7 @@ class Matcher:
         self._renew()
 
     def allowed(self, drafts: Sequence[int] = ()) -> NDArray[np.bool_]:
-        """Return which tokens may follow the text and drafts (V,); after wrong drafts, none."""
+        """Return which tokens may follow the text and drafts (V,); none if only the end may."""
         key = tuple(drafts)
         if key not in self._allowed:
             state = self._state
@@ -65,7 +66,9 @@ class Matcher:
                 state.consume_tokens(list(key))
             bits = np.frombuffer(state.compute_bitmask(), np.uint8)
             mask = np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_)
-            self._allowed[key] = mask if not state.is_error() else np.zeros_like(mask)
+            if state.is_error() or np.count_nonzero(mask) == np.count_nonzero(mask[self._ends]):
+                mask[:] = False
+            self._allowed[key] = mask
         return self._allowed[key]
 
     def fitting(self, drafts: list[int]) -> list[int]:
@@ -74,10 +77,8 @@ class Matcher:
 
     def _renew(self) -> None:
         self._allowed: dict[tuple[int, ...], NDArray[np.bool_]] = {}
-        if self._state.is_stopped() and not self._state.is_error():
-            self.end = "complete"
-        elif not self.allowed().any():
-            self.end = "stuck"
+        if not self.allowed().any():
+            self.end = "complete" if self._state.is_accepting() else "stuck"
 
 
 @lru_cache(CACHED)

@@ -95,7 +95,7 @@ class Options(SamplingParams):
         Raises:
             OptionError: several of these options are given.
         """
-        given = [name for name in CONSTRAINTS if getattr(self, name)]
+        given = [name for name in CONSTRAINTS if getattr(self, name) not in (None, ())]
         if len(given) > 1:
             raise OptionError(
                 given[1], f"cannot be combined with {given[0]}: a text has only one constraint"
