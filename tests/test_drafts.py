@@ -27,6 +27,7 @@ SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
 class ARow(SimpleNamespace):
     """A fake row, with the attributes that drafts read; hashable, as a key of their records."""
 
+    matcher = None
     __hash__ = object.__hash__
 
 
