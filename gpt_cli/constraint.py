@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -71,16 +72,15 @@ def import_llguidance() -> Any:
 
 def with_stack(function: Callable[[], T]) -> T:
     """Call a function of llguidance, which recurses, in a thread with a large stack."""
-    results: list[T] = []
+    pool = ThreadPoolExecutor(1)
     with _starting:
         before = threading.stack_size(_STACK)
         try:
-            thread = threading.Thread(target=lambda: results.append(function()))
-            thread.start()
+            result = pool.submit(function)  # starts the thread
         finally:
             threading.stack_size(before)
-    thread.join()
-    return results[0]
+    pool.shutdown(wait=False)
+    return result.result()
 
 
 _starting = threading.Lock()
