@@ -2,6 +2,8 @@
 #ifndef GPT_CLI_SAMPLING_H
 #define GPT_CLI_SAMPLING_H
 
+#include <float.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "elementwise.h"
@@ -57,19 +59,20 @@ static int64_t gather(
 }
 
 /* Write the k largest logits of a row, and all that equal the last of them, in the order of their
- * columns. Return their number. `work` has room for n floats. */
+ * columns. Return their number. Those of tokens that may not be chosen, -inf, are left out: after a
+ * mask they may be all but a few, and would be sorted. `work` has room for n floats. */
 static int64_t likeliest(
     const float *logits, int64_t n, int64_t k, float *kept, int32_t *columns, float *work)
 {
     int64_t groups = ceil_div(n, GROUP), count = 0;
-    float *largest = work, *ordered = work + groups, bound = -INFINITY;
+    float *largest = work, *ordered = work + groups, bound = -FLT_MAX;
     for (int64_t group = 0; group < groups; group++) {
         int64_t start = group * GROUP;
         largest[group] = largest_of(logits + start, smaller(n - start, GROUP));
     }
     if (k <= groups) { /* the k-th largest of the groups' largest is at most that of the row */
         memcpy(ordered, largest, groups * sizeof *ordered);
-        bound = kth_largest(ordered, groups, k);
+        bound = fmaxf(bound, kth_largest(ordered, groups, k));
     }
     count = gather(logits, n, largest, bound, kept, columns);
     if (!count) { /* damaged weights: no number of the row is one */
