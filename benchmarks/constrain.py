@@ -6,7 +6,7 @@
 FOLDER has GPT-2's vocabulary. The set-up is that of a new process. Then each round continues a
 prompt by TOKENS tokens with each constraint, and without one. The part of a constraint is the time
 in `Matcher.push` and `Chooser.constrain`, token by token. The constraint that allows every token is
-compared with none, whose text it repeats. Last, the same with drafts.
+compared with none, whose text it repeats. Last, ROWS texts side by side, and one with drafts.
 
 With --llama, llama.cpp follows the schema of a person, too, with the same weights in FILE; PYTHON
 has llama-cpp-python.
@@ -31,6 +31,7 @@ from gpt_cli.options import Options
 from gpt_cli.rows import Chooser
 
 PROMPT, TOKENS = "Once upon a time there was a boy. What we know of him:", 100
+ROWS = 48
 PERSON = {
     "type": "object",
     "properties": {
@@ -169,6 +170,21 @@ def measure_drafts(engine: Engine, part: Part, rounds: int) -> None:
         print(f"- {name}: with drafts / without {statistics.median(ratios):.2f}")
 
 
+def measure_batch(engine: Engine, rounds: int) -> None:
+    """Print the rates of texts side by side with a constraint / without."""
+    for name in ("every token", "words"):
+        ratios = []
+        for seed in range(rounds):
+            seconds = []
+            for constraint in ({}, CONSTRAINTS[name]):
+                before = time.perf_counter()
+                options = {"max_tokens": 24, "seed": seed, "ignore_eos": True, **constraint}
+                engine.generate([PROMPT] * ROWS, **options)
+                seconds.append(time.perf_counter() - before)
+            ratios.append(seconds[0] / seconds[1])
+        print(f"- {ROWS} texts, {name}: rate / without {statistics.median(ratios):.3f}")
+
+
 def measure_llama(python: str, file: str, rounds: int) -> None:
     """Print llama.cpp's time of a token, without and with the schema of a person."""
     command = [python, "-c", LLAMA, file, PROMPT, str(TOKENS), str(rounds), json.dumps(PERSON)]
@@ -198,6 +214,7 @@ def main() -> None:
     speculator, engine.speculator = engine.speculator, None
     measure_tokens(engine, part, given.rounds)
     print()
+    measure_batch(engine, given.rounds)
     engine.speculator = speculator
     measure_drafts(engine, part, given.rounds)
     if given.llama:
