@@ -41,27 +41,27 @@ class Options(SamplingParams):
     include_stop: bool = option(False, "Keep the stop string in the text.")
     regex: str | None = option(
         None,
-        "The text matches this regular expression as a whole, such as '[0-9]{4}'.",
+        "Make the whole text match this regular expression, such as ' [0-9]{4}'.",
         kind=TEXT,
         metavar="REGEX",
     )
     json_schema: str | None = option(
         None,
-        "The text is JSON that is valid by this schema, on one line.",
+        "Make the text JSON, on one line, that is valid by this schema.",
         kind=SCHEMA,
         metavar="FILE|TEXT",
         from_file=True,
     )
     grammar: str | None = option(
         None,
-        "The text is of the language of this grammar, in the syntax of Lark.",
+        "Make the text match this grammar, in the syntax of Lark.",
         kind=TEXT,
         metavar="FILE",
         from_file=True,
     )
     choices: Sequence[str] = option(
         (),
-        "The text is one of these; repeatable.",
+        "Make the text one of these, after a space; repeatable.",
         Range(lambda choices: "" not in choices, "texts that are not empty"),
         metavar="A,B,C",
         callback=split_commas,

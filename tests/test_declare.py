@@ -182,6 +182,10 @@ def test_the_options_of_a_request_are_those_of_the_guide():
         "seed": None,
         "stop": (),
         "include_stop": False,
+        "regex": None,
+        "json_schema": None,
+        "grammar": None,
+        "choices": (),
         "use_cache": True,
         "ignore_eos": False,
         "special": False,
@@ -189,7 +193,8 @@ def test_the_options_of_a_request_are_those_of_the_guide():
         "top_logprobs": 0,
     }
     rows = [name for name, declared in own.items() if declared.row]
-    assert rows == ["max_tokens", "seed", "stop", "include_stop"]
+    constraints = ["regex", "json_schema", "grammar", "choices"]
+    assert rows == ["max_tokens", "seed", "stop", "include_stop", *constraints]
     flags = {name: (declared.flag, declared.aliases) for name, declared in own.items()}
     special = {"max_tokens": (None, ("-n",)), "seed": (None, ("-s",))}
     special["use_cache"] = ("--cache/--no-cache", ())

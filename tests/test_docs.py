@@ -49,6 +49,7 @@ NEEDS = {
     "--png ": find_spec("matplotlib"),
     ".parquet": find_spec("pyarrow"),
     "--engine ray": find_spec("ray"),  # `make test-ray`
+    "--regex ": find_spec("llguidance"),
 }
 # Replacements in lines that would take 30 s.
 SHORTER = {" -p 32 -n 400": " -p 32 -n 100", " -n 450 --ignore-eos": " -n 100 --ignore-eos"}
@@ -180,6 +181,8 @@ def test_every_pattern_matches_a_line():
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_of(page)], ids=lambda p: p.name)
 def test_the_python_of_a_page_runs(page, tmp_path):
+    if "json_schema=" in python_of(page):
+        pytest.importorskip("llguidance")
     command = [sys.executable, "-P", "-c", python_of(page)]
     env = os.environ | {"PATH": path_with_command(tmp_path / "bin")}
     finished = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True)
