@@ -64,8 +64,6 @@ def test_finished_texts_match_and_others_begin_as_if_they_did(either, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONSTRAINTS)
-def test_a_thousand_texts_match(either, name, record_property):
+def test_a_thousand_texts_match(either, name):
     """The bundled model begins strings and lists that it seldom ends."""
-    count = finished(either, CONSTRAINTS[name], 1000, max_tokens=100)
-    record_property("finished", count)
-    assert count > 50
+    assert finished(either, CONSTRAINTS[name], 1000, max_tokens=100) > 50
