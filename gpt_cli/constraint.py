@@ -94,11 +94,12 @@ def _grammar(constraint: Constraint) -> str:
     rules = {"json_schema": text.count("$ref"), "grammar": text.count(":")}.get(kind, 0)
     if rules > _MOST_RULES:
         raise OptionError(kind, f"must have at most {_MOST_RULES:,} rules or references")
-    matcher = import_llguidance().LLMatcher
     try:
-        grammar = _BUILD[kind](text)
+        text.encode()
     except UnicodeEncodeError as error:
         raise OptionError(kind, f"is not valid Unicode at character {error.start + 1}") from None
+    matcher = import_llguidance().LLMatcher
+    grammar = _BUILD[kind](text)
     if message := with_stack(lambda: matcher.validate_grammar(grammar)):
         raise constraint.error(message)
     return grammar
@@ -121,12 +122,13 @@ def _of_json_schema(text: str) -> str:
 
     Else a model may draw line ends without end. A schema can set other options in "x-guidance".
     """
+    matcher, one_space = import_llguidance().LLMatcher, {"whitespace_pattern": " "}
     try:
-        json.loads(text)
+        if not isinstance(json.loads(text), dict):
+            raise OptionError("json_schema", "must be a JSON object, such as {}")
+        return matcher.grammar_from_json_schema(text, defaults=one_space)  # refuses NaN, which Python reads
     except (ValueError, RecursionError) as error:
         raise OptionError("json_schema", f"must be JSON: {error}") from None
-    one_space = {"whitespace_pattern": " "}
-    return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=one_space)
 
 
 def _of_lark(text: str) -> str:
