@@ -51,7 +51,8 @@ class Constraint:
     def error(self, message: str) -> OptionError:
         """Return the error for a message of llguidance, which may have many lines."""
         place, complaint = _EXPLAIN[self.kind](self.text, message)
-        first = complaint.strip().partition("\n")[0]
+        in_pattern = re.sub(r"regex parse error:\n *(.*)\n.*\nerror: ", r"in /\1/: ", complaint)
+        first = in_pattern.strip().partition("\n")[0]
         return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{place}: {first:.200}")
 
 
@@ -126,7 +127,8 @@ def _of_json_schema(text: str) -> str:
     try:
         if not isinstance(json.loads(text), dict):
             raise OptionError("json_schema", "must be a JSON object, such as {}")
-        return matcher.grammar_from_json_schema(text, defaults=one_space)  # refuses NaN, which Python reads
+        # Unlike Python, it refuses NaN.
+        return matcher.grammar_from_json_schema(text, defaults=one_space)
     except (ValueError, RecursionError) as error:
         raise OptionError("json_schema", f"must be JSON: {error}") from None
 
@@ -163,7 +165,7 @@ def _explain_regex(text: str, message: str) -> tuple[str, str]:
 
 
 def _explain_grammar(text: str, message: str) -> tuple[str, str]:
-    found = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", message)
+    found = re.match(r"(?s)(?:at )?(\d+)\((\d+)\): (.*)", message)
     if not found:
         return "", message
     line, column, complaint = found.groups()
