@@ -51,7 +51,8 @@ class Constraint:
     def error(self, message: str) -> OptionError:
         """Return the error for a message of llguidance, which may have many lines."""
         place, complaint = _EXPLAIN[self.kind](self.text, message)
-        first = complaint.strip().partition("\n")[0]
+        in_pattern = re.sub(r"regex parse error:\n *(.*)\n.*\nerror: ", r"in /\1/: ", complaint)
+        first = in_pattern.strip().partition("\n")[0]
         return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{place}: {first:.200}")
 
 
@@ -94,11 +95,12 @@ def _grammar(constraint: Constraint) -> str:
     rules = {"json_schema": text.count("$ref"), "grammar": text.count(":")}.get(kind, 0)
     if rules > _MOST_RULES:
         raise OptionError(kind, f"must have at most {_MOST_RULES:,} rules or references")
-    matcher = import_llguidance().LLMatcher
     try:
-        grammar = _BUILD[kind](text)
+        text.encode()
     except UnicodeEncodeError as error:
         raise OptionError(kind, f"is not valid Unicode at character {error.start + 1}") from None
+    matcher = import_llguidance().LLMatcher
+    grammar = _BUILD[kind](text)
     if message := with_stack(lambda: matcher.validate_grammar(grammar)):
         raise constraint.error(message)
     return grammar
@@ -121,12 +123,14 @@ def _of_json_schema(text: str) -> str:
 
     Else a model may draw line ends without end. A schema can set other options in "x-guidance".
     """
+    matcher, one_space = import_llguidance().LLMatcher, {"whitespace_pattern": " "}
     try:
-        json.loads(text)
+        if not isinstance(json.loads(text), dict):
+            raise OptionError("json_schema", "must be a JSON object, such as {}")
+        # Unlike Python, it refuses NaN.
+        return matcher.grammar_from_json_schema(text, defaults=one_space)
     except (ValueError, RecursionError) as error:
         raise OptionError("json_schema", f"must be JSON: {error}") from None
-    one_space = {"whitespace_pattern": " "}
-    return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=one_space)
 
 
 def _of_lark(text: str) -> str:
@@ -161,7 +165,7 @@ def _explain_regex(text: str, message: str) -> tuple[str, str]:
 
 
 def _explain_grammar(text: str, message: str) -> tuple[str, str]:
-    found = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", message)
+    found = re.match(r"(?s)(?:at )?(\d+)\((\d+)\): (.*)", message)
     if not found:
         return "", message
     line, column, complaint = found.groups()

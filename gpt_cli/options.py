@@ -103,7 +103,8 @@ class Options(SamplingParams):
         if not given:
             return None
         value = getattr(self, given[0])
-        return Constraint(given[0], value if isinstance(value, str) else json.dumps(value))
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return Constraint(given[0], text)
 
     def with_row(self, row: Mapping[str, Any]) -> Self:
         """Return these options, replaced by those of a row; its constraint replaces any other.
