@@ -78,7 +78,7 @@ class Matcher:
     def _renew(self) -> None:
         self._allowed: dict[tuple[int, ...], NDArray[np.bool_]] = {}
         if not self.allowed().any():
-            self.end = "complete" if self._state.is_accepting() else "stuck"
+            self.end = "stuck" if self._state.is_error() else "complete"
 
 
 @lru_cache(CACHED)
