@@ -104,14 +104,15 @@ def _allowed(state: "LLMatcher", guide: "LLTokenizer") -> NDArray[np.bool_]:
     return mask
 
 
-_guides: "WeakKeyDictionary[Tokenizer, LLTokenizer]" = WeakKeyDictionary()
+_guides: "WeakKeyDictionary[Tokenizer, dict[GPT2Config, LLTokenizer]]" = WeakKeyDictionary()
 
 
 def _guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
     """Return llguidance's form of a tokenizer; that of GPT-2 takes 0.1 s to make."""
-    if tokenizer not in _guides:
-        _guides[tokenizer] = _make_guide(tokenizer, config)
-    return _guides[tokenizer]
+    guides = _guides.setdefault(tokenizer, {})
+    if config not in guides:
+        guides[config] = _make_guide(tokenizer, config)
+    return guides[config]
 
 
 def _make_guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
