@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -21,8 +21,10 @@ Kind: TypeAlias = Literal["regex", "json_schema", "grammar", "choices"]
 CACHED = 8  # constraints; one of 1 MB takes 60 MB
 _LARGEST = 2_000_000  # characters
 _MOST_RULES = 5000  # llguidance needs up to 10 KB of its stack for each
+_MOST_SYMBOLS = 20_000  # of a grammar; time and memory grow with the square, here to 0.5 GB
 _STACK = 64 << 20  # bytes
-_SEARCHED = 100_000  # characters of a schema in which the place of an error is looked for
+_SECONDS = 10  # a grammar may take years
+_SEARCHED = 10_000  # characters of a schema in which the place of an error is looked for
 _NAMES: dict[Kind, str] = {
     "regex": "a regular expression",
     "json_schema": "a JSON schema",
@@ -71,17 +73,32 @@ def import_llguidance() -> Any:
     return llguidance
 
 
-def with_stack(function: Callable[[], T]) -> T:
-    """Call a function of llguidance, which recurses, in a thread with a large stack."""
-    pool = ThreadPoolExecutor(1)
+def with_stack(kind: Kind, function: Callable[[], T]) -> T:
+    """Call a function of llguidance, which recurses, in a thread with a large stack.
+
+    Raises:
+        OptionError: it takes too long.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
     with _starting:
         before = threading.stack_size(_STACK)
         try:
-            result = pool.submit(function)  # starts the thread
+            # Nothing can stop it, but the process may end before it.
+            threading.Thread(target=run, daemon=True).start()
         finally:
             threading.stack_size(before)
-    pool.shutdown(wait=False)
-    return result.result()
+    try:
+        return result.result(_SECONDS)
+    except TimeoutError:
+        message = f"takes more than {_SECONDS} seconds to compile: make it simpler"
+        raise OptionError(kind, message) from None
 
 
 _starting = threading.Lock()
@@ -99,9 +116,14 @@ def _grammar(constraint: Constraint) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise OptionError(kind, f"is not valid Unicode at character {error.start + 1}") from None
-    matcher = import_llguidance().LLMatcher
-    grammar = _BUILD[kind](text)
-    if message := with_stack(lambda: matcher.validate_grammar(grammar)):
+    return with_stack(kind, lambda: _compiled(constraint))
+
+
+def _compiled(constraint: Constraint) -> str:
+    llguidance = import_llguidance()
+    grammar = _BUILD[constraint.kind](constraint.text)
+    limits = llguidance.LLParserLimits(max_grammar_size=_MOST_SYMBOLS)
+    if message := llguidance.LLMatcher.validate_grammar(grammar, limits=limits):
         raise constraint.error(message)
     return grammar
 
@@ -170,6 +192,8 @@ def _explain_grammar(text: str, message: str) -> tuple[str, str]:
     if not found:
         return "", message
     line, column, complaint = found.groups()
+    if "::=" in text:  # of llama.cpp, which vLLM takes, too
+        complaint = "a rule is written NAME: ..., the first start: ..., without ::="
     return f" at line {line}, column {column}", complaint
 
 

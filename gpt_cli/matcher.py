@@ -87,7 +87,7 @@ def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint) -> N
 def _begin(guide: "LLTokenizer", constraint: Constraint) -> "LLMatcher":
     """Return the state of an empty text."""
     matcher, grammar = import_llguidance().LLMatcher, constraint.grammar
-    state = with_stack(lambda: matcher(guide, grammar, log_level=0))
+    state = with_stack(constraint.kind, lambda: matcher(guide, grammar, log_level=0))
     if state.is_error():  # such as a special token that the tokenizer does not have
         raise constraint.error(state.get_error())
     if not _allowed(state, guide).any():

@@ -41,6 +41,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True, False),
+    "guided_whitespace_pattern": (),
 }
 
 
