@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +124,7 @@ def _make_guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
         ends = [size]
         tokens.append(b"")
     special = [id for id in tokenizer.special.values() if id < size]
-    wrapped = llguidance.TokenizerWrapper(_Wrapped(tokenizer, tokens, ends[0], special))
+    wrapped = llguidance.TokenizerWrapper(_Wrapped(proxy(tokenizer), tokens, ends[0], special))
     # Slices would make masks 10 us faster, and this 60 ms slower.
     return llguidance.LLTokenizer(wrapped, eos_token=ends, slices=[])
 
@@ -133,7 +133,7 @@ def _make_guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
 class _Wrapped:
     """A tokenizer, as llguidance reads it."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer  # a weak reference: `_guides` keeps this as long as the tokenizer
     tokens: list[bytes]
     eos_token_id: int
     special_token_ids: list[int]
