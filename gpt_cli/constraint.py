@@ -141,16 +141,17 @@ def _of_regex(text: str) -> str:
 
 
 def _of_json_schema(text: str) -> str:
-    """Return the grammar of a schema. JSON has up to one space wherever white space may be.
+    """Return the grammar of a schema, for JSON in the form of Python's `json.dumps`.
 
-    Else a model may draw line ends without end. A schema can set other options in "x-guidance".
+    With any white space, a model may draw line ends without end. A schema can ask for it, or for
+    another form, in "x-guidance".
     """
-    matcher, one_space = import_llguidance().LLMatcher, {"whitespace_pattern": " "}
+    form = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
     try:
         if not isinstance(json.loads(text), dict):
             raise OptionError("json_schema", "must be a JSON object, such as {}")
         # Unlike Python, it refuses NaN.
-        return matcher.grammar_from_json_schema(text, defaults=one_space)
+        return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=form)
     except (ValueError, RecursionError) as error:
         raise OptionError("json_schema", f"must be JSON: {error}") from None
 

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli import batch, checkpoint, hub, sampling
+from gpt_cli import batch, checkpoint, hub, matcher, sampling
 from gpt_cli.declare import takes
 from gpt_cli.decode import Step
 from gpt_cli.drafts import Speculator
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generate import Completion, generate
 from gpt_cli.machine import check_room
-from gpt_cli.matcher import Matcher
 from gpt_cli.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
 from gpt_cli.options import Options
@@ -102,7 +101,7 @@ class Engine:
     def check_constraint(self, options: Options) -> None:
         """Raise InputError if no text of this model matches the constraint of options."""
         if options.constraint:
-            Matcher(self.tokenizer, self.model.config, options.constraint)
+            matcher.check(self.tokenizer, self.model.config, options.constraint)
 
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return the logits of the next token at each position.

@@ -30,26 +30,18 @@ End: TypeAlias = Literal["complete", "stuck"]  # nothing more may follow; it sho
 
 
 class Matcher:
-    """The state of one text.
+    """The state of one text. Questions about drafts, which may reach a limit, ask a copy of it.
 
     Attributes:
         end: why no token can follow, once that is so.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint):
-        """Begin a text.
-
-        Raises:
-            OptionError: the constraint is not valid, or allows no token.
-            ResourceError: llguidance is not installed.
-        """
-        self._size = config.vocab_size
-        self._ends = [id for id in config.eos_token_id if id < self._size]
-        self._state = _begin(_guide(tokenizer, config), constraint).deep_copy()
+        """Begin a text; raise what `check` raises."""
+        self._guide, self._size = _guide(tokenizer, config), config.vocab_size
+        self._state = _begin(self._guide, constraint).deep_copy()
         self.end: End | None = None
         self._renew()
-        if self.end:
-            raise OptionError(constraint.kind, "must match some text, and matches none")
 
     def push(self, id: int) -> None:
         """Take the next token."""
@@ -64,21 +56,31 @@ class Matcher:
             if drafts:
                 state = state.deep_copy()
                 state.consume_tokens(list(key))
-            bits = np.frombuffer(state.compute_bitmask(), np.uint8)
-            mask = np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_)
-            if state.is_error() or np.count_nonzero(mask) == np.count_nonzero(mask[self._ends]):
-                mask[:] = False
-            self._allowed[key] = mask
+            self._allowed[key] = _allowed(state, self._guide)[: self._size]
         return self._allowed[key]
 
     def fitting(self, drafts: list[int]) -> list[int]:
         """Return the drafts before the first that may not follow."""
-        return drafts[: self._state.validate_tokens(drafts)]
+        return drafts[: self._state.deep_copy().validate_tokens(drafts)]
+
+    def forced(self) -> list[int]:
+        """Return the tokens that have to follow, up to one of which there is a choice."""
+        return self._state.deep_copy().compute_ff_tokens()
 
     def _renew(self) -> None:
         self._allowed: dict[tuple[int, ...], NDArray[np.bool_]] = {}
         if not self.allowed().any():
-            self.end = "complete" if self._state.is_accepting() else "stuck"
+            self.end = "stuck" if self._state.is_error() else "complete"
+
+
+def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint) -> None:
+    """Check that a model can begin a text that matches a constraint.
+
+    Raises:
+        OptionError: the constraint is not valid, or no text but the empty one matches.
+        ResourceError: llguidance is not installed.
+    """
+    _begin(_guide(tokenizer, config), constraint)
 
 
 @lru_cache(CACHED)
@@ -88,17 +90,29 @@ def _begin(guide: "LLTokenizer", constraint: Constraint) -> "LLMatcher":
     state = with_stack(constraint.kind, lambda: matcher(guide, grammar, log_level=0))
     if state.is_error():  # such as a special token that the tokenizer does not have
         raise constraint.error(state.get_error())
+    if not _allowed(state, guide).any():
+        raise OptionError(constraint.kind, "must match some text, and matches none")
     return state
 
 
-_guides: "WeakKeyDictionary[Tokenizer, LLTokenizer]" = WeakKeyDictionary()
+def _allowed(state: "LLMatcher", guide: "LLTokenizer") -> NDArray[np.bool_]:
+    """Return which tokens may follow, of all that the tokenizer has; none if only the end may."""
+    bits = np.frombuffer(state.compute_bitmask(), np.uint8)
+    mask = np.unpackbits(bits, count=guide.vocab_size, bitorder="little").view(np.bool_)
+    if state.is_error() or np.count_nonzero(mask) == np.count_nonzero(mask[guide.eos_tokens]):
+        mask[:] = False
+    return mask
+
+
+_guides: "WeakKeyDictionary[Tokenizer, dict[GPT2Config, LLTokenizer]]" = WeakKeyDictionary()
 
 
 def _guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
     """Return llguidance's form of a tokenizer; that of GPT-2 takes 0.1 s to make."""
-    if tokenizer not in _guides:
-        _guides[tokenizer] = _make_guide(tokenizer, config)
-    return _guides[tokenizer]
+    guides = _guides.setdefault(tokenizer, {})
+    if config not in guides:
+        guides[config] = _make_guide(tokenizer, config)
+    return guides[config]
 
 
 def _make_guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":

@@ -97,9 +97,7 @@ class Options(SamplingParams):
         """
         given = [name for name in CONSTRAINTS if getattr(self, name) not in (None, ())]
         if len(given) > 1:
-            raise OptionError(
-                given[1], f"cannot be combined with {given[0]}: a text has only one constraint"
-            )
+            raise OptionError(given[1], "must be the only constraint of a text")
         if not given:
             return None
         value = getattr(self, given[0])

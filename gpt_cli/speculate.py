@@ -28,6 +28,7 @@ _COUNTS = (1, 2, 3, 5, 7, 9, MOST)
 _MIN_TOKENS = 64  # still to come, for making a twin, which takes as long as 5 to 10 tokens
 _PATIENCE = 16  # passes without the twin before it is tried again, doubled each time
 _TWIN = 0.3  # seconds of a draft / seconds of a pass, a guess that measurements correct
+_FORCED = 2  # tokens per row that constraints force, to draft only these: they cost nothing
 _GAIN = 1.05  # that drafts must promise, since estimates are uncertain
 _OLDER = 0.7  # of a measured time, with the next
 
@@ -56,8 +57,11 @@ class Drafting:
         rooms = [row.growth - 1 for row in rows]
         space = cache.capacity - max(len(row.window) for row in rows)
         room = min(MOST, DRAFTS // len(rows), max(rooms), space)
+        limits = [min(room, own) for own in rooms]
+        if _force(rows, limits):
+            return
         self._guesses = [
-            self._ngrams.draft(row, min(room, own)) for row, own in zip(rows, rooms, strict=True)
+            self._ngrams.draft(row, limit) for row, limit in zip(rows, limits, strict=True)
         ]
         count, by_twin = self._plan(rows, room)
         drafts = [guess[:count] for guess in self._guesses]
@@ -134,6 +138,17 @@ class Drafting:
         """Return the time of a pass over some places / the time of a pass over one."""
         a, b = _PASS[self._speculator.model.ops.dtype]
         return max(1.1, (places + a) / b) if places > 1 else 1.0
+
+
+def _force(rows: Sequence[Row], limits: Sequence[int]) -> bool:
+    """Set the drafts of rows to the tokens that their constraints force, if these are enough."""
+    forced = [row.matcher.forced() if row.matcher else [] for row in rows]
+    drafts = [each[:limit] for each, limit in zip(forced, limits, strict=True)]
+    if sum(map(len, drafts)) < _FORCED * len(rows):
+        return False
+    for row, each in zip(rows, drafts, strict=True):
+        row.drafts = each
+    return True
 
 
 def _mean(old: float, new: float) -> float:

@@ -39,9 +39,8 @@ def take(given: dict[str, Any]) -> dict[str, Asked]:
         if value in ("", []):
             raise RequestError(f"{field} must not be empty", field)
     if len(found) > 1:
-        (_, first), (_, second) = found[:2]
-        reason = f"{second.field} cannot be combined with {first.field}"
-        raise RequestError(f"{reason}: a text has only one constraint", second.field)
+        _, second = found[1]
+        raise RequestError(f"{second.field} must be the only constraint of a text", second.field)
     return dict(found)
 
 
