@@ -141,7 +141,7 @@ def test_a_schema_that_is_no_json_object_is_refused(text, says):
         ("start: A\nA: A", " at line 2, column 4: circular reference"),
         ('start: %json {"type": "nope"}', " at line 1, column 8: failed to compile JSON schema"),
         ('begin: "a"', ": no start rule found"),
-        ("", ": Empty grammar"),
+        ("", ": no start rule found"),
     ],
 )
 def test_an_error_in_a_grammar_names_its_place(text, says):
