@@ -143,7 +143,7 @@ def test_half_of_a_surrogate_is_told(suffer):
 @pytest.mark.fault(82, "two constraints", 2, intact="standard output is empty")
 def test_two_constraints_are_told(suffer):
     flags = (REGEX, "a", "--choices", "a,b")
-    suffer(*generate(*flags), code=2, says="cannot be combined", do="only one constraint")
+    suffer(*generate(*flags), code=2, says="must be the only", do="constraint")
 
 
 # --- what takes long but has an end --------------------------------------------------------------
