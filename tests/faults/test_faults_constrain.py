@@ -52,9 +52,9 @@ def row(number, name, flag, content, says, do="--"):
 
 
 REGEX, SCHEMA, GRAMMAR = "--regex", "--json-schema", "--grammar"
-TOO_LARGE = "too big"
+BIG = "too big"
 # fmt: off
-BAD = [
+NOT_VALID = [
     row(82, "a regex with an open group", REGEX, "(a", "at character 1: unclosed group"),
     row(82, "look-ahead", REGEX, "(?=a)b", "look-around"),
     row(82, "look-behind", REGEX, "(?<!a)b", "look-around"),
@@ -92,18 +92,20 @@ BAD = [
     row(82, "a terminal that is itself", GRAMMAR, "start: A\nA: B\nB: A", "circular reference"),
     row(82, "an import of a file", GRAMMAR, "%import /etc/passwd\nstart: A", "line 1, column 9"),
     row(82, "a special token that is none", GRAMMAR, "start: <|nope|>", "unknown special token"),
+]
+TOO_LARGE = [
     row(83, "a regex of 2,000,001 characters", REGEX, "a" * 2_000_001, "at most 2,000,000",
         "characters"),
-    row(83, "a million dots", REGEX, "." * 1_000_000, TOO_LARGE),
+    row(83, "a million dots", REGEX, "." * 1_000_000, BIG),
     row(83, "100,000 parentheses", REGEX, "(" * 100_000 + "a" + ")" * 100_000,
         "at character 251", "nested parentheses"),
     row(83, "100,000 open parentheses", REGEX, "(" * 100_000, "unclosed group"),
     row(83, "100,000 parentheses in a grammar", GRAMMAR, "start: " + "(" * 100_000,
         "too deeply nested"),
     row(83, "a chain of 100,000 rules", GRAMMAR, chain(100_000), "at most 5,000 rules"),
-    row(83, "a rule of 100,000 parts", GRAMMAR, "start: " + '"a" /b/ ' * 50_000, TOO_LARGE),
-    row(83, "a rule of 100,000 ways", GRAMMAR, "start: " + '"a"|"b"|' * 50_000 + "/c/", TOO_LARGE),
-    row(83, "a schema of 1 MB", SCHEMA, properties(6500), TOO_LARGE),
+    row(83, "a rule of 100,000 parts", GRAMMAR, "start: " + '"a" /b/ ' * 50_000, BIG),
+    row(83, "a rule of 100,000 ways", GRAMMAR, "start: " + '"a"|"b"|' * 50_000 + "/c/", BIG),
+    row(83, "a schema of 1 MB", SCHEMA, properties(6500), BIG),
     row(83, "a schema of 3 MB", SCHEMA, properties(20_000), "at most 2,000,000", "characters"),
     row(83, "a schema 200 deep", SCHEMA, deep(200), "recursion limit"),
     row(83, "a schema 100,000 deep", SCHEMA, deep(100_000), "recursion"),
@@ -116,22 +118,34 @@ BAD = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("flag", "content", "says", "do"), BAD)
-def test_what_is_not_valid_is_told(flag, content, says, do, world, suffer):
-    # Arguments have at most 128 KB, and a text with a brace is a schema itself.
-    if flag == GRAMMAR or (flag == SCHEMA and (len(content) > 100_000 or content[0] != "{")):
-        (world.place / "given").write_text(content, encoding="utf-8")
-        content = "given"
+def argument(flag, content, world):
+    """Return the argument of a flag: a file, which the world has then, or the text itself."""
+    if flag == REGEX or (content.startswith("{") and flag == SCHEMA and len(content) < 100_000):
+        return content
+    path = world.place / "given"
+    path.write_text(content, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(("flag", "content", "says", "do"), NOT_VALID)
+def test_what_is_not_valid_is_told(flag, content, says, do, world, suffer_here):
+    suffer_here(*generate(flag, argument(flag, content, world)), code=2, says=says, do=do)
+
+
+@SLOW
+@pytest.mark.parametrize(("flag", "content", "says", "do"), TOO_LARGE)
+def test_what_is_too_large_is_told_in_time(flag, content, says, do, world, suffer):
     began = time.monotonic()
-    if len(content) > 100_000:
-        row = json.dumps({"prompt": "Once", "regex": content})
-        finished = world.run("batch", *TINY, "-q", "-n", 3, stdin=row.encode())
+    given = argument(flag, content, world)
+    if len(given) < 100_000:
+        suffer(*generate(flag, given), code=2, says=says, do=do)
+    else:  # too long for an argument
+        line = json.dumps({"prompt": "Once", "regex": given})
+        finished = world.run("batch", *TINY, "-q", "-n", 3, stdin=line.encode())
         assert finished.returncode == 6
         message = json.loads(finished.stdout)["error"]["message"]
         assert says in message
         assert len(message) < 500
-    else:
-        suffer(*generate(flag, content), code=2, says=says, do=do)
     assert time.monotonic() - began < MOST_SECONDS
 
 
@@ -141,9 +155,9 @@ def test_half_of_a_surrogate_is_told(suffer):
 
 
 @pytest.mark.fault(82, "two constraints", 2, intact="standard output is empty")
-def test_two_constraints_are_told(suffer):
+def test_two_constraints_are_told(suffer_here):
     flags = (REGEX, "a", "--choices", "a,b")
-    suffer(*generate(*flags), code=2, says="must be the only", do="constraint")
+    suffer_here(*generate(*flags), code=2, says="must be the only", do="constraint")
 
 
 # --- what takes long but has an end --------------------------------------------------------------
@@ -168,6 +182,7 @@ HARD = {
 # fmt: on
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("flag", "content"),
     [
@@ -176,8 +191,7 @@ HARD = {
     ],
 )
 def test_what_is_hard_ends_in_time(flag, content, world):
-    (world.place / "given").write_text(content, encoding="utf-8")
-    given = content if flag == REGEX else "given"
+    given = argument(flag, content, world)
     began = time.monotonic()
     finished = world.run(*generate(flag, given, "--json"))
     assert time.monotonic() - began < MOST_SECONDS
@@ -203,13 +217,13 @@ def test_what_is_hard_ends_in_time(flag, content, world):
         )
     ],
 )  # fmt: skip
-def test_a_bad_file_is_told(flag, content, says, do, world, suffer):
+def test_a_bad_file_is_told(flag, content, says, do, world, suffer_here):
     path = world.place / "given"
     if content == "folder":
         path.mkdir()
     elif content is not None:
         path.write_bytes(content)
-    suffer(*generate(flag, "given"), code=2, says=says, do=do)
+    suffer_here(*generate(flag, path), code=2, says=says, do=do)
 
 
 @linux
@@ -245,6 +259,7 @@ def test_a_bad_constraint_is_an_error_of_its_row(world):
     assert found[0]["text"] == found[6]["text"] == " cat"
 
 
+@SLOW
 @pytest.mark.fault(85, "two processes with one constraint", 0, intact="their texts")
 def test_two_processes_do_not_disturb_one_another(world):
     (world.place / "given").write_text(properties(500), encoding="ascii")
@@ -301,16 +316,17 @@ def test_a_server_without_the_package_tells_it(world, record_property):
 
 
 @linux
+@SLOW
 @pytest.mark.fault(86, "a limit of 800 MiB of address space", 0, intact="the text")
 @pytest.mark.parametrize("name", ["a regex that explodes", "a schema of 200 KB", "an endless rule"])
 def test_constraints_need_little_memory(name, world):
     flag, content = HARD[name]
-    (world.place / "given").write_text(content, encoding="utf-8")
-    given = content if flag == REGEX else "given"
+    given = argument(flag, content, world)
     options = {"preexec_fn": limit_addresses(800)}
     assert text_of(world.run(*generate(flag, given, "--threads", 1), **options))
 
 
+@SLOW
 @pytest.mark.parametrize(
     "number",
     [
@@ -334,6 +350,7 @@ def test_a_signal_ends_compiling(number, world, survive):
     survive(3)
 
 
+@SLOW
 @pytest.mark.parametrize(
     "number",
     [
