@@ -470,6 +470,13 @@ def test_any_of_several_end_tokens_may_end_a_text(make_model, tokenizer):
         assert len(done.ids) == 3
 
 
+def test_an_end_token_that_other_models_have_as_text_is_none(make_model, tokenizer):
+    model = make_model(n_layer=1, eos_token_id=[END_ID, A])
+    found = run(favouring(model, A), tokenizer, [[1], [2]], regex="[ab]{3}b?")
+    assert [(row.text, row.finish_reason) for row in found] == [("bbb", "eos")] * 2
+    assert finish(model, tokenizer, A, regex="ba") == ("b", "stuck")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_texts_of_any_weights_match(case_folder, dtype):
     engine = gpt_cli.load(str(case_folder("saved")), device="cpu", dtype=dtype)
