@@ -143,4 +143,5 @@ class _Wrapped:
 
     def __call__(self, text: bytes) -> list[int]:
         ids = self.tokenizer.encode_bytes(text)
+        # What follows a text's own end token cannot be forced.
         return [*takewhile(lambda id: id not in self.special_token_ids, ids)]
