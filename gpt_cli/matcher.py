@@ -12,6 +12,7 @@ of it: a model has seldom seen a word in other pieces.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary, proxy
 
@@ -123,7 +124,8 @@ def _make_guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
     if not ends:  # one that the model cannot choose
         ends = [size]
         tokens.append(b"")
-    special = [id for id in tokenizer.special.values() if id < size]
+    # An end token may be one that texts have, too, such as a line end; it is no text then.
+    special = [id for id in {*tokenizer.special.values(), *ends} if id < size]
     wrapped = llguidance.TokenizerWrapper(_Wrapped(proxy(tokenizer), tokens, ends[0], special))
     # Slices would make masks 10 us faster, and this 60 ms slower.
     return llguidance.LLTokenizer(wrapped, eos_token=ends, slices=[])
@@ -140,4 +142,6 @@ class _Wrapped:
     bos_token_id: None = None
 
     def __call__(self, text: bytes) -> list[int]:
-        return self.tokenizer.encode_bytes(text)
+        ids = self.tokenizer.encode_bytes(text)
+        # What follows a text's own end token cannot be forced.
+        return [*takewhile(lambda id: id not in self.special_token_ids, ids)]

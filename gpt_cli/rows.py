@@ -117,7 +117,7 @@ class Row:
         passed = "" if ended else self._stops.push(self._decoder.push(id))
         if self._stops.found:
             return passed, "stop"
-        if self.matcher and not ended:
+        if self.matcher:
             self.matcher.push(id)
         finish: FinishReason
         if ended:

@@ -143,7 +143,7 @@ def test_a_schema_that_is_no_json_object_is_refused(text, says):
         ("start: A\nA: A", " at line 2, column 4: circular reference"),
         ('start: %json {"type": "nope"}', " at line 1, column 8: failed to compile JSON schema"),
         ('begin: "a"', ": no start rule found"),
-        ("", ": Empty grammar"),
+        ("", ": no start rule found"),
     ],
 )
 def test_an_error_in_a_grammar_names_its_place(text, says):
@@ -369,6 +369,16 @@ def test_drafts_are_cut_before_what_the_constraint_does_not_allow(native, tokeni
     assert [step.drafted for step in steps][:2] == [0, 2]
 
 
+def test_tokens_that_the_constraint_forces_are_drafted(native, tokenizer):
+    model = model_of(native("float32"), **SMALL | {"n_positions": 70})
+    request = Request([1], Options(regex="[ab]zyxwvu[ab]", seed=1))
+    steps = list(generate(model, tokenizer, [request], Speculator(model)))
+    assert [step.drafted for step in steps] == [0, 6, 0, 0, 0, 0, 0, 0]
+    assert [step.accepted for step in steps] == [False, *[True] * 6, False]
+    (expected,) = completions_of(model, tokenizer, [request])
+    assert [step.id for step in steps] == expected.ids
+
+
 @pytest.mark.parametrize("option", VARIOUS)
 def test_a_streamed_text_is_the_same(tiny, option):
     for seed in range(3):
@@ -472,6 +482,13 @@ def test_any_of_several_end_tokens_may_end_a_text(make_model, tokenizer):
         assert len(done.ids) == 3
 
 
+def test_an_end_token_that_other_models_have_as_text_is_none(make_model, tokenizer):
+    model = make_model(n_layer=1, eos_token_id=[END_ID, A])
+    found = run(favouring(model, A), tokenizer, [[1], [2]], regex="[ab]{3}b?")
+    assert [(row.text, row.finish_reason) for row in found] == [("bbb", "eos")] * 2
+    assert finish(model, tokenizer, A, regex="ba") == ("b", "stuck")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_texts_of_any_weights_match(case_folder, dtype):
     engine = gpt_cli.load(str(case_folder("saved")), device="cpu", dtype=dtype)
@@ -516,6 +533,9 @@ def test_the_mask_after_drafts_is_that_of_the_text_with_them(engine, option, dat
     if option != VARIOUS[1]:
         assert earlier.fitting([*ids[cut:], wrong, A]) == ids[cut:]
         assert not earlier.allowed([*ids[cut:], wrong]).any()
+    forced = earlier.forced()
+    for place, id in enumerate(forced):
+        assert np.flatnonzero(earlier.allowed(forced[:place])).tolist() == [id]
     assert np.array_equal(earlier.allowed(), before)
 
 
