@@ -77,15 +77,18 @@ def with_stack(kind: Kind, function: Callable[[], T]) -> T:
     """Call a function of llguidance, which recurses, in a thread with a large stack.
 
     Raises:
-        OptionError: it takes too long.
+        OptionError: it takes too long, or has a bug.
     """
     result: Future[T] = Future()
 
     def run() -> None:
         try:
             result.set_result(function())
-        except BaseException as error:
+        except Exception as error:
             result.set_exception(error)
+        except BaseException as error:  # a panic in Rust
+            complaint = f"fails in llguidance: write it in another way ({error})"
+            result.set_exception(OptionError(kind, complaint))
 
     with _starting:
         before = threading.stack_size(_STACK)
