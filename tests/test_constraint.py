@@ -1,8 +1,10 @@
 """Constraints decide which tokens may follow, and nothing else."""
 
+import gc
 import itertools
 import json
 import re
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -500,6 +502,15 @@ def test_texts_of_any_weights_match(case_folder, dtype):
 def test_what_llguidance_knows_of_a_model_is_made_once(engine):
     made = [_guide(engine.tokenizer, engine.model.config) for _ in range(2)]
     assert made[0] is made[1]
+
+
+def test_a_tokenizer_is_given_back_with_its_model():
+    engine = gpt_cli.load("tiny")
+    _guide(engine.tokenizer, engine.model.config)
+    tokenizer = weakref.ref(engine.tokenizer)
+    del engine
+    gc.collect()
+    assert tokenizer() is None
 
 
 @given(option=st.sampled_from(VARIOUS), data=st.data())
