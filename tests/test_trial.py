@@ -35,3 +35,4 @@ def test_what_is_quick_passes_and_is_tried_once(monkeypatch, value):
     trial.check("regex", value)
     monkeypatch.setattr(subprocess, "run", None)
     trial.check("regex", value)
+    trial.check("choices", [value])

@@ -27,7 +27,8 @@ def check(option: str, value: Any) -> None:
         ResourceError: llguidance is not installed.
     """
     import_llguidance()
-    _check(option, json.dumps(value))
+    if option != "choices":  # a list of texts ends, and requests may have a list of their own each
+        _check(option, json.dumps(value))
 
 
 @lru_cache(_KNOWN)
