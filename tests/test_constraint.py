@@ -78,7 +78,8 @@ def matcher_of(model, tokenizer, option, ids=()):
         ("[z-a]", " at character 2: invalid character class range"),
         ("(?=a)b", " at character 1: look-around, including look-ahead and look-behind"),
         (r"\p{Nope}", " at character 1: Unicode property not found"),
-        (r"a\bb", ": lookarounds not supported yet"),
+        (r"a\bb", r": \b, \B, \< and \> are not supported"),
+        ("a$b", ": ^ and $ are only supported at its ends"),
     ],
 )
 def test_an_error_in_a_regular_expression_names_its_place(pattern, says):
@@ -141,6 +142,9 @@ def test_a_schema_that_is_no_json_object_is_refused(text, says):
         ("start: A\nA: A", " at line 2, column 4: circular reference"),
         ('start: %json {"type": "nope"}', " at line 1, column 8: failed to compile JSON schema"),
         ('begin: "a"', ": no start rule found"),
+        ('a ::= "b"', " at line 1, column 4: a rule is written NAME: ..."),
+        ("start: 'a'", ' at line 1, column 8: unexpected character; texts are in "..."'),
+        ('{"type": "object"}', ": it is JSON"),
         ("", ": Empty grammar"),
     ],
 )
