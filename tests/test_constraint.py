@@ -168,7 +168,8 @@ def test_an_error_in_a_grammar_names_its_place(text, says):
         ({"json_schema": '{"a": "\udfff"}'}, "json_schema is not valid Unicode at character 8"),
         ({"grammar": 'start: "\ud800"'}, "grammar is not valid Unicode at character 9"),
         ({"choices": ["\ud800"]}, "choices is not valid Unicode"),
-        ({"choices": ["a", ""]}, "choices must be texts that are not empty"),
+        ({"choices": ["a", ""]}, "choices must be one or more texts that are not empty"),
+        ({"choices": []}, "choices must be one or more texts that are not empty"),
         ({"choices": [1]}, "choices must be a string or a list of strings, not [1]"),
         ({"json_schema": 3}, "json_schema must be a JSON schema, not 3"),
         ({"regex": ["a"]}, 'regex must be a string, not ["a"]'),
@@ -217,7 +218,6 @@ def test_a_special_token_that_the_tokenizer_does_not_have_is_refused(tiny):
 
 def test_a_constraint_is_known_by_its_option():
     assert Options().constraint is None
-    assert Options(choices=[]).constraint is None
     assert Options(regex="a").constraint == Constraint("regex", "a")
     assert Options(choices="é").constraint == Constraint("choices", '["é"]')
     schema = {"enum": ["é"]}
@@ -240,13 +240,15 @@ def test_rows_have_constraints_of_their_own(tiny):
         {"prompt": "Once", "choices": ["x", "y"]},
         {"prompt": "Once", "regex": "(", "seed": 1},
         {"prompt": "Once", "grammar": 'start: ""'},
+        {"prompt": "Once", "choices": []},
         {"prompt": "Once", "json_schema": {"const": 1}},
     ]
-    first, second, bad, empty, third = tiny.batch(rows, Options(regex=r"\d{2}", seed=1))
+    first, second, bad, empty, none, third = tiny.batch(rows, Options(regex=r"\d{2}", seed=1))
     assert re.fullmatch("[0-9]{2}", first.text)
     assert second.text in ("x", "y")
     assert isinstance(bad, InputError)
     assert isinstance(empty, InputError)
+    assert isinstance(none, InputError)
     assert third.text == "1"
 
 
