@@ -175,7 +175,7 @@ class Generation(Task):
         has_constraint = any(own.get(name) is not None for name in CONSTRAINTS)
         choices = own.get("choices") if has_constraint else self.options.choices
         try:
-            if choices and isinstance(prompt, str):
+            if choices is not None and isinstance(prompt, str):
                 own["choices"] = [*spaced(prompt, choices)]
         except InputError as error:
             return error
