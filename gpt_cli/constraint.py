@@ -149,12 +149,33 @@ def _of_json_schema(text: str) -> str:
     """
     form = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
     try:
-        if not isinstance(json.loads(text), dict):
+        schema = json.loads(text)
+        if not isinstance(schema, dict):
             raise OptionError("json_schema", "must be a JSON object, such as {}")
+        _check_form(schema.get("x-guidance"))
         # Unlike Python, it refuses NaN.
         return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=form)
     except (ValueError, RecursionError) as error:
         raise OptionError("json_schema", f"must be JSON: {error}") from None
+
+
+def _check_form(form: Any) -> None:
+    """Raise OptionError unless a form of JSON is JSON; see `_of_grammar` for what else may be."""
+    if isinstance(form, dict):
+        signs = {"key_separator": ":", "item_separator": ",", "whitespace_pattern": ""}
+        for name, sign in signs.items():
+            if form.get(name) is not None and str(form[name]).strip(" \t\r\n") != sign:
+                shown = f"{sign!r} with white space" if sign else "white space"
+                raise OptionError("json_schema", f"must have {shown} as {name} in x-guidance")
+
+
+def _of_grammar(text: str) -> str:
+    """Return a grammar whose texts may go on in any tokens.
+
+    llguidance would find the text that must follow, to have it in the tokenizer's own tokens, but
+    that text may have no end: after `A A` with `A: /y*y/`, for which the first A has taken all.
+    """
+    return _of_lark(f'{text}\n%llguidance {{"no_forcing": true}}')
 
 
 def _of_lark(text: str) -> str:
@@ -169,7 +190,7 @@ def _of_choices(text: str) -> str:
 _BUILD: dict[Kind, Callable[[str], str]] = {
     "regex": _of_regex,
     "json_schema": _of_json_schema,
-    "grammar": _of_lark,
+    "grammar": _of_grammar,
     "choices": _of_choices,
 }
 

@@ -1,8 +1,10 @@
 """Constraints decide which tokens may follow, and nothing else."""
 
+import gc
 import itertools
 import json
 import re
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -145,7 +147,7 @@ def test_a_schema_that_is_no_json_object_is_refused(text, says):
         ('a ::= "b"', " at line 1, column 4: a rule is written NAME: ..."),
         ("start: 'a'", ' at line 1, column 8: unexpected character; texts are in "..."'),
         ('{"type": "object"}', ": it is JSON"),
-        ("", ": Empty grammar"),
+        ("", ": no start rule found"),
     ],
 )
 def test_an_error_in_a_grammar_names_its_place(text, says):
@@ -506,6 +508,15 @@ def test_texts_of_any_weights_match(case_folder, dtype):
 def test_what_llguidance_knows_of_a_model_is_made_once(engine):
     made = [_guide(engine.tokenizer, engine.model.config) for _ in range(2)]
     assert made[0] is made[1]
+
+
+def test_a_tokenizer_is_given_back_with_its_model():
+    engine = gpt_cli.load("tiny")
+    _guide(engine.tokenizer, engine.model.config)
+    tokenizer = weakref.ref(engine.tokenizer)
+    del engine
+    gc.collect()
+    assert tokenizer() is None
 
 
 @given(option=st.sampled_from(VARIOUS), data=st.data())

@@ -108,6 +108,47 @@ def test_openai_takes_our_own_fields(client, tiny):
     assert found.choices[0].text == computed(tiny, seed=2, **own).text
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+CONSTRAINED = {
+    "response_format": (
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
+        {"json_schema": SCHEMA},
+    ),
+    "structured_outputs": ({"regex": " [a-z]+ [0-9]{4}"}, {"regex": " [a-z]+ [0-9]{4}"}),
+    "guided_choice": ([" cat", " dog"], {"choices": [" cat", " dog"]}),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("field", CONSTRAINED)
+def test_openai_gets_constrained_texts(field, stream, client, tiny):
+    pytest.importorskip("llguidance")
+    value, options = CONSTRAINED[field]
+    fields = {"prompt": PROMPT, "seed": 2, "max_tokens": 60}
+    expected = computed(tiny, **fields, **options)
+    found = client.completions.create(
+        model="tiny", **fields, stream=stream, extra_body={field: value}
+    )
+    pieces = [chunk.choices[0] for chunk in found] if stream else found.choices
+    assert "".join(piece.text for piece in pieces) == expected.text
+    ended = expected.finish_reason in ("complete", "eos")
+    assert pieces[-1].finish_reason == ("stop" if ended else "length")
+
+
+def test_a_bad_constraint_is_an_exception_of_openai(client, openai):
+    pytest.importorskip("llguidance")
+    for value, param in (({"regex": "("}, "structured_outputs.regex"), ({}, "structured_outputs")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(
+                model="tiny", prompt=PROMPT, extra_body={"structured_outputs": value}
+            )
+        assert caught.value.param == param
+
+
 def test_openai_lists_the_models(client):
     (model,) = client.models.list()
     assert model.id == client.models.retrieve("tiny").id == "tiny"
@@ -212,6 +253,12 @@ def test_llm_has_all_options_that_it_knows(llm, tiny):
         flags += ["-o", name, json.dumps(value) if isinstance(value, dict) else str(value)]
     expected = computed(tiny, **known, **more | {"stop": ["."], "logit_bias": [(262, -100.0)]})
     assert llm("-m", "gpt-cli", *flags, PROMPT) == expected.text + "\n"
+
+
+def test_a_schema_of_llm_is_none_for_models_that_complete(llm):
+    """It would have to be `response_format`, which openai's client takes for chats only."""
+    with pytest.raises(AssertionError, match="does not support schemas"):
+        llm("-m", "gpt-cli", "--schema", "name, age int", PROMPT)
 
 
 def test_llm_keeps_the_log_probabilities(llm, tiny):

@@ -205,6 +205,8 @@ BAD = [
     ({"guided_json": ""}, "guided_json", "must not be empty"),
     ({"guided_json": [1]}, "guided_json", "must be a JSON schema, not [1]"),
     ({"guided_json": DEEP}, "guided_json", "recursion limit exceeded"),
+    ({"guided_json": {"x-guidance": {"key_separator": "n*n"}}}, "guided_json",
+     "':' with white space as key_separator"),
     ({"guided_choice": []}, "guided_choice", "must not be empty"),
     ({"guided_choice": [""]}, "guided_choice", "not empty"),
     ({"guided_choice": [1]}, "guided_choice", "must be a string or a list of strings"),
@@ -243,11 +245,11 @@ BAD = [
     ({"response_format": {}}, "response_format", "must be {"),
     ({"response_format": "json_object"}, "response_format", "must be {"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice",
-     "guided_choice cannot be combined with guided_regex"),
+     "must be the only constraint of a text"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex",
-     "guided_regex cannot be combined with response_format"),
+     "must be the only constraint of a text"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice",
-     "structured_outputs.choice cannot be combined with structured_outputs.regex"),
+     "must be the only constraint of a text"),
 ]
 # fmt: on
 

@@ -56,6 +56,7 @@ MUTATORS = {
     "config": mutate_json,
     "tokenizer": mutate_json,
     "rows": mutate_json,
+    "constraints": mutate_json,
 }
 
 

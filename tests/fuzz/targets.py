@@ -20,8 +20,9 @@ from gpt_cli.config import ACTIVATIONS, GPT2Config
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.jobs import Generation
 from gpt_cli.jobs.rows import Source
+from gpt_cli.matcher import Matcher
 from gpt_cli.ops.int8 import Int8Rows
-from gpt_cli.options import Options
+from gpt_cli.options import CONSTRAINTS, Options
 from gpt_cli.records import json_line, of_error
 from gpt_cli.rows import StopStrings
 from gpt_cli.tensors import Tensor
@@ -249,6 +250,48 @@ def check_options(options: Options) -> None:
     assert all(type(stop) is str and stop for stop in options.stop)
 
 
+# --- constraints ---------------------------------------------------------------------------------
+
+# The vocabulary of the bytes, some pairs of them and an end token: a text is followed faster.
+SMALL = fresh("small")
+PAIRS = ("he", "in", "an", "1,", '":', '{"', "ab")
+TOKENS = json.loads("{" + BYTE_TOKENS.decode() + "}")
+TOKENS |= {token: 256 + place for place, token in enumerate((*PAIRS, "<|endoftext|>"))}
+(SMALL / "vocab.json").write_text(json.dumps(TOKENS), encoding="utf-8")
+(SMALL / "merges.txt").write_text("\n".join(map(" ".join, PAIRS)), encoding="utf-8")
+SIZES = {"n_positions": 64, "n_embd": 16, "n_head": 2, "n_layer": 1}
+SMALL_TOKENIZER = Tokenizer.from_folder(SMALL)
+SMALL_CONFIG = GPT2Config.from_dict(
+    SIZES | {"vocab_size": len(TOKENS), "eos_token_id": len(TOKENS) - 1}
+)
+
+
+def constraints(data: bytes) -> None:
+    """The first byte chooses the kind, the second the tokens; the others are the constraint."""
+    if len(data) < 3:
+        return
+    kind = CONSTRAINTS[data[0] % len(CONSTRAINTS)]
+    text = data[2:].decode(errors="surrogateescape")
+    try:
+        options = Options(**{kind: text.split("\n") if kind == "choices" else text})
+        matcher = Matcher(SMALL_TOKENIZER, SMALL_CONFIG, options.constraint)
+    except InputError as error:
+        message = str(error)
+        assert message.isprintable()
+        assert len(message) < 400
+        return
+    ids: list[int] = []
+    while not matcher.end and len(ids) < 40:
+        allowed = np.flatnonzero(matcher.allowed())
+        ids.append(int(allowed[data[1] * 7 % len(allowed)]))
+        assert matcher.fitting(ids[-1:]) == ids[-1:]
+        if ids[-1] in SMALL_CONFIG.eos_token_id:
+            break
+        matcher.push(ids[-1])
+    if matcher.end == "complete" and kind == "choices":
+        assert SMALL_TOKENIZER.decode(ids) in options.choices
+
+
 # --- text while it comes -------------------------------------------------------------------------
 
 
@@ -332,6 +375,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "config": config,
     "tokenizer": tokenizer,
     "rows": rows,
+    "constraints": constraints,
     "stops": stops,
     "decoder": decoder,
 }
