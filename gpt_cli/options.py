@@ -72,7 +72,9 @@ class Options(SamplingParams):
     choices: Sequence[str] | None = option(
         None,
         "Make the text one of these, after a space; repeatable.",
-        Range(lambda choices: choices and "" not in choices, "one or more texts that are not empty"),
+        Range(
+            lambda choices: choices and "" not in choices, "one or more texts that are not empty"
+        ),
         kind=TEXTS,
         metavar="A,B,C",
         callback=split_commas,
