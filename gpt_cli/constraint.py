@@ -204,6 +204,7 @@ _CLEARER = {  # parts of a message, and what replaces them
     r"regex parse error:\n *(.*)\n.*\nerror: ": r"in /\1/: ",
     r"lookarounds not supported yet; Word.*": r"\\b, \\B, \\< and \\> are not supported",
     r"lookarounds not supported yet; .*": "^ and $ are only supported at its ends, without (?m)",
+    "schema must be an object or boolean": 'a schema is an object, such as {"type": "string"}',
     r"lexer error": 'unexpected character; texts are in "...", regular expressions in /.../',
 }
 

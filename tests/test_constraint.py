@@ -108,6 +108,7 @@ def test_a_bug_of_llguidance_is_an_error_of_the_option():
             " at #/properties/a~1b/items/anyOf/1/properties/~0: ",
         ),
         ({"properties": {"a": {"pattern": "a(b"}}}, " at #/properties/a: in /a(b/: unclosed group"),
+        ({"items": {"items": "string"}}, " at #/items: a schema is an object, such as {"),
         ({"items": {"format": "nope"}}, " at #/items: Unknown format: nope"),
         ({"items": {"uniqueItems": True}}, ' at #/items: Unimplemented keys: ["uniqueItems"]'),
         ({"items": {"$ref": "#/nope"}}, " at #/items: Pointer '/nope' does not exist"),
