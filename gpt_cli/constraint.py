@@ -53,9 +53,10 @@ class Constraint:
     def error(self, message: str) -> OptionError:
         """Return the error for a message of llguidance, which may have many lines."""
         place, complaint = _EXPLAIN[self.kind](self.text, message)
-        in_pattern = re.sub(r"regex parse error:\n *(.*)\n.*\nerror: ", r"in /\1/: ", complaint)
-        first = in_pattern.strip().partition("\n")[0]
-        return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{place}: {first:.200}")
+        for pattern, clearer in _CLEARER.items():
+            complaint = re.sub(pattern, clearer, complaint)
+        first = complaint.strip().partition("\n")[0]
+        return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{place}: {first:.500}")
 
 
 def import_llguidance() -> Any:
@@ -199,6 +200,14 @@ _BUILD: dict[Kind, Callable[[str], str]] = {
 
 # --- what llguidance's messages say, and where ------------------------------------------------
 
+_CLEARER = {  # parts of a message, and what replaces them
+    r"regex parse error:\n *(.*)\n.*\nerror: ": r"in /\1/: ",
+    r"lookarounds not supported yet; Word.*": r"\\b, \\B, \\< and \\> are not supported",
+    r"lookarounds not supported yet; .*": "^ and $ are only supported at its ends, without (?m)",
+    "schema must be an object or boolean": 'a schema is an object, such as {"type": "string"}',
+    r"lexer error": 'unexpected character; texts are in "...", regular expressions in /.../',
+}
+
 
 def _explain_regex(text: str, message: str) -> tuple[str, str]:
     found = re.search(r"parse error:\n    (.*)\n    ( *)\^.*\nerror: (.*)", message)
@@ -214,7 +223,7 @@ def _explain_regex(text: str, message: str) -> tuple[str, str]:
 def _explain_grammar(text: str, message: str) -> tuple[str, str]:
     found = re.match(r"(?s)(?:at )?(\d+)\((\d+)\): (.*)", message)
     if not found:
-        return "", message
+        return "", "it is JSON" if text.lstrip().startswith("{") else message
     line, column, complaint = found.groups()
     if "::=" in text:  # of llama.cpp, which vLLM takes, too
         complaint = "a rule is written NAME: ..., the first start: ..., without ::="
