@@ -6,7 +6,7 @@ draw from what remains uses the random number of its place, so a constraint that
 changes nothing.
 
 Where all matching texts go on in the same way, only the token is allowed that the tokenizer makes
-of it: a model has seldom seen a word in other pieces.
+of it: a model has seldom seen a word in other pieces. (In a Lark grammar, any pieces are allowed.)
 """
 
 from collections.abc import Sequence
