@@ -23,7 +23,7 @@ _LARGEST = 2_000_000  # characters
 _MOST_RULES = 5000  # llguidance needs up to 10 KB of its stack for each
 _MOST_SYMBOLS = 20_000  # of a grammar; time and memory grow with the square, here to 0.5 GB
 _STACK = 64 << 20  # bytes
-_SECONDS = 10  # a grammar may take years
+SECONDS = 10  # a grammar may take years
 _SEARCHED = 10_000  # characters of a schema in which the place of an error is looked for
 _NAMES: dict[Kind, str] = {
     "regex": "a regular expression",
@@ -78,15 +78,18 @@ def with_stack(kind: Kind, function: Callable[[], T]) -> T:
     """Call a function of llguidance, which recurses, in a thread with a large stack.
 
     Raises:
-        OptionError: it takes too long.
+        OptionError: it takes too long, or has a bug.
     """
     result: Future[T] = Future()
 
     def run() -> None:
         try:
             result.set_result(function())
-        except BaseException as error:
+        except Exception as error:
             result.set_exception(error)
+        except BaseException as error:  # a panic in Rust
+            complaint = f"fails in llguidance: write it in another way ({error})"
+            result.set_exception(OptionError(kind, complaint))
 
     with _starting:
         before = threading.stack_size(_STACK)
@@ -96,9 +99,9 @@ def with_stack(kind: Kind, function: Callable[[], T]) -> T:
         finally:
             threading.stack_size(before)
     try:
-        return result.result(_SECONDS)
+        return result.result(SECONDS)
     except TimeoutError:
-        message = f"takes more than {_SECONDS} seconds to compile: make it simpler"
+        message = f"takes more than {SECONDS} seconds to compile: make it simpler"
         raise OptionError(kind, message) from None
 
 

@@ -91,6 +91,14 @@ def test_an_error_in_a_regular_expression_names_its_place(pattern, says):
     assert "\n" not in str(caught.value)
 
 
+def test_a_bug_of_llguidance_is_an_error_of_the_option():
+    """llguidance 1.9 cannot compile this; its exception is none that `except Exception` takes."""
+    try:
+        Options(regex=r"\pL|(é|\w)")
+    except OptionError as error:
+        assert str(error).startswith("regex fails in llguidance: write it in another way")
+
+
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
