@@ -205,6 +205,8 @@ _CLEARER = {  # parts of a message, and what replaces them
     r"lookarounds not supported yet; Word.*": r"\\b, \\B, \\< and \\> are not supported",
     r"lookarounds not supported yet; .*": "^ and $ are only supported at its ends, without (?m)",
     "schema must be an object or boolean": 'a schema is an object, such as {"type": "string"}',
+    r"Unimplemented keys: .*": r'\g<0>; "x-guidance": {"lenient": true} at the top ignores them',
+    "Enable 'coerce_one_of'.*": '"x-guidance": {"coerce_one_of": true} at the top takes anyOf',
     r"lexer error": 'unexpected character; texts are in "...", regular expressions in /.../',
 }
 

@@ -110,7 +110,14 @@ def test_a_bug_of_llguidance_is_an_error_of_the_option():
         ({"properties": {"a": {"pattern": "a(b"}}}, " at #/properties/a: in /a(b/: unclosed group"),
         ({"items": {"items": "string"}}, " at #/items: a schema is an object, such as {"),
         ({"items": {"format": "nope"}}, " at #/items: Unknown format: nope"),
-        ({"items": {"uniqueItems": True}}, ' at #/items: Unimplemented keys: ["uniqueItems"]'),
+        (
+            {"items": {"uniqueItems": True}},
+            ' at #/items: Unimplemented keys: ["uniqueItems"]; "x-guid',
+        ),
+        (
+            {"oneOf": [{"minimum": 0}, {"maximum": 5}]},
+            ': oneOf constraints are not supported. "x-guidance": {"coerce_one_of": true}',
+        ),
         ({"items": {"$ref": "#/nope"}}, " at #/items: Pointer '/nope' does not exist"),
         (
             {"items": {"$ref": "https://example.com/x"}},
