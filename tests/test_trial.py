@@ -1,15 +1,23 @@
 """A server compiles a constraint only if another process can, soon and in little memory."""
 
+import asyncio
+import json
 import subprocess
 import threading
+from unittest.mock import Mock
 
 import pytest
 
 from gpt_cli.declare import OptionError
 from gpt_cli.serve import trial
-from gpt_cli.serve.protocol import RequestError, read
 
 pytest.importorskip("llguidance")
+pytest.importorskip("uvicorn")
+from starlette.requests import Request
+
+from gpt_cli.serve import app
+from gpt_cli.serve.protocol import read
+from gpt_cli.serve.refusals import RequestError
 
 ENDLESS = {"type": "integer", "multipleOf": 99_799_811}
 
@@ -21,6 +29,34 @@ def test_a_constraint_without_an_end_of_compiling_leaves_nothing_behind(monkeypa
         read(tiny, {"prompt": "Once", "guided_json": ENDLESS})
     assert caught.value.field == "guided_json"
     assert threading.active_count() == threads
+
+
+def test_constraints_that_take_long_leave_threads_for_others(monkeypatch):
+    ready = threading.Event()
+
+    def read(engine, body):
+        assert "guided_regex" not in body or ready.wait(60)
+        raise RequestError("it was read")
+
+    async def ask(body):
+        async def receive():
+            return {"type": "http.request", "body": json.dumps(body).encode()}
+
+        with pytest.raises(RequestError, match="it was read"):
+            await routes.completions(Request({"type": "http"}, receive))
+
+    async def ask_all():
+        slow = [asyncio.create_task(ask({"guided_regex": "a"})) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        try:
+            await asyncio.wait_for(ask({"prompt": "Once"}), 20)
+        finally:
+            ready.set()
+        await asyncio.gather(*slow)
+
+    monkeypatch.setattr(app, "read", read)
+    routes = app._Routes(None, Mock())
+    asyncio.run(ask_all())
 
 
 def test_a_process_without_memory_is_an_error(monkeypatch):
