@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
-from gpt_cli.errors import InputError
+from gpt_cli.errors import InputError, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -115,8 +115,12 @@ class Declared:
         """
         own = {name: value for name, value in row.items() if value is not None}
         if unknown := [name for name in own if name not in self.row_fields()]:
-            known = ", ".join(self.row_fields())
-            raise InputError(f"unknown field {unknown[0]!r:.40}; the options of a row are {known}")
+            known = self.row_fields()
+            near = did_you_mean(f"{unknown[0]!s:.40}", known)
+            raise InputError(
+                f"unknown field {unknown[0]!r:.40}{near}; the options of a row are "
+                + ", ".join(known)
+            )
         return replace(self, **own)
 
 

@@ -133,6 +133,10 @@ def test_a_row_has_options_of_its_own():
         assert str(caught.value) == (
             f"unknown field '{name}'; the options of a row are count, rate, name, words, maybe"
         )
+    with pytest.raises(InputError, match=r"^unknown field 'word' \(did you mean words\?\); the "):
+        group.with_row({"word": "a"})
+    with pytest.raises(InputError, match=r"^unknown field 3; the options of a row are"):
+        group.with_row({3: "a"})
 
 
 def test_a_declaration_has_everything_about_a_flag():
