@@ -24,7 +24,7 @@ _MOST_RULES = 5000  # and brackets of a grammar; llguidance needs up to 10 KB of
 _MOST_LEVELS = 10_000  # of a schema, if each reference leads to another one; the same
 _MOST_SYMBOLS = 20_000  # of a grammar; time and memory grow with the square, here to 0.5 GB
 _STACK = 64 << 20  # bytes
-_SECONDS = 10  # a grammar may take years
+SECONDS = 10  # a grammar may take years
 _SEARCHED = 10_000  # characters of a schema in which the place of an error is looked for
 _NAMES: dict[Kind, str] = {
     "regex": "a regular expression",
@@ -54,9 +54,10 @@ class Constraint:
     def error(self, message: str) -> OptionError:
         """Return the error for a message of llguidance, which may have many lines."""
         place, complaint = _EXPLAIN[self.kind](self.text, message)
-        in_pattern = re.sub(r"regex parse error:\n *(.*)\n.*\nerror: ", r"in /\1/: ", complaint)
-        first = in_pattern.strip().partition("\n")[0]
-        return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{place}: {first:.200}")
+        for pattern, clearer in _CLEARER.items():
+            complaint = re.sub(pattern, clearer, complaint)
+        first = complaint.strip().partition("\n")[0]
+        return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{place}: {first:.500}")
 
 
 def import_llguidance() -> Any:
@@ -78,15 +79,18 @@ def with_stack(kind: Kind, function: Callable[[], T]) -> T:
     """Call a function of llguidance, which recurses, in a thread with a large stack.
 
     Raises:
-        OptionError: it takes too long.
+        OptionError: it takes too long, or has a bug.
     """
     result: Future[T] = Future()
 
     def run() -> None:
         try:
             result.set_result(function())
-        except BaseException as error:
+        except Exception as error:
             result.set_exception(error)
+        except BaseException as error:  # a panic in Rust
+            complaint = f"fails in llguidance: write it in another way ({error})"
+            result.set_exception(OptionError(kind, complaint))
 
     with _starting:
         before = threading.stack_size(_STACK)
@@ -96,9 +100,9 @@ def with_stack(kind: Kind, function: Callable[[], T]) -> T:
         finally:
             threading.stack_size(before)
     try:
-        return result.result(_SECONDS)
+        return result.result(SECONDS)
     except TimeoutError:
-        message = f"takes more than {_SECONDS} seconds to compile: make it simpler"
+        message = f"takes more than {SECONDS} seconds to compile: make it simpler"
         raise OptionError(kind, message) from None
 
 
@@ -206,6 +210,16 @@ _BUILD: dict[Kind, Callable[[str], str]] = {
 
 # --- what llguidance's messages say, and where ------------------------------------------------
 
+_CLEARER = {  # parts of a message, and what replaces them
+    r"regex parse error:\n *(.*)\n.*\nerror: ": r"in /\1/: ",
+    r"lookarounds not supported yet; Word.*": r"\\b, \\B, \\< and \\> are not supported",
+    r"lookarounds not supported yet; .*": "^ and $ are only supported at its ends, without (?m)",
+    "schema must be an object or boolean": 'a schema is an object, such as {"type": "string"}',
+    r"Unimplemented keys: .*": r'\g<0>; "x-guidance": {"lenient": true} at the top ignores them',
+    "Enable 'coerce_one_of'.*": '"x-guidance": {"coerce_one_of": true} at the top takes anyOf',
+    r"lexer error": 'unexpected character; texts are in "...", regular expressions in /.../',
+}
+
 
 def _explain_regex(text: str, message: str) -> tuple[str, str]:
     found = re.search(r"parse error:\n    (.*)\n    ( *)\^.*\nerror: (.*)", message)
@@ -221,7 +235,7 @@ def _explain_regex(text: str, message: str) -> tuple[str, str]:
 def _explain_grammar(text: str, message: str) -> tuple[str, str]:
     found = re.match(r"(?s)(?:at )?(\d+)\((\d+)\): (.*)", message)
     if not found:
-        return "", message
+        return "", "it is JSON" if text.lstrip().startswith("{") else message
     line, column, complaint = found.groups()
     if "::=" in text:  # of llama.cpp, which vLLM takes, too
         complaint = "a rule is written NAME: ..., the first start: ..., without ::="

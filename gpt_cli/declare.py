@@ -158,9 +158,9 @@ def _schema(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(_checked(value, Mapping))
 
 
-def split_commas(given: list[str] | None) -> list[str]:
-    """Return the texts of a repeatable flag, which are separated by commas in each."""
-    return [text for each in given or [] for text in each.split(",")]
+def split_commas(given: list[str] | None) -> list[str] | None:
+    """Return the texts of a repeatable flag, which are separated by commas in each, if any."""
+    return [text for each in given for text in each.split(",")] if given else None
 
 
 WHOLE = Kind("a whole number", int, lambda value: int(_checked(value, Integral)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,7 +126,7 @@ def _make_guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
         tokens.append(b"")
     # An end token may be one that texts have, too, such as a line end; it is no text then.
     special = [id for id in {*tokenizer.special.values(), *ends} if id < size]
-    wrapped = llguidance.TokenizerWrapper(_Wrapped(tokenizer, tokens, ends[0], special))
+    wrapped = llguidance.TokenizerWrapper(_Wrapped(proxy(tokenizer), tokens, ends[0], special))
     # Slices would make masks 10 us faster, and this 60 ms slower.
     return llguidance.LLTokenizer(wrapped, eos_token=ends, slices=[])
 
@@ -135,7 +135,7 @@ def _make_guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
 class _Wrapped:
     """A tokenizer, as llguidance reads it."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer  # a weak reference: `_guides` keeps this as long as the tokenizer
     tokens: list[bytes]
     eos_token_id: int
     special_token_ids: list[int]

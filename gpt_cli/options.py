@@ -8,7 +8,17 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 from gpt_cli import constraint
 from gpt_cli.constraint import Constraint
-from gpt_cli.declare import SCHEMA, TEXT, WHOLE, OptionError, Range, choice, option, split_commas
+from gpt_cli.declare import (
+    SCHEMA,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    OptionError,
+    Range,
+    choice,
+    option,
+    split_commas,
+)
 from gpt_cli.sampling import COUNTS, SamplingParams
 
 Overflow: TypeAlias = Literal["error", "truncate", "shift"]
@@ -59,10 +69,13 @@ class Options(SamplingParams):
         metavar="FILE",
         from_file=True,
     )
-    choices: Sequence[str] = option(
-        (),
+    choices: Sequence[str] | None = option(
+        None,
         "Make the text one of these, after a space; repeatable.",
-        Range(lambda choices: "" not in choices, "texts that are not empty"),
+        Range(
+            lambda choices: choices and "" not in choices, "one or more texts that are not empty"
+        ),
+        kind=TEXTS,
         metavar="A,B,C",
         callback=split_commas,
     )
@@ -95,7 +108,7 @@ class Options(SamplingParams):
         Raises:
             OptionError: several of these options are given.
         """
-        given = [name for name in CONSTRAINTS if getattr(self, name) not in (None, ())]
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise OptionError(given[1], "must be the only constraint of a text")
         if not given:

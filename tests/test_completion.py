@@ -132,6 +132,11 @@ def test_commands_types_and_devices_are_the_implemented_ones():
     assert sorted(answers("gpt-cli ")) == sorted(get_command(app.application()).commands)
 
 
+def test_completion_reads_no_file_that_a_flag_names(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait
+    assert answers(f"gpt-cli generate --grammar {tmp_path}/pipe --reg") == ["--regex"]
+
+
 @pytest.mark.parametrize("line", ["gpt-cli ", "gpt-cli bench --", "gpt-cli next --model "])
 def test_completion_imports_no_slow_packages(line):
     words = line.split(" ")

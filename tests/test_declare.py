@@ -185,7 +185,7 @@ def test_the_options_of_a_request_are_those_of_the_guide():
         "regex": None,
         "json_schema": None,
         "grammar": None,
-        "choices": (),
+        "choices": None,
         "use_cache": True,
         "ignore_eos": False,
         "special": False,

@@ -527,6 +527,7 @@ def test_a_full_disk_is_an_error_of_the_output(sink):
         ({"a": None}, {"a": None}, None),
         ({"input": 1}, {"input": 1}, None),
         ({"a": 1}, {"a": 2}, "out was made with a 1, not 2: name another --output"),
+        ({"a": "x" * 400}, {"a": "x" * 401}, "out was made with another a: name another --output"),
         ({"a": []}, {"a": ((7, -1.0),)}, "out was made with a [], not [[7, -1.0]]: name"),
         ({"a": 1}, {"a": 1, "b": None}, "out was made by a version without b: name"),
         ({"a": "x" * 300}, {"a": 1}, 'a "' + "x" * 199 + ", not 1: name"),

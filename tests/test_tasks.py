@@ -122,6 +122,13 @@ def test_a_row_without_a_prompt_is_not_ranked(engine):
     assert good["choices"][0]["text"] == " me"
 
 
+@pytest.mark.parametrize("choices", [[], "a", ["a", "a"], ["a", 2]])
+def test_a_row_whose_choices_are_none_is_not_continued_without_them(engine, choices):
+    row = Row(0, 1, None, None, {"prompt": "He", "choices": choices})
+    (record,) = Generation(OPTIONS).records(engine, [row])
+    assert "choice" in record["error"]["message"]
+
+
 def test_a_stride_is_that_of_score(engine):
     text = "He said " * 40
     (record,) = Scoring(stride=3).records(engine, [Row(0, 1, None, None, {"text": text})])

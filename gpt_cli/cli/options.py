@@ -78,9 +78,17 @@ def _flag(name: str, field: Field[Any]) -> inspect.Parameter:
     )
 
 
-def _content(given: str | None) -> str | None:
-    """Return the text of a file, or a text that begins with a brace."""
-    return given if given is None or given.lstrip().startswith("{") else read_text(given)
+def _content(
+    context: typer.Context, parameter: typer.CallbackParam, given: str | None
+) -> str | None:
+    """Return the text of a file without its last line end, or a text that begins with a brace."""
+    if context.resilient_parsing:  # a shell completes with TAB
+        return given
+    if given == "":  # as of a variable that is not set
+        raise InputError(f"{parameter.opts[0]} is empty: name a file")
+    if given is None or given.lstrip().startswith("{"):
+        return given
+    return without_line_end(read_text(given))
 
 
 def _flag_of(group: type[Declared], name: str) -> Any:

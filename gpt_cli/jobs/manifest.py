@@ -54,8 +54,10 @@ class Manifest:
             if name not in earlier:
                 raise refusal(f"{self._output} was made by a version without {name}")
             if earlier[name] != value:
-                others, ours = json.dumps(earlier[name]), json.dumps(value)
-                raise refusal(f"{self._output} was made with {name} {others:.200}, not {ours:.200}")
+                others, ours = (f"{json.dumps(each):.200}" for each in (earlier[name], value))
+                # Long ones, such as JSON schemas, may begin alike.
+                which = f"another {name}" if others == ours else f"{name} {others}, not {ours}"
+                raise refusal(f"{self._output} was made with {which}")
 
     def begin(self) -> bytes:
         """Return the content of the file for a first run, with a seed drawn if none was given."""

@@ -172,10 +172,11 @@ class Generation(Task):
     def _asked(self, row: Row) -> dict[str, Any] | InputError:
         """Return the prompt and the options of a row; its choices follow the prompt: `spaced`."""
         own, prompt = self.options_of(row), self.text(row)
-        has_constraint = any(own.get(name) is not None for name in CONSTRAINTS)
-        choices = own.get("choices") if has_constraint else self.options.choices
+        choices = own.get("choices")
+        if all(own.get(name) is None for name in CONSTRAINTS):
+            choices = self.options.choices or None
         try:
-            if choices and isinstance(prompt, str):
+            if choices is not None and isinstance(prompt, str):
                 own["choices"] = [*spaced(prompt, choices)]
         except InputError as error:
             return error

@@ -7,6 +7,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import nullcontext
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -20,12 +21,15 @@ from starlette.types import ASGIApp
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
+from gpt_cli.serve import structured
 from gpt_cli.serve.completion import CompletionResponse, described
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import Json, no_such_model, read, token_name
 from gpt_cli.serve.refusals import BUG, RequestError, refusal
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from gpt_cli.serve.settings import Settings
+
+_COMPILED = 2  # constraints at a time; more would leave no threads for other requests
 
 
 def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]:
@@ -110,6 +114,7 @@ class _Routes:
         self._engine, self._scheduler = engine, scheduler
         self._metrics = Metrics(scheduler)
         self._created = int(time.time())
+        self._compiling = asyncio.Semaphore(_COMPILED)
         self.counted = self._metrics.counting
         self._page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
         self._policy = _policy(self._page)
@@ -182,8 +187,10 @@ class _Routes:
     async def completions(self, request: Request) -> Response:
         """Continue or score the prompts of a request."""
         body = await _json(request)
-        # In another thread, since to tokenize a long text takes a while.
-        asked = await asyncio.to_thread(read, self._engine, body)
+        has_constraint = any(body.get(name) is not None for name in structured.FIELDS)
+        async with self._compiling if has_constraint else nullcontext():
+            # In another thread, since to tokenize a long text takes a while.
+            asked = await asyncio.to_thread(read, self._engine, body)
         return CompletionResponse(self._engine, asked, self._scheduler, self._metrics)
 
     async def refuse_busy(self, request: Request, error: Exception) -> Response:

@@ -18,7 +18,7 @@ from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.options import Options
 from gpt_cli.rows import Request
 from gpt_cli.sampling import COUNTS, SamplingParams
-from gpt_cli.serve import structured
+from gpt_cli.serve import structured, trial
 from gpt_cli.serve.prompts import Event, PromptScore, Task
 from gpt_cli.serve.refusals import RequestError
 from gpt_cli.tokenizer import StreamDecoder, Tokenizer
@@ -123,6 +123,8 @@ def read(engine: Engine, body: Any) -> Completions:
         raise RequestError(f"{unknown[0]!r:.40}: {reason}", unknown[0])
     try:
         asked = Fields(**{name: value for name, value in given.items() if name in own})
+        for option, (_, value) in constraint.items():
+            trial.check(option, value)
         options = Options(
             **_DEFAULTS | {name: value for name, value in given.items() if name in _OPTIONS},
             **{option: asked.value for option, asked in constraint.items()},

@@ -1,0 +1,69 @@
+"""Try a client's constraint in a process of its own, before the server compiles it.
+
+A schema of 60 characters, such as one with a "multipleOf" of eight digits, may take years and all
+memory to compile. llguidance limits neither, and a thread cannot be stopped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from typing import Any
+
+from gpt_cli.constraint import SECONDS, import_llguidance, with_stack
+from gpt_cli.declare import OptionError
+from gpt_cli.options import Options
+
+_BYTES = 2 << 30  # of address space; the largest constraints take 0.5 GB of memory
+_KNOWN = 64  # constraints
+
+
+def check(option: str, value: Any) -> None:
+    """Check that a constraint can be compiled in little time and memory, if it is valid.
+
+    Raises:
+        OptionError: it cannot.
+        ResourceError: llguidance is not installed.
+    """
+    import_llguidance()
+    if option != "choices":  # a list of texts ends, and requests may have a list of their own each
+        _check(option, json.dumps(value))
+
+
+@lru_cache(_KNOWN)
+def _check(option: str, value: str) -> None:
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(  # noqa: S603 (a fixed command)
+            [sys.executable, "-P", "-m", __name__, option, str(_BYTES)],
+            input=value.encode(),
+            env=os.environ | paths,
+            capture_output=True,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        complaint = f"takes more than {SECONDS} seconds to compile: make it simpler"
+        raise OptionError(option, complaint) from None
+    if done.returncode:
+        raise OptionError(option, "takes too much memory to compile: make it simpler")
+
+
+def _main(option: str, most_bytes: int) -> None:
+    """Compile the constraint on standard input. One that is not valid is quick to find."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+    try:
+        constraint = Options(**{option: json.load(sys.stdin)}).constraint
+    except OptionError:
+        return
+    if constraint:
+        llguidance, grammar = import_llguidance(), constraint.grammar
+        tokens = llguidance.LLTokenizer("byte")
+        with_stack(constraint.kind, lambda: llguidance.LLMatcher(tokens, grammar, log_level=0))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))
