@@ -20,7 +20,8 @@ Kind: TypeAlias = Literal["regex", "json_schema", "grammar", "choices"]
 
 CACHED = 8  # constraints; one of 1 MB takes 60 MB
 _LARGEST = 2_000_000  # characters
-_MOST_RULES = 5000  # llguidance needs up to 10 KB of its stack for each
+_MOST_RULES = 5000  # and brackets of a grammar; llguidance needs up to 10 KB of its stack for each
+_MOST_LEVELS = 10_000  # of a schema, if each reference leads to another one; the same
 _MOST_SYMBOLS = 20_000  # of a grammar; time and memory grow with the square, here to 0.5 GB
 _STACK = 64 << 20  # bytes
 SECONDS = 10  # a grammar may take years
@@ -113,9 +114,8 @@ def _grammar(constraint: Constraint) -> str:
     kind, text = constraint.kind, constraint.text
     if len(text) > _LARGEST:
         raise OptionError(kind, f"must have at most {_LARGEST:,} characters, not {len(text):,}")
-    rules = {"json_schema": text.count("$ref"), "grammar": text.count(":")}.get(kind, 0)
-    if rules > _MOST_RULES:
-        raise OptionError(kind, f"must have at most {_MOST_RULES:,} rules or references")
+    if kind == "grammar" and sum(map(text.count, ":([")) > _MOST_RULES:
+        raise OptionError(kind, f"must have at most {_MOST_RULES:,} rules and brackets")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -156,10 +156,20 @@ def _of_json_schema(text: str) -> str:
         if not isinstance(schema, dict):
             raise OptionError("json_schema", "must be a JSON object, such as {}")
         _check_form(schema.get("x-guidance"))
+        references, depth = json.dumps(schema).count('"$ref": '), _depth(schema)
+        if references * depth > _MOST_LEVELS:
+            shown = f"{references} of them in a schema of {depth} levels"
+            raise OptionError("json_schema", f"must have fewer references: {shown} are too many")
         # Unlike Python, it refuses NaN.
         return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=form)
     except (ValueError, RecursionError) as error:
         raise OptionError("json_schema", f"must be JSON: {error}") from None
+
+
+def _depth(value: Any) -> int:
+    """Return how many values of JSON lie in one another."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _check_form(form: Any) -> None:

@@ -177,10 +177,10 @@ def test_an_error_in_a_grammar_names_its_place(text, says):
     ("given", "says"),
     [
         ({"regex": "x" * 2_000_001}, "regex must have at most 2,000,000 characters, not 2,000,001"),
-        ({"grammar": "a:" * 5001}, "grammar must have at most 5,000 rules or references"),
+        ({"grammar": "a:" * 5001}, "grammar must have at most 5,000 rules and brackets"),
         (
             {"json_schema": {"anyOf": [{"$ref": "#"}] * 5001}},
-            "json_schema must have at most 5,000 rules or references",
+            "json_schema must have fewer references: 5001 of them in a schema of 4 levels",
         ),
         ({"regex": "a\ud800"}, "regex is not valid Unicode at character 2"),
         ({"json_schema": '{"a": "\udfff"}'}, "json_schema is not valid Unicode at character 8"),
