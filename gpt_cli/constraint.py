@@ -5,15 +5,14 @@ llguidance compiles them all to one kind of grammar; `gpt_cli.matcher` follows i
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpt_cli.declare import OptionError
 from gpt_cli.errors import ResourceError
+from gpt_cli.machine import within
 
 T = TypeVar("T")
 Kind: TypeAlias = Literal["regex", "json_schema", "grammar", "choices"]
@@ -81,32 +80,21 @@ def with_stack(kind: Kind, function: Callable[[], T]) -> T:
     Raises:
         OptionError: it takes too long, or has a bug.
     """
-    result: Future[T] = Future()
 
-    def run() -> None:
+    def call() -> T:
         try:
-            result.set_result(function())
-        except Exception as error:
-            result.set_exception(error)
+            return function()
+        except Exception:
+            raise
         except BaseException as error:  # a panic in Rust
             complaint = f"fails in llguidance: write it in another way ({error})"
-            result.set_exception(OptionError(kind, complaint))
+            raise OptionError(kind, complaint) from None
 
-    with _starting:
-        before = threading.stack_size(_STACK)
-        try:
-            # Nothing can stop it, but the process may end before it.
-            threading.Thread(target=run, daemon=True).start()
-        finally:
-            threading.stack_size(before)
     try:
-        return result.result(SECONDS)
+        return within(SECONDS, call, _STACK)
     except TimeoutError:
         message = f"takes more than {SECONDS} seconds to compile: make it simpler"
         raise OptionError(kind, message) from None
-
-
-_starting = threading.Lock()
 
 
 @lru_cache(CACHED)

@@ -3,10 +3,14 @@
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from gpt_cli.errors import ResourceError
+
+T = TypeVar("T")
 
 _NATIVE = Path(__file__).parent / "ops" / "native"
 _ENDINGS = (".so", ".dylib", ".dll")
@@ -15,6 +19,38 @@ MOST_THREADS = 256  # of the compiled library
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _STATUS = Path("/proc/self/status")
+
+
+_starting = threading.Lock()  # of threads, whose stack has a size that all share
+
+
+def within(seconds: float, call: Callable[[], T], stack: int = 0) -> T:
+    """Call a function in a thread with a timeout, and raise what it raises.
+
+    Nothing stops the call after TimeoutError, but the process may end before it.
+
+    Args:
+        seconds: the timeout.
+        call: the function.
+        stack: bytes of the thread's stack; 0 is the system's default.
+    """
+    from concurrent.futures import Future  # takes a millisecond that few commands need
+
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    with _starting:
+        before = threading.stack_size(stack)
+        try:
+            threading.Thread(target=run, daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return answer.result(seconds)
 
 
 def free_memory() -> int | None:

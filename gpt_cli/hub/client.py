@@ -6,19 +6,18 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
 from gpt_cli.files import INDEX, file_hash
 from gpt_cli.hub.local import cache_folder, model_files, nearest, repo_folder
-from gpt_cli.machine import format_size
+from gpt_cli.machine import format_size, within
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
@@ -33,7 +32,6 @@ _HEAD_ANSWER = 10.0  # seconds for a later HEAD; the client would wait for 6 tim
 _LONGEST_WAIT = 20  # seconds of Retry-After to respect; the client would wait silently for any time
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +133,8 @@ def check() -> None:
         from huggingface_hub import get_session
 
         session = get_session()
-        answer = _within(_FIRST_ANSWER, lambda: session.get(url, timeout=_FIRST_ANSWER))
+        # A socket's timeout does not cover name resolution.
+        answer = within(_FIRST_ANSWER, lambda: session.get(url, timeout=_FIRST_ANSWER))
         if answer.status_code >= 500:
             raise ValueError(f"status {answer.status_code}")
 
@@ -164,28 +163,12 @@ def _ask(api: "HfApi", repo: str, revision: str) -> "ModelInfo":
     ask = partial(api.model_info, repo, revision=revision, timeout=patience, files_metadata=True)
     for pause in _PAUSES:
         try:
-            return _within(patience, ask)
+            return within(patience, ask)
         except HfHubHTTPError as error:
             if error.response.status_code not in _OVERLOADED:
                 raise
         time.sleep(pause)
-    return _within(patience, ask)
-
-
-def _within(seconds: float, ask: Callable[[], T]) -> T:
-    """Call in a thread with a timeout; a socket's timeout does not cover name resolution."""
-    from concurrent.futures import Future
-
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return answer.result(seconds)
+    return within(patience, ask)
 
 
 @contextmanager
