@@ -2,21 +2,37 @@
 
 import gc
 import os
-from typing import NoReturn
+import signal
+import sys
+from threading import Timer
+from typing import Any, NoReturn
 
 
 def main() -> NoReturn:
     """Run the command line; an interrupt is quiet from its first import on."""
     gc.set_threshold(50_000)  # imported objects stay: to examine them again takes 20 ms
+    sys.unraisablehook = _raise_again
     try:
         from gpt_cli.cli import app
 
         app.main()
     except KeyboardInterrupt:
         os._exit(130)
+    except RuntimeError as error:  # Python 3.11, while a class is made
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            os._exit(130)
+        raise
     except MemoryError:
         os.write(2, b"gpt-cli: error: not enough memory to start: close other programs\n")
         os._exit(5)
+
+
+def _raise_again(unraisable: Any) -> None:
+    """Repeat an interrupt that Python cannot raise where it came, such as in a weakref callback."""
+    if unraisable.exc_type is KeyboardInterrupt:
+        Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 if __name__ == "__main__":

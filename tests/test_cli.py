@@ -594,3 +594,28 @@ def test_info_tells_what_the_weights_are_held_in(case_folder, tmp_path, case, dt
         assert full["weights_bytes"] / 2 < held["weights_bytes"] < 0.6 * full["weights_bytes"]
     shutil.copy(case_folder(case) / "config.json", tmp_path)  # without weights
     assert records_here("info", tmp_path, "--json")[0]["dtype"] == "float32"
+
+
+INTERRUPTED = """
+import os, signal, time, weakref
+from gpt_cli import __main__
+from gpt_cli.cli import app
+
+class Target:
+    pass
+
+def run():
+    target = Target()
+    watching = weakref.ref(target, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del target
+    time.sleep(30)
+
+app.main = run
+__main__.main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_an_interrupt_in_a_callback_is_not_lost_and_quiet():
+    finished = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=30)
+    assert (finished.returncode, finished.stderr) == (130, b"")

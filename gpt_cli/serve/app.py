@@ -6,8 +6,10 @@ import math
 import re
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -115,6 +117,8 @@ class _Routes:
         self._metrics = Metrics(scheduler)
         self._created = int(time.time())
         self._compiling = asyncio.Semaphore(_COMPILED)
+        # Not the loop's own: to end that starts a thread, for which memory may be missing.
+        self._workers = ThreadPoolExecutor()
         self.counted = self._metrics.counting
         self._page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
         self._policy = _policy(self._page)
@@ -158,7 +162,7 @@ class _Routes:
         text = (await _json(request)).get("prompt")
         if not isinstance(text, str):
             raise RequestError("prompt must be a text", "prompt")
-        ids = await asyncio.to_thread(_naming("prompt", self._engine.encode), text, special=True)
+        ids = await self._in_thread(_naming("prompt", self._engine.encode), text, special=True)
         length = self._engine.model.config.n_positions
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": length})
 
@@ -167,7 +171,7 @@ class _Routes:
         ids = (await _json(request)).get("tokens")
         if not isinstance(ids, list) or not all(type(id) is int for id in ids):
             raise RequestError("tokens must be a list of token ids", "tokens")
-        text = await asyncio.to_thread(_naming("tokens", self._engine.decode), ids)
+        text = await self._in_thread(_naming("tokens", self._engine.decode), ids)
         return JSONResponse({"prompt": text})
 
     async def tokenizer_info(self, request: Request) -> Response:
@@ -190,8 +194,12 @@ class _Routes:
         has_constraint = any(body.get(name) is not None for name in structured.FIELDS)
         async with self._compiling if has_constraint else nullcontext():
             # In another thread, since to tokenize a long text takes a while.
-            asked = await asyncio.to_thread(read, self._engine, body)
+            asked = await self._in_thread(read, self._engine, body)
         return CompletionResponse(self._engine, asked, self._scheduler, self._metrics)
+
+    def _in_thread(self, call: Callable[..., Any], *given: Any, **options: Any) -> Awaitable[Any]:
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._workers, partial(call, *given, **options))
 
     async def refuse_busy(self, request: Request, error: Exception) -> Response:
         """Answer that the queue is full."""

@@ -202,7 +202,9 @@ HARD = {
 @pytest.mark.parametrize(
     ("flag", "content"),
     [
-        pytest.param(flag, content, id=name, marks=pytest.mark.fault(83, name, 0, "its reason"))
+        pytest.param(
+            flag, content, id=name, marks=pytest.mark.fault(83, name, 0, intact="its reason")
+        )
         for name, (flag, content) in HARD.items()
     ],
 )
