@@ -38,10 +38,10 @@ from client import Answer, Pieces, Server, ask, command
 from run import convert, machine, spread, versions
 
 import gpt_cli
-from gpt_cli import bench
 from gpt_cli.drafts import Speculator
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
+from gpt_cli.identity import TEXT
 from gpt_cli.options import Options
 
 PROMPT, LONG, NEW, DECODED = 32, 900, 64, 128  # tokens
@@ -74,9 +74,9 @@ class Setting:
     def prompts(self, tokens: int = PROMPT, seed: int = 0) -> Iterator[str]:
         """Yield texts of a number of tokens that begin with different words."""
         choose = random.Random(seed)  # noqa: S311
-        words = sorted(set(bench.TEXT.split()))
-        period = len(self.engine.encode(bench.TEXT))
-        ids = self.engine.encode(bench.TEXT * (tokens // period + 2))
+        words = sorted(set(TEXT.split()))
+        period = len(self.engine.encode(TEXT))
+        ids = self.engine.encode(TEXT * (tokens // period + 2))
         seen = set()
         while True:
             start = choose.randrange(period)

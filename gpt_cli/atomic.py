@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from gpt_cli.errors import InputError, ResourceError
 
@@ -37,6 +38,32 @@ def write_file(file: Path, data: bytes) -> None:
         part.replace(target)
     except OSError as error:
         raise ResourceError(f"cannot write {file}: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file(to: Path) -> Iterator[BinaryIO]:
+    """Yield a temporary file, which becomes `to` if the block succeeds.
+
+    Raises:
+        InputError: `to` exists, or its folder does not.
+        ResourceError: it cannot be written.
+    """
+    if to.exists():
+        raise InputError(f"{to} exists: give a new name")
+    if not to.parent.is_dir():
+        raise InputError(f"the folder {to.parent} does not exist: create it")
+    part = to.with_name(f".{uuid.uuid4().hex}")
+    try:
+        with part.open("xb") as file:
+            yield file
+        part.replace(to)
+    except OSError as error:
+        if error.filename not in (None, str(part)):
+            raise
+        raise ResourceError(f"cannot write {to}: {error.strerror}") from None
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)

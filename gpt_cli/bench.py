@@ -16,16 +16,10 @@ from gpt_cli.decode import Step
 from gpt_cli.drafts import Speculator
 from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
+from gpt_cli.identity import TEXT
 from gpt_cli.machine import peak_memory
 from gpt_cli.options import Options
 
-TEXT = (  # also the input whose results `verify` compares
-    "A librarian once copied a long book by hand. Before each new word she went back to the first "
-    "page and read everything again, and so the work became slower and slower. Then a child gave "
-    'her a notebook. "Write down what you learn from each page," said the child, "and you need not '
-    'read it twice." From that day on, the last word took no longer than the first, and the book '
-    "was finished before the winter came.\n"
-)
 _MOST = 1_000_000  # for each number of a plan
 _WARM_UP = 20  # tokens before the first measurement: NumPy's products settle at the 16th
 _EDGE = 10  # tokens at either end of the text, whose medians show how the time grows

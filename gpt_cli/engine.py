@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from io import BytesIO
 from itertools import count
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub, matcher, sampling
+from gpt_cli.archive import Reader
+from gpt_cli.compress import BLOCK, Codec
 from gpt_cli.declare import takes
 from gpt_cli.decode import Step
 from gpt_cli.drafts import Speculator
@@ -275,6 +278,32 @@ class Engine:
             found = [self._with_words(each) for each in found]
         scores = iter(found)
         return [row if isinstance(row, InputError) else next(scores) for row in rows]
+
+    def compress(self, data: bytes, *, block: int = BLOCK) -> bytes:
+        """Return data as a compressed file; see `gpt_cli.compress`, which has streams, too.
+
+        Args:
+            data: any bytes.
+            block: tokens that are decompressed one after another: more cost less, but take longer.
+
+        Raises:
+            InputError: `block` is out of range, or the model has no start token.
+            ResourceError: results are not the same to the last bit here, such as on a GPU.
+        """
+        return b"".join(self._codec.compress(BytesIO(data), block))
+
+    def decompress(self, data: bytes) -> bytes:
+        """Return the data of a compressed file.
+
+        Raises:
+            InputError: the file is damaged, or was written with another model or other bits.
+            ResourceError: results are not the same to the last bit here, such as on a GPU.
+        """
+        return b"".join(self._codec.decompress(Reader(BytesIO(data))))
+
+    @cached_property
+    def _codec(self) -> Codec:
+        return Codec(self.model, self.tokenizer)
 
     def rank(self, prompt: str, choices: Sequence[str], *, by: RankBy = "total") -> list[Choice]:
         """Rank continuations of a prompt, the likeliest first.

@@ -63,16 +63,6 @@ class Score:
         return -self.total_logprob / math.log(2) / self.bytes_scored
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Tokens `start` to `end` of a text, scored from token `first` on."""
-
-    text: int
-    start: int
-    first: int
-    end: int
-
-
 def score(
     model: GPT2,
     tokenizer: Tokenizer,
@@ -102,26 +92,9 @@ def score(
         InputError: the stride is out of range.
         CheckpointError: the weights are damaged.
     """
-    n_positions = model.config.n_positions
-    stride = max(1, n_positions // 2) if stride is None else stride
-    if not 1 <= stride < n_positions:
-        raise InputError(f"stride must be from 1 to {n_positions - 1}, less than the context")
     texts = [[*start, *ids] for ids in texts]
     measures = {"token_logprobs": log_probabilities} | dict(measures or {})
-    windows: list[_Window] = []
-    for text, ids in enumerate(texts):
-        windows += _windows(text, len(ids), n_positions, stride)
-    found = measured(
-        model,
-        [texts[w.text][w.start : w.end] for w in windows],
-        [w.first - w.start for w in windows],
-        list(measures.values()),
-        prefixes or PrefixCache(model),
-    )
-    columns: list[list[list[Any]]] = [[[None] * len(ids) for _ in measures] for ids in texts]
-    for w, values in zip(windows, found, strict=True):
-        for column, some in zip(columns[w.text], values, strict=True):
-            column[w.first : w.end] = some
+    columns = of_tokens(model, texts, list(measures.values()), prefixes, stride)
     scores = []
     for ids, own in zip(texts, columns, strict=True):
         size = sum(len(tokenizer.token_bytes(id)) for id in ids[max(1, len(start)) :])
@@ -130,13 +103,56 @@ def score(
     return scores
 
 
-def _windows(text: int, length: int, n_positions: int, stride: int) -> Iterator[_Window]:
+def of_tokens(
+    model: GPT2,
+    texts: Sequence[list[int]],
+    measures: Sequence[Measure],
+    prefixes: PrefixCache | None = None,
+    stride: int | None = None,
+) -> list[list[list[Any]]]:
+    """Return what each measure finds for each token of texts of any length, None for the first.
+
+    Raises:
+        InputError: the stride is out of range.
+        CheckpointError: the weights are damaged.
+    """
+    n_positions = model.config.n_positions
+    stride = max(1, n_positions // 2) if stride is None else stride
+    if not 1 <= stride < n_positions:
+        raise InputError(f"stride must be from 1 to {n_positions - 1}, less than the context")
+    cut = [list(windows(len(ids), n_positions, stride)) for ids in texts]
+    found = measured(
+        model,
+        [ids[w.start : w.end] for ids, each in zip(texts, cut, strict=True) for w in each],
+        [w.first - w.start for each in cut for w in each],
+        measures,
+        prefixes or PrefixCache(model),
+    )
+    values_of = iter(found)
+    columns: list[list[list[Any]]] = [[[None] * len(ids) for _ in measures] for ids in texts]
+    for own, each in zip(columns, cut, strict=True):
+        for w in each:
+            for column, some in zip(own, next(values_of), strict=True):
+                column[w.first : w.end] = some
+    return columns
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens `start` to `end` of a text, scored from token `first` on."""
+
+    start: int
+    first: int
+    end: int
+
+
+def windows(length: int, n_positions: int, stride: int) -> Iterator[Window]:
     """Cut a text into windows; each token but the first is scored in one of them."""
     scored = 1
     for start in range(0, length, stride):
         end = min(start + n_positions, length)
         if scored < end:
-            yield _Window(text, start, scored, end)
+            yield Window(start, scored, end)
             scored = end
 
 

@@ -5,26 +5,29 @@ with and without the cache, in a batch and alone, with each implementation; with
 library to the last bit, for any threads and processor level. Digests of logits compare machines.
 """
 
-import hashlib
 import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpt_cli import checkpoint, gpu
-from gpt_cli.bench import TEXT
+from gpt_cli.archive import Reader
+from gpt_cli.compress import Codec
 from gpt_cli.engine import Engine
-from gpt_cli.errors import GPTCLIError, ResourceError
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.files import file_hash
 from gpt_cli.generate import Completion
 from gpt_cli.hub.local import SHORT_NAMES
+from gpt_cli.identity import TEXT, of_bits
 from gpt_cli.ops import Ops, get_ops
 from gpt_cli.ops.numpy_ops import Int8NumPyOps, NumPyOps
 from gpt_cli.tokenizer import Tokenizer
@@ -35,7 +38,7 @@ LIMITS = {"float32": (1e-3, 1e-4), "float16": (0.3, 0.05), "int8": (3.0, 0.5)}
 
 PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
 _NEW_TOKENS = 12
-_DIGEST_TOKENS = 64
+_BLOCK = 32  # tokens of the round trip
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -86,6 +89,7 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
     else:
         expected = _logprobs(load(Int8NumPyOps() if dtype == "int8" else NumPyOps()))
         yield _compare(f"{ops.name} = numpy", _logprobs(engine), expected, dtype)
+    round_trip = _check_round_trip(engine)
     del engine
     others = [("cpu", "int8"), ("cuda", "float32"), ("cuda", "float16")]
     for device, other in others if dtype == "float32" else []:
@@ -100,6 +104,7 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
         yield _compare(f"{device} in {other} = float32", found, expected, other)
         if device == "cpu":
             yield _check_bits(f"bits in {other}", engine, facts)
+    yield round_trip
 
 
 def cure(failed: Sequence[str]) -> str:
@@ -175,19 +180,11 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
         return Check(name, None, "only the compiled library gives the same bits everywhere")
     from gpt_cli.ops import bindings  # needs the library
 
-    ids = engine.encode(TEXT)[: min(_DIGEST_TOKENS, engine.model.config.n_positions)]
-    threads = ops.threads
-    levels, counts = bindings.levels(), (1, max(2, threads))
+    levels, counts = bindings.levels(), (1, max(2, ops.threads))
     digests = {}
-    try:
-        for level, count in itertools.product(levels, counts):
-            bindings.use_level(level)
-            ops.threads = count
-            logits = engine.logits([ids]).astype("<f4", copy=False)
-            digests[level, count] = hashlib.sha256(logits.tobytes()).hexdigest()
-    finally:
-        bindings.choose_level()
-        ops.threads = threads
+    for level, count in itertools.product(levels, counts):
+        with _computing(ops, level, count):
+            digests[level, count] = of_bits(engine.model, engine.tokenizer)
     digest = digests[levels[0], 1]
     known = facts.get("digests", {}).get(ops.dtype, digest)
     alike = set(digests.values()) == {digest}
@@ -196,6 +193,44 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
     if alike and digest != known:
         detail = f"{digest}, expected {known}"
     return Check(name, alike and digest == known, detail, digest=digest)
+
+
+def _check_round_trip(engine: Engine) -> Check:
+    """Compress the sample text at the highest level, and decompress it at each with one thread."""
+    name, ops = "compress, decompress", engine.model.ops
+    if ops.name != "native":
+        return Check(name, None, "only the compiled library gives the same bits everywhere")
+    from gpt_cli.ops import bindings  # needs the library
+
+    data, levels = TEXT.encode(), bindings.levels()
+    codec = Codec(engine.model, engine.tokenizer)
+    with _computing(ops, levels[0], max(2, ops.threads)):
+        packed = b"".join(codec.compress(BytesIO(data), _BLOCK))
+    for level in levels:
+        with _computing(ops, level, 1):
+            try:
+                passed = b"".join(codec.decompress(Reader(BytesIO(packed)))) == data
+            except InputError:
+                passed = False
+        if not passed:
+            return Check(name, False, f"what {levels[0]} writes, {level} cannot read")
+    detail = f"{len(data)} bytes as {len(packed)}, and back at {', '.join(levels)}"
+    return Check(name, True, detail)
+
+
+@contextmanager
+def _computing(ops: Ops, level: str, threads: int) -> Iterator[None]:
+    """Compute at a level of the compiled library, with a number of threads."""
+    from gpt_cli.ops import bindings  # needs the library
+
+    before = ops.threads
+    try:
+        bindings.use_level(level)
+        ops.threads = threads
+        yield
+    finally:
+        bindings.choose_level()
+        ops.threads = before
 
 
 def _logprobs(engine: Engine) -> np.ndarray[Any, Any]:

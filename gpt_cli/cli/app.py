@@ -19,6 +19,7 @@ from typer.main import get_command
 from gpt_cli import __version__
 from gpt_cli.cli.batch import batch
 from gpt_cli.cli.bench import bench
+from gpt_cli.cli.compress import compress, decompress
 from gpt_cli.cli.doctor import doctor
 from gpt_cli.cli.download import download
 from gpt_cli.cli.generate import generate
@@ -50,6 +51,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "batch": batch,
     "score": score,
     "rank": rank,
+    "compress": compress,
+    "decompress": decompress,
     "serve": serve,
     "next": next_tokens,
     "bench": bench,

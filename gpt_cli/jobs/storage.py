@@ -115,7 +115,7 @@ def size(name: str) -> int:
 def open_file(file: Path | str) -> Iterator[BufferedReader]:
     """Open a file to read bytes; errors within the block are converted, too."""
     name = str(file)
-    with reading(_label(file)):
+    with reading(label(file)):
         if name == "-":
             if sys.stdin is None:
                 raise InputError("standard input is closed")
@@ -135,11 +135,11 @@ def read_text(file: Path | str) -> str:
         text = read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{_label(file)} is not UTF-8: byte {error.start} cannot be decoded; convert it, for "
+            f"{label(file)} is not UTF-8: byte {error.start} cannot be decoded; convert it, for "
             "example with iconv"
         ) from None
     if not text:
-        raise InputError(f"{_label(file)} is empty: a text is needed")
+        raise InputError(f"{label(file)} is empty: a text is needed")
     return text
 
 
@@ -214,12 +214,13 @@ def _memory_limit() -> int:
 
 def _too_long(file: Path | str, limit: int) -> ResourceError:
     return ResourceError(
-        f"{_label(file)} has a text of more than {limit / 1e6:,.0f} MB, which does not fit the "
+        f"{label(file)} has a text of more than {limit / 1e6:,.0f} MB, which does not fit the "
         "free memory: split it"
     )
 
 
-def _label(file: Path | str) -> str:
+def label(file: Path | str) -> str:
+    """Return what messages call a file."""
     return "standard input" if str(file) == "-" else str(file)
 
 

@@ -149,6 +149,13 @@ class Ops(Protocol):
     def log_normalizer(self, logits: Array) -> Array:
         """Return log(sum(exp(logits))) of each row: logits (B, V) -> (B,) float64."""
 
+    def cumulative_counts(self, logits: Array) -> Array:
+        """Return running sums of counts, the quantized probabilities: logits (B, V) -> int64.
+
+        The count of a token is 1 + floor(2^30 e^(logit - the largest logit)). Sums of integers are
+        exact, so their order does not matter.
+        """
+
 
 class TwinOps(Ops, Protocol):
     """The operations of a model's int8 twin."""

@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
     "exp": (None, [_P, _N, _P, _I]),
     "choose": (None, [_P, _N, _N, _N, _P, _F, _N, ctypes.c_double, _F, _P, _P, _I]),
+    "cumulate": (None, [_P, _N, _N, _N, _P, _I]),
     "quantize": (None, [_P, _P, _I]),
     "pack": (_I, [_P, _P, *[_N] * 4, _I, _I, _P]),
     "pack_file": (_I, [_I, _N, _P, _N, _N, _I, _I, _P]),
@@ -98,7 +99,7 @@ class Draft(ctypes.Structure):
 
 # The version of the functions and the sizes that both sides must agree on: `gpt2_layout` in C.
 _SIZES = ctypes.sizeof(_Matrix), ctypes.sizeof(_Block), ctypes.sizeof(Draft)
-_LAYOUT = (4, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
+_LAYOUT = (5, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
 
 
 class Layers:

@@ -164,6 +164,10 @@ class CuPyOps:
         sums = cupy.exp(logits - peaks).sum(axis=-1, dtype=np.float64)
         return peaks[:, 0] + cupy.log(sums)
 
+    def cumulative_counts(self, logits: Array) -> Array:
+        weights = self.exp(logits - logits.max(axis=-1, keepdims=True))
+        return cupy.cumsum((weights * np.float32(2**30)).astype(np.int64) + 1, axis=-1)
+
     def _readable(self, *arrays: Array) -> tuple[Array, ...]:
         """Return arrays (B, H, T, D) with equal strides and a contiguous last axis.
 

@@ -278,6 +278,13 @@ class NativeOps:
         self._lib.gpt2_log_sum_exp(*given, address(normalizer), self.threads)
         return normalizer
 
+    def cumulative_counts(self, logits: Array) -> Array:
+        rows = _rows_of(logits, logits.shape[-1])
+        sums = np.empty(rows.shape, np.int64)
+        given = address(rows), len(rows), rows.strides[0] // 4, rows.shape[1]
+        self._lib.gpt2_cumulate(*given, address(sums), self.threads)
+        return sums
+
     def choose(
         self,
         logits: Array,

@@ -167,6 +167,10 @@ class NumPyOps:
         rows = zip(logits, peaks, strict=True)
         return peaks + np.log([np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows])
 
+    def cumulative_counts(self, logits: Array) -> Array:
+        weights = self.exp(logits - logits.max(axis=-1, keepdims=True))
+        return np.cumsum((weights * np.float32(2**30)).astype(np.int64) + 1, axis=-1)
+
 
 class Int8NumPyOps(NumPyOps):
     """The reference for int8 weights: round activations and weights, multiply in float32."""

@@ -307,6 +307,23 @@ static void exponentials(const void *given, int64_t part, int slot)
         store_some(job->y + i, exp_vector(load_some(job->x + i, end - i)), end - i);
 }
 
+/* A count is 1 + floor(ONE * e^(x - the largest)): the product and the conversion are exact. */
+static void cumulate(const void *given, int64_t row, int slot)
+{
+    const struct cumulate *job = given;
+    const float *x = job->logits + row * job->stride;
+    int64_t *sums = job->sums + row * job->n, sum = 0;
+    vf most = broadcast(largest_of(x, job->n));
+    float weights[LANES];
+    (void)slot;
+    for (int64_t i = 0; i < job->n; i += LANES) {
+        int64_t some = smaller(job->n - i, LANES);
+        store(weights, exp_vector(load_some(x + i, some) - most) * broadcast(ONE));
+        for (int64_t lane = 0; lane < some; lane++)
+            sums[i + lane] = sum += 1 + (int32_t)weights[lane];
+    }
+}
+
 static void quantize(const void *given, int64_t panel, int slot)
 {
     const struct quantize *job = given;
@@ -342,4 +359,5 @@ const struct kernels NAME(LEVEL) = {
     .exponentials = exponentials,
     .quantize = quantize,
     .choose = choose,
+    .cumulate = cumulate,
 };

@@ -14,6 +14,7 @@ enum {
     BLOCK = 64,         /* consecutive int8 weights of a column that share a scale */
     PARTIAL_SUMS = 16,  /* of a sum over a row: element i is added to partial sum i mod 16 */
     MAX_TILE_ROWS = 12, /* at any level; see TILE_ROWS in products.h */
+    ONE = 1 << 30,      /* count of a token of weight 1: see `struct cumulate` */
     MAX_PARTS = 2048,   /* that a job cuts the panels of a matrix into */
 };
 
@@ -136,6 +137,13 @@ struct exponentials {
     int64_t n, n_per_part;
 };
 
+/* Running sums of the counts of each row of logits, `ONE` for the likeliest token. */
+struct cumulate {
+    const float *logits; /* (rows, n) */
+    int64_t *sums;       /* (rows, n) */
+    int64_t stride, n;
+};
+
 /* The choice of a token from each row of logits: see sampling.h. */
 struct choose {
     const float *logits;    /* (rows, n) */
@@ -159,7 +167,7 @@ typedef void part_function(const void *job, int64_t part, int slot);
 struct kernels {
     const char *level;
     part_function *embed, *layer_norm, *linear, *round_rows, *add, *store, *narrow, *attend,
-        *log_sum_exp, *exponentials, *quantize, *choose;
+        *log_sum_exp, *exponentials, *quantize, *choose, *cumulate;
 };
 
 #endif

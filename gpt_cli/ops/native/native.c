@@ -91,7 +91,7 @@ static const struct {
 static const struct kernels *_Atomic kernels;
 
 const int64_t gpt2_layout[] = {
-    4, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
+    5, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
     sizeof(struct matrix), sizeof(struct block), sizeof(struct draft),
 };
 
@@ -271,6 +271,13 @@ void gpt2_choose(
         .top_k = top_k, .top_p = top_p, .log_min_p = log_min_p, .scratch = scratch, .ids = ids,
     };
     run_parts(kernels->choose, &job, rows, threads);
+}
+
+void gpt2_cumulate(
+    const float *logits, int64_t rows, int64_t stride, int64_t n, int64_t *sums, int threads)
+{
+    struct cumulate job = {.logits = logits, .sums = sums, .stride = stride, .n = n};
+    run_parts(kernels->cumulate, &job, rows, threads);
 }
 
 void gpt2_quantize(const struct matrix *w, struct int8_block *panels, int threads)

@@ -126,6 +126,10 @@ EXPORT void gpt2_choose(
     float temperature, int64_t top_k, double top_p, float log_min_p, float *scratch, int64_t *ids,
     int threads);
 
+/* Write the running sums (rows, n) of the counts of finite logits (rows, n): see `struct cumulate`. */
+EXPORT void gpt2_cumulate(
+    const float *logits, int64_t rows, int64_t stride, int64_t n, int64_t *sums, int threads);
+
 /* Convert a matrix that is not INT8 to INT8; `panels` has its number of panels. */
 EXPORT void gpt2_quantize(const struct matrix *w, struct int8_block *panels, int threads);
 

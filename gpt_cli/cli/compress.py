@@ -1,0 +1,153 @@
+"""`gpt-cli compress` and `decompress`: a model as both ends of a compressor."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from gpt_cli.atomic import new_file
+from gpt_cli.cli import options as flags
+from gpt_cli.cli.inputs import or_pipe
+from gpt_cli.cli.layout import counted
+from gpt_cli.cli.progress import renew
+from gpt_cli.cli.streams import note, on_terminal, write
+from gpt_cli.declare import PATH, WHOLE, option
+from gpt_cli.errors import InputError, RowsError
+from gpt_cli.jobs import storage
+from gpt_cli.machine import format_size
+from gpt_cli.startup import prepare
+
+if TYPE_CHECKING:
+    from gpt_cli.compress import Codec
+
+_OUTPUT = option(
+    None, "The new file; standard output if not set.", kind=PATH, aliases=("-o",), metavar="OUT"
+)
+_PAUSE = 0.2  # seconds between two lines of progress
+
+
+def compress(
+    file: str | None = flags.argument("[FILE]", "The data, any bytes"),
+    *,
+    output: Path | None = _OUTPUT,
+    block: int = option(
+        16_384,
+        "Tokens that are decompressed one after another: more cost fewer bytes, and more time.",
+        kind=WHOLE,
+        min=1,
+        max=65_536,
+    ),
+    dtype: str = option("auto", "Weights in float32 or int8; auto: as stored."),
+    model: flags.Model,
+    threads: flags.Threads = None,
+) -> None:
+    """Compress a file with a model.
+
+    A token takes -log2 of its probability in bits, so what the model predicts takes little, and
+    what it cannot predict is stored. `decompress` needs the same model. It may run on another
+    processor: both ends compute the same bits.
+
+    Examples:
+        gpt-cli compress story.txt -o story.gptz -m tiny
+        gpt-cli compress < story.txt -m tiny | gpt-cli decompress -m tiny
+    """
+    file = or_pipe(file, "no data: give a FILE")
+    if output is None and on_terminal(sys.stdout):
+        raise InputError("compressed data is not for a terminal: give --output OUT, or a pipe")
+    prepare(threads)
+    with _copying(file, output, model) as progress:
+        codec = _codec(model, dtype)
+        progress.write(codec.compress(progress, block, progress.advance))
+
+
+def decompress(
+    file: str | None = flags.argument("[FILE]", "What `gpt-cli compress` has written"),
+    *,
+    output: Path | None = _OUTPUT,
+    salvage: bool = option(False, "Write what is undamaged; the exit code is 6 if data is lost."),
+    model: flags.Model,
+    threads: flags.Threads = None,
+) -> None:
+    """Decompress a file that `compress` has written with the same model.
+
+    A file of another model, or of a machine that computes other bits, is refused at once. Each
+    block is checked before it is written.
+
+    Examples:
+        gpt-cli decompress story.gptz -m tiny
+        gpt-cli decompress damaged.gptz --salvage -o rest.txt -m tiny
+    """
+    from gpt_cli.archive import Reader
+
+    file = or_pipe(file, "no data: give a FILE")
+    prepare(threads)
+    with _copying(file, output, model) as progress:
+        reader = Reader(progress, storage.label(file), salvage=salvage)
+        dtype = reader.header.dtype if reader.header else "auto"
+        # 16-bit weights are used as they are stored.
+        codec = _codec(model, dtype if dtype in ("float32", "int8") else "auto")
+        progress.write(codec.decompress(reader, progress.advance))
+    if reader.lost:
+        raise RowsError(f"{storage.label(file)}: {'; '.join(reader.lost)}; all else is written")
+
+
+def _codec(model: flags.Model, dtype: str) -> "Codec":
+    import gpt_cli
+    from gpt_cli.compress import Codec
+
+    # Not on a GPU, whose results depend on what is computed side by side.
+    options = model.lookup | {"device": "cpu", "dtype": dtype, "quiet": model.quiet}
+    engine = gpt_cli.load(model.model, **options, speculate=False)
+    return Codec(engine.model, engine.tokenizer)
+
+
+class _Progress:
+    """Read a file and write another, and count both and the tokens between them."""
+
+    def __init__(self, source: BinaryIO, target: BinaryIO | None, *, shown: bool):
+        self._source, self._target, self._shown = source, target, shown
+        self._read = self._written = self._tokens = 0
+        self._start = self._last = time.perf_counter()
+
+    def read(self, size: int) -> bytes:
+        """Read from the file."""
+        data = self._source.read(size)
+        self._read += len(data)
+        return data
+
+    def write(self, pieces: Iterable[bytes]) -> None:
+        """Write all pieces to the other file, or to standard output."""
+        for piece in pieces:
+            self._target.write(piece) if self._target else write(piece)
+            self._written += len(piece)
+        if self._shown:
+            renew("")
+            note(self._line())
+
+    def advance(self, tokens: int) -> None:
+        """Count tokens, and renew the line on the terminal."""
+        self._tokens += tokens
+        now = time.perf_counter()
+        if self._shown and now - self._last > _PAUSE:
+            self._last = now
+            renew(self._line())
+
+    def _line(self) -> str:
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        sizes = f"{format_size(self._read)} read, {format_size(self._written)} written"
+        rate = f"{self._tokens / seconds:,.0f} a second"
+        return f"gpt-cli: {sizes}, {counted(self._tokens, 'token')}, {rate}"
+
+
+@contextmanager
+def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Progress]:
+    """Open the input and the output, which appears only if the block succeeds."""
+    shown = not model.quiet and on_terminal(sys.stderr)
+    with storage.open_file(file) as source:
+        if output is None:
+            yield _Progress(source, None, shown=shown)
+        else:
+            with new_file(output) as target:
+                yield _Progress(source, target, shown=shown)

@@ -1,0 +1,82 @@
+"""A range coder: a sequence of symbols as one number, which costs what the symbols' odds cost.
+
+The number lies in a range, which begins as [0, 1). Each symbol divides it among all symbols in
+proportion to their counts, and keeps its own part: a symbol of which `count` of `total` are its own
+makes the range `count / total` as long, and takes -log2 of that in bits. G. N. N. Martin, "Range
+encoding", 1979. Both ends compute with integers, so they agree to the last bit.
+"""
+
+_WORD = 32  # bits that leave the range at a time
+_BITS = 96  # of the range at its longest, and 64 at its shortest: totals below 2^48 lose nothing
+_SHORTEST = 1 << (_BITS - _WORD)
+
+
+class Encoder:
+    """Encode symbols, of which each is given by its place in the running sum of all counts."""
+
+    def __init__(self) -> None:
+        self._low, self._length = 0, 1 << _BITS
+        self._words: list[int] = []  # what is known of the number; one may have a carry, bit 32
+
+    def encode(self, start: int, end: int, total: int) -> None:
+        """Append a symbol whose counts are those from `start` to `end` of `total`."""
+        unit = self._length // total
+        self._low += unit * start
+        self._length = unit * (end - start)
+        while self._length < _SHORTEST:
+            self._words.append(self._low >> (_BITS - _WORD))
+            self._low = self._low % _SHORTEST << _WORD
+            self._length <<= _WORD
+
+    def finish(self) -> bytes:
+        """Return the shortest bytes of a number in the range; zeros follow it."""
+        zeros = self._length.bit_length()
+        while self._rounded(zeros) >= self._low + self._length:
+            zeros -= 1
+        number = self._rounded(zeros)
+        words = [*self._words, number >> 64, (number >> 32) % (1 << 32), number % (1 << 32)]
+        code, carry = bytearray(), 0
+        for word in reversed(words):
+            carry, rest = divmod(word + carry, 1 << 32)
+            code += rest.to_bytes(4, "little")
+        return bytes(code[::-1]).rstrip(b"\0")
+
+    def _rounded(self, zeros: int) -> int:
+        """Return the least number that is not below the range and ends with this many zero bits."""
+        return -(-self._low >> zeros) << zeros
+
+
+class Decoder:
+    """Decode the symbols of an `Encoder`, given the same counts."""
+
+    def __init__(self, code: bytes):
+        self._code, self._at = code, 0
+        self._length = 1 << _BITS
+        self._offset = 0  # of the number in the range
+        for _ in range(_BITS // _WORD):
+            self._read()
+
+    def _read(self) -> None:
+        word = self._code[self._at : self._at + 4].ljust(4, b"\0")
+        self._offset = self._offset << _WORD | int.from_bytes(word, "big")
+        self._at += 4
+
+    def target(self, total: int) -> int:
+        """Return a count of the next symbol: it is the one with start <= target < end.
+
+        Raises:
+            ValueError: no encoder writes this code.
+        """
+        self._unit = self._length // total
+        target = self._offset // self._unit
+        if target >= total:
+            raise ValueError("the code is damaged")
+        return target
+
+    def advance(self, start: int, end: int) -> None:
+        """Leave the symbol of the last target."""
+        self._offset -= self._unit * start
+        self._length = self._unit * (end - start)
+        while self._length < _SHORTEST:
+            self._length <<= _WORD
+            self._read()
