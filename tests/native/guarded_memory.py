@@ -32,7 +32,7 @@ def guarded_empty(shape, dtype, before=0):
 class GuardedWorkspace(memory.Workspace):
     """A workspace that frees memory at once and aligns it to 16 bytes only."""
 
-    def empty(self, shape, dtype):
+    def empty(self, shape, dtype, *, waste=1):
         """Return an uninitialized array."""
         return guarded_empty(shape, dtype, before=16)
 
