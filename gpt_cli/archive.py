@@ -18,11 +18,11 @@ from zlib import crc32
 
 from gpt_cli.errors import InputError
 
-LARGEST_BLOCK = 1 << 16  # tokens, or stored bytes
+LARGEST_BLOCK = 1 << 16  # tokens
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
 _MAGIC, _VERSION, _MARK = b"GPTZ", 1, b"\xb5"
 _HEADER = struct.Struct("<4sBB8s8sI")
-_LARGEST_CODE = 8 * LARGEST_BLOCK  # bytes: a token takes at most 48 bits
+_LARGEST_CODE = 8 * LARGEST_BLOCK  # bytes: a token takes at most 48 bits, and is stored if more
 _LARGEST_RECORD = 64 + _LARGEST_CODE
 _PIECE = 1 << 20  # bytes to read at a time
 _CURE = "get another copy, or keep the undamaged blocks with --salvage"
@@ -220,13 +220,14 @@ def _unpack_block(data: bytes, start: int) -> tuple[Block, int]:
         ValueError, IndexError: there is none.
     """
     index, at = _unpack_number(data, start)
-    size, at = _unpack_number(data, at)
+    kind, at = _unpack_number(data, at)
     length, at = _unpack_number(data, at)
-    if size >> 1 > LARGEST_BLOCK or length > _LARGEST_CODE:
+    size, stored = kind >> 1, bool(kind & 1)
+    if length > _LARGEST_CODE or (size != length if stored else size > LARGEST_BLOCK):
         raise ValueError("the block is too large")
     fields, stop = data[start : at + 2], at + 6 + length
     crc, code = data[at + 2 : at + 6], data[at + 6 : stop]
     if int.from_bytes(crc, "little") != crc32(code, crc32(fields)) or stop > len(data):
         raise ValueError("the block is damaged")
     check = int.from_bytes(fields[-2:], "little")
-    return Block(index, size >> 1, bool(size & 1), check, code), stop
+    return Block(index, size, stored, check, code), stop

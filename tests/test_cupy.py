@@ -203,6 +203,13 @@ def test_exp_and_log_normalizer(ops):
     assert_close(ops, ops.log_normalizer(ops.xp.asarray(x)), NUMPY.log_normalizer(x))
 
 
+def test_cumulative_counts(ops):
+    x = random(3, 100) * 9
+    found = ops.to_host(ops.cumulative_counts(ops.xp.asarray(x)))
+    assert found.dtype == np.int64
+    np.testing.assert_allclose(found, NUMPY.cumulative_counts(x), rtol=1e-6)
+
+
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "n_inner": 20}])
 @pytest.mark.parametrize("lengths", [[[9, 9], [1, 1], [2, 2]], [[9, 6], [1, 1], [2, 0]]])
 def test_logits_are_those_of_the_cpu(ops, changes, lengths):

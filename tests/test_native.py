@@ -291,6 +291,16 @@ def test_log_normalizer_adds_in_a_fixed_order(level, native, rows, n, scale, see
         assert abs(found - (float(row.max()) + math.log(sum_of(sums)))) <= 1e-15 * max(1, found)
 
 
+@given(rows=rows_of_x, n=st.integers(1, 1000), scale=st.sampled_from([1, 20]), seed=seeds)
+@at_each_level
+def test_cumulative_counts_are_those_of_the_weights(level, native, rows, n, scale, seed):
+    ops, logits = native("float32"), scale * array("logits", rows, n + 3, seed=seed)[:, :n]
+    found = ops.cumulative_counts(logits)
+    weights = ops.exp(logits - logits.max(axis=-1, keepdims=True)).astype(np.float64)
+    counts = 1 + np.floor(weights * 2**30).astype(np.int64)
+    assert np.array_equal(found, np.cumsum(counts, axis=-1))
+
+
 # --- NaN and infinity ----------------------------------------------------------------------------
 
 

@@ -160,6 +160,20 @@ def test_log_normalizer(ops, shape):
     assert np.isnan(ops.to_host(ops.log_normalizer(logits))).tolist() == [True, False]
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (5, 50_257)])
+def test_cumulative_counts_are_the_probabilities(ops, shape):
+    logits = 5 * array("logits", shape[0], shape[1] + 3)[:, :-3]  # with gaps between rows
+    sums = ops.to_host(ops.cumulative_counts(logits))
+    counts = np.diff(sums, prepend=0)
+    assert sums.dtype == np.int64
+    assert counts.min() >= 1
+    assert (counts.max(axis=-1) == 2**30 + 1).all()
+    exact = np.exp(logits.astype(np.float64))
+    exact /= exact.sum(axis=-1, keepdims=True)
+    # The 1 that is added to each count takes 2^-30 of the likeliest token's.
+    np.testing.assert_allclose(counts / sums[:, -1:], exact, rtol=1e-4, atol=2**-29)
+
+
 def test_arguments_are_not_modified(ops, int8_ops, cached):
     x, matrix = array("x", 2, 4, 8), array("matrix", 8, 8)
     heads = array("heads", 2, 2, 4, 4)

@@ -54,6 +54,8 @@ def test_the_bundled_model_passes_everything_that_can_be_checked_offline(capfd, 
     assert list(checks)[:8] == [*NAMES, "cpu in int8 = float32", "bits in int8"]
     assert {checks[name]["passed"] for name in NAMES} == {True}
     assert checks["bits in int8"]["passed"] is True
+    assert list(checks)[-1] == "compress, decompress"
+    assert checks["compress, decompress"]["passed"] is True
     for name in ("cache on = off", "batch = single"):
         assert checks[name]["detail"] == "the same bits"
         assert checks[name]["largest"] == checks[name]["mean"] == 0
@@ -218,7 +220,27 @@ def test_bits_that_differ_between_levels_are_found(monkeypatch):
     check = results("tiny", TINY, "bits")["bits"]
     assert check.passed is False
     assert "at avx512, avx2" in check.detail
-    assert used[-5:] == ["avx512", "avx512", "avx2", "avx2", "chosen"]
+    assert used[-8::2] == ["avx512", "avx512", "avx2", "avx2"]
+    assert used[-7::2] == ["chosen"] * 4
+
+
+@pytest.mark.usefixtures("library")
+def test_a_level_that_cannot_read_what_another_writes_is_found(monkeypatch, tiny):
+    used = ["avx512"]
+    monkeypatch.setattr(bindings, "levels", lambda: ["avx512", "avx2"])
+    monkeypatch.setattr(bindings, "use_level", used.append)
+    monkeypatch.setattr(bindings, "choose_level", lambda: used.append("chosen"))
+    right = verify._check_round_trip(tiny)
+    assert right.passed is True
+    counts = tiny.model.ops.cumulative_counts
+    monkeypatch.setattr(
+        tiny.model.ops,
+        "cumulative_counts",
+        lambda logits: counts(logits) + (used[-1] == "avx2"),
+        raising=False,
+    )
+    wrong = verify._check_round_trip(tiny)
+    assert (wrong.passed, wrong.detail) == (False, "what avx512 writes, avx2 cannot read")
 
 
 @pytest.mark.usefixtures("library")

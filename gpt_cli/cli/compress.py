@@ -50,8 +50,8 @@ def compress(
     processor: both ends compute the same bits.
 
     Examples:
-        gpt-cli compress story.txt -o story.gptz -m tiny
-        gpt-cli compress < story.txt -m tiny | gpt-cli decompress -m tiny
+        echo 'Once upon a time there was a fox.' | gpt-cli compress -m tiny -o new.gptz
+        gpt-cli compress book.txt -o book.gptz -m gpt2
     """
     file = or_pipe(file, "no data: give a FILE")
     if output is None and on_terminal(sys.stdout):
@@ -76,8 +76,9 @@ def decompress(
     block is checked before it is written.
 
     Examples:
-        gpt-cli decompress story.gptz -m tiny
-        gpt-cli decompress damaged.gptz --salvage -o rest.txt -m tiny
+        echo 'Once upon a time' | gpt-cli compress -m tiny | gpt-cli decompress -m tiny
+        gpt-cli decompress book.gptz -o book.txt -m gpt2
+        gpt-cli decompress book.gptz --salvage -o rest.txt -m gpt2
     """
     from gpt_cli.archive import Reader
 

@@ -1,0 +1,114 @@
+"""The file format: what is written is read, and damage costs what it hits."""
+
+import io
+from contextlib import suppress
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt_cli.archive import LARGEST_BLOCK, Block, Header, Reader, end
+from gpt_cli.errors import InputError
+
+HEADER = Header("int8", b"weights.", b"the bits")
+blocks = st.builds(
+    lambda stored, size, check, code: (len(code) if stored else size, stored, check, code),
+    st.booleans(),
+    st.integers(1, LARGEST_BLOCK),
+    st.integers(0, 2**16 - 1),
+    st.binary(min_size=1, max_size=300),
+)
+
+
+def packed(given, size=7, crc=9):
+    made = [Block(index, *fields) for index, fields in enumerate(given)]
+    return made, b"".join(
+        [HEADER.pack(), *(b.pack() for b in made), end(len(made), size, crc).pack()]
+    )
+
+
+def read(data, **how):
+    reader = Reader(io.BytesIO(data), "f", **how)
+    return reader, list(reader.blocks())
+
+
+@given(st.lists(blocks, max_size=20), st.integers(0, 2**40), st.integers(0, 2**32 - 1))
+def test_what_is_written_is_read(given, size, crc):
+    made, data = packed(given, size, crc)
+    reader, found = read(data)
+    assert (reader.header, found, reader.size, reader.crc) == (HEADER, made, size, crc)
+    reader.finish(size, crc)
+    with pytest.raises(InputError, match="checksum"):
+        reader.finish(size, crc ^ 1)
+
+
+def test_the_bytes_are_those_of_the_format():
+    # The format is fixed: a change of these bytes needs another version.
+    _, data = packed([(300, False, 0x1234, b"code"), (5, True, 1, b"bytes")], 1234, 0x01020304)
+    assert data.hex(" ") == (
+        "47 50 54 5a 01 03 77 65 69 67 68 74 73 2e 74 68 65 20 62 69 74 73 " + data[22:26].hex(" ")
+        + " b5 00 d8 04 04 34 12 " + data[33:37].hex(" ") + " 63 6f 64 65"
+        + " b5 01 0b 05 01 00 " + data[47:51].hex(" ") + " 62 79 74 65 73"
+        + " b5 02 00 06 00 00 " + data[62:66].hex(" ") + " d2 09 04 03 02 01"
+    )  # fmt: skip
+
+
+@settings(max_examples=200)
+@given(st.lists(blocks, min_size=1, max_size=6), st.data())
+def test_a_flipped_bit_is_found_and_costs_one_block(given, data):
+    made, packed_ = packed(given)
+    place, bit = data.draw(st.integers(0, len(packed_) - 1)), data.draw(st.integers(0, 7))
+    flipped = bytearray(packed_)
+    flipped[place] ^= 1 << bit
+    with pytest.raises(InputError):
+        read(bytes(flipped))
+    if place < 5:  # without its name and version, it may be any file
+        return
+    reader, found = read(bytes(flipped), salvage=True)
+    assert reader.lost
+    assert len(found) >= len(made) - 1
+    assert set(found) <= set(made)
+
+
+@settings(max_examples=200)
+@given(st.lists(blocks, min_size=1, max_size=6), st.data())
+def test_a_cut_file_is_refused_and_its_beginning_salvaged(given, data):
+    made, packed_ = packed(given)
+    length = data.draw(st.integers(0, len(packed_) - 1))
+    with pytest.raises(InputError):
+        read(packed_[:length])
+    reader, found = read(packed_[:length], salvage=True)
+    assert found == made[: len(found)]
+    assert reader.lost
+
+
+@given(st.lists(blocks, min_size=2, max_size=6), st.binary(max_size=2000), st.data())
+def test_bytes_in_between_cost_nothing(given, junk, data):
+    made, _ = packed(given)
+    parts = [HEADER.pack(), *(b.pack() for b in made), end(len(made), 7, 9).pack()]
+    parts.insert(data.draw(st.integers(1, len(parts) - 1)), junk)
+    assert read(b"".join(parts), salvage=True)[1] == made
+
+
+def test_more_after_the_end_is_refused():
+    _, data = packed([])
+    with pytest.raises(InputError, match="more after its end"):
+        read(data + b"x")
+    assert read(data + data, salvage=True)[0].lost == ["there is more after its end"]
+
+
+def test_another_version_is_refused():
+    data = bytearray(HEADER.pack())
+    data[4] = 2
+    data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
+    with pytest.raises(InputError, match="version 2"):
+        read(bytes(data))
+
+
+@given(st.binary(max_size=3000))
+def test_any_bytes_are_read_or_refused(junk):
+    for how in ({}, {"salvage": True}):
+        for data in (junk, HEADER.pack() + junk):
+            with suppress(InputError):
+                read(data, **how)

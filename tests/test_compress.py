@@ -1,0 +1,220 @@
+"""Compression: any bytes come back, at the price that `score` names, however they are computed."""
+
+import io
+import os
+import random
+from dataclasses import replace
+
+import pytest
+from checkpoints import END, VOCAB
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_bits import LEVELS, computing, model_of
+
+from gpt_cli import archive, compress, identity
+from gpt_cli.archive import Reader
+from gpt_cli.compress import Codec
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.ops import get_ops
+from gpt_cli.ops.numpy_ops import NumPyOps
+
+pytestmark = pytest.mark.usefixtures("library")
+
+N_POSITIONS = 24  # the context of the small models, which most texts fill several times
+SHAPE = {"vocab_size": len(VOCAB), "n_positions": N_POSITIONS, "n_head": 2}
+
+
+@pytest.fixture(scope="module")
+def small(tokenizer):
+    """Return the codec of a random model, by its type of weights."""
+
+    def made(dtype="float32", seed=0):
+        return Codec(model_of(get_ops("cpu", dtype), dtype, seed, **SHAPE), tokenizer)
+
+    return made
+
+
+def packed(codec, data, **options):
+    return b"".join(codec.compress(io.BytesIO(data), **options))
+
+
+def unpacked(codec, data, **how):
+    return b"".join(codec.decompress(Reader(io.BytesIO(data), **how)))
+
+
+def text_of(engine, **options):
+    """Return stories of the bundled model as bytes."""
+    prompts = ["Once upon a time", "The fox", "One day, a girl"]
+    found = engine.generate(prompts, max_tokens=400, seed=1, **options)
+    return "\n".join(map(str.__add__, prompts, (each.text for each in found))).encode()
+
+
+# --- what goes in comes out ----------------------------------------------------------------------
+
+data_of_all_kinds = st.one_of(
+    st.binary(max_size=300),
+    st.text(max_size=200).map(str.encode),
+    st.text("the and\n", max_size=300).map(str.encode),
+    st.lists(st.sampled_from([END.encode(), b"\n", b" the", b"\xf0\x9f", b"\0"])).map(b"".join),
+)
+
+
+@settings(max_examples=40)
+@given(data=data_of_all_kinds, block=st.sampled_from([1, 2, 7, 23, 24, 25, 60, 16_384]))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_any_bytes_come_back(small, dtype, data, block):
+    codec = small(dtype)
+    assert unpacked(codec, packed(codec, data, block=block)) == data
+
+
+@pytest.mark.parametrize("most", [1, 3, 64])
+@pytest.mark.parametrize("piece", [1, 10, 1000])
+def test_blocks_side_by_side_and_pieces_of_a_stream_change_nothing(small, monkeypatch, most, piece):
+    codec, data = small(), b"the end and\n" * 40 + bytes(range(256)) + os.urandom(30)
+    expected = packed(codec, data, block=30)
+    monkeypatch.setattr(compress, "_SIDE_BY_SIDE", most)
+    monkeypatch.setattr(archive, "_PIECE", piece)
+    assert unpacked(codec, expected) == data
+    monkeypatch.setattr(compress, "_PIECE", piece)
+    assert unpacked(codec, packed(codec, data, block=30)) == data
+
+
+def test_every_block_ends_with_a_line_if_it_can(small):
+    codec = small()
+    ends = [len(ids) for ids in codec._blocks(io.BytesIO(b"1234567\n" * 9), 20)]
+    assert ends == [16, 16, 16, 16, 8]
+    assert [len(ids) for ids in codec._blocks(io.BytesIO(b"1" * 50), 20)] == [20, 20, 10]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_another_level_with_other_threads_reads_the_same_file(small, level, dtype):
+    codec, data = small(dtype), b"the end and in the end\n" * 20 + bytes(range(256))
+    ops = codec._model.ops
+    with computing(ops, 2, LEVELS[0]):
+        expected = packed(codec, data, block=50)
+    with computing(ops, 1, level):
+        assert unpacked(codec, expected) == data
+        assert packed(codec, data, block=50) == expected
+
+
+def test_what_the_model_cannot_predict_is_stored(tiny, monkeypatch):
+    data = random.Random(1).randbytes(20_000)
+    monkeypatch.setattr(Codec, "_append", None)  # nothing is computed
+    assert len(tiny.compress(data)) < len(data) + 80
+    assert tiny.decompress(tiny.compress(data)) == data
+
+
+def test_a_stored_block_may_have_more_bytes_than_tokens(tiny):
+    data = random.Random(1).randbytes(200_000)
+    assert tiny.decompress(tiny.compress(data, block=65_536)) == data
+
+
+def test_tokens_that_the_model_does_not_have_are_given_as_bytes(tokenizer):
+    model = model_of(
+        get_ops("cpu", "float32"), **SHAPE | {"vocab_size": len(VOCAB) - 1}, bos_token_id=0
+    )
+    codec = Codec(model, tokenizer)  # the end token is the last
+    data = f"the{END}end".encode()
+    assert unpacked(codec, packed(codec, data)) == data
+
+
+# --- its price -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.2])
+def test_a_file_costs_what_score_says(tiny, temperature):
+    data = text_of(tiny, temperature=temperature)
+    score = tiny.score(data.decode(), bos=True)
+    expected = score.bits_per_byte * score.bytes_scored / 8
+    assert expected <= len(tiny.compress(data)) <= 1.02 * expected + 64
+
+
+@pytest.mark.parametrize("data", [b"", b"a", b"\xff"])
+def test_a_file_has_less_than_64_bytes_of_its_own(tiny, data):
+    assert len(tiny.compress(data)) <= len(data) + 64
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_only_the_same_model_reads_a_file(small):
+    data = packed(small(), b"the end")
+    with pytest.raises(InputError, match="another model"):
+        unpacked(small(seed=1), data)
+    with pytest.raises(InputError, match="float32, not int8"):
+        unpacked(small("int8"), data)
+
+
+def test_other_bits_are_refused_before_anything_is_computed(small, monkeypatch):
+    codec = small()
+    data = packed(codec, b"the end")
+    monkeypatch.setattr(identity, "TEXT", "Another text, for other logits.")
+    other = small()
+    assert other.header == replace(codec.header, bits=other.header.bits)
+    with pytest.raises(InputError, match="computes other bits"):
+        unpacked(other, data)
+
+
+def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch):
+    codec, data = small(), b"the end and in the end\n" * 9
+    file = packed(codec, data, block=60)
+    counts, calls = codec._model.ops.cumulative_counts, []
+
+    def with_one_more(logits):
+        sums = counts(logits)
+        calls.append(1)
+        if len(calls) == 70:  # in the second half of the first blocks
+            sums[0, 5:] += 1 << 29
+        return sums
+
+    monkeypatch.setattr(codec._model.ops, "cumulative_counts", with_one_more, raising=False)
+    monkeypatch.setattr(compress, "_SIDE_BY_SIDE", 1)
+    found = []
+    with pytest.raises(InputError, match="block 1 does not have its checksum"):
+        for part in codec.decompress(Reader(io.BytesIO(file))):
+            found.append(part)
+    assert b"".join(found) == data[: len(b"".join(found))]
+    calls.clear()
+    reader = Reader(io.BytesIO(file), salvage=True)
+    rest = b"".join(codec.decompress(reader))
+    assert 0 < len(rest) < len(data)
+    assert len(reader.lost) == 1
+
+
+def test_numpy_is_refused(tokenizer):
+    with pytest.raises(ResourceError, match="numpy does not give them"):
+        Codec(model_of(NumPyOps(), **SHAPE), tokenizer)
+
+
+def test_a_model_without_a_start_token_is_refused(tokenizer):
+    with pytest.raises(InputError, match="start token"):
+        Codec(model_of(get_ops("cpu", "float32"), **SHAPE, bos_token_id=None), tokenizer)
+
+
+@pytest.mark.parametrize("block", [0, -1, 65_537])
+def test_a_block_out_of_range_is_refused(engine, block):
+    with pytest.raises(InputError, match="block must be from 1 to 65536"):
+        engine.compress(b"", block=block)
+
+
+# --- what a model is -----------------------------------------------------------------------------
+
+
+def test_the_digest_is_that_of_all_weights_and_tokens(tokenizer):
+    def digest(weights_of=None, seed=0, tokenizer=tokenizer, **changes):
+        model = model_of(get_ops("cpu", "float32"), weights_of, seed, **SHAPE | changes)
+        return identity.of_weights(model, tokenizer)
+
+    same = digest()
+    assert digest() == same
+    others = [
+        digest(seed=1),
+        digest(n_layer=1),
+        digest(n_head=1, head_size=16),
+        digest(layer_norm_epsilon=1e-6),
+        digest(activation_function="relu"),
+        digest(tie_word_embeddings=False),
+        digest(vocab_size=len(VOCAB) - 1),
+    ]
+    assert len({same, *others}) == 8
