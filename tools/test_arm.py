@@ -2,7 +2,7 @@
 
 A cross compiler builds the library for aarch64. An arm64 Python and the package's dependencies are
 downloaded into build/arm and run under qemu; nothing is installed. Texts, log-probabilities and
-digests of the bundled model must equal those of this machine, at both ARM levels. Then the kernels'
+digests of the bundled model, and compressed files, must equal those of this machine, at both ARM levels. Then the kernels'
 tests run.
 """
 
@@ -55,13 +55,15 @@ def main() -> None:
         _download_packages()
     copy_package(FOLDER, "linux_aarch64", [COMPILER])
     here = Python([sys.executable])
-    expected = here.texts() | here.digests()
+    expected = here.texts() | here.digests() | here.compressed()
     for processor, level in PROCESSORS.items():
         arm = Python.for_arm(processor)
         if arm.level() != level:
             sys.exit(f"test-arm: {processor} uses the level {arm.level()}, not {level}")
         # `verify` covers all levels of a processor, so run it once.
-        found = arm.texts() | (arm.digests() if level == "neondot" else {})
+        found = arm.texts() | arm.compressed()
+        if level == "neondot":
+            found |= arm.digests()
         for name in found:
             if found[name] != expected[name]:
                 sys.exit(f"{level}: {name} differs\nARM:  {found[name]}\nhere: {expected[name]}")
@@ -83,14 +85,15 @@ class Python:
         python = [EMULATOR, "-cpu", processor, "-L", str(SYSTEM), str(SYSTEM / "usr/bin/python3")]
         return cls(python, [FOLDER, PACKAGES])
 
-    def run(self, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, **how: Any) -> subprocess.CompletedProcess[Any]:
         """Run the interpreter with arguments."""
         given = {"GPT_CLI_OPS": "native"}
         if self.folders:
             given["PYTHONPATH"] = os.pathsep.join(map(str, self.folders))
         # -P: do not import from the working directory.
         command = [*self.command, "-P", *arguments]
-        return subprocess.run(command, cwd=ROOT, env=os.environ | given, text=True, **how)
+        how = {"text": True} | how
+        return subprocess.run(command, cwd=ROOT, env=os.environ | given, **how)
 
     def _json(self, *arguments: str) -> Any:
         """Run a command of the package; return its JSON output."""
@@ -114,6 +117,22 @@ class Python:
         """Return the digests of the bundled model's logits."""
         checks = self._json("verify", "tiny")["checks"]
         return {check["name"]: check["digest"] for check in checks if check["digest"]}
+
+    def compressed(self) -> dict[str, Any]:
+        """Return a file that `compress` writes by the bundled model, after a look at its text."""
+        data, found = (ROOT / "README.md").read_bytes()[:2000] + bytes(range(256)), {}
+        for dtype in ("float32", "int8"):
+            options = ["-m", "tiny", "--dtype", dtype, "--block", "200"]
+            file = self.pipe(data, "compress", *options)
+            if self.pipe(file, "decompress", "-m", "tiny") != data:
+                sys.exit("test-arm: decompress does not return what was compressed")
+            found[f"a compressed file in {dtype}"] = file.hex()
+        return found
+
+    def pipe(self, data: bytes, *arguments: str) -> bytes:
+        """Return what a command of the package makes of data."""
+        how = {"input": data, "text": False, "stdout": subprocess.PIPE, "check": True}
+        return self.run("-m", "gpt_cli", *arguments, **how).stdout
 
     def level(self) -> str:
         """Return the level that the package selects."""

@@ -76,7 +76,7 @@ def decompress(
     block is checked before it is written.
 
     Examples:
-        echo 'Once upon a time' | gpt-cli compress -m tiny | gpt-cli decompress -m tiny
+        echo 'The fox ran.' | gpt-cli compress -m tiny | gpt-cli decompress -m tiny
         gpt-cli decompress book.gptz -o book.txt -m gpt2
         gpt-cli decompress book.gptz --salvage -o rest.txt -m gpt2
     """
