@@ -1,9 +1,9 @@
 """Test the package on emulated ARM: `make test-arm`, on Debian.
 
 A cross compiler builds the library for aarch64. An arm64 Python and the package's dependencies are
-downloaded into build/arm and run under qemu; nothing is installed. Texts, log-probabilities and
-digests of the bundled model, and compressed files, must equal those of this machine, at both ARM levels. Then the kernels'
-tests run.
+downloaded into build/arm and run under qemu; nothing is installed. Texts, log-probabilities,
+compressed files and digests of the bundled model must equal those of this machine, at both ARM
+levels. Then the kernels' tests run.
 """
 
 import json
@@ -119,7 +119,7 @@ class Python:
         return {check["name"]: check["digest"] for check in checks if check["digest"]}
 
     def compressed(self) -> dict[str, Any]:
-        """Return a file that `compress` writes by the bundled model, after a look at its text."""
+        """Return files that `compress` writes with the bundled model, once they were read again."""
         data, found = (ROOT / "README.md").read_bytes()[:2000] + bytes(range(256)), {}
         for dtype in ("float32", "int8"):
             options = ["-m", "tiny", "--dtype", dtype, "--block", "200"]

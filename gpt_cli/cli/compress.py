@@ -50,7 +50,7 @@ def compress(
     processor: both ends compute the same bits.
 
     Examples:
-        echo 'Once upon a time there was a fox.' | gpt-cli compress -m tiny -o new.gptz
+        echo 'Once upon a time' | gpt-cli compress -m tiny -o new.gptz
         gpt-cli compress book.txt -o book.gptz -m gpt2
     """
     file = or_pipe(file, "no data: give a FILE")
