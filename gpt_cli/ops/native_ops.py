@@ -280,7 +280,7 @@ class NativeOps:
 
     def cumulative_counts(self, logits: Array) -> Array:
         rows = _rows_of(logits, logits.shape[-1])
-        sums = np.empty(rows.shape, np.int64)
+        sums = self._workspace.empty(rows.shape, _INT64)
         given = address(rows), len(rows), rows.strides[0] // 4, rows.shape[1]
         self._lib.gpt2_cumulate(*given, address(sums), self.threads)
         return sums
