@@ -85,9 +85,8 @@ def decompress(
     prepare(threads)
     with _copying(file, output, model) as progress:
         reader = Reader(progress, storage.label(file), salvage=salvage)
-        dtype = reader.header.dtype if reader.header else "auto"
         # 16-bit weights are used as they are stored.
-        codec = _codec(model, dtype if dtype in ("float32", "int8") else "auto")
+        codec = _codec(model, reader.dtype if reader.dtype in ("float32", "int8") else "auto")
         progress.write(codec.decompress(reader, progress.advance))
     if reader.lost:
         raise RowsError(f"{storage.label(file)}: {'; '.join(reader.lost)}; all else is written")
