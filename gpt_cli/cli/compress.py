@@ -105,24 +105,28 @@ def _codec(model: flags.Model, dtype: str) -> "Codec":
 class _Progress:
     """Read a file and write another, and count both and the tokens between them."""
 
-    def __init__(self, source: BinaryIO, target: BinaryIO | None, *, shown: bool):
-        self._source, self._target, self._shown = source, target, shown
+    def __init__(self, name: str, source: BinaryIO, target: BinaryIO | None, *, shown: bool):
+        self._name, self._source, self._target, self._shown = name, source, target, shown
         self._read = self._written = self._tokens = 0
         self._start = self._last = time.perf_counter()
 
     def read(self, size: int) -> bytes:
         """Read from the file."""
-        data = self._source.read(size)
+        with storage.reading(self._name):  # or it would be an error of writing
+            data = self._source.read(size)
         self._read += len(data)
         return data
 
     def write(self, pieces: Iterable[bytes]) -> None:
         """Write all pieces to the other file, or to standard output."""
-        for piece in pieces:
-            self._target.write(piece) if self._target else write(piece)
-            self._written += len(piece)
+        try:
+            for piece in pieces:
+                self._target.write(piece) if self._target else write(piece)
+                self._written += len(piece)
+        finally:
+            if self._shown:
+                renew("")
         if self._shown:
-            renew("")
             note(self._line())
 
     def advance(self, tokens: int) -> None:
@@ -143,10 +147,12 @@ class _Progress:
 @contextmanager
 def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Progress]:
     """Open the input and the output, which appears only if the block succeeds."""
-    shown = not model.quiet and on_terminal(sys.stderr)
+    text = output is None and on_terminal(sys.stdout)
+    shown = not model.quiet and on_terminal(sys.stderr) and not text
+    name = storage.label(file)
     with storage.open_file(file) as source:
         if output is None:
-            yield _Progress(source, None, shown=shown)
+            yield _Progress(name, source, None, shown=shown)
         else:
             with new_file(output) as target:
-                yield _Progress(source, target, shown=shown)
+                yield _Progress(name, source, target, shown=shown)
