@@ -229,7 +229,7 @@ def _unpack_block(data: bytes, start: int) -> tuple[Block, int]:
         raise ValueError("the block is too large")
     fields, stop = data[start : at + 2], at + 6 + length
     crc, code = data[at + 2 : at + 6], data[at + 6 : stop]
-    if int.from_bytes(crc, "little") != crc32(code, crc32(fields)) or stop > len(data):
+    if stop > len(data) or int.from_bytes(crc, "little") != crc32(code, crc32(fields)):
         raise ValueError("the block is damaged")
     check = int.from_bytes(fields[-2:], "little")
     return Block(index, size >> 1, bool(size & 1), check, code), stop
