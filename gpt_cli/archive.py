@@ -83,6 +83,7 @@ class Reader:
 
     Attributes:
         header: of the file; None if it is damaged and `salvage` is given.
+        dtype: that of the header, even if the rest of it is damaged; "auto" without a header.
         lost: what could not be read, in words, if `salvage` is given.
         size, crc: of all bytes, once the end has been read.
     """
@@ -97,6 +98,7 @@ class Reader:
         self._data, self._at = b"", 0
         self.lost: list[str] = []
         self.size = self.crc = 0
+        self.dtype = "auto"
         self.header = self._read_header()
 
     def _read_header(self) -> Header | None:
@@ -106,6 +108,7 @@ class Reader:
             what = "is empty" if not lead else "was not written by gpt-cli compress"
             raise InputError(f"{self._name} {what}: give a file that it has written")
         if len(lead) == _HEADER.size:
+            self.dtype = _DTYPES[lead[5] % len(_DTYPES)]
             _, version, dtype, weights, bits, crc = _HEADER.unpack(lead)
             if crc == crc32(lead[:-4]):
                 if version != _VERSION or dtype >= len(_DTYPES):
@@ -227,7 +230,7 @@ def _unpack_block(data: bytes, start: int) -> tuple[Block, int]:
         raise ValueError("the block is too large")
     fields, stop = data[start : at + 2], at + 6 + length
     crc, code = data[at + 2 : at + 6], data[at + 6 : stop]
-    if int.from_bytes(crc, "little") != crc32(code, crc32(fields)) or stop > len(data):
+    if stop > len(data) or int.from_bytes(crc, "little") != crc32(code, crc32(fields)):
         raise ValueError("the block is damaged")
     check = int.from_bytes(fields[-2:], "little")
     return Block(index, size, stored, check, code), stop

@@ -255,8 +255,8 @@ class _Text:
         try:
             target = self._decoder.target(int(sums[-1]))
         except ValueError:
-            self.damaged = True
-            target = 0
+            self.damaged, self._decoder = True, Decoder(b"")
+            target = self._decoder.target(int(sums[-1]))
         id = int(np.searchsorted(sums, target, side="right"))
         self._decoder.advance(int(sums[id - 1]) if id else 0, int(sums[id]))
         self.ids.append(id)

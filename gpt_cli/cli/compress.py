@@ -86,9 +86,8 @@ def decompress(
     prepare(threads)
     with _copying(file, output, model) as progress:
         reader = Reader(progress, storage.label(file), salvage=salvage)
-        dtype = reader.header.dtype if reader.header else "auto"
         # 16-bit weights are used as they are stored.
-        codec = _codec(model, dtype if dtype in ("float32", "int8") else "auto")
+        codec = _codec(model, reader.dtype if reader.dtype in ("float32", "int8") else "auto")
         progress.write(codec.decompress(reader, progress.advance))
     if reader.lost:
         raise RowsError(f"{storage.label(file)}: {'; '.join(reader.lost)}; all else is written")
@@ -107,24 +106,28 @@ def _codec(model: flags.Model, dtype: str) -> "Codec":
 class _Progress:
     """Read a file and write another, and count both and the tokens between them."""
 
-    def __init__(self, source: BinaryIO, target: BinaryIO | None, *, shown: bool):
-        self._source, self._target, self._shown = source, target, shown
+    def __init__(self, name: str, source: BinaryIO, target: BinaryIO | None, *, shown: bool):
+        self._name, self._source, self._target, self._shown = name, source, target, shown
         self._read = self._written = self._tokens = 0
         self._start = self._last = time.perf_counter()
 
     def read(self, size: int) -> bytes:
         """Read from the file."""
-        data = self._source.read(size)
+        with storage.reading(self._name):  # or it would be an error of writing
+            data = self._source.read(size)
         self._read += len(data)
         return data
 
     def write(self, pieces: Iterable[bytes]) -> None:
         """Write all pieces to the other file, or to standard output."""
-        for piece in pieces:
-            self._target.write(piece) if self._target else write(piece)
-            self._written += len(piece)
+        try:
+            for piece in pieces:
+                self._target.write(piece) if self._target else write(piece)
+                self._written += len(piece)
+        finally:
+            if self._shown:
+                renew("")
         if self._shown:
-            renew("")
             note(self._line())
 
     def advance(self, tokens: int) -> None:
@@ -145,10 +148,12 @@ class _Progress:
 @contextmanager
 def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Progress]:
     """Open the input and the output, which appears only if the block succeeds."""
-    shown = not model.quiet and on_terminal(sys.stderr)
+    text = output is None and on_terminal(sys.stdout)
+    shown = not model.quiet and on_terminal(sys.stderr) and not text
+    name = storage.label(file)
     with storage.open_file(file) as source:
         if output is None:
-            yield _Progress(source, None, shown=shown)
+            yield _Progress(name, source, None, shown=shown)
         else:
             with new_file(output) as target:
-                yield _Progress(source, target, shown=shown)
+                yield _Progress(name, source, target, shown=shown)

@@ -258,7 +258,7 @@ def _accessing(name: str) -> AbstractContextManager[None]:
 def _errors(name: str, doing: str, kind: type[GPTCLIError], cure: str) -> Iterator[None]:
     try:
         yield
-    except GPTCLIError:
+    except (GPTCLIError, BrokenPipeError):  # the latter is of output, whose reader has left
         raise
     except FileNotFoundError:  # fsspec's has only the path as its text
         raise kind(f"cannot {doing} {name}: {os.strerror(errno.ENOENT)}; {cure}") from None
