@@ -105,16 +105,18 @@ class Reader:
         self._fill()
         lead = self._data[: _HEADER.size]
         if not lead.startswith(_MAGIC) and not self._salvage:
-            what = "is empty" if not lead else "was not written by gpt-cli compress"
-            raise InputError(f"{self._name} {what}: give a file that it has written")
+            what = "not a compressed file" if lead else "empty"
+            raise InputError(
+                f"{self._name} is {what}: give one that `gpt-cli compress` has written"
+            )
         if len(lead) == _HEADER.size:
             self.dtype = _DTYPES[lead[5] % len(_DTYPES)]
             _, version, dtype, weights, bits, crc = _HEADER.unpack(lead)
             if crc == crc32(lead[:-4]):
                 if version != _VERSION or dtype >= len(_DTYPES):
                     raise InputError(
-                        f"{self._name} has version {version} of the format, and this is version "
-                        f"{_VERSION}: use the gpt-cli that has written it"
+                        f"{self._name} has version {version} of the format, and this gpt-cli reads "
+                        f"version {_VERSION}: use the gpt-cli that has written it"
                     )
                 self._at = _HEADER.size
                 return Header(_DTYPES[dtype], weights, bits)
@@ -162,7 +164,7 @@ class Reader:
         """Report a block whose code is not that of its data."""
         self._damaged(
             f"block {block.index} does not have its checksum",
-            "its file was altered, or this machine computes other bits (see `gpt-cli verify`)",
+            "the file was altered, or this machine computes other bits (see `gpt-cli verify`)",
         )
 
     def _lose(self, first: int, last: int) -> None:

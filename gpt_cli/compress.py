@@ -52,7 +52,7 @@ class Codec:
         """
         if not model.ops.batch_invariant:
             raise ResourceError(
-                f"to compress, both ends must compute the same bits, and {model.ops.name} does "
+                f"compress and decompress must compute the same bits, and {model.ops.name} does "
                 "not give them: use the compiled library on a CPU (see `gpt-cli doctor`)"
             )
         start = model.config.bos_token_id
@@ -120,7 +120,10 @@ class Codec:
             ids = self._tokenizer.encode_bytes(data, special=special)
             if max(ids) < self._model.config.vocab_size:
                 return ids
-        raise InputError("the tokenizer has tokens for this data that the model does not have")
+        raise InputError(
+            "the tokenizer has tokens for this data that the model does not have: "
+            "use the tokenizer of the model"
+        )
 
     def _codes(
         self, texts: Sequence[list[int]], parts: Sequence[bytes], advance: Callable[[int], None]
@@ -175,7 +178,10 @@ class Codec:
         """Raise InputError if another model or machine has written a file."""
         own = self.header
         if header.dtype != own.dtype:
-            raise InputError(f"the data was compressed in {header.dtype}, not {own.dtype}")
+            raise InputError(
+                f"the data was compressed with weights in {header.dtype}, not {own.dtype}: "
+                "use the same weights"
+            )
         if header.weights != own.weights:
             raise InputError(
                 f"the data was compressed with another model (digest {header.weights.hex()}, and "

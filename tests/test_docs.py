@@ -46,6 +46,7 @@ NEEDS = {
     "jq ": shutil.which("jq"),
     "curl ": shutil.which("curl"),
     "gpt-cli serve": find_spec("uvicorn"),
+    "gpt-cli compress": native_library(),
     "--png ": find_spec("matplotlib"),
     ".parquet": find_spec("pyarrow"),
     "--engine ray": find_spec("ray"),  # `make test-ray`
@@ -63,7 +64,7 @@ VARIES = {
     r"(?<![\w.~)])(/[\w.+-]+){2,}/?": "PATH",
     # These print more if the compiled library or a GPU is available.
     r"^(ok|not checked) +bits in int8\b.*\n( {4}.*\n)*": "",
-    r"^(ok|not checked) +(cache on = off|batch = single|bits|native = numpy|"
+    r"^(ok|not checked) +(cache on = off|batch = single|bits|native = numpy|compress, decompress|"
     r"c\w+ in \w+ = float32)\b.*(\n {4}.*)*": r"\2",
     r"computed by (native|numpy) with \d+ threads?": "computed",
 }
@@ -183,6 +184,8 @@ def test_every_pattern_matches_a_line():
 def test_the_python_of_a_page_runs(page, tmp_path):
     if "json_schema=" in python_of(page):
         pytest.importorskip("llguidance")
+    if "engine.compress" in python_of(page) and not native_library():
+        pytest.skip("needs the compiled library")
     command = [sys.executable, "-P", "-c", python_of(page)]
     env = os.environ | {"PATH": path_with_command(tmp_path / "bin")}
     finished = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True)

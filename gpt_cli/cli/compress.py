@@ -34,20 +34,24 @@ def compress(
     output: Path | None = _OUTPUT,
     block: int = option(
         16_384,
-        "Tokens that are decompressed one after another: more cost fewer bytes, and more time.",
+        "Tokens of a block. Blocks are decompressed side by side, so small ones are ready sooner; "
+        "large ones take fewer bytes.",
         kind=WHOLE,
         min=1,
         max=65_536,
     ),
-    dtype: str = option("auto", "Weights in float32 or int8; auto: as stored."),
+    dtype: str = option(
+        "auto", "Weights in float32 or int8; auto: as stored. decompress uses the same."
+    ),
     model: flags.Model,
     threads: flags.Threads = None,
 ) -> None:
     """Compress a file with a model.
 
-    A token takes -log2 of its probability in bits, so what the model predicts takes little, and
-    what it cannot predict is stored. `decompress` needs the same model. It may run on another
-    processor: both ends compute the same bits.
+    The better the model predicts a text, the smaller the file: a token takes -log2 of its
+    probability in bits. Blocks that would not become smaller are stored as they are. To decompress
+    the file, you need the same model. That takes about as long as to generate the text, and may be
+    done on another machine: both ends compute the same bits.
 
     Examples:
         echo 'Once upon a time' | gpt-cli compress -m tiny -o new.gptz
@@ -70,10 +74,10 @@ def decompress(
     model: flags.Model,
     threads: flags.Threads = None,
 ) -> None:
-    """Decompress a file that `compress` has written with the same model.
+    """Restore a file that `compress` has written.
 
-    A file of another model, or of a machine that computes other bits, is refused at once. Each
-    block is checked before it is written.
+    It needs the same model. The file of another model, or of a machine that computes other bits, is
+    refused before anything is written, and each block is checked before it is written.
 
     Examples:
         echo 'The fox ran.' | gpt-cli compress -m tiny | gpt-cli decompress -m tiny
