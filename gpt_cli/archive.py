@@ -23,7 +23,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "int8")
 _MAGIC, _VERSION, _MARK = b"GPTZ", 1, b"\xb5"
 _HEADER = struct.Struct("<4sBB8s8sI")
 _LARGEST_CODE = 8 * LARGEST_BLOCK  # bytes: a token takes at most 48 bits
-_LARGEST_RECORD = 64 + _LARGEST_CODE
+_ENOUGH = 2 * (64 + _LARGEST_CODE)  # bytes of two blocks
 _PIECE = 1 << 20  # bytes to read at a time
 _CURE = "get another copy, or keep the undamaged blocks with --salvage"
 
@@ -181,16 +181,18 @@ class Reader:
             self._at = len(self._data) if place < 0 else place + 1
             try:
                 block, stop = _unpack_block(self._data, self._at)
+                if not block:  # what it stores may be such a file, too: look behind it first
+                    block, stop = _unpack_block(self._data, stop + 1)
             except (ValueError, IndexError):
                 continue
-            if block.index >= expected:
+            if block and block.index >= expected:
                 self._at = stop
                 return block
         return None
 
     def _fill(self) -> bool:
-        """Have a whole block in memory, or all that is left; return whether any byte is."""
-        while len(self._data) - self._at < _LARGEST_RECORD and (more := self._file.read(_PIECE)):
+        """Have two whole blocks in memory, or all that is left; return whether any byte is."""
+        while len(self._data) - self._at < _ENOUGH and (more := self._file.read(_PIECE)):
             self._data, self._at = self._data[self._at :] + more, 0
         return self._at < len(self._data)
 
@@ -216,8 +218,8 @@ def _unpack_number(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("the number is too long")
 
 
-def _unpack_block(data: bytes, start: int) -> tuple[Block, int]:
-    """Return the block after a mark and where it ends.
+def _unpack_block(data: bytes, start: int) -> tuple[Block | None, int]:
+    """Return the block after a mark, or None if it is damaged, and where it ends.
 
     Raises:
         ValueError, IndexError: there is none.
@@ -229,7 +231,9 @@ def _unpack_block(data: bytes, start: int) -> tuple[Block, int]:
         raise ValueError("the block is too large")
     fields, stop = data[start : at + 2], at + 6 + length
     crc, code = data[at + 2 : at + 6], data[at + 6 : stop]
-    if stop > len(data) or int.from_bytes(crc, "little") != crc32(code, crc32(fields)):
-        raise ValueError("the block is damaged")
+    if stop > len(data):
+        raise ValueError("the block is cut")
+    if int.from_bytes(crc, "little") != crc32(code, crc32(fields)):
+        return None, stop
     check = int.from_bytes(fields[-2:], "little")
     return Block(index, size >> 1, bool(size & 1), check, code), stop
