@@ -23,7 +23,8 @@ KEPT = HERE / "corpus"
 BUILD = HERE.parents[1] / "build" / "fuzz"
 PROCESSES = 2
 # Bytes of an input; some take the square of its length, or more.
-LONGEST = dict.fromkeys(TARGETS, 8000) | {"constraints": 300, "stops": 48, "decoder": 48}
+LONGEST = dict.fromkeys(TARGETS, 8000) | {"constraints": 300, "compressed": 400}
+LONGEST |= {"stops": 48, "decoder": 48}
 SHM = Path("/dev/shm")  # a target writes its files here: on a disk, they would take all the time
 
 
