@@ -192,6 +192,12 @@ def test_a_model_without_a_start_token_is_refused(tokenizer):
         Codec(model_of(get_ops("cpu", "float32"), **SHAPE, bos_token_id=None), tokenizer)
 
 
+def test_a_tokenizer_with_more_tokens_is_refused(tokenizer):
+    model = model_of(get_ops("cpu", "float32"), **SHAPE | {"vocab_size": 40}, bos_token_id=0)
+    with pytest.raises(InputError, match="use the tokenizer of the model"):
+        Codec(model, tokenizer)
+
+
 @pytest.mark.parametrize("block", [0, -1, 65_537])
 def test_a_block_out_of_range_is_refused(engine, block):
     with pytest.raises(InputError, match="block must be from 1 to 65536"):
