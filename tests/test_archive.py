@@ -49,7 +49,7 @@ def test_the_bytes_are_those_of_the_format():
     assert data.hex(" ") == (
         "47 50 54 5a 01 03 77 65 69 67 68 74 73 2e 74 68 65 20 62 69 74 73 " + data[22:26].hex(" ")
         + " b5 00 d8 04 04 34 12 " + data[33:37].hex(" ") + " 63 6f 64 65"
-        + " b5 01 0b 05 01 00 " + data[47:51].hex(" ") + " 62 79 74 65 73"
+        + " b5 01 0b 05 01 00 " + data[47:51].hex(" ") + " 73 65 74 79 62"
         + " b5 02 00 06 00 00 " + data[62:66].hex(" ") + " d2 09 04 03 02 01"
     )  # fmt: skip
 
@@ -89,6 +89,20 @@ def test_bytes_in_between_cost_nothing(given, junk, data):
     parts = [HEADER.pack(), *(b.pack() for b in made), end(len(made), 7, 9).pack()]
     parts.insert(data.draw(st.integers(1, len(parts) - 1)), junk)
     assert read(b"".join(parts), salvage=True)[1] == made
+
+
+def test_a_compressed_file_within_a_damaged_block_is_not_taken_for_blocks():
+    made, inner = packed([(3, False, 5, b"inner")] * 4)
+    stored = (0, True, 5, b"x" + inner)
+    made, outer = packed([stored, (7, False, 5, b"outer")])
+    reader, found = read(outer.replace(b"x", b"y"), salvage=True)
+    assert (found, reader.lost) == (made[1:], ["block 0 is damaged"])
+
+
+def test_false_marks_do_not_take_long():
+    # Each looks like a block of 512 kB: all of them would take a minute.
+    with pytest.raises(InputError, match="end is missing"):
+        read(HEADER.pack() + b"\xb5\0\2\xff\xff\x1f" * 200_000)
 
 
 def test_more_after_the_end_is_refused():
