@@ -7,7 +7,8 @@
 Numbers are variable-length (LEB128) where no length is given, else little-endian. A block's CRC-32
 is that of the rest of it, so that damage is found before anything is computed. Its check is of the
 bytes that it stands for, so that a machine that computes other bits is found before they are
-written. A damaged block costs its own bytes: the next is found by its mark and its CRC-32.
+written. A damaged block costs its own bytes: the next is found by its mark and its CRC-32. What is
+stored is stored backwards, or the blocks of a compressed file in it would be taken for the next.
 """
 
 import struct
@@ -22,8 +23,9 @@ LARGEST_BLOCK = 1 << 16  # tokens
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
 _MAGIC, _VERSION, _MARK = b"GPTZ", 1, b"\xb5"
 _HEADER = struct.Struct("<4sBB8s8sI")
-_LARGEST_CODE = 8 * LARGEST_BLOCK  # bytes: a token takes at most 48 bits, and is stored if more
-_LARGEST_RECORD = 64 + _LARGEST_CODE
+LARGEST_CODE = 8 * LARGEST_BLOCK  # bytes: a token takes fewer than 64 bits
+_LARGEST_RECORD = 64 + LARGEST_CODE
+_TRIED = 4096  # marks behind damage, unless `salvage` is given: each may cost a large CRC-32
 _PIECE = 1 << 20  # bytes to read at a time
 _CURE = "get another copy, or keep the undamaged blocks with --salvage"
 
@@ -62,10 +64,11 @@ class Block:
 
     def pack(self) -> bytes:
         """Return the bytes of the file."""
-        numbers = self.index, self.size << 1 | self.stored, len(self.code)
+        code = self.code[::-1] if self.stored else self.code
+        numbers = self.index, self.size << 1 | self.stored, len(code)
         fields = b"".join(map(_pack_number, numbers)) + self.check.to_bytes(2, "little")
-        crc = crc32(self.code, crc32(fields))
-        return _MARK + fields + crc.to_bytes(4, "little") + self.code
+        crc = crc32(code, crc32(fields))
+        return _MARK + fields + crc.to_bytes(4, "little") + code
 
 
 def end(index: int, size: int, crc: int) -> Block:
@@ -177,8 +180,10 @@ class Reader:
         self.lost.append(what)
 
     def _next(self, expected: int) -> Block | None:
-        """Return the next undamaged block, or None at the end of the file."""
-        while self._fill():
+        """Return the next undamaged block, or None if there is none."""
+        tried = 0
+        while self._fill() and (self._salvage or tried < _TRIED):
+            tried += 1
             place = self._data.find(_MARK, self._at)
             self._at = len(self._data) if place < 0 else place + 1
             try:
@@ -228,11 +233,11 @@ def _unpack_block(data: bytes, start: int) -> tuple[Block, int]:
     kind, at = _unpack_number(data, at)
     length, at = _unpack_number(data, at)
     size, stored = kind >> 1, bool(kind & 1)
-    if length > _LARGEST_CODE or (size != length if stored else size > LARGEST_BLOCK):
+    if length > LARGEST_CODE or (size != length if stored else size > LARGEST_BLOCK):
         raise ValueError("the block is too large")
     fields, stop = data[start : at + 2], at + 6 + length
     crc, code = data[at + 2 : at + 6], data[at + 6 : stop]
     if stop > len(data) or int.from_bytes(crc, "little") != crc32(code, crc32(fields)):
         raise ValueError("the block is damaged")
     check = int.from_bytes(fields[-2:], "little")
-    return Block(index, size, stored, check, code), stop
+    return Block(index, size, stored, check, code[::-1] if stored else code), stop

@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 
 from gpt_cli import identity
-from gpt_cli.archive import LARGEST_BLOCK, Block, Header, Readable, Reader, check, end
+from gpt_cli.archive import LARGEST_BLOCK, LARGEST_CODE, Block, Header, Readable, Reader, check, end
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, PASS, hidden_states, unembed
@@ -276,4 +276,5 @@ def intervals(ops: Ops, logits: Array, ids: Array) -> Array:
 
 
 def _may_be_text(data: bytes) -> bool:
-    return len(data) < _PROBABLY_TEXT or len(deflate(data, 1)) < len(data)
+    size = len(data)
+    return not _PROBABLY_TEXT <= size <= LARGEST_CODE or len(deflate(data, 1)) < size

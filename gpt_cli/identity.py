@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpt_cli.errors import InputError
 from gpt_cli.model import GPT2, forward
 from gpt_cli.tokenizer import Tokenizer
 
@@ -21,8 +22,16 @@ _TOKENS = 64
 
 
 def of_bits(model: GPT2, tokenizer: Tokenizer) -> str:
-    """Return the digest of the logits of the first tokens of TEXT."""
+    """Return the digest of the logits of the first tokens of TEXT.
+
+    Raises:
+        InputError: the tokenizer is of another model, with more tokens.
+    """
     ids = tokenizer.encode(TEXT)[: min(_TOKENS, model.config.n_positions)]
+    if max(ids) >= model.config.vocab_size:
+        raise InputError(
+            "the tokenizer has tokens that the model does not have: use the tokenizer of the model"
+        )
     logits = model.ops.to_host(forward(model, model.ops.xp.asarray([ids])))
     return hashlib.sha256(logits.astype("<f4", copy=False).tobytes()).hexdigest()
 

@@ -203,7 +203,10 @@ def _check_round_trip(engine: Engine) -> Check:
     from gpt_cli.ops import bindings  # needs the library
 
     data, levels = TEXT.encode(), bindings.levels()
-    codec = Codec(engine.model, engine.tokenizer)
+    try:
+        codec = Codec(engine.model, engine.tokenizer)
+    except InputError as error:  # such as without a start token
+        return Check(name, None, str(error))
     with _computing(ops, levels[0], max(2, ops.threads)):
         packed = b"".join(codec.compress(BytesIO(data), _BLOCK))
     for level in levels:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt_cli.archive import LARGEST_BLOCK, Block, Header, Reader, end
+from gpt_cli.archive import LARGEST_BLOCK, LARGEST_CODE, Block, Header, Reader, end
 from gpt_cli.errors import InputError
 
 HEADER = Header("int8", b"weights.", b"the bits")
@@ -49,7 +49,7 @@ def test_the_bytes_are_those_of_the_format():
     assert data.hex(" ") == (
         "47 50 54 5a 01 03 77 65 69 67 68 74 73 2e 74 68 65 20 62 69 74 73 " + data[22:26].hex(" ")
         + " b5 00 d8 04 04 34 12 " + data[33:37].hex(" ") + " 63 6f 64 65"
-        + " b5 01 0b 05 01 00 " + data[47:51].hex(" ") + " 62 79 74 65 73"
+        + " b5 01 0b 05 01 00 " + data[47:51].hex(" ") + " 73 65 74 79 62"
         + " b5 02 00 06 00 00 " + data[62:66].hex(" ") + " d2 09 04 03 02 01"
     )  # fmt: skip
 
@@ -91,6 +91,37 @@ def test_bytes_in_between_cost_nothing(given, junk, data):
     assert read(b"".join(parts), salvage=True)[1] == made
 
 
+def test_the_largest_blocks_are_read_and_no_larger_ones():
+    largest = (LARGEST_CODE, True, 0, bytes(LARGEST_CODE))
+    made, data = packed([largest] * 5)  # which are read in pieces of 1 MB
+    assert read(data)[1] == made
+    for size, stored, code in (
+        (LARGEST_CODE + 1, True, bytes(LARGEST_CODE + 1)),
+        (LARGEST_BLOCK + 1, False, b"code"),
+        (2, True, b"bytes"),
+    ):
+        data = b"".join(
+            [HEADER.pack(), Block(0, size, stored, 0, code).pack(), end(1, 7, 9).pack()]
+        )
+        with pytest.raises(InputError, match="block 0 is damaged"):
+            read(data)
+
+
+def test_a_compressed_file_within_a_damaged_block_is_not_taken_for_blocks():
+    _, inner = packed([(3, False, 5, b"inner")] * 4)
+    stored = (1 + len(inner), True, 5, b"x" + inner)
+    made, outer = packed([stored, (7, False, 5, b"outer")])
+    assert read(outer)[1] == made
+    reader, found = read(outer.replace(b"x", b"y"), salvage=True)
+    assert (found, reader.lost) == (made[1:], ["block 0 is damaged"])
+
+
+def test_false_marks_do_not_take_long():
+    # Each looks like a block of 512 kB: all of them would take a minute.
+    with pytest.raises(InputError, match="end is missing"):
+        read(HEADER.pack() + b"\xb5\0\2\xff\xff\x1f" * 200_000)
+
+
 def test_more_after_the_end_is_refused():
     _, data = packed([])
     with pytest.raises(InputError, match="more after its end"):
@@ -98,11 +129,12 @@ def test_more_after_the_end_is_refused():
     assert read(data + data, salvage=True)[0].lost == ["there is more after its end"]
 
 
-def test_another_version_is_refused():
+@pytest.mark.parametrize(("place", "says"), [(4, "has version 77"), (5, "use the gpt-cli that")])
+def test_another_version_or_an_unknown_type_is_refused(place, says):
     data = bytearray(HEADER.pack())
-    data[4] = 2
+    data[place] = 77
     data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
-    with pytest.raises(InputError, match="version 2"):
+    with pytest.raises(InputError, match=says):
         read(bytes(data))
 
 

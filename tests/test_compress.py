@@ -135,6 +135,12 @@ def test_a_file_has_less_than_64_bytes_of_its_own(tiny, data):
     assert len(tiny.compress(data)) <= len(data) + 64
 
 
+def test_data_that_is_too_large_to_be_stored_is_computed():
+    data = random.Random(1).randbytes(archive.LARGEST_CODE + 1)
+    assert not compress._may_be_text(data[:-1])
+    assert compress._may_be_text(data)
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -154,6 +160,15 @@ def test_other_bits_are_refused_before_anything_is_computed(small, monkeypatch):
     assert other.header == replace(codec.header, bits=other.header.bits)
     with pytest.raises(InputError, match="computes other bits"):
         unpacked(other, data)
+
+
+def test_blocks_of_another_file_are_found_by_the_checksum_of_all(small):
+    codec = small()
+    *start, one_end = codec.compress(io.BytesIO(b"the end"))
+    *_, other_end = codec.compress(io.BytesIO(b"the and"))
+    assert one_end != other_end
+    with pytest.raises(InputError, match="the data does not have its checksum"):
+        unpacked(codec, b"".join([*start, other_end]))
 
 
 def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch):
@@ -190,6 +205,12 @@ def test_numpy_is_refused(tokenizer):
 def test_a_model_without_a_start_token_is_refused(tokenizer):
     with pytest.raises(InputError, match="start token"):
         Codec(model_of(get_ops("cpu", "float32"), **SHAPE, bos_token_id=None), tokenizer)
+
+
+def test_a_tokenizer_with_more_tokens_is_refused(tokenizer):
+    model = model_of(get_ops("cpu", "float32"), **SHAPE | {"vocab_size": 40}, bos_token_id=0)
+    with pytest.raises(InputError, match="use the tokenizer of the model"):
+        Codec(model, tokenizer)
 
 
 @pytest.mark.parametrize("block", [0, -1, 65_537])

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from gpt_cli import verify
 from gpt_cli.cli import app
+from gpt_cli.engine import Engine
 from gpt_cli.hub import local
 from gpt_cli.ops import bindings
 from gpt_cli.ops.numpy_ops import NumPyOps
@@ -222,6 +224,14 @@ def test_bits_that_differ_between_levels_are_found(monkeypatch):
     assert "at avx512, avx2" in check.detail
     assert used[-8::2] == ["avx512", "avx512", "avx2", "avx2"]
     assert used[-7::2] == ["chosen"] * 4
+
+
+@pytest.mark.usefixtures("library")
+def test_a_model_that_cannot_compress_is_not_checked(tiny):
+    model = replace(tiny.model, config=replace(tiny.model.config, bos_token_id=None))
+    check = verify._check_round_trip(Engine(model, tiny.tokenizer, "tiny", 0.0))
+    assert check.passed is None
+    assert "start token" in check.detail
 
 
 @pytest.mark.usefixtures("library")
