@@ -13,7 +13,7 @@ NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures wheel clean
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures wheel clean
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -35,6 +35,10 @@ soak: $(VENV)/.dev  ## mixed commands in one process: memory, files and threads 
 REQUESTS ?= 10000
 soak-serve: $(VENV)/.dev  ## mixed requests to one server: the engine's answers, and flat memory, files and threads
 	$(BIN)/python tests/faults/serve_soak.py $(REQUESTS) --save tests/faults/SOAK_SERVE.md
+
+MEGABYTES ?= 300
+round-trips: $(VENV)/.dev  ## compress and decompress random and hostile files, of this many megabytes
+	$(BIN)/python tests/faults/round_trips.py $(MEGABYTES) --save tests/faults/ROUND_TRIPS.md
 
 test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; install the extra cuda12 or cuda13 first
 	$(BIN)/python -m pytest -m gpu

@@ -22,7 +22,7 @@ from gpt_cli import identity
 from gpt_cli.archive import LARGEST_BLOCK, LARGEST_CODE, Block, Header, Readable, Reader, check, end
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2, PASS, hidden_states, unembed
+from gpt_cli.model import GPT2, PASS, forward, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.range_coder import Decoder, Encoder
 from gpt_cli.score import of_tokens, windows
@@ -63,6 +63,8 @@ class Codec:
         digests = identity.of_weights(model, tokenizer), identity.of_bits(model, tokenizer)
         weights, bits = (bytes.fromhex(digest)[:8] for digest in digests)
         self.header = Header(model.ops.dtype, weights, bits)
+        # The logits of a block's first token, by which to choose where a block ends.
+        self._begins = model.ops.to_host(forward(model, model.ops.xp.asarray([[start]])))[0, 0]
 
     def compress(
         self, file: Readable, block: int = BLOCK, advance: Callable[[int], None] = lambda _: None
@@ -108,11 +110,10 @@ class Codec:
             yield ids
 
     def _cut(self, ids: Sequence[int], first: int, last: int) -> int:
-        """Return where to end a block: after a line, where the next begins well, or at `last`."""
-        for stop in range(last, first, -1):
-            if self._tokenizer.token_bytes(ids[stop - 1]).endswith(b"\n"):
-                return stop
-        return last
+        """Return where to end a block: after a line, where the model would begin, or at `last`."""
+        ends = range(last, first, -1)
+        lines = (n for n in ends if self._tokenizer.token_bytes(ids[n - 1]).endswith(b"\n"))
+        return max(lines, key=lambda end: self._begins[ids[end]], default=last)
 
     def _encode(self, data: bytes) -> list[int]:
         """Return ids whose joined bytes are `data`, with special tokens if the model has them."""

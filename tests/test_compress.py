@@ -86,6 +86,13 @@ def test_every_block_ends_with_a_line_if_it_can(small):
     assert [len(ids) for ids in codec._blocks(io.BytesIO(b"1" * 50), 20)] == [20, 20, 10]
 
 
+def test_a_block_ends_where_the_model_would_begin(tiny):
+    lines = b"Once upon a time, Tom saw a fox.\n" + b'"No," said Tom.\n' * 3
+    first, *others = tiny._codec._blocks(io.BytesIO(lines * 40), 185)
+    assert len(others) > 2
+    assert all(tiny.decode(ids).startswith("Once upon") for ids in [first, *others])
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_another_level_with_other_threads_reads_the_same_file(small, level, dtype):
