@@ -27,7 +27,8 @@ LARGEST_CODE = 8 * LARGEST_BLOCK  # bytes: a token takes fewer than 64 bits
 _LARGEST_RECORD = 64 + LARGEST_CODE
 _TRIED = 4096  # marks behind damage, unless `salvage` is given: each may cost a large CRC-32
 _PIECE = 1 << 20  # bytes to read at a time
-_CURE = "get another copy, or keep the undamaged blocks with --salvage"
+_ANOTHER = "get another copy"
+_CURE = f"{_ANOTHER}, or keep the undamaged blocks with --salvage"
 
 
 class Readable(Protocol):
@@ -147,8 +148,10 @@ class Reader:
         """Compare all data, by its size and CRC-32, with what the end of the file says.
 
         Raises:
-            InputError: they differ, unless `salvage` is given.
+            InputError: they differ, unless `salvage` is given; or nothing was salvaged.
         """
+        if self.lost and not size:
+            raise InputError(f"{self._name}: no undamaged block is left: {_ANOTHER}")
         if not self.lost and (size, crc) != (self.size, self.crc):
             self._damaged("the data does not have its checksum")
 

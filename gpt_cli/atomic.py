@@ -51,14 +51,18 @@ def new_file(to: Path) -> Iterator[BinaryIO]:
         InputError: `to` exists, or its folder does not.
         ResourceError: it cannot be written.
     """
-    if to.exists():
-        raise InputError(f"{to} exists: give a new name")
+    if to.exists() and not to.is_file() and not to.is_dir():
+        with to.open("wb") as device:  # or a pipe: it cannot be replaced
+            yield device
+        return
+    _check_new(to)
     if not to.parent.is_dir():
         raise InputError(f"the folder {to.parent} does not exist: create it")
     part = to.with_name(f".{uuid.uuid4().hex}")
     try:
         with part.open("xb") as file:
             yield file
+        _check_new(to)  # another program may have made it
         part.replace(to)
     except OSError as error:
         if error.filename not in (None, str(part)):
@@ -67,6 +71,11 @@ def new_file(to: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _check_new(to: Path) -> None:
+    if to.exists():
+        raise InputError(f"{to} exists: give a new name")
 
 
 @contextmanager

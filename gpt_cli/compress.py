@@ -30,7 +30,7 @@ from gpt_cli.tokenizer import Tokenizer
 
 BLOCK = 16_384  # tokens
 _LAST = 4  # a block may end with any line of its last quarter
-_PIECE = 1 << 20  # bytes that are tokenized at a time
+_PIECE = 1 << 16  # bytes that are tokenized at a time
 _TOGETHER = 16_384  # tokens whose intervals are computed at a time
 _SIDE_BY_SIDE = 64  # blocks that are decoded at a time, if memory allows
 _PROBABLY_TEXT = 1024  # bytes; text of more is smaller after deflate
@@ -93,6 +93,7 @@ class Codec:
                 length = len(data) if stored else len(ids)
                 yield Block(index, length, stored, check(data), data if stored else code).pack()
                 index, size, crc = index + 1, size + len(data), crc32(data, crc)
+            advance(0)
         yield end(index, size, crc).pack()
 
     def _blocks(self, file: Readable, block: int) -> Iterator[list[int]]:
@@ -165,8 +166,7 @@ class Codec:
         if reader.header:
             self._check(reader.header)
         size = crc = 0
-        blocks = reader.blocks()
-        while some := list(islice(blocks, self._side_by_side())):
+        for some in self._groups(reader.blocks()):
             for block, data in zip(some, self._decoded(some, advance), strict=True):
                 if data is None or check(data) != block.check:
                     reader.lose(block)
@@ -175,13 +175,28 @@ class Codec:
                 yield data
         reader.finish(size, crc)
 
+    def _groups(self, blocks: Iterator[Block]) -> Iterator[list[Block]]:
+        """Yield the blocks to decode side by side; an error comes after the blocks before it."""
+        group: list[Block] = []
+        most = self._side_by_side()
+        try:
+            for block in blocks:
+                group.append(block)
+                if len(group) == most:
+                    yield group
+                    group, most = [], self._side_by_side()
+        except InputError:
+            yield group
+            raise
+        yield group
+
     def _check(self, header: Header) -> None:
         """Raise InputError if another model or machine has written a file."""
         own = self.header
         if header.dtype != own.dtype:
             raise InputError(
-                f"the data was compressed with weights in {header.dtype}, not {own.dtype}: "
-                "use the same weights"
+                f"the data was compressed with a model in {header.dtype}, and this one is in "
+                f"{own.dtype}: name that model with --model"
             )
         if header.weights != own.weights:
             raise InputError(

@@ -144,3 +144,10 @@ def test_any_bytes_are_read_or_refused(junk):
         for data in (junk, HEADER.pack() + junk):
             with suppress(InputError):
                 read(data, **how)
+
+
+def test_a_block_that_comes_twice_is_read_once():
+    made, _ = packed([(1, False, 2, b"one"), (3, False, 4, b"two")])
+    parts = [made[0], made[1], made[0], made[1], end(2, 7, 9)]
+    data = HEADER.pack() + b"".join(each.pack() for each in parts)
+    assert read(data)[1] == made

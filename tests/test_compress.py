@@ -246,3 +246,21 @@ def test_the_digest_is_that_of_all_weights_and_tokens(tokenizer):
         digest(vocab_size=len(VOCAB) - 1),
     ]
     assert len({same, *others}) == 8
+
+
+def test_what_comes_before_damage_is_given_before_its_error(small):
+    codec, data = small(), b"the end and in the end\n" * 9
+    file = bytearray(packed(codec, data, block=60))
+    file[-30] ^= 1  # in the last block
+    found = []
+    with pytest.raises(InputError, match="is damaged"):
+        for part in codec.decompress(Reader(io.BytesIO(bytes(file)))):
+            found.append(part)
+    assert b"".join(found)
+    assert data.startswith(b"".join(found))
+
+
+def test_nothing_is_computed_for_what_is_no_text(tiny, monkeypatch):
+    monkeypatch.setattr(compress, "of_tokens", lambda model, texts, *_, **__: list(texts))
+    data = random.Random(1).randbytes(20_000)
+    assert tiny.decompress(tiny.compress(data)) == data

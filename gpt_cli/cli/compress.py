@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from gpt_cli.compress import Codec
 
 _OUTPUT = option(
-    None, "The new file; standard output if not set.", kind=PATH, aliases=("-o",), metavar="OUT"
+    None,
+    "The new file; standard output if not set, or -.",
+    kind=PATH,
+    aliases=("-o",),
+    metavar="OUT",
 )
 _PAUSE = 0.2  # seconds between two lines of progress
 
@@ -58,7 +62,7 @@ def compress(
         gpt-cli compress book.txt -o book.gptz -m gpt2
     """
     file = or_pipe(file, "no data: give a FILE")
-    if output is None and on_terminal(sys.stdout):
+    if output in (None, Path("-")) and on_terminal(sys.stdout):
         raise InputError("compressed data is not for a terminal: give --output OUT, or a pipe")
     prepare(threads)
     with _copying(file, output, model) as progress:
@@ -145,6 +149,8 @@ class _Progress:
     def _line(self) -> str:
         seconds = max(time.perf_counter() - self._start, 1e-9)
         sizes = f"{format_size(self._read)} read, {format_size(self._written)} written"
+        if not self._tokens:  # all is stored
+            return f"gpt-cli: {sizes}"
         rate = f"{self._tokens / seconds:,.0f} a second"
         return f"gpt-cli: {sizes}, {counted(self._tokens, 'token')}, {rate}"
 
@@ -152,6 +158,8 @@ class _Progress:
 @contextmanager
 def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Progress]:
     """Open the input and the output, which appears only if the block succeeds."""
+    if output == Path("-"):
+        output = None
     text = output is None and on_terminal(sys.stdout)
     shown = not model.quiet and on_terminal(sys.stderr) and not text
     name = storage.label(file)
