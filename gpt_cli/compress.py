@@ -28,10 +28,10 @@ from gpt_cli.range_coder import Decoder, Encoder
 from gpt_cli.score import of_tokens, windows
 from gpt_cli.tokenizer import Tokenizer
 
-BLOCK = 16_384  # tokens
+BLOCK = 32_768  # tokens
 _LAST = 4  # a block may end with any line of its last quarter
 _PIECE = 1 << 16  # bytes that are tokenized at a time
-_TOGETHER = 16_384  # tokens whose intervals are computed at a time
+_TOGETHER = 32_768  # tokens whose intervals are computed at a time
 _SIDE_BY_SIDE = 64  # blocks that are decoded at a time, if memory allows
 _PROBABLY_TEXT = 1024  # bytes; text of more is smaller after deflate
 

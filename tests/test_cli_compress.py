@@ -162,8 +162,8 @@ def test_another_seed_is_another_model(case_folder):
 @pytest.mark.parametrize(
     ("one", "other", "says"),
     [
-        ("bf16", "f16", "in bfloat16, not float16"),
-        ("f16", "saved", "in float16, not float32"),
+        ("bf16", "f16", "in bfloat16, and this one is in float16"),
+        ("f16", "saved", "in float16, and this one is in float32"),
         ("saved", "f16", "another model"),  # in float32, its weights are others
     ],
 )

@@ -155,7 +155,7 @@ def test_only_the_same_model_reads_a_file(small):
     data = packed(small(), b"the end")
     with pytest.raises(InputError, match="another model"):
         unpacked(small(seed=1), data)
-    with pytest.raises(InputError, match="float32, not int8"):
+    with pytest.raises(InputError, match="in float32, and this one is in int8"):
         unpacked(small("int8"), data)
 
 

@@ -37,7 +37,7 @@ def compress(
     *,
     output: Path | None = _OUTPUT,
     block: int = option(
-        16_384,
+        32_768,
         "Tokens of a block. Blocks are decompressed side by side, so small ones are ready sooner; "
         "large ones take fewer bytes.",
         kind=WHOLE,
