@@ -36,7 +36,7 @@ def check(given):
         decoder.advance(start, end)
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(st.lists(symbols(), max_size=60))
 def test_what_is_encoded_is_decoded_from_as_many_bits_as_it_is_worth(given):
     check(given)
