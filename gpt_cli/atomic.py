@@ -51,10 +51,13 @@ def new_file(to: Path) -> Iterator[BinaryIO]:
         InputError: `to` exists, or its folder does not.
         ResourceError: it cannot be written.
     """
-    if to.exists() and not to.is_file() and not to.is_dir():
-        with to.open("wb") as device:  # or a pipe: it cannot be replaced
-            yield device
-        return
+    try:
+        if to.exists() and not to.is_file() and not to.is_dir():
+            with to.open("wb") as device:  # or a pipe: it cannot be replaced
+                yield device
+            return
+    except OSError as error:
+        raise ResourceError(f"cannot write {to}: {error.strerror}") from None
     _check_new(to)
     if not to.parent.is_dir():
         raise InputError(f"the folder {to.parent} does not exist: create it")

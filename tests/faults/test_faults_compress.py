@@ -493,6 +493,7 @@ def test_any_limit_of_address_space_is_enough_or_told(command, job, world):
     assert codes[-1] == 0
 
 
+@SLOW
 @linux
 @pytest.mark.fault(93, "input without end, in 1000 MiB", 141, intact="memory is bounded")
 @pytest.mark.parametrize(
@@ -514,6 +515,7 @@ def test_input_without_end_is_compressed_as_it_comes(arguments, size, world):
     assert (process.returncode, errors) == (141, b"")
 
 
+@SLOW
 @linux
 @pytest.mark.fault(93, "a damaged file without end, in 1000 MiB", 130, intact="memory is bounded")
 def test_damage_without_end_is_searched_in_bounded_memory(world):
@@ -526,6 +528,7 @@ def test_damage_without_end_is_searched_in_bounded_memory(world):
     assert list(world.place.iterdir()) == []
 
 
+@SLOW
 @pytest.mark.fault(94, "a file that changes its size while it is read", 0, intact="what was read")
 @pytest.mark.parametrize("change", ["it grows", "it shrinks"])
 def test_a_file_that_changes_its_size_is_what_was_read(change, world):

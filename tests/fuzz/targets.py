@@ -330,8 +330,9 @@ def compressed(data: bytes) -> None:
         try:
             reader = Reader(BytesIO(data), salvage=True)
             kept = b"".join(codec().decompress(reader))
-        except InputError:
-            assert first == b"\0", "another version, model or machine is in a header"
+        except InputError as error:
+            if "no undamaged block" not in str(error):
+                assert first == b"\0", "another version, model or machine is in a header"
             reader = None
         try:
             whole = b"".join(codec().decompress(Reader(BytesIO(data))))
