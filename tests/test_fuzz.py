@@ -134,7 +134,7 @@ def here(tmp_path, monkeypatch, thread_variables):
 
 
 @given(arguments=command_lines())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 def test_whatever_the_flags_an_error_is_one_line_with_a_known_exit_code(here, capfd, arguments):
     code = app.run(arguments)
     out, err = capfd.readouterr()

@@ -405,6 +405,7 @@ def test_a_text_is_the_same_with_any_drafts(native, tokenizer, dtype, rows, plan
     assert outcomes(found) == expected
 
 
+@pytest.mark.slow
 def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypatch):
     """The twin of the model is usually right, and that of a similar one sometimes."""
     monkeypatch.setattr("gpt_cli.generate.check_room", lambda *_: None)  # takes a fifth of the time
