@@ -19,7 +19,8 @@ from zlib import crc32
 
 from gpt_cli.errors import InputError
 
-LARGEST_BLOCK = 1 << 16  # tokens
+BLOCK = 32_768  # tokens, by default
+LARGEST_BLOCK = 65_536
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
 _MAGIC, _VERSION, _MARK = b"GPTZ", 1, b"\xb5"
 _HEADER = struct.Struct("<4sBB8s8sI")
@@ -40,7 +41,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Header:
-    """What both ends must have in common."""
+    """The dtype and the digests that must be the same for writing and reading."""
 
     dtype: str
     weights: bytes  # the first 8 bytes of `identity.of_weights`
@@ -96,7 +97,7 @@ class Reader:
         """Read the header.
 
         Raises:
-            InputError: it is damaged, of another version or not of such a file.
+            InputError: it is damaged or of another version, or this is no compressed file.
         """
         self._file, self._name, self._salvage = file, name, salvage
         self._data, self._at = b"", 0

@@ -12,6 +12,7 @@ needs operations whose results do not depend on that (`Ops.batch_invariant`).
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from zlib import compress as deflate
 from zlib import crc32
@@ -19,7 +20,17 @@ from zlib import crc32
 import numpy as np
 
 from gpt_cli import identity
-from gpt_cli.archive import LARGEST_BLOCK, LARGEST_CODE, Block, Header, Readable, Reader, check, end
+from gpt_cli.archive import (
+    BLOCK,
+    LARGEST_BLOCK,
+    LARGEST_CODE,
+    Block,
+    Header,
+    Readable,
+    Reader,
+    check,
+    end,
+)
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.kv_cache import KVCache
 from gpt_cli.model import GPT2, PASS, forward, hidden_states, unembed
@@ -28,7 +39,6 @@ from gpt_cli.range_coder import Decoder, Encoder
 from gpt_cli.score import of_tokens, windows
 from gpt_cli.tokenizer import Tokenizer
 
-BLOCK = 32_768  # tokens
 _LAST = 4  # a block may end with any line of its last quarter
 _PIECE = 1 << 16  # bytes that are tokenized at a time
 _TOGETHER = 32_768  # tokens whose intervals are computed at a time
@@ -63,8 +73,12 @@ class Codec:
         digests = identity.of_weights(model, tokenizer), identity.of_bits(model, tokenizer)
         weights, bits = (bytes.fromhex(digest)[:8] for digest in digests)
         self.header = Header(model.ops.dtype, weights, bits)
-        # The logits of a block's first token, by which to choose where a block ends.
-        self._begins = model.ops.to_host(forward(model, model.ops.xp.asarray([[start]])))[0, 0]
+
+    @cached_property
+    def _begins(self) -> Array:
+        """Return the logits (V,) of a block's first token, by which to choose where blocks end."""
+        ops = self._model.ops
+        return ops.to_host(forward(self._model, ops.xp.asarray([[self._start]])))[0, 0]
 
     def compress(
         self, file: Readable, block: int = BLOCK, advance: Callable[[int], None] = lambda _: None

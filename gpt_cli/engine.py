@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import batch, checkpoint, hub, matcher, sampling
-from gpt_cli.archive import Reader
-from gpt_cli.compress import BLOCK, Codec
+from gpt_cli.archive import BLOCK, Reader
+from gpt_cli.compress import Codec
 from gpt_cli.declare import takes
 from gpt_cli.decode import Step
 from gpt_cli.drafts import Speculator

@@ -1,4 +1,4 @@
-"""What a model is, and what it computes on this machine, as digests (SHA-256)."""
+"""SHA-256 digests of a model and its tokens, and of the logits that it computes here."""
 
 import hashlib
 from collections.abc import Iterator

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from gpt_cli.archive import BLOCK, LARGEST_BLOCK, Reader
 from gpt_cli.atomic import new_file
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import or_pipe
@@ -37,12 +38,12 @@ def compress(
     *,
     output: Path | None = _OUTPUT,
     block: int = option(
-        32_768,
+        BLOCK,
         "Tokens of a block. Blocks are decompressed side by side, so small ones are ready sooner; "
         "large ones take fewer bytes.",
         kind=WHOLE,
         min=1,
-        max=65_536,
+        max=LARGEST_BLOCK,
     ),
     dtype: str = option(
         "auto", "Weights in float32 or int8; auto: as stored. decompress uses the same."
@@ -88,8 +89,6 @@ def decompress(
         gpt-cli decompress book.gptz -o book.txt -m gpt2
         gpt-cli decompress book.gptz --salvage -o rest.txt -m gpt2
     """
-    from gpt_cli.archive import Reader
-
     file = or_pipe(file, "no data: give a FILE")
     prepare(threads)
     with _copying(file, output, model) as progress:

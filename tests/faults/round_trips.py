@@ -201,7 +201,7 @@ def between(rng: random.Random, least: int, most: int) -> float:
 
 @dataclass
 class Sums:
-    """What was computed for the files of a kind; sizes are in bytes."""
+    """The number of files of a kind, of their tokens and of their bytes."""
 
     files: int = 0
     size: int = 0
