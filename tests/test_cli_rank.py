@@ -388,7 +388,7 @@ def test_line_ends_of_a_row_stay_within_its_line():
 
 
 def test_many_choices_and_ones_that_melt_into_the_prompt(tiny):
-    choices = [f"w{n}" for n in range(10_000)]
+    choices = [f"w{n}" for n in range(2000)]
     rows = json.dumps({"prompt": "Once upon a ti", "choices": ["me", "xx"]}).encode()
     (record,) = rows_here(*RANK, "--exact", "--json", input=rows)
     ranked = tiny.rank("Once upon a ti", ["me", "xx"])
@@ -398,7 +398,7 @@ def test_many_choices_and_ones_that_melt_into_the_prompt(tiny):
     (record,) = rows_here(
         *RANK, "--json", input=json.dumps({"prompt": "The", "choices": choices}).encode()
     )
-    assert len(record["choices"]) == 10_000
+    assert len(record["choices"]) == 2000
     assert math.fsum(each["probability"] for each in record["choices"]) == pytest.approx(1)
 
 
