@@ -33,10 +33,10 @@ class Encoder:
         zeros = self._length.bit_length()
         while self._rounded(zeros) >= self._low + self._length:
             zeros -= 1
-        number = self._rounded(zeros)
-        words = [*self._words, number >> 64, (number >> 32) % (1 << 32), number % (1 << 32)]
+        # One of 2^64 numbers in a row ends with 64 zeros, so one more word is enough.
+        last = self._rounded(zeros) >> (_BITS - _WORD)
         code, carry = bytearray(), 0
-        for word in reversed(words):
+        for word in reversed([*self._words, last]):
             carry, rest = divmod(word + carry, 1 << 32)
             code += rest.to_bytes(4, "little")
         return bytes(code[::-1]).rstrip(b"\0")

@@ -54,6 +54,13 @@ def test_the_bytes_are_those_of_the_format():
     )  # fmt: skip
 
 
+def test_a_number_takes_a_byte_for_each_seven_bits():
+    for size, bytes_ in ((1, 1), (63, 1), (64, 2), (8191, 2), (8192, 3), (LARGEST_BLOCK, 3)):
+        (made,), data = packed([(size, False, 0, b"")])
+        assert read(data)[1] == [made]
+        assert len(made.pack()) == 9 + bytes_  # with mark, index, length, check and CRC-32
+
+
 @settings(max_examples=200)
 @given(st.lists(blocks, min_size=1, max_size=6), st.data())
 def test_a_flipped_bit_is_found_and_costs_one_block(given, data):
@@ -67,6 +74,7 @@ def test_a_flipped_bit_is_found_and_costs_one_block(given, data):
         return
     reader, found = read(bytes(flipped), salvage=True)
     assert reader.lost
+    assert place == 5 or reader.dtype == "int8"
     assert len(found) >= len(made) - 1
     assert set(found) <= set(made)
 
@@ -89,6 +97,38 @@ def test_bytes_in_between_cost_nothing(given, junk, data):
     parts = [HEADER.pack(), *(b.pack() for b in made), end(len(made), 7, 9).pack()]
     parts.insert(data.draw(st.integers(1, len(parts) - 1)), junk)
     assert read(b"".join(parts), salvage=True)[1] == made
+
+
+def test_what_is_lost_is_told():
+    made, _ = packed([(1, False, 2, b"code")] * 6)
+    last = end(6, 7, 9)
+    for kept, says in (
+        (made[2:], "blocks 0 to 1 are damaged"),
+        (made[:2] + made[5:], "blocks 2 to 4 are damaged"),
+        (made[:5], "block 5 is damaged"),
+    ):
+        data = HEADER.pack() + b"".join(each.pack() for each in (*kept, last))
+        assert read(data, salvage=True)[0].lost == [says]
+        with pytest.raises(InputError, match=f"f: {says}: get another copy, or keep"):
+            read(data)
+    reader, _ = read(b"X" + HEADER.pack()[1:] + last.pack(), salvage=True)
+    reader.lose(made[3])
+    assert reader.lost == [
+        "its header is damaged",
+        "blocks 0 to 5 are damaged",
+        "block 3 does not have its checksum",
+    ]
+    reader, _ = read(HEADER.pack() + Block(0, 0, False, 0, b"\xff").pack(), salvage=True)
+    assert reader.lost == ["its end is damaged"]
+    with pytest.raises(InputError, match="no undamaged block is left"):
+        reader.finish(0, 0)
+
+
+@pytest.mark.parametrize(("data", "says"), [(b"", "empty"), (b"text", "not a compressed file")])
+def test_what_is_no_compressed_file_is_refused(data, says):
+    with pytest.raises(InputError, match=f"f is {says}: give one"):
+        read(data)
+    assert read(data, salvage=True)[0].dtype == "auto"
 
 
 def test_the_largest_blocks_are_read_and_no_larger_ones():
@@ -129,10 +169,10 @@ def test_more_after_the_end_is_refused():
     assert read(data + data, salvage=True)[0].lost == ["there is more after its end"]
 
 
-@pytest.mark.parametrize(("place", "says"), [(4, "has version 77"), (5, "use the gpt-cli that")])
+@pytest.mark.parametrize(("place", "says"), [(4, "has version 4"), (5, "use the gpt-cli that")])
 def test_another_version_or_an_unknown_type_is_refused(place, says):
     data = bytearray(HEADER.pack())
-    data[place] = 77
+    data[place] = 4  # there are four types
     data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
     with pytest.raises(InputError, match=says):
         read(bytes(data))

@@ -31,8 +31,13 @@ for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", 
     importlib.import_module(library)
 
 # The tests of each module, the fastest first: a mutant ends at the first that fails.
-ALONE = "score words kv_cache tokenizer config declare records speculate jobs/parts jobs/parquet"
-TESTS = {name: [f"test_{Path(name).name}.py"] for name in [*ALONE.split(), "jobs/outputs"]} | {
+ALONE = (
+    "score words kv_cache tokenizer config declare records speculate range_coder jobs/parts "
+    "jobs/parquet jobs/outputs"
+)
+TESTS = {name: [f"test_{Path(name).name}.py"] for name in ALONE.split()} | {
+    "archive": ["test_archive.py", "test_compress.py"],
+    "compress": ["test_compress.py", "test_cli_compress.py"],
     "generate": ["test_engine.py", "test_generate.py"],
     "rows": ["test_engine.py", "test_generate.py", "test_drafts.py", "test_speculate.py"],
     "drafts": ["test_drafts.py", "test_speculate.py"],
