@@ -4,6 +4,7 @@ import io
 import os
 import random
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 from checkpoints import END, VOCAB
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from test_bits import LEVELS, computing, model_of
 
 from gpt_cli import archive, compress, identity
-from gpt_cli.archive import Reader
+from gpt_cli.archive import Block, Reader, check, end
 from gpt_cli.compress import Codec
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.ops import get_ops
@@ -77,6 +78,42 @@ def test_blocks_side_by_side_and_pieces_of_a_stream_change_nothing(small, monkey
     assert unpacked(codec, expected) == data
     monkeypatch.setattr(compress, "_PIECE", piece)
     assert unpacked(codec, packed(codec, data, block=30)) == data
+
+
+def test_a_stream_is_compressed_before_its_end(tiny):
+    source = io.BytesIO(random.Random(1).randbytes(1_000_000))
+    parts = tiny._codec.compress(source, block=4096)
+    assert next(parts) == tiny._codec.header.pack()
+    assert next(parts)
+    assert source.tell() <= 200_000
+
+
+def test_each_token_is_counted_once(tiny):
+    data, counts = b"Once upon a time, there was a fox. The fox had a red ball.\n", []
+    file = b"".join(tiny._codec.compress(io.BytesIO(data), 5, counts.append))
+    assert sum(counts) == len(tiny.encode(data.decode()))
+    counts.clear()
+    assert b"".join(tiny._codec.decompress(Reader(io.BytesIO(file)), counts.append)) == data
+    coded = [each.size for each in Reader(io.BytesIO(file)).blocks() if not each.stored]
+    assert sum(counts) == sum(coded) > 0
+
+
+@pytest.mark.parametrize("number", [1, 5, 64, 100])
+def test_as_many_blocks_are_decoded_at_a_time_as_memory_allows(small, monkeypatch, number):
+    config, ops = small()._model.config, small()._model.ops
+    of_a_block = 2 * config.n_layer * config.n_embd * N_POSITIONS * 4 + 12 * len(VOCAB)
+    codec = small()
+    monkeypatch.setattr(type(ops), "free_memory", lambda _: 2 * number * of_a_block)
+    assert codec._side_by_side() == min(number, 64)
+    monkeypatch.setattr(type(ops), "free_memory", lambda _: 2 * number * of_a_block - 1)
+    assert codec._side_by_side() == min(max(1, number - 1), 64)
+    monkeypatch.setattr(type(ops), "free_memory", lambda _: None)
+    assert codec._side_by_side() == 64
+
+
+def test_special_tokens_are_tokens(small):
+    (block,) = Reader(io.BytesIO(packed(small(), f"the{END} end".encode()))).blocks()
+    assert block.size == len(small()._tokenizer.encode(f"the{END} end", special=True))
 
 
 def test_every_block_ends_with_a_line_if_it_can(small):
@@ -178,6 +215,30 @@ def test_blocks_of_another_file_are_found_by_the_checksum_of_all(small):
         unpacked(codec, b"".join([*start, other_end]))
 
 
+def test_a_block_of_other_data_costs_no_other(small):
+    codec, data = small(), b"the end and in the end\n" * 9
+    header, *_, last = codec.compress(io.BytesIO(data), 60)
+    first, *others = Reader(io.BytesIO(packed(codec, data, block=60))).blocks()
+    altered = [replace(first, check=first.check ^ 1), *others]
+    file = b"".join([header, *(each.pack() for each in altered), last])
+    with pytest.raises(InputError, match="block 0 does not have its checksum: the file was alter"):
+        unpacked(codec, file)
+    rest = unpacked(codec, file, salvage=True)
+    assert others
+    assert rest
+    assert data.endswith(rest)
+
+
+def test_ids_without_a_token_are_damage(tokenizer):
+    model = model_of(
+        get_ops("cpu", "float32"), **SHAPE | {"vocab_size": len(VOCAB) + 1}, bos_token_id=0
+    )
+    codec, code = Codec(model, tokenizer), b"\xff" * 8  # of the last id
+    file = [codec.header, Block(0, 3, False, check(code), code), end(1, 8, crc32(code))]
+    with pytest.raises(InputError, match="block 0 does not have its checksum"):
+        unpacked(codec, b"".join(part.pack() for part in file))
+
+
 def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch):
     codec, data = small(), b"the end and in the end\n" * 9
     file = packed(codec, data, block=60)
@@ -209,9 +270,10 @@ def test_numpy_is_refused(tokenizer):
         Codec(model_of(NumPyOps(), **SHAPE), tokenizer)
 
 
-def test_a_model_without_a_start_token_is_refused(tokenizer):
+@pytest.mark.parametrize("start", [None, len(VOCAB)])
+def test_a_model_without_a_start_token_is_refused(tokenizer, start):
     with pytest.raises(InputError, match="start token"):
-        Codec(model_of(get_ops("cpu", "float32"), **SHAPE, bos_token_id=None), tokenizer)
+        Codec(model_of(get_ops("cpu", "float32"), **SHAPE, bos_token_id=start), tokenizer)
 
 
 def test_a_tokenizer_with_more_tokens_is_refused(tokenizer):
