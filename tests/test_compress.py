@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from zlib import crc32
 
+import numpy as np
 import pytest
 from checkpoints import END, VOCAB
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from test_bits import LEVELS, computing, model_of
 
 from gpt_cli import archive, compress, identity
 from gpt_cli.archive import Block, Reader, check, end
-from gpt_cli.compress import Codec
+from gpt_cli.compress import Codec, intervals
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.ops import get_ops
 from gpt_cli.ops.numpy_ops import NumPyOps
@@ -229,14 +230,23 @@ def test_a_block_of_other_data_costs_no_other(small):
     assert data.endswith(rest)
 
 
-def test_ids_without_a_token_are_damage(tokenizer):
-    model = model_of(
-        get_ops("cpu", "float32"), **SHAPE | {"vocab_size": len(VOCAB) + 1}, bos_token_id=0
-    )
-    codec, code = Codec(model, tokenizer), b"\xff" * 8  # of the last id
-    file = [codec.header, Block(0, 3, False, check(code), code), end(1, 8, crc32(code))]
-    with pytest.raises(InputError, match="block 0 does not have its checksum"):
-        unpacked(codec, b"".join(part.pack() for part in file))
+def test_codes_that_no_encoder_writes_and_ids_without_a_token_are_damage(tokenizer):
+    size = len(VOCAB) + 1
+    model = model_of(get_ops("cpu", "float32"), **SHAPE | {"vocab_size": size}, bos_token_id=0)
+    codec = Codec(model, tokenizer)
+    (of_last_id,) = codec._codes([[size - 1] * 3], [b""], lambda _: None)
+    for code in (of_last_id, b"\xff" * 12):
+        file = [codec.header, Block(0, 3, False, check(code), code), end(1, 8, crc32(code))]
+        with pytest.raises(InputError, match="block 0 does not have its checksum"):
+            unpacked(codec, b"".join(part.pack() for part in file))
+
+
+def test_an_interval_begins_where_that_of_the_id_before_ends(small):
+    model, ids = small()._model, np.arange(len(VOCAB))
+    logits = np.random.default_rng(1).normal(size=len(VOCAB)).astype(np.float32)
+    starts, ends, totals = intervals(model.ops, np.tile(logits, (len(ids), 1)), ids).T
+    assert starts.tolist() == [0, *ends[:-1]]
+    assert set(totals) == {ends[-1]}
 
 
 def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch):
