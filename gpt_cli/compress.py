@@ -12,6 +12,7 @@ needs operations whose results do not depend on that (`Ops.batch_invariant`).
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from zlib import compress as deflate
@@ -234,17 +235,14 @@ class Codec:
     def _decoded(
         self, blocks: Sequence[Block], advance: Callable[[int], None]
     ) -> list[bytes | None]:
-        """Return the data of each block; None for a code that no encoder writes."""
+        """Return the data of each block; None for a code that no encoder writes for this model."""
         texts = {n: _Text(self._start, block) for n, block in enumerate(blocks) if not block.stored}
         self._decode(sorted(texts.values(), key=lambda text: -text.size), advance)
-        data: list[bytes | None] = [block.code for block in blocks]
+        data: list[bytes | None] = [block.code if block.stored else None for block in blocks]
         for n, text in texts.items():
-            try:
-                data[n] = b"".join(map(self._tokenizer.token_bytes, text.ids[1:]))
-            except InputError:  # an id without a token
-                text.damaged = True
-            if text.damaged:
-                data[n] = None
+            if not text.damaged:
+                with suppress(InputError):  # an id without a token
+                    data[n] = b"".join(map(self._tokenizer.token_bytes, text.ids[1:]))
         return data
 
     def _decode(self, texts: Sequence["_Text"], advance: Callable[[int], None]) -> None:
