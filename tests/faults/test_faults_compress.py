@@ -15,7 +15,17 @@ from zlib import crc32
 import pytest
 from in_process import run_here
 from processes import posix
-from test_faults_running import SIGNALS, TINY, drip, limit_addresses, linux, text_of
+from test_faults_running import (
+    ENDS,
+    SIGNALS,
+    TINY,
+    drip,
+    each_signal,
+    leave,
+    limit_addresses,
+    linux,
+    text_of,
+)
 from world import check_failure
 
 from gpt_cli.archive import LARGEST_BLOCK, Block, Header, Reader, check, end
@@ -364,8 +374,6 @@ def test_input_may_come_a_byte_at_a_time(command, job, world):
 
 # --- signals -------------------------------------------------------------------------------------
 
-ENDS = {signal.SIGKILL: -9, **SIGNALS}
-
 
 def hidden(world) -> list[Path]:
     """Return the temporary files of outputs."""
@@ -381,15 +389,7 @@ def wait_for_output(world) -> None:
 
 
 @COMMANDS
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, id=number.name, marks=pytest.mark.fault(
-            92, f"{number.name} in the middle of an output", code, intact="there is no output"
-        ))
-        for number, code in SIGNALS.items()
-    ],
-)  # fmt: skip
+@each_signal(92, "in the middle of an output", "there is no output")
 def test_a_signal_leaves_no_output(number, command, job, world, survive):
     arguments, _ = job(command, TEXT * 600)
     with world.start(*arguments, "-o", "out") as process:
@@ -403,15 +403,7 @@ def test_a_signal_leaves_no_output(number, command, job, world, survive):
 
 @SLOW
 @COMMANDS
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, id=number.name, marks=pytest.mark.fault(
-            92, f"{number.name} at 26 moments", code, intact="an output is whole or not there"
-        ))
-        for number, code in ENDS.items()
-    ],
-)  # fmt: skip
+@each_signal(92, "at 26 moments", "an output is whole or not there", ENDS)
 def test_an_output_is_never_half_written(number, command, job, world, survive):
     arguments, expected = job(command, TEXT * 600)
     chance = random.Random(f"{command} {number}")
@@ -450,17 +442,9 @@ def test_a_reader_may_leave_at_any_moment(command, job, world, survive):
     chance = random.Random(command)
     left = 0
     for _ in range(25):
-        with world.start(*arguments) as process:
-            guard = threading.Timer(60, process.kill)
-            guard.start()
-            assert expected.startswith(process.stdout.read(1))
-            time.sleep(chance.uniform(0, 0.5))
-            process.stdout.close()
-            errors = process.stderr.read()
-            guard.cancel()
-        assert process.returncode in (0, 141)
-        assert errors == b""
-        left += process.returncode == 141
+        out, noticed = leave(world, arguments, 1, chance)
+        assert expected.startswith(out)
+        left += noticed
     survive(left)
 
 

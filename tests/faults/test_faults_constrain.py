@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from processes import posix
 from server_process import COMPLETIONS, serving
-from test_faults_running import LONG, SIGNALS, TINY, limit_addresses, linux, text_of
+from test_faults_running import LONG, SIGNALS, TINY, each_signal, limit_addresses, linux, text_of
 
 pytest.importorskip("llguidance")
 pytestmark = posix
@@ -345,15 +345,7 @@ def test_constraints_need_little_memory(name, world):
 
 
 @SLOW
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, id=number.name, marks=pytest.mark.fault(
-            86, f"{number.name} while a constraint is compiled", code, intact="nothing is said"
-        ))
-        for number, code in SIGNALS.items()
-    ],
-)  # fmt: skip
+@each_signal(86, "while a constraint is compiled", "nothing is said")
 def test_a_signal_ends_compiling(number, world, survive):
     (world.place / "given").write_text(ENDLESS, encoding="ascii")
     for wait in (0.5, 1, 2):
@@ -369,16 +361,9 @@ def test_a_signal_ends_compiling(number, world, survive):
 
 
 @SLOW
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, id=number.name, marks=pytest.mark.fault(
-            86, f"{number.name} in the middle of a constrained text", code,
-            intact="standard output is a beginning of the whole",
-        ))
-        for number, code in SIGNALS.items()
-    ],
-)  # fmt: skip
+@each_signal(
+    86, "in the middle of a constrained text", "standard output is a beginning of the whole"
+)
 def test_a_signal_leaves_the_constrained_text_so_far(number, world, survive):
     command = (*LONG, "--no-cache", "--threads", 1, "--stats", REGEX, r"(?s:.*)")
     with world.start(*command) as process:

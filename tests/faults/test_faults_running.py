@@ -492,6 +492,39 @@ def test_a_model_cannot_drive_a_terminal(world):
 LONG = ("generate", *TINY, "-s", 1, "-n", 2000, "--ignore-eos", "--overflow", "shift", "Once")
 SLOWLY = ("--no-cache", "--threads", 1)  # the same text, slowly on any machine
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+ENDS = {signal.SIGKILL: -9, **SIGNALS}
+
+
+def each_signal(fault, moment, intact, ends=SIGNALS):
+    """Run a test with each of these signals as its `number`."""
+    params = [
+        pytest.param(
+            number,
+            id=number.name,
+            marks=pytest.mark.fault(fault, f"{number.name} {moment}", code, intact=intact),
+        )
+        for number, code in ends.items()
+    ]
+    return pytest.mark.parametrize("number", params)
+
+
+def leave(world, arguments, size, chance):
+    """Read the first bytes of a command's output, and close it at some moment.
+
+    Returns:
+        The bytes, and whether the command has noticed.
+    """
+    with world.start(*arguments) as process:
+        guard = threading.Timer(60, process.kill)
+        guard.start()
+        out = os.read(process.stdout.fileno(), size)
+        time.sleep(chance.uniform(0, 0.5))
+        process.stdout.close()
+        errors = process.stderr.read()
+        guard.cancel()
+    assert process.returncode in (0, 141)
+    assert errors == b""
+    return out, process.returncode == 141
 
 
 def moment(fault, name, number, *arguments, marks=()):
@@ -608,17 +641,8 @@ def test_a_reader_may_leave_at_any_moment(command, world, survive):
     chance = random.Random(command)
     left = 0
     for _ in range(25):
-        with world.start(*MOMENTS[command], "-q") as process:
-            guard = threading.Timer(60, process.kill)
-            guard.start()
-            os.read(process.stdout.fileno(), 1 + chance.randrange(200))
-            time.sleep(chance.uniform(0, 0.5))
-            process.stdout.close()
-            errors = process.stderr.read()
-            guard.cancel()
-        assert process.returncode in (0, 141)
-        assert errors == b""
-        left += process.returncode == 141
+        size = 1 + chance.randrange(200)
+        left += leave(world, (*MOMENTS[command], "-q"), size, chance)[1]
     survive(left)
 
 
@@ -631,15 +655,7 @@ def ids_of(file: Path) -> list[int]:
 
 
 @SLOW
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, id=number.name, marks=pytest.mark.fault(
-            51, f"{number.name} at 25 moments of batch --resume", code, intact="every row, once"
-        ))
-        for number, code in {signal.SIGKILL: -9, **SIGNALS}.items()
-    ],
-)  # fmt: skip
+@each_signal(51, "at 25 moments of batch --resume", "every row, once", ENDS)
 def test_no_row_is_lost_and_none_comes_twice(number, world, survive, record_property):
     (world.place / "in").write_bytes(b"".join(b"Once, %d\n" % row for row in range(ROWS)))
     whole = World(world.root / "whole")
