@@ -36,7 +36,7 @@ from gpt_cli.jobs import Cluster as Workers
 from gpt_cli.jobs import Generation, Row
 from gpt_cli.jobs.cluster import compute
 from gpt_cli.jobs.rows import Source
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 from gpt_cli.records import Record, json_line
 
 PARTS = ("equal", "overhead", "driver")

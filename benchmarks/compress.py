@@ -34,11 +34,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from stories import write_story
 
 import gpt_cli
-from gpt_cli.archive import BLOCK, Reader
-from gpt_cli.compress import Codec
+from gpt_cli.compression.archive import BLOCK, Reader
+from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.ops.bindings import levels, use_level
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 
 try:
     import zstandard

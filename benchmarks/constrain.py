@@ -26,9 +26,9 @@ from run import machine
 
 import gpt_cli
 from gpt_cli.engine import Engine
-from gpt_cli.matcher import Matcher
-from gpt_cli.options import Options
-from gpt_cli.rows import Chooser
+from gpt_cli.generation.matcher import Matcher
+from gpt_cli.generation.row import Chooser
+from gpt_cli.options.request import Options
 
 PROMPT, TOKENS = "Once upon a time there was a boy. What we know of him:", 100
 ROWS = 48
@@ -65,7 +65,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 SETUP = """
 import sys, time
 import gpt_cli
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 engine = gpt_cli.load(sys.argv[1])
 start = time.perf_counter()
 engine.check_constraint(Options(regex="[0-9]{4}"))

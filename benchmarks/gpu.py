@@ -39,10 +39,10 @@ def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Fig
     """Return gpt-cli, and the error of its logits."""
     import numpy as np
 
-    from gpt_cli import checkpoint
-    from gpt_cli.model import forward
+    from gpt_cli.folder.tokenizer import Tokenizer
+    from gpt_cli.gpt2 import checkpoint
+    from gpt_cli.gpt2.model import forward
     from gpt_cli.ops import get_ops
-    from gpt_cli.tokenizer import Tokenizer
 
     ops = get_ops(device, dtype)
     model = checkpoint.load(folder, ops)

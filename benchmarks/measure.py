@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpt_cli.model import GPT2
-    from gpt_cli.tokenizer import Tokenizer
+    from gpt_cli.folder.tokenizer import Tokenizer
+    from gpt_cli.gpt2.model import GPT2
 
 # Seconds to continue `batch` random prompts of `prompt` tokens by `new` tokens.
 Generate = Callable[[int, int, int], float]
@@ -52,9 +52,9 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
     """Return a function that continues random ids with a model of this repository."""
     import numpy as np
 
-    from gpt_cli.generate import generate as steps
-    from gpt_cli.options import Options
-    from gpt_cli.rows import Request
+    from gpt_cli.generation.generate import generate as steps
+    from gpt_cli.generation.row import Request
+    from gpt_cli.options.request import Options
 
     rng = np.random.default_rng(0)
 
@@ -72,15 +72,16 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
 
 def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
     """Return gpt-cli."""
-    from gpt_cli.startup import prepare
+    from gpt_cli.system.startup import prepare
 
     prepare(threads)
     import numpy as np
 
-    from gpt_cli import checkpoint, score
-    from gpt_cli.model import forward
+    from gpt_cli.folder.tokenizer import Tokenizer
+    from gpt_cli.gpt2 import checkpoint
+    from gpt_cli.gpt2.model import forward
     from gpt_cli.ops import get_ops
-    from gpt_cli.tokenizer import Tokenizer
+    from gpt_cli.scoring import score
 
     model = checkpoint.load(folder, get_ops("cpu", dtype))
     tokenizer = Tokenizer.from_folder(folder)

@@ -23,10 +23,11 @@ from typing import Any
 from run import machine
 
 import gpt_cli
-from gpt_cli import bench, checkpoint
+from gpt_cli.checks import bench
 from gpt_cli.engine import Engine
-from gpt_cli.prefix_cache import PrefixCache
-from gpt_cli.rank import Question, continuations
+from gpt_cli.generation.prefix_cache import PrefixCache
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.scoring.rank import Question, continuations
 
 TEMPLATE, LINE = 500, 20  # tokens
 CHOICES = {"one token": [[10], [20], [30]], "1 to 3 tokens": [[10], [20, 5], [30, 6, 7]]}

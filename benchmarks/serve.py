@@ -38,11 +38,11 @@ from client import Answer, Pieces, Server, ask, command
 from run import convert, machine, spread, versions
 
 import gpt_cli
-from gpt_cli.drafts import Speculator
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.identity import TEXT
-from gpt_cli.options import Options
+from gpt_cli.generation.drafts import Speculator
+from gpt_cli.gpt2.digests import TEXT
+from gpt_cli.options.request import Options
 
 PROMPT, LONG, NEW, DECODED = 32, 900, 64, 128  # tokens
 OURS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}

@@ -20,12 +20,13 @@ from typing import Any
 from run import machine
 
 import gpt_cli
-from gpt_cli import bench, sampling
-from gpt_cli.decode import Step
-from gpt_cli.drafts import Speculator
+from gpt_cli.checks import bench
 from gpt_cli.engine import Engine
-from gpt_cli.generate import Completion
-from gpt_cli.options import Options
+from gpt_cli.generation import sampling
+from gpt_cli.generation.decode import Step
+from gpt_cli.generation.drafts import Speculator
+from gpt_cli.generation.generate import Completion
+from gpt_cli.options.request import Options
 
 TABLE = "".join(f"{n},item {n},{n * 7 % 10}.50,in stock\n" for n in range(1, 25))
 CODE = inspect.getsource(sampling)[3000:4200]

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gpt_cli.decode import Step
     from gpt_cli.engine import Engine, load
     from gpt_cli.errors import (
         CheckpointError,
@@ -29,13 +28,14 @@ if TYPE_CHECKING:
         ResourceError,
         RowsError,
     )
-    from gpt_cli.generate import Completion
-    from gpt_cli.options import Options
-    from gpt_cli.rank import Choice
-    from gpt_cli.score import Score
-    from gpt_cli.trace import Trace
-    from gpt_cli.tree import Node
-    from gpt_cli.words import Word
+    from gpt_cli.generation.decode import Step
+    from gpt_cli.generation.generate import Completion
+    from gpt_cli.options.request import Options
+    from gpt_cli.scoring.rank import Choice
+    from gpt_cli.scoring.score import Score
+    from gpt_cli.scoring.trace import Trace
+    from gpt_cli.scoring.tree import Node
+    from gpt_cli.scoring.words import Word
 
 __all__ = [
     "CheckpointError",
@@ -76,6 +76,6 @@ def on_first_use(
 
 __getattr__, __dir__ = on_first_use(
     __name__,
-    *("errors", "options", "decode", "generate", "rank", "score", "words", "trace", "tree"),
-    "engine",
+    *("errors", "options.request", "generation.decode", "generation.generate", "scoring.rank"),
+    *("scoring.score", "scoring.words", "scoring.trace", "scoring.tree", "engine"),
 )

@@ -11,27 +11,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt_cli import batch, checkpoint, hub, matcher, sampling
-from gpt_cli.archive import BLOCK, Reader
-from gpt_cli.compress import Codec
-from gpt_cli.declare import takes
-from gpt_cli.decode import Step
-from gpt_cli.drafts import Speculator
+from gpt_cli import hub
+from gpt_cli.compression.archive import BLOCK, Reader
+from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.generate import Completion, generate
-from gpt_cli.machine import check_room
-from gpt_cli.model import GPT2, forward, hidden_states, unembed
+from gpt_cli.folder.tensors import unchanged
+from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.generation import batch, matcher, sampling
+from gpt_cli.generation.decode import Step
+from gpt_cli.generation.drafts import Speculator
+from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.prefix_cache import PrefixCache
+from gpt_cli.generation.row import Request, fit
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.model import GPT2, forward, hidden_states, unembed
 from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
-from gpt_cli.options import Options
-from gpt_cli.prefix_cache import PrefixCache
-from gpt_cli.rank import Choice, Question, RankBy, common_beginning, rank
-from gpt_cli.rows import Request, fit
-from gpt_cli.score import Score, score
-from gpt_cli.tensors import unchanged
-from gpt_cli.tokenizer import Tokenizer
-from gpt_cli.trace import Trace, trace
-from gpt_cli.tree import Node, tree
-from gpt_cli.words import Measure, among, find_words, initial_tokens
+from gpt_cli.options.declare import takes
+from gpt_cli.options.request import Options
+from gpt_cli.scoring.rank import Choice, Question, RankBy, common_beginning, rank
+from gpt_cli.scoring.score import Score, score
+from gpt_cli.scoring.trace import Trace, trace
+from gpt_cli.scoring.tree import Node, tree
+from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens
+from gpt_cli.system.machine import check_room
 
 
 class Run(Iterator[Step]):
@@ -255,7 +257,7 @@ class Engine:
             bos: put the start token before each text, so that its first token is scored, too.
             ranks: also return the rank of each token.
             entropies: also return the entropy of the distribution of each token.
-            words: also return the words of each text with their surprisal; see `gpt_cli.words`.
+            words: also return the words of each text with their surprisal: see `scoring.words`.
 
         Raises:
             InputError: the stride is out of range, or the model has no start token.
@@ -280,7 +282,7 @@ class Engine:
         return [row if isinstance(row, InputError) else next(scores) for row in rows]
 
     def compress(self, data: bytes, *, block: int = BLOCK) -> bytes:
-        """Return data as a compressed file; see `gpt_cli.compress`, which has streams, too.
+        """Return data as a compressed file; see `compression.codec`, which has streams, too.
 
         Args:
             data: any bytes.
@@ -468,7 +470,7 @@ def load(
         quiet: show no progress of a download.
         threads: to compute with; by default GPT_CLI_THREADS, or the number of cores that this
             process may use. NumPy reads its own number from OMP_NUM_THREADS.
-        speculate: generate faster where that pays, with the same results: see `gpt_cli.speculate`.
+        speculate: generate faster where that pays, with equal results: see `generation.speculate`.
             It may take a quarter of the memory of float32 weights.
 
     Raises:

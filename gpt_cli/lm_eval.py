@@ -27,15 +27,15 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from gpt_cli.batch import complete
 from gpt_cli.engine import load
 from gpt_cli.errors import GPTCLIError, InputError
-from gpt_cli.generate import Completion
-from gpt_cli.options import Options
-from gpt_cli.prefix_cache import PrefixCache
-from gpt_cli.rows import Request
-from gpt_cli.sampling import log_probabilities, ranks
-from gpt_cli.score import measured
+from gpt_cli.generation.batch import complete
+from gpt_cli.generation.generate import Completion
+from gpt_cli.generation.prefix_cache import PrefixCache
+from gpt_cli.generation.row import Request
+from gpt_cli.generation.sampling import log_probabilities, ranks
+from gpt_cli.options.request import Options
+from gpt_cli.scoring.score import measured
 
 Answer: TypeAlias = tuple[float, bool]  # log-likelihood; whether greedy decoding gives this text
 

@@ -26,11 +26,11 @@ from gpt_cli.errors import InputError
 from gpt_cli.jobs.parquet import arrow_schema, whole
 from gpt_cli.jobs.rows import Row
 from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION, ERROR, SCORE, Schema
 
 if TYPE_CHECKING:
-    from gpt_cli.rank import RankBy
+    from gpt_cli.scoring.rank import RankBy
 
 __all__ = ["Generate", "Rank", "Score"]
 

@@ -9,9 +9,9 @@ from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-    from gpt_cli.generate import Completion
-    from gpt_cli.rank import Choice
-    from gpt_cli.score import Score
+    from gpt_cli.generation.generate import Completion
+    from gpt_cli.scoring.rank import Choice
+    from gpt_cli.scoring.score import Score
 
 Record: TypeAlias = dict[str, Any]
 # Names with the types of pyarrow; a list holds the type of its items, a dict is a struct.

@@ -123,8 +123,8 @@ def make_weights(
 
 def filed(matrix: NDArray[Any], dtype: str = "float32") -> Any:
     """Store a matrix in a file; return its `tensors.Tensor`."""
-    from gpt_cli.files import version
-    from gpt_cli.tensors import Tensor
+    from gpt_cli.folder.tensors import Tensor
+    from gpt_cli.system.files import version
 
     kind = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "I8"}[dtype]
     halves = kind == "BF16"  # the upper half of each float32

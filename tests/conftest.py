@@ -13,13 +13,13 @@ from checkpoints import CASES, CONFIG, make_weights
 from hypothesis import settings
 
 import gpt_cli
-from gpt_cli import checkpoint
-from gpt_cli.config import GPT2Config
-from gpt_cli.machine import native_library
-from gpt_cli.model import GPT2
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.model import GPT2
 from gpt_cli.ops import Array, Ops, bindings, get_ops
-from gpt_cli.startup import THREAD_VARIABLES
-from gpt_cli.tokenizer import Tokenizer
+from gpt_cli.system.machine import native_library
+from gpt_cli.system.startup import THREAD_VARIABLES
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands buffer their output, as they do for users
 

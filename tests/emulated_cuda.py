@@ -366,5 +366,5 @@ def install(patch, folder: Path) -> None:
     # Import it anew, and drop it afterwards, because it keeps references to these modules.
     patch.setitem(sys.modules, "gpt_cli.ops.cupy_ops", None)
     patch.delitem(sys.modules, "gpt_cli.ops.cupy_ops")
-    patch.setattr("gpt_cli.gpu.problem", lambda: None)
-    patch.setattr("gpt_cli.gpu.load_driver", lambda: None)
+    patch.setattr("gpt_cli.system.gpu.problem", lambda: None)
+    patch.setattr("gpt_cli.system.gpu.load_driver", lambda: None)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt_cli import archive
-from gpt_cli.archive import LARGEST_BLOCK, LARGEST_CODE, Block, Header, Reader, end
+from gpt_cli.compression import archive
+from gpt_cli.compression.archive import LARGEST_BLOCK, LARGEST_CODE, Block, Header, Reader, end
 from gpt_cli.errors import InputError
 
 HEADER = Header("int8", b"digests.", b"the bits")

@@ -5,7 +5,7 @@ import os
 import pytest
 from processes import posix
 
-from gpt_cli.atomic import new_folder, write_file
+from gpt_cli.system.atomic import new_folder, write_file
 
 
 @posix

@@ -4,13 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpt_cli import bench, checkpoint
-from gpt_cli.bench import Plan, Spread, measure, prompts
-from gpt_cli.decode import Step
-from gpt_cli.drafts import Speculator
+from gpt_cli.checks import bench
+from gpt_cli.checks.bench import Plan, Spread, measure, prompts
 from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
-from gpt_cli.generate import Completion
+from gpt_cli.generation.decode import Step
+from gpt_cli.generation.drafts import Speculator
+from gpt_cli.generation.generate import Completion
+from gpt_cli.gpt2 import checkpoint
 
 SMALL = Plan(prompt_tokens=5, max_tokens=6, batch=2, repetitions=2)
 SPECULATION = ("speculation", "cache on")

@@ -17,18 +17,19 @@ from test_model import forward_in_chunks
 from test_rank import question
 
 import gpt_cli
-from gpt_cli import checkpoint
-from gpt_cli.config import ACTIVATIONS, GPT2Config
-from gpt_cli.generate import Completion, generate
-from gpt_cli.machine import native_library
-from gpt_cli.model import forward, right_pad
+from gpt_cli.folder.config import ACTIVATIONS, GPT2Config
+from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.prefix_cache import PrefixCache
+from gpt_cli.generation.row import Request
+from gpt_cli.generation.sampling import cumulated_weights, sample
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.model import forward, right_pad
 from gpt_cli.ops import bindings
-from gpt_cli.options import Options
-from gpt_cli.prefix_cache import PrefixCache
-from gpt_cli.rank import continuations
-from gpt_cli.rows import Request
-from gpt_cli.sampling import SamplingParams, cumulated_weights, sample
-from gpt_cli.score import score
+from gpt_cli.options.request import Options
+from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.scoring.rank import continuations
+from gpt_cli.scoring.score import score
+from gpt_cli.system.machine import native_library
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -193,7 +194,7 @@ def test_a_completion_is_the_same_in_any_batch_with_and_without_a_cache(
 ):
     alone = [completions_of(model, tokenizer, [request])[0] for request in requests]
     with computing(model.ops, *way) as patch:
-        patch.setattr("gpt_cli.generate.PASS", a_pass)
+        patch.setattr("gpt_cli.generation.generate.PASS", a_pass)
         assert completions_of(model, tokenizer, requests, use_cache) == alone
 
 
@@ -208,8 +209,8 @@ texts = st.lists(st.lists(st.integers(0, len(VOCAB) - 1), max_size=60), max_size
 def test_a_score_is_the_same_in_any_batch(model, tokenizer, texts, stride, a_pass, a_slice, way):
     alone = [score(model, tokenizer, [text], stride)[0] for text in texts]
     with computing(model.ops, *way) as patch:
-        patch.setattr("gpt_cli.prefix_cache.PASS", a_pass)
-        patch.setattr("gpt_cli.score.SLICE", a_slice)
+        patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
+        patch.setattr("gpt_cli.scoring.score.SLICE", a_slice)
         assert score(model, tokenizer, texts, stride) == alone
 
 
@@ -224,7 +225,7 @@ def test_a_choice_is_as_likely_beside_any_others_and_as_in_the_whole_text(
 ):
     whole = [score(model, tokenizer, [prompt + ids])[0].token_logprobs for ids in choices]
     with computing(model.ops, *way) as patch:
-        patch.setattr("gpt_cli.prefix_cache.PASS", a_pass)
+        patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
         (found,) = continuations(model, [question(prompt, choices)], PrefixCache(model))
     assert found == [logprobs[len(prompt) :] for logprobs in whole]
 

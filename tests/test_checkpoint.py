@@ -20,11 +20,12 @@ from checkpoints import (
 )
 
 import gpt_cli
-from gpt_cli import checkpoint, config
-from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
+from gpt_cli.folder import config
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.tensors import read_header, unchanged
+from gpt_cli.gpt2 import checkpoint
 from gpt_cli.ops.numpy_ops import NumPyOps
-from gpt_cli.tensors import read_header, unchanged
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARDS = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]

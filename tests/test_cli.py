@@ -17,11 +17,11 @@ from processes import COMMAND, on_terminal, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
+from gpt_cli.generation.sampling import sample
 from gpt_cli.ops import bindings
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
-from gpt_cli.sampling import sample
-from gpt_cli.startup import THREAD_VARIABLES
+from gpt_cli.system.startup import THREAD_VARIABLES
 
 GENERATE = ["generate", "--model", "tiny"]
 TINY = [*COMMAND, *GENERATE]
@@ -238,7 +238,7 @@ def threads_of_the_library_and_numpy():
 )
 def test_threads_are_told_to_what_computes(recorder, thread_variables, flags, env, native, threads):
     thread_variables.delenv("GPT_CLI_OPS", raising=False)
-    thread_variables.setattr("gpt_cli.startup.native_computes", lambda: native)
+    thread_variables.setattr("gpt_cli.system.startup.native_computes", lambda: native)
     for name, value in env.items():
         thread_variables.setenv(name, value)
     app.run(["generate", "text", *flags])
@@ -248,8 +248,8 @@ def test_threads_are_told_to_what_computes(recorder, thread_variables, flags, en
 def test_threads_are_the_cores_that_may_be_used_unless_the_user_has_said_so(
     recorder, thread_variables
 ):
-    thread_variables.setattr("gpt_cli.startup.native_computes", lambda: True)
-    thread_variables.setattr("gpt_cli.startup.cores", lambda: 5)
+    thread_variables.setattr("gpt_cli.system.startup.native_computes", lambda: True)
+    thread_variables.setattr("gpt_cli.system.startup.cores", lambda: 5)
     thread_variables.delenv("GPT_CLI_THREADS")
     app.run(["generate", "text"])
     assert "GPT_CLI_THREADS" not in os.environ
@@ -504,7 +504,7 @@ def test_an_interrupt_writes_the_record_of_what_there_is(monkeypatch):
         return sample(*arguments)
 
     whole = text_of(*LONG)
-    monkeypatch.setattr("gpt_cli.rows.sample", interrupted)
+    monkeypatch.setattr("gpt_cli.generation.row.sample", interrupted)
     record = json_of(*LONG, code=130)
     assert (record["finish_reason"], record["usage"]["completion_tokens"]) == ("interrupted", 9)
     assert record["text"]

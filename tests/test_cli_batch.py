@@ -13,11 +13,11 @@ from processes import COMMAND, posix, run_on_terminal
 import gpt_cli
 from gpt_cli.cli import app, progress
 from gpt_cli.errors import ContextError, InputError, ResourceError
-from gpt_cli.generate import working_set
+from gpt_cli.generation.generate import working_set
+from gpt_cli.generation.row import Request
 from gpt_cli.jobs import runner
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
-from gpt_cli.rows import Request
 
 # One thread: on a busy machine two wait for each other.
 BATCH = ["batch", "--model", "tiny", "--threads", "1"]

@@ -11,12 +11,12 @@ from in_process import records_here, refusal, run_here
 from processes import posix, run_on_terminal
 
 import gpt_cli
-from gpt_cli.bench import Benchmark, Mode, Plan, Spread
-from gpt_cli.checkpoint import memory
+from gpt_cli.checks.bench import Benchmark, Mode, Plan, Spread
 from gpt_cli.cli import app, bench_format, plot
-from gpt_cli.config import GPT2Config
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.gpt2.checkpoint import memory
 from gpt_cli.hub.local import bundled
-from gpt_cli.machine import native_library
+from gpt_cli.system.machine import native_library
 
 BENCH = ["bench", "--model", "tiny"]
 FEW = [*BENCH, "-p", "4", "-n", "5", "-r", "2"]
@@ -323,7 +323,7 @@ def asked(monkeypatch, found):
         return found
 
     monkeypatch.setattr(gpt_cli, "load", load, raising=False)
-    monkeypatch.setattr("gpt_cli.bench.measure", measure)
+    monkeypatch.setattr("gpt_cli.checks.bench.measure", measure)
     return seen
 
 

@@ -13,7 +13,7 @@ from checkpoints import END
 from in_process import refusal, run_here
 from processes import COMMAND, path_with_command, posix, run_on_terminal
 
-from gpt_cli.archive import Reader, end
+from gpt_cli.compression.archive import Reader, end
 from gpt_cli.ops import bindings
 
 TINY = ("--model", "tiny")

@@ -139,7 +139,7 @@ def test_each_token_has_a_line(tiny, whole):
 
 def test_what_is_not_shown_is_not_computed(monkeypatch):
     for name in ("ranks", "entropies"):
-        monkeypatch.setattr(f"gpt_cli.sampling.{name}", None)
+        monkeypatch.setattr(f"gpt_cli.generation.sampling.{name}", None)
     for flags in ([], ["--tokens"], ["--words"], ["--json"], ["--json", "--words"]):
         run(*flags, input=b"Once upon a time")
 

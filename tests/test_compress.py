@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bits import LEVELS, computing, model_of
 
-from gpt_cli import archive, compress, identity
-from gpt_cli.archive import Block, Reader, check, end
-from gpt_cli.compress import Codec, intervals
+from gpt_cli.compression import archive
+from gpt_cli.compression import codec as compress
+from gpt_cli.compression.archive import Block, Reader, check, end
+from gpt_cli.compression.codec import Codec, intervals
 from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.gpt2 import digests as identity
 from gpt_cli.ops import get_ops
 from gpt_cli.ops.numpy_ops import NumPyOps
 

@@ -4,8 +4,8 @@ import math
 import pytest
 from checkpoints import CONFIG, END_ID
 
-from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
+from gpt_cli.folder.config import GPT2Config
 
 INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
 

@@ -28,14 +28,14 @@ from test_speculate import (
 )
 
 import gpt_cli
-from gpt_cli.constraint import Constraint
-from gpt_cli.declare import OptionError
-from gpt_cli.drafts import Speculator, make_twin
 from gpt_cli.errors import InputError
-from gpt_cli.generate import generate
-from gpt_cli.matcher import Matcher, _guide
-from gpt_cli.options import Options
-from gpt_cli.rows import Request
+from gpt_cli.generation.drafts import Speculator, make_twin
+from gpt_cli.generation.generate import generate
+from gpt_cli.generation.matcher import Matcher, _guide
+from gpt_cli.generation.row import Request
+from gpt_cli.options.constraint import Constraint
+from gpt_cli.options.declare import OptionError
+from gpt_cli.options.request import Options
 
 pytest.importorskip("llguidance", reason="the extra constrain is not installed")
 

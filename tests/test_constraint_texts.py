@@ -10,10 +10,10 @@ from checkpoints import CONFIG, make_weights
 from constraints import CONSTRAINTS
 
 import gpt_cli
-from gpt_cli import checkpoint
-from gpt_cli.config import GPT2Config
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.gpt2 import checkpoint
 from gpt_cli.ops import get_ops
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 
 # The defaults, the model's own distribution, and one in which strings of `tiny` end, too.
 SAMPLING = [

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 from checkpoints import CONFIG, make_weights
 
-from gpt_cli import checkpoint, gpu
-from gpt_cli.config import GPT2Config
 from gpt_cli.engine import Engine
-from gpt_cli.generate import Completion, generate
-from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import forward
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.row import Request
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import LayerNorm, Linear, get_ops
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps
-from gpt_cli.options import Options
-from gpt_cli.rows import Request
-from gpt_cli.trace import trace
-from gpt_cli.tree import tree
+from gpt_cli.options.request import Options
+from gpt_cli.scoring.trace import trace
+from gpt_cli.scoring.tree import tree
+from gpt_cli.system import gpu
 
 NUMPY = NumPyOps()
 DTYPES = ("float32", "float16")

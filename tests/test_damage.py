@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from checkpoints import CONFIG, make_weights
 
-from gpt_cli import checkpoint
-from gpt_cli.config import GPT2Config
-from gpt_cli.damage import check_finite, damaged_weight
 from gpt_cli.errors import CheckpointError
-from gpt_cli.model import forward
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.damage import check_finite, damaged_weight
+from gpt_cli.gpt2.model import forward
 
 
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])

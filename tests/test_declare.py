@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from gpt_cli.declare import (
+from gpt_cli.errors import InputError
+from gpt_cli.options.declare import (
     BIASES,
     NUMBER,
     PATH,
@@ -30,9 +31,8 @@ from gpt_cli.declare import (
     option,
     takes,
 )
-from gpt_cli.errors import InputError
-from gpt_cli.options import Options, draw_seed
-from gpt_cli.sampling import SamplingParams
+from gpt_cli.options.request import Options, draw_seed
+from gpt_cli.options.sampling_params import SamplingParams
 
 COLOUR = choice(Literal["red", "green"])
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 from processes import on_terminal, path_with_command
 
-from gpt_cli.declare import declarations
-from gpt_cli.machine import native_library
-from gpt_cli.options import Options
+from gpt_cli.options.declare import declarations
+from gpt_cli.options.request import Options
+from gpt_cli.system.machine import native_library
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -146,7 +146,7 @@ def steps_of(page: Path) -> list[Step]:
 
 def python_of(page: Path) -> str:
     """Return the Python of a page, without blocks quoted word for word from the model."""
-    model = (ROOT / "gpt_cli" / "model.py").read_text("utf-8")
+    model = (ROOT / "gpt_cli" / "gpt2" / "model.py").read_text("utf-8")
     return "\n".join(block for block in blocks_of(page, "python") if block not in model)
 
 

@@ -7,9 +7,11 @@ import pytest
 from loopback_hub import LoopbackHub, use_hub
 from processes import posix, run_on_terminal
 
-from gpt_cli import doctor, gpu, hub, machine
+from gpt_cli import hub
+from gpt_cli.checks import doctor
 from gpt_cli.cli import app
 from gpt_cli.ops import bindings
+from gpt_cli.system import gpu, machine
 
 NAMES = [
     "gpt-cli",

@@ -13,13 +13,13 @@ from sampling_values import sampling_options
 from test_bits import DTYPES, computing, model_of, threads_and_levels
 from test_generate import favouring
 
-from gpt_cli import checkpoint
-from gpt_cli.drafts import _FADING, NGrams, Record, Speculator, Twin, agreed, make_twin
-from gpt_cli.generate import generate
-from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import hidden_states, right_pad
-from gpt_cli.options import Options
-from gpt_cli.rows import Chooser, Request, Row
+from gpt_cli.generation.drafts import _FADING, NGrams, Record, Speculator, Twin, agreed, make_twin
+from gpt_cli.generation.generate import generate
+from gpt_cli.generation.row import Chooser, Request, Row
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.model import hidden_states, right_pad
+from gpt_cli.options.request import Options
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
 

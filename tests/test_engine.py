@@ -8,9 +8,9 @@ from checkpoints import END, END_ID, VOCAB
 import gpt_cli
 import gpt_cli.jobs
 from gpt_cli.errors import GPTCLIError, InputError
-from gpt_cli.generate import Completion
-from gpt_cli.model import forward
-from gpt_cli.options import Options
+from gpt_cli.generation.generate import Completion
+from gpt_cli.gpt2.model import forward
+from gpt_cli.options.request import Options
 
 PROMPT = "the sand and "
 SAMPLED = {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "seed": 11, "max_tokens": 30}

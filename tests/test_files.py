@@ -5,8 +5,8 @@ import os
 import pytest
 from processes import posix
 
-from gpt_cli import files
-from gpt_cli.files import read_small
+from gpt_cli.system import files
+from gpt_cli.system.files import read_small
 
 
 def test_a_small_file_is_read_whole(tmp_path, monkeypatch):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gpt_cli.cli import app
-from gpt_cli.sampling import SamplingParams, sample
+from gpt_cli.generation.sampling import sample
+from gpt_cli.options.sampling_params import SamplingParams
 
 CORPUS = Path(__file__).parent / "fuzz" / "corpus"
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from sampling_values import sampling_options
 
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.generate import Completion, generate, working_set
-from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import forward, hidden_states, right_pad, unembed
+from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.row import Request, StopStrings, _columns, fit
+from gpt_cli.generation.sampling import sample, uniforms
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.model import forward, hidden_states, right_pad, unembed
 from gpt_cli.ops import Linear
 from gpt_cli.ops.memory import Workspace
-from gpt_cli.options import Options
-from gpt_cli.rows import Request, StopStrings, _columns, fit
-from gpt_cli.sampling import sample, uniforms
+from gpt_cli.options.request import Options
 
 GREEDY = {"temperature": 0}
 SAMPLED = {"temperature": 1.5, "top_k": 0, "top_p": 1.0}
@@ -123,7 +123,7 @@ def test_each_step_has_a_draw_of_its_own(endless, tokenizer, monkeypatch):
         drawn.append(draws.tolist())
         return sample(ops, logits, draws, *args)
 
-    monkeypatch.setattr("gpt_cli.rows.sample", choose)
+    monkeypatch.setattr("gpt_cli.generation.row.sample", choose)
     run(endless, tokenizer, [[1], [2]], SAMPLED, seed=7, max_tokens=300, overflow="shift")
     rows = [uniforms((7, row), 0, 300).tolist() for row in range(2)]
     assert drawn == [list(pair) for pair in zip(*rows, strict=True)]
@@ -180,7 +180,7 @@ def test_each_row_is_continued_as_it_wants_and_as_if_it_were_alone(model, tokeni
 def test_a_long_prompt_may_take_several_passes(endless, tokenizer, monkeypatch, a_pass):
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
     at_once = run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)
-    monkeypatch.setattr("gpt_cli.generate.PASS", a_pass)
+    monkeypatch.setattr("gpt_cli.generation.generate.PASS", a_pass)
     assert outcomes(run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)) == outcomes(
         at_once
     )
@@ -322,7 +322,8 @@ def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
 def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypatch):
     caches = []
     monkeypatch.setattr(
-        "gpt_cli.generate.KVCache", lambda *args: caches.append(KVCache(*args)) or caches[-1]
+        "gpt_cli.generation.generate.KVCache",
+        lambda *args: caches.append(KVCache(*args)) or caches[-1],
     )
     steps = generate(endless, tokenizer, [Request([1, 2, 3], Options(temperature=0))])
     assert caches == []
@@ -349,11 +350,11 @@ def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
         return slow
 
     ours = SimpleNamespace(perf_counter=lambda: clock[0])
-    monkeypatch.setattr("gpt_cli.decode.time", ours)
+    monkeypatch.setattr("gpt_cli.generation.decode.time", ours)
     for module in ("generate", "decode"):
-        monkeypatch.setattr(f"gpt_cli.{module}.hidden_states", takes(2, hidden_states))
-        monkeypatch.setattr(f"gpt_cli.{module}.unembed", takes(1, unembed))
-    monkeypatch.setattr("gpt_cli.rows.sample", takes(0.25, sample))
+        monkeypatch.setattr(f"gpt_cli.generation.{module}.hidden_states", takes(2, hidden_states))
+        monkeypatch.setattr(f"gpt_cli.generation.{module}.unembed", takes(1, unembed))
+    monkeypatch.setattr("gpt_cli.generation.row.sample", takes(0.25, sample))
     requests = [Request([1, 2], Options(temperature=0, max_tokens=3))] * 2
     steps = list(generate(endless, tokenizer, requests))
     assert [step.model_seconds for step in steps] == [3] * 6

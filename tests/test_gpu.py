@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gpt_cli
-from gpt_cli import gpu
 from gpt_cli.cli.app import run
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.ops import check_available, get_ops
+from gpt_cli.system import gpu
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 

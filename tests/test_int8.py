@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpt_cli
-from gpt_cli import checkpoint
-from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
-from gpt_cli.model import forward
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import Linear
 from gpt_cli.ops.int8 import BLOCK, LARGEST, LARGEST_ACTIVATION, Int8Rows, quantize
 from gpt_cli.ops.numpy_ops import Int8NumPyOps

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from checkpoints import CONFIG, noise
 
-from gpt_cli.config import GPT2Config
-from gpt_cli.kv_cache import KVCache
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.ops.numpy_ops import NumPyOps
 
 

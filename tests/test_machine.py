@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from processes import posix
 
-from gpt_cli import machine
-from gpt_cli.machine import blas_threads, free_memory
+from gpt_cli.system import machine
+from gpt_cli.system.machine import blas_threads, free_memory
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -70,7 +70,7 @@ def test_a_container_without_limit_leaves_what_the_machine_has(group):
 def test_the_limit_of_the_process_counts():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30));"
-        "from gpt_cli.machine import free_memory; print(free_memory())"
+        "from gpt_cli.system.machine import free_memory; print(free_memory())"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     assert 2**28 < int(shown) < 2**30
@@ -78,7 +78,7 @@ def test_the_limit_of_the_process_counts():
 
 @posix
 def test_the_peak_is_that_of_this_process_and_stays():
-    code = "from gpt_cli.machine import peak_memory; x = {}; del x; print(peak_memory())"
+    code = "from gpt_cli.system.machine import peak_memory; x = {}; del x; print(peak_memory())"
 
     def peak(*ones: str) -> int:
         command = [sys.executable, "-c", code.format(*ones)]

@@ -4,9 +4,9 @@ from checkpoints import CASES, CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.config import ACTIVATIONS
-from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import forward, merge_heads, right_pad, split_heads
+from gpt_cli.folder.config import ACTIVATIONS
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.model import forward, merge_heads, right_pad, split_heads
 
 TOLERANCE = 1e-4  # in standard deviations of the reference's logits
 VOCAB_SIZE = 40

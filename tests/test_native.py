@@ -18,16 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import posix
 
-from gpt_cli import checkpoint
-from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.model import forward
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.tensors import Tensor, aligned_empty
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import LayerNorm, Linear, bindings, memory, native_ops
 from gpt_cli.ops.bindings import COLUMNS
 from gpt_cli.ops.int8 import BLOCK, LARGEST, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps, softmax
-from gpt_cli.tensors import Tensor, aligned_empty
 
 pytestmark = pytest.mark.usefixtures("library")
 

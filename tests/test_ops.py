@@ -263,7 +263,7 @@ def test_the_library_is_used_if_it_is_installed_with_any_number_of_threads(unset
     for dtype in ("float32", "bfloat16", "float16", "int8"):
         ops = get_ops("cpu", dtype, threads=3)
         assert (ops.name, ops.dtype, ops.threads) == ("native", dtype, 3)
-    unset.setattr("gpt_cli.gpu.problem", lambda: "none is there")
+    unset.setattr("gpt_cli.system.gpu.problem", lambda: "none is there")
     assert get_ops("auto", "float32").name == "native"
 
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_bits import DTYPES, computing, model_of, threads_and_levels
 
-from gpt_cli import prefix_cache
-from gpt_cli.checkpoint import memory
-from gpt_cli.generate import Completion, generate, working_set
-from gpt_cli.options import Options
-from gpt_cli.prefix_cache import PrefixCache, common_length, passes
-from gpt_cli.rank import Question, continuations
-from gpt_cli.rows import Request
-from gpt_cli.sampling import entropies, log_probabilities, ranks
-from gpt_cli.score import measured, score
+from gpt_cli.generation import prefix_cache
+from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.prefix_cache import PrefixCache, common_length, passes
+from gpt_cli.generation.row import Request
+from gpt_cli.generation.sampling import entropies, log_probabilities, ranks
+from gpt_cli.gpt2.checkpoint import memory
+from gpt_cli.options.request import Options
+from gpt_cli.scoring.rank import Question, continuations
+from gpt_cli.scoring.score import measured, score
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
 

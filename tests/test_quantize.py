@@ -22,13 +22,14 @@ from processes import COMMAND, posix
 from safetensors import safe_open
 
 import gpt_cli
-from gpt_cli import checkpoint
-from gpt_cli.config import GPT2Config
 from gpt_cli.errors import CheckpointError
-from gpt_cli.machine import native_library
-from gpt_cli.model import forward
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.names import is_matrix, is_transposed
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import get_ops
 from gpt_cli.ops.int8 import quantize
+from gpt_cli.system.machine import native_library
 
 FILE = "model.safetensors"
 SAID = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}  # in config.json
@@ -116,8 +117,8 @@ def rounded(folder: Path) -> dict:
     """The tensors of a checkpoint with its matrices as near as int8 comes to them."""
     tensors = checkpoint.find_tensors(folder)
     for name, tensor in tensors.items():
-        if checkpoint.is_matrix(name, tensor.shape):
-            tensors[name] = quantize(tensor[:], transposed=checkpoint.is_transposed(name))[:]
+        if is_matrix(name, tensor.shape):
+            tensors[name] = quantize(tensor[:], transposed=is_transposed(name))[:]
     return tensors
 
 
@@ -186,7 +187,7 @@ def test_what_is_no_matrix_stays_exactly_as_it_is(original, in_int8, case):
     before, after = (checkpoint.find_tensors(place(case)) for place in (original, in_int8))
     assert before.keys() == after.keys()
     for name, tensor in before.items():
-        if not checkpoint.is_matrix(name, tensor.shape):
+        if not is_matrix(name, tensor.shape):
             assert np.array_equal(tensor[:], after[name][:]), name
 
 

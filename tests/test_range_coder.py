@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt_cli.range_coder import Decoder, Encoder
+from gpt_cli.compression.range_coder import Decoder, Encoder
 
 LARGEST = 2**47  # above the total of 2^30 for each token of any vocabulary of GPT-2's size
 

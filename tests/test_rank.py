@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from test_score import N_POSITIONS, one_by_one, same, texts
 
 from gpt_cli.errors import InputError
-from gpt_cli.prefix_cache import PrefixCache
-from gpt_cli.rank import Question, common_beginning, continuations, rank
-from gpt_cli.score import score
+from gpt_cli.generation.prefix_cache import PrefixCache
+from gpt_cli.scoring.rank import Question, common_beginning, continuations, rank
+from gpt_cli.scoring.score import score
 
 
 def question(prompt, choices):
@@ -29,7 +29,7 @@ def test_continuations_have_the_likelihoods_that_they_have_in_the_whole(
 ):
     model = load_case("saved")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_cli.prefix_cache.PASS", a_pass)
+        patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
         (found,) = continuations(model, [question(prompt, choices)], PrefixCache(model))
     for row, choice in zip(found, choices, strict=True):
         (whole,) = score(model, tokenizer, [prompt + choice])

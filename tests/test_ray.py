@@ -14,7 +14,7 @@ from processes import COMMAND, posix
 
 import gpt_cli
 from gpt_cli.errors import InputError
-from gpt_cli.machine import cores
+from gpt_cli.system.machine import cores
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray.data")

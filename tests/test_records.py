@@ -8,12 +8,12 @@ import pytest
 
 from gpt_cli import records
 from gpt_cli.errors import ContextError, InputError
-from gpt_cli.generate import Completion
+from gpt_cli.generation.generate import Completion
 from gpt_cli.jobs import Generation, Scoring, parquet
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 from gpt_cli.records import ERROR, PLACE
-from gpt_cli.score import Score
-from gpt_cli.words import Word
+from gpt_cli.scoring.score import Score
+from gpt_cli.scoring.words import Word
 
 
 class Tokens:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gpt_cli.errors import InputError
-from gpt_cli.sampling import (
+from gpt_cli.generation.sampling import (
     SamplingParams,
     cumulated_weights,
     entropies,
@@ -175,7 +175,7 @@ def test_greedy_ignores_every_filter_and_draw(ops):
 @given(logits=rows_with_ties, k=st.integers(1, 61), group=st.integers(1, 8))
 def test_the_likely_columns_hold_the_k_largest_and_their_equals(logits, k, group):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_cli.sampling.GROUP", group)
+        patch.setattr("gpt_cli.generation.sampling.GROUP", group)
         columns = likely_columns(np, logits, min(k, logits.shape[1])).tolist()
     assert columns == sorted(set(columns))
     for row in logits:
@@ -198,10 +198,11 @@ def test_of_many_columns_few_are_likely():
 def test_to_look_in_few_columns_changes_no_draw(ops, logits, k, group, p, place):
     draw = (ops, logits, np.full(len(logits), place), params(top_k=k, top_p=p), [[]] * len(logits))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_cli.sampling.GROUP", group)
+        patch.setattr("gpt_cli.generation.sampling.GROUP", group)
         ids = sample(*draw)
         patch.setattr(
-            "gpt_cli.sampling.likely_columns", lambda xp, logits, k: xp.arange(logits.shape[1])
+            "gpt_cli.generation.sampling.likely_columns",
+            lambda xp, logits, k: xp.arange(logits.shape[1]),
         )
         assert ids.tolist() == sample(*draw).tolist()
 

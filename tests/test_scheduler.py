@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bits import DTYPES, computing, model_of
 
-from gpt_cli import prefix_cache
-from gpt_cli.drafts import Speculator
 from gpt_cli.errors import CheckpointError, ResourceError
-from gpt_cli.generate import Completion, generate
-from gpt_cli.kv_cache import KVCache
-from gpt_cli.options import Options
-from gpt_cli.rows import Request
-from gpt_cli.score import score
+from gpt_cli.generation import prefix_cache
+from gpt_cli.generation.drafts import Speculator
+from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.row import Request
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.options.request import Options
+from gpt_cli.scoring.score import score
 from gpt_cli.serve import prompts, scheduler
 from gpt_cli.serve.prompts import PromptScore, Task
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
@@ -436,7 +436,9 @@ def test_an_error_ends_its_texts_and_others_are_computed(
 ):
     model = model_of(native("float32"), **SMALL)
     shared, caller = running(model, tokenizer), Caller()
-    module = "gpt_cli.decode.hidden_states" if place == "decode" else f"gpt_cli.serve.{place}"
+    module = (
+        "gpt_cli.generation.decode.hidden_states" if place == "decode" else f"gpt_cli.serve.{place}"
+    )
 
     def fail(*given, **options):
         raise error

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.model import forward, unembed
-from gpt_cli.sampling import ranks
-from gpt_cli.score import Score, score
+from gpt_cli.generation.sampling import ranks
+from gpt_cli.gpt2.model import forward, unembed
+from gpt_cli.scoring.score import Score, score
 
 N_POSITIONS = CONFIG["n_positions"]
 
@@ -112,14 +112,14 @@ def test_how_the_work_is_cut_changes_nothing(
     model, ids = load_case("saved"), golden("windows.json")["ids"]
     texts = [ids, ids[:50], ids[:3], ids[7:9]]
     expected = [result.token_logprobs[1:] for result in score(model, tokenizer, texts)]
-    monkeypatch.setattr("gpt_cli.prefix_cache.PASS", a_pass)
-    monkeypatch.setattr("gpt_cli.score.SLICE", a_slice)
+    monkeypatch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
+    monkeypatch.setattr("gpt_cli.scoring.score.SLICE", a_slice)
 
     def unembed_slice(model, x):
         assert len(x) <= a_slice
         return unembed(model, x)
 
-    monkeypatch.setattr("gpt_cli.score.unembed", unembed_slice)
+    monkeypatch.setattr("gpt_cli.scoring.score.unembed", unembed_slice)
     found = [result.token_logprobs[1:] for result in score(model, tokenizer, texts)]
     for row, exact in zip(found, expected, strict=True):
         assert row == same(model, exact)
@@ -206,7 +206,7 @@ def test_ranks_and_entropies_do_not_depend_on_other_texts(engine, batch):
     together = engine.score_many(batch, **wanted)
     for result, text in zip(together, batch, strict=True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpt_cli.score.SLICE", 2)
+            patch.setattr("gpt_cli.scoring.score.SLICE", 2)
             (alone,) = engine.score_many([text], **wanted)
         assert result.entropies[1:] == same(engine.model, alone.entropies[1:])
         if engine.model.ops.batch_invariant:

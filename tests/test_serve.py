@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from processes import posix
 from server_process import COMPLETIONS, Server, serving
 
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 
 pytestmark = posix
 

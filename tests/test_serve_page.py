@@ -17,7 +17,7 @@ from server_process import serving
 from test_page import HOSTILE, Parts
 
 import gpt_cli
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 
 PAGE = (Path(gpt_cli.__file__).parent / "serve" / "page.html").read_text(encoding="utf-8")
 LIMIT = 30_000  # milliseconds that anything may take, on a busy machine

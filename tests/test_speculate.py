@@ -25,14 +25,14 @@ from test_drafts import ARow
 from test_generate import favouring
 
 import gpt_cli
-from gpt_cli import drafts, speculate
-from gpt_cli.checkpoint import memory
-from gpt_cli.config import GPT2Config
-from gpt_cli.drafts import Speculator, make_twin
-from gpt_cli.generate import Completion, generate, working_set
-from gpt_cli.options import Options
-from gpt_cli.rows import Request
-from gpt_cli.speculate import DRAFTS, MOST, Drafting
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.generation import drafts, speculate
+from gpt_cli.generation.drafts import Speculator, make_twin
+from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.row import Request
+from gpt_cli.generation.speculate import DRAFTS, MOST, Drafting
+from gpt_cli.gpt2.checkpoint import memory
+from gpt_cli.options.request import Options
 
 # --- the number of drafts ------------------------------------------------------------------------
 
@@ -408,7 +408,9 @@ def test_a_text_is_the_same_with_any_drafts(native, tokenizer, dtype, rows, plan
 @pytest.mark.slow
 def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypatch):
     """The twin of the model is usually right, and that of a similar one sometimes."""
-    monkeypatch.setattr("gpt_cli.generate.check_room", lambda *_: None)  # takes a fifth of the time
+    monkeypatch.setattr(
+        "gpt_cli.generation.generate.check_room", lambda *_: None
+    )  # takes a fifth of the time
     ends = list(range(0, len(VOCAB), 9))
     config = {"n_layer": 1, "n_head": 1, "n_positions": 16, "eos_token_id": ends}
     model = model_of(native("float32"), **config)
@@ -661,7 +663,7 @@ def test_batch_writes_the_same_with_and_without_drafts(size):
 
 SPECULATING = """
 import sys
-from gpt_cli import drafts
+from gpt_cli.generation import drafts
 from gpt_cli.cli import app
 drafts._MIN_BYTES = 0
 sys.exit(app.run(sys.argv[1:]))

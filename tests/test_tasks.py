@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from gpt_cli import records
-from gpt_cli.batch import read_ahead
 from gpt_cli.errors import InputError
+from gpt_cli.generation.batch import read_ahead
 from gpt_cli.jobs import Generation, Ranking, Row, Scoring, Template
-from gpt_cli.options import Options
+from gpt_cli.options.request import Options
 
 OPTIONS = Options(max_tokens=2, seed=1, temperature=1.5, ignore_eos=True)
 BAD = InputError("m")

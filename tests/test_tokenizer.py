@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.tokenizer import StreamDecoder, Tokenizer
+from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
 
 TINY = Path(__file__).parents[1] / "weights" / "tiny"
 MILLION = 1_000_000

@@ -5,7 +5,7 @@ import pytest
 
 import gpt_cli
 from gpt_cli.errors import CheckpointError, ResourceError
-from gpt_cli.trace import trace
+from gpt_cli.scoring.trace import trace
 
 IDS = [72, 5, 258, 286, 199]
 

@@ -8,7 +8,7 @@ import pytest
 import gpt_cli
 from gpt_cli.errors import InputError
 from gpt_cli.ops.numpy_ops import softmax
-from gpt_cli.tree import tree
+from gpt_cli.scoring.tree import tree
 
 IDS = [1, 0, 2, 1]
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gpt_cli.declare import OptionError
+from gpt_cli.options.declare import OptionError
 from gpt_cli.serve import trial
 
 pytest.importorskip("llguidance")

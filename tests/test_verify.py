@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_cli import verify
+from gpt_cli.checks import verify
 from gpt_cli.cli import app
 from gpt_cli.engine import Engine
 from gpt_cli.hub import local

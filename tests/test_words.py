@@ -9,9 +9,9 @@ from checkpoints import CONFIG, END_ID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt_cli.model import forward
-from gpt_cli.score import score
-from gpt_cli.words import Word, among, find_words, initial_tokens
+from gpt_cli.gpt2.model import forward
+from gpt_cli.scoring.score import score
+from gpt_cli.scoring.words import Word, among, find_words, initial_tokens
 
 texts = st.text("ab,'\u00e9\u4e2d\xa0\u3000\x1c\x85 \t\n\r\x0b\x0c", max_size=30)
 BITS = 1 / math.log(2)  # of a nat
@@ -191,8 +191,8 @@ def test_words_do_not_depend_on_other_texts_or_on_how_the_work_is_cut(engine, ba
     together = engine.score_many(batch, words=True)
     for scored, text in zip(together, batch, strict=True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpt_cli.score.SLICE", 3)
-            patch.setattr("gpt_cli.words._ROWS", 2)
+            patch.setattr("gpt_cli.scoring.score.SLICE", 3)
+            patch.setattr("gpt_cli.scoring.words._ROWS", 2)
             (alone,) = engine.score_many([text], words=True)
         for word, expected in zip(scored.words, alone.words, strict=True):
             if not engine.model.ops.batch_invariant and expected.surprisal:

@@ -37,7 +37,7 @@ from transformers import (
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
-KNOWN = ROOT / "gpt_cli" / "known.json"  # also has the published models
+KNOWN = ROOT / "gpt_cli" / "checks" / "known.json"  # also has the published models
 sys.path.insert(0, str(ROOT / "tests"))
 
 from checkpoints import CASES, END, noise, write_tokenizer  # noqa: E402 (it is not installed)

@@ -32,18 +32,20 @@ for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", 
 
 # The tests of each module, the fastest first: a mutant ends at the first that fails.
 ALONE = (
-    "score words kv_cache tokenizer config declare records speculate range_coder jobs/parts "
-    "jobs/parquet jobs/outputs"
+    "scoring/score scoring/words gpt2/kv_cache folder/tokenizer folder/config "
+    "options/declare records generation/speculate compression/range_coder "
+    "jobs/parts jobs/parquet jobs/outputs"
 )
 TESTS = {name: [f"test_{Path(name).name}.py"] for name in ALONE.split()} | {
-    "archive": ["test_archive.py", "test_compress.py"],
-    "compress": ["test_compress.py", "test_cli_compress.py"],
-    "generate": ["test_engine.py", "test_generate.py"],
-    "rows": ["test_engine.py", "test_generate.py", "test_drafts.py", "test_speculate.py"],
-    "drafts": ["test_drafts.py", "test_speculate.py"],
-    "checkpoint": ["test_checkpoint.py", "test_model.py", "test_quantize.py"],
-    "options": ["test_declare.py"],
-    "sampling": ["test_sampling.py", "test_cli.py"],
+    "compression/archive": ["test_archive.py", "test_compress.py"],
+    "compression/codec": ["test_compress.py", "test_cli_compress.py"],
+    "generation/generate": ["test_engine.py", "test_generate.py"],
+    "generation/row": ["test_engine.py", "test_generate.py", "test_drafts.py", "test_speculate.py"],
+    "generation/drafts": ["test_drafts.py", "test_speculate.py"],
+    "gpt2/checkpoint": ["test_checkpoint.py", "test_model.py", "test_quantize.py"],
+    "options/request": ["test_declare.py"],
+    "options/sampling_params": ["test_sampling.py", "test_cli.py"],
+    "generation/sampling": ["test_sampling.py", "test_cli.py"],
     "jobs/rows": ["test_rows.py", "test_parquet.py"],
     "jobs/storage": ["test_storage.py", "test_rows.py"],
     "jobs/sinks": ["test_jobs.py"],

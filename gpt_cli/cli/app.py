@@ -37,8 +37,8 @@ from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.streams import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.cli.verify import verify
-from gpt_cli.declare import OptionError, option
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.options.declare import OptionError, option
 
 _LONGEST = 1000  # characters of a message
 _TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not look like a flag

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file, unescape
-from gpt_cli.declare import option
 from gpt_cli.errors import InputError
-from gpt_cli.options import Options
+from gpt_cli.options.declare import option
+from gpt_cli.options.request import Options
 
 
 def batch(

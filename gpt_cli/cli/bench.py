@@ -7,10 +7,10 @@ from pathlib import Path
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import on_terminal, write
-from gpt_cli.declare import PATH, SWITCH, option
 from gpt_cli.errors import InputError
+from gpt_cli.options.declare import PATH, SWITCH, option
 from gpt_cli.records import json_line
-from gpt_cli.startup import prepare
+from gpt_cli.system.startup import prepare
 
 
 def bench(
@@ -46,7 +46,7 @@ def bench(
     if speculate and cache is False:
         raise InputError("--speculate needs the cache: leave out --no-cache")
     prepare(loading.threads)
-    from gpt_cli.bench import ModeName, Plan, measure
+    from gpt_cli.checks.bench import ModeName, Plan, measure
     from gpt_cli.cli import bench_format
 
     modes: tuple[ModeName, ...] = ("cache on", "cache off")

@@ -1,9 +1,9 @@
 """The output of `gpt-cli bench`: a table with curves."""
 
-from gpt_cli.bench import Benchmark, Spread
+from gpt_cli.checks.bench import Benchmark, Spread
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.plot import curves, number
-from gpt_cli.machine import format_size
+from gpt_cli.system.machine import format_size
 
 # The figures of a mode, with their labels and factors to the unit of the label.
 _ROWS = {

@@ -6,7 +6,8 @@ from glob import escape, glob
 
 def models(incomplete: str) -> list[str]:
     """Return values of `--model`: known names, cached models, and folders with this prefix."""
-    from gpt_cli.hub.local import BUNDLED, CONFIG, SHORT_NAMES, list_models
+    from gpt_cli.folder.contents import CONFIG
+    from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, list_models
 
     names = dict.fromkeys([*BUNDLED, *SHORT_NAMES, *(model.name for model in list_models())])
     found = glob(f"{escape(incomplete)}*/{CONFIG}")  # noqa: PTH207 (leaves ./ as it is)

@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from gpt_cli.archive import BLOCK, LARGEST_BLOCK, Reader
-from gpt_cli.atomic import new_file
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import or_pipe
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import note, on_terminal, write
-from gpt_cli.declare import PATH, WHOLE, option
+from gpt_cli.compression.archive import BLOCK, LARGEST_BLOCK, Reader
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.jobs import storage
-from gpt_cli.machine import format_size
-from gpt_cli.startup import prepare
+from gpt_cli.options.declare import PATH, WHOLE, option
+from gpt_cli.system.atomic import new_file
+from gpt_cli.system.machine import format_size
+from gpt_cli.system.startup import prepare
 
 if TYPE_CHECKING:
-    from gpt_cli.compress import Codec
+    from gpt_cli.compression.codec import Codec
 
 _OUTPUT = option(
     None,
@@ -102,7 +102,7 @@ def decompress(
 
 def _codec(model: flags.Model, dtype: str) -> "Codec":
     import gpt_cli
-    from gpt_cli.compress import Codec
+    from gpt_cli.compression.codec import Codec
 
     # Not on a GPU, whose results depend on what is computed side by side.
     options = model.lookup | {"device": "cpu", "dtype": dtype, "quiet": model.quiet}

@@ -7,7 +7,7 @@ from gpt_cli.cli.layout import hanging
 from gpt_cli.cli.streams import write
 from gpt_cli.errors import ResourceError
 from gpt_cli.records import json_line
-from gpt_cli.startup import prepare
+from gpt_cli.system.startup import prepare
 
 
 def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
@@ -19,7 +19,7 @@ def doctor(as_json: flags.Json = False, verbose: flags.Verbose = False) -> None:
         gpt-cli doctor
     """
     prepare(None)
-    from gpt_cli.doctor import examine
+    from gpt_cli.checks.doctor import examine
 
     problems = []
     for finding in examine():

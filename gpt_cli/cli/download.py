@@ -8,7 +8,7 @@ import typer
 from gpt_cli.cli import completion
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.streams import write
-from gpt_cli.declare import PATH, option
+from gpt_cli.options.declare import PATH, option
 
 
 def download(

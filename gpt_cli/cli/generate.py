@@ -15,13 +15,13 @@ from gpt_cli.cli.inputs import read_prompt, unescape
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.progress import LONG, renew
 from gpt_cli.cli.streams import note, on_terminal, remark, write
-from gpt_cli.declare import option
 from gpt_cli.errors import InputError
-from gpt_cli.options import Options
+from gpt_cli.options.declare import option
+from gpt_cli.options.request import Options
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine, Run
-    from gpt_cli.generate import Completion
+    from gpt_cli.generation.generate import Completion
 
 SEPARATOR = "\n---\n"  # between samples
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.streams import write
-from gpt_cli.machine import format_size
 from gpt_cli.records import json_line
+from gpt_cli.system.machine import format_size
 
 if TYPE_CHECKING:
-    from gpt_cli.config import GPT2Config
+    from gpt_cli.folder.config import GPT2Config
 
 
 def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Json = False) -> None:
@@ -20,7 +20,8 @@ def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Jso
         gpt-cli info tiny
         gpt-cli info gpt2 --json
     """
-    from gpt_cli import checkpoint, hub
+    from gpt_cli import hub
+    from gpt_cli.gpt2 import checkpoint
 
     model = model.named(name)
     config = hub.read_config(model.model, **model.lookup)
@@ -41,7 +42,7 @@ def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Jso
 
 def _held(config: "GPT2Config", folder: Path | None) -> str:
     """Return what a CPU holds the weights in unless another dtype is chosen."""
-    from gpt_cli import checkpoint
+    from gpt_cli.gpt2 import checkpoint
     from gpt_cli.ops import held_dtype
 
     if folder is None or not any(folder.glob("*.safetensors*")):

@@ -4,8 +4,8 @@ import sys
 
 from gpt_cli.cli.options import Json, Verbose
 from gpt_cli.cli.streams import on_terminal, write
-from gpt_cli.machine import format_size
 from gpt_cli.records import json_line
+from gpt_cli.system.machine import format_size
 
 
 def models(as_json: Json = False, verbose: Verbose = False) -> None:

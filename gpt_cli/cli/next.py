@@ -10,7 +10,7 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.layout import bar, token_label
 from gpt_cli.cli.streams import on_terminal, write
-from gpt_cli.declare import option
+from gpt_cli.options.declare import option
 
 
 def next_tokens(

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import typer
 
 from gpt_cli.cli import completion
-from gpt_cli.declare import (
+from gpt_cli.errors import InputError
+from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
+from gpt_cli.options.declare import (
     NUMBER,
     PATH,
     TEXT,
@@ -24,11 +26,9 @@ from gpt_cli.declare import (
     declarations,
     option,
 )
-from gpt_cli.errors import InputError
-from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
-from gpt_cli.machine import MOST_THREADS
-from gpt_cli.options import Options
-from gpt_cli.startup import prepare
+from gpt_cli.options.request import Options
+from gpt_cli.system.machine import MOST_THREADS
+from gpt_cli.system.startup import prepare
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine

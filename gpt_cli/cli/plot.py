@@ -8,11 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.atomic import check_file, write_file
 from gpt_cli.errors import ResourceError
+from gpt_cli.system.atomic import check_file, write_file
 
 if TYPE_CHECKING:
-    from gpt_cli.bench import Benchmark
+    from gpt_cli.checks.bench import Benchmark
 
 _COLUMNS, _LINES = 60, 12
 _X_LABEL = "position in the text, in tokens"

@@ -24,7 +24,7 @@ def quantize(
         gpt-cli quantize gpt2 -o gpt2-int8
     """
     from gpt_cli import hub
-    from gpt_cli.quantize import write as write_int8
+    from gpt_cli.gpt2.quantize import write as write_int8
 
     model = model.named(name)
     write_int8(hub.resolve(model.model, **model.lookup, quiet=model.quiet), to)

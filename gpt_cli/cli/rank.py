@@ -13,9 +13,9 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
 from gpt_cli.cli.layout import quoted
 from gpt_cli.cli.streams import note, on_terminal, write
-from gpt_cli.declare import PATH, option, split_commas
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
+from gpt_cli.options.declare import PATH, option, split_commas
 from gpt_cli.records import Record, json_line, of_ranking
 
 # Endings of inputs; a word with one is no prompt.

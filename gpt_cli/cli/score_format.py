@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpt_cli import records
 from gpt_cli.cli.layout import quoted
-from gpt_cli.declare import NUMBER, WHOLE, Declared, Range, option
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_lines, without_line_end
+from gpt_cli.options.declare import NUMBER, WHOLE, Declared, Range, option
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-    from gpt_cli.score import Score
+    from gpt_cli.scoring.score import Score
 
 _TOGETHER = 256  # lines
 _ALIGNED = "{:>12}  "

@@ -12,13 +12,13 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import or_pipe
 from gpt_cli.cli.layout import token_label
 from gpt_cli.cli.streams import on_terminal, remark, write
-from gpt_cli.declare import PATH, option
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_bytes
+from gpt_cli.options.declare import PATH, option
 from gpt_cli.records import json_line
 
 if TYPE_CHECKING:
-    from gpt_cli.tokenizer import Tokenizer
+    from gpt_cli.folder.tokenizer import Tokenizer
 
 _FILE = option(
     None, "Read from FILE (-: standard input).", kind=PATH, aliases=("-f",), metavar="FILE"

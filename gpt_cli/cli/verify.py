@@ -7,7 +7,7 @@ from gpt_cli.cli.layout import hanging
 from gpt_cli.cli.streams import write
 from gpt_cli.errors import CheckpointError
 from gpt_cli.records import json_line
-from gpt_cli.startup import prepare
+from gpt_cli.system.startup import prepare
 
 _WORDS = {True: "ok", False: "FAILED", None: "not checked"}
 
@@ -30,7 +30,7 @@ def verify(
     model = model.named(name)
     prepare(threads)
     from gpt_cli import hub
-    from gpt_cli.verify import cure, verify
+    from gpt_cli.checks.verify import cure, verify
 
     folder = hub.resolve(model.model, **model.lookup, quiet=model.quiet)
     checks = []

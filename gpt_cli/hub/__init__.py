@@ -7,14 +7,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.atomic import new_folder
-from gpt_cli.config import GPT2Config
 from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError, ResourceError
+from gpt_cli.folder import contents
+from gpt_cli.folder.config import GPT2Config
 from gpt_cli.hub import client, local
 from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
+from gpt_cli.system.atomic import new_folder
 
 if TYPE_CHECKING:
-    from gpt_cli.tokenizer import Tokenizer
+    from gpt_cli.folder.tokenizer import Tokenizer
 
 
 def find(name: str, revision: str | None = None) -> Path | None:
@@ -54,15 +55,15 @@ def resolve(
 
 def read_config(name: str, *, revision: str | None = None, offline: bool = False) -> GPT2Config:
     """Return the configuration of a model; fetch only config.json if the model is not local."""
-    with _folder_of(lambda names: [local.CONFIG], name, revision, offline) as folder:
+    with _folder_of(lambda names: [contents.CONFIG], name, revision, offline) as folder:
         return GPT2Config.from_folder(folder)
 
 
 def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = False) -> "Tokenizer":
     """Return the tokenizer of a model; fetch only its files if the model is not local."""
-    from gpt_cli.tokenizer import Tokenizer  # imports tiktoken
+    from gpt_cli.folder.tokenizer import Tokenizer  # imports tiktoken
 
-    with _folder_of(local.tokenizer_files, name, revision, offline) as folder:
+    with _folder_of(contents.tokenizer_files, name, revision, offline) as folder:
         return Tokenizer.from_folder(folder)
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
-from gpt_cli.files import INDEX, file_hash
-from gpt_cli.hub.local import cache_folder, model_files, nearest, repo_folder
-from gpt_cli.machine import format_size, within
+from gpt_cli.folder.contents import INDEX, model_files
+from gpt_cli.hub.local import cache_folder, nearest, repo_folder
+from gpt_cli.system.files import file_hash
+from gpt_cli.system.machine import format_size, within
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo

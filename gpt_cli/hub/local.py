@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, did_you_mean
-from gpt_cli.files import INDEX, read_index, read_json
+from gpt_cli.folder.contents import CONFIG, INDEX, model_files
+from gpt_cli.system.files import read_json
 
 BUNDLED = ("tiny",)
 SHORT_NAMES = {
@@ -18,10 +18,6 @@ SHORT_NAMES = {
     "gpt2-large": "openai-community/gpt2-large",
     "gpt2-xl": "openai-community/gpt2-xl",
 }
-
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -133,38 +129,6 @@ def cached_snapshot(repo: str, revision: str) -> Path | None:
 def repo_folder(repo: str) -> Path:
     """Return the folder of a model in the Hub's cache, with all its revisions."""
     return cache_folder() / f"models--{repo.replace('/', '--')}"
-
-
-def model_files(names: Collection[str], repo: str, get_index: Callable[[], Path]) -> list[str]:
-    """Select the files of the model from `names`.
-
-    config.json is last: in the cache, its presence means that the download is complete.
-    """
-    weights = [WEIGHTS]
-    if WEIGHTS not in names and INDEX in names:
-        weights = [INDEX, *read_index(get_index())]
-    elif WEIGHTS not in names and (pickles := [n for n in names if n.endswith(_PICKLES)]):
-        raise CheckpointError(
-            f"{repo} has its weights only in {pickles[0]}, a format that can run code: "
-            "use a model that has safetensors"
-        )
-    needed = [*weights, *other_files(names), CONFIG]
-    if missing := [name for name in needed if name not in names]:
-        raise ModelNotFoundError(f"{repo} has no {', '.join(missing)}: use a complete GPT-2")
-    return needed
-
-
-def other_files(names: Collection[str]) -> list[str]:
-    """Select the files other than the weights and config.json from `names`."""
-    return tokenizer_files(names) + [name for name in names if name == "generation_config.json"]
-
-
-def tokenizer_files(names: Collection[str]) -> list[str]:
-    """Select the files of the tokenizer from `names`."""
-    files = ["vocab.json", "merges.txt"]
-    if "tokenizer.json" in names and not all(name in names for name in files):
-        files = ["tokenizer.json"]
-    return files + [name for name in names if name == "added_tokens.json"]
 
 
 def _is_complete(folder: Path) -> bool:

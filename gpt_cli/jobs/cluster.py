@@ -23,8 +23,8 @@ from gpt_cli.jobs import parquet
 from gpt_cli.jobs.rows import Piece, Reader, Row, Source, blocks
 from gpt_cli.jobs.storage import is_address
 from gpt_cli.jobs.tasks import Task
-from gpt_cli.machine import cores
 from gpt_cli.records import Record
+from gpt_cli.system.machine import cores
 
 if TYPE_CHECKING:
     import pyarrow

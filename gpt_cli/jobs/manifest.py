@@ -6,7 +6,7 @@ from typing import Any
 
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-from gpt_cli.options import draw_seed
+from gpt_cli.options.request import draw_seed
 
 NAME = "_job.json"  # in a folder of records
 ANOTHER = "name another --output"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
-from gpt_cli.machine import free_memory
+from gpt_cli.system.machine import free_memory
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

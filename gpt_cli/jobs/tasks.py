@@ -10,12 +10,12 @@ from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.rows import Row
 from gpt_cli.jobs.template import LINE, Template
-from gpt_cli.options import CONSTRAINTS, Options
+from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import ERROR, PLACE, Record, Schema
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-    from gpt_cli.rank import RankBy
+    from gpt_cli.scoring.rank import RankBy
 
 _WINDOW = 256  # rows
 
@@ -146,7 +146,7 @@ class Generation(Task):
 
     @property
     def window(self) -> int:
-        from gpt_cli.batch import read_ahead  # brings NumPy
+        from gpt_cli.generation.batch import read_ahead  # brings NumPy
 
         return max(_WINDOW, read_ahead(self.batch_size))
 

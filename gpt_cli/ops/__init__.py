@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
-from gpt_cli import gpu
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
-from gpt_cli.machine import MOST_THREADS, native_library
+from gpt_cli.system import gpu
+from gpt_cli.system.machine import MOST_THREADS, native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that placed it

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.machine import native_library
 from gpt_cli.ops import Array
 from gpt_cli.ops.int8 import BLOCK
 from gpt_cli.ops.memory import address
+from gpt_cli.system.machine import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.machine import MOST_THREADS, free_memory, threads
+from gpt_cli.folder.tensors import DTYPES, Tensor
 from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Rows, TwinOps
 from gpt_cli.ops.bindings import (
     ACTIVATIONS,
@@ -35,7 +35,7 @@ from gpt_cli.ops.bindings import (
 )
 from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
-from gpt_cli.tensors import DTYPES, Tensor
+from gpt_cli.system.machine import MOST_THREADS, free_memory, threads
 
 # Floats between rows. Rows a power of two apart would compete for few sets of the cache.
 _ROW_PADDING = 16

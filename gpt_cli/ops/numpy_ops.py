@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.machine import blas_threads, free_memory
 from gpt_cli.ops import Array, LayerNorm, Linear, Rows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
+from gpt_cli.system.machine import blas_threads, free_memory
 
 QUERIES = 64  # per group in `attend`
 MASKED = np.finfo(np.float32).min

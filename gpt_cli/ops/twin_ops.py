@@ -67,7 +67,7 @@ class TwinNativeOps(Int8NativeOps):
             last: (B,) the last token of each text.
             uniforms: (count, B) the draws of the drafts.
             banned: ids that may not be drafted.
-            temperature: above 0; this and the others as in `sampling.SamplingParams`.
+            temperature: above 0; this and the others as in `SamplingParams`.
             top_k: the number of tokens to keep.
             top_p: the probability to keep.
             min_p: the smallest fraction of the likeliest to keep.

@@ -11,9 +11,9 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gpt_cli.decode import Step
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
+from gpt_cli.generation.decode import Step
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event, Task
 from gpt_cli.serve.protocol import Answer, Completions

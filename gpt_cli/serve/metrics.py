@@ -12,7 +12,7 @@ from prometheus_client import (
 )
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpt_cli.decode import Step
+from gpt_cli.generation.decode import Step
 from gpt_cli.serve.scheduler import Scheduler
 
 _OLDER = 0.9  # of a mean, with the next value

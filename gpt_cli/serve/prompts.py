@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpt_cli.decode import Step, TopLogprobs, top_logprobs
-from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2, hidden_states, right_pad, unembed
+from gpt_cli.generation.decode import Step, TopLogprobs, top_logprobs
+from gpt_cli.generation.prefix_cache import PrefixCache
+from gpt_cli.generation.row import Request
+from gpt_cli.generation.sampling import log_probabilities
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.model import GPT2, hidden_states, right_pad, unembed
 from gpt_cli.ops import Array
-from gpt_cli.prefix_cache import PrefixCache
-from gpt_cli.rows import Request
-from gpt_cli.sampling import log_probabilities
 
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
 

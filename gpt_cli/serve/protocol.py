@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from gpt_cli.declare import TEXT, WHOLE, Declared, OptionError, Range, option
-from gpt_cli.decode import Step, TopLogprobs
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
-from gpt_cli.options import Options
-from gpt_cli.rows import Request
-from gpt_cli.sampling import COUNTS, SamplingParams
+from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
+from gpt_cli.generation.decode import Step, TopLogprobs
+from gpt_cli.generation.row import Request
+from gpt_cli.options.declare import TEXT, WHOLE, Declared, OptionError, Range, option
+from gpt_cli.options.request import Options
+from gpt_cli.options.sampling_params import COUNTS, SamplingParams
 from gpt_cli.serve import structured, trial
 from gpt_cli.serve.prompts import Event, PromptScore, Task
 from gpt_cli.serve.refusals import RequestError
-from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 Json: TypeAlias = dict[str, Any]
 

@@ -21,15 +21,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from gpt_cli.decode import Batch
-from gpt_cli.drafts import Speculator
 from gpt_cli.errors import GPTCLIError, ResourceError
-from gpt_cli.kv_cache import KVCache
-from gpt_cli.model import GPT2
-from gpt_cli.prefix_cache import SHORTEST, Prefix, PrefixCache, common_length, room
-from gpt_cli.rows import Row
+from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.generation.decode import Batch
+from gpt_cli.generation.drafts import Speculator
+from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, PrefixCache, common_length, room
+from gpt_cli.generation.row import Row
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.model import GPT2
 from gpt_cli.serve.prompts import PIECE, Prompts, Task
-from gpt_cli.tokenizer import Tokenizer
 
 _LOOK_AHEAD = 16  # waiting texts that others may pass
 _IDLE_SECONDS = 60.0  # after which the memory of earlier texts is given back

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from gpt_cli.declare import PATH, TEXT, Declared, Range, option
 from gpt_cli.errors import InputError
+from gpt_cli.options.declare import PATH, TEXT, Declared, Range, option
 
 _COUNT = Range(lambda count: count >= 1, "1 or more")
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame

@@ -11,9 +11,9 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from gpt_cli.constraint import SECONDS, import_llguidance, with_stack
-from gpt_cli.declare import OptionError
-from gpt_cli.options import Options
+from gpt_cli.options.constraint import SECONDS, import_llguidance, with_stack
+from gpt_cli.options.declare import OptionError
+from gpt_cli.options.request import Options
 
 _BYTES = 2 << 30  # of address space; the largest constraints take 0.5 GB of memory
 _KNOWN = 64  # constraints

@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from stories import write_story
 
 import gpt_cli
-from gpt_cli.archive import LARGEST_BLOCK, Reader
-from gpt_cli.compress import Codec
+from gpt_cli.compression.archive import LARGEST_BLOCK, Reader
+from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
-from gpt_cli.identity import TEXT
+from gpt_cli.gpt2.digests import TEXT
 from gpt_cli.ops.bindings import levels, use_level
 
 ROOT = Path(__file__).parents[2]

@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from client import Connection, Server, ask, command, request
 
 import gpt_cli
-from gpt_cli import sampling
-from gpt_cli.bench import TEXT
-from gpt_cli.generate import Completion, generate
-from gpt_cli.options import Options
-from gpt_cli.rows import Request
-from gpt_cli.score import score
+from gpt_cli.checks.bench import TEXT
+from gpt_cli.generation import sampling
+from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.row import Request
+from gpt_cli.options.request import Options
+from gpt_cli.scoring.score import score
 from gpt_cli.serve.protocol import token_name
 
 CLIENTS = 24

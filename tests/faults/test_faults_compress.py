@@ -28,8 +28,8 @@ from test_faults_running import (
 )
 from world import check_failure
 
-from gpt_cli.archive import LARGEST_BLOCK, Block, Header, Reader, check, end
-from gpt_cli.compress import Codec
+from gpt_cli.compression.archive import LARGEST_BLOCK, Block, Header, Reader, check, end
+from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError
 
 resource = pytest.importorskip("resource")  # not on Windows

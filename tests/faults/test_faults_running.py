@@ -20,10 +20,10 @@ from processes import posix, run_on_terminal
 from world import World, check_failure
 
 import gpt_cli
-from gpt_cli import gpu
-from gpt_cli.checkpoint import expected_shapes
-from gpt_cli.config import GPT2Config
-from gpt_cli.machine import native_library
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.names import expected_shapes
+from gpt_cli.system import gpu
+from gpt_cli.system.machine import native_library
 
 resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = posix

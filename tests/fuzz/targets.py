@@ -20,21 +20,23 @@ from zlib import crc32
 
 import numpy as np
 
-from gpt_cli import archive, checkpoint, tensors
-from gpt_cli.archive import Reader
-from gpt_cli.compress import Codec
-from gpt_cli.config import ACTIVATIONS, GPT2Config
+from gpt_cli.compression import archive
+from gpt_cli.compression.archive import Reader
+from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.folder import names, tensors
+from gpt_cli.folder.config import ACTIVATIONS, GPT2Config
+from gpt_cli.folder.tensors import Tensor
+from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
+from gpt_cli.generation.matcher import Matcher
+from gpt_cli.generation.row import StopStrings
+from gpt_cli.gpt2 import checkpoint
 from gpt_cli.jobs import Generation
 from gpt_cli.jobs.rows import Source
-from gpt_cli.matcher import Matcher
 from gpt_cli.ops import get_ops
 from gpt_cli.ops.int8 import Int8Rows
-from gpt_cli.options import CONSTRAINTS, Options
+from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import json_line, of_error
-from gpt_cli.rows import StopStrings
-from gpt_cli.tensors import Tensor
-from gpt_cli.tokenizer import StreamDecoder, Tokenizer
 
 FOLDER = Path(tempfile.mkdtemp(prefix="gpt-cli-fuzz-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
@@ -154,7 +156,7 @@ def config(data: bytes) -> None:
     for id in (config.bos_token_id or 0, *config.eos_token_id):
         assert type(id) is int
         assert 0 <= id <= 2**20
-    assert next(checkpoint.expected_shapes(config)) == ("wte.weight", (V, C))
+    assert next(names.expected_shapes(config)) == ("wte.weight", (V, C))
     block = 4 * C * C + 2 * C * inner + inner + 9 * C
     heads = 1 if config.tie_word_embeddings else 2
     for dtype in ("float32", "bfloat16", "float16", "int8"):
@@ -316,7 +318,7 @@ def codec() -> Codec:
         whole = raw.random_raw(math.prod(shape)) >> 40
         return (whole.reshape(shape) / 2**23 - 1).astype(np.float32)
 
-    weights = {name: noise(shape) for name, shape in checkpoint.expected_shapes(config)}
+    weights = {name: noise(shape) for name, shape in names.expected_shapes(config)}
     ops = get_ops("cpu", "float32", threads=1)
     return Codec(checkpoint.assemble(config, ops, weights), SMALL_TOKENIZER)
 

@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 
-from gpt_cli import tensors
+from gpt_cli.folder import tensors
 from gpt_cli.ops import memory, native_ops
 
 _CACHE_LINE = 64  # bytes

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import typer
 
-from gpt_cli.atomic import check_file, write_file
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.help import add_command
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.streams import note, write
-from gpt_cli.declare import PATH, WHOLE, Declared, option
 from gpt_cli.errors import InputError
+from gpt_cli.options.declare import PATH, WHOLE, Declared, option
 from gpt_cli.records import json_line
+from gpt_cli.system.atomic import check_file, write_file
 
 PROMPT = flags.argument("[PROMPT]", "Text to show")
 

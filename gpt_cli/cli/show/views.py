@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from gpt_cli import records
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.machine import check_room, free_memory
-from gpt_cli.tree import Node
+from gpt_cli.scoring.tree import Node
+from gpt_cli.system.machine import check_room, free_memory
 
 # A record of `records.of_token`, without "logprob" if nothing predicts the token.
 Token: TypeAlias = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Check and measure results and the machine."""

@@ -1,0 +1,153 @@
+"""Examine this machine for gpt-cli. Each finding is ok, a note or a problem, with a cure."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import distributions, version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+
+import gpt_cli
+from gpt_cli import hub
+from gpt_cli.errors import GPTCLIError
+from gpt_cli.hub.local import cache_folder, list_models
+from gpt_cli.system import gpu, machine
+from gpt_cli.system.machine import MOST_THREADS, format_size, native_library
+
+# With fewer, `show` draws with characters.
+_COLOURS = {"256": "256 colours", "truecolor": "all colours"}
+_LITTLE = 1 << 30  # bytes of memory: just enough for gpt2 and a prompt
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    name: str
+    status: Literal["ok", "note", "problem"]  # note: something is slow or missing
+    found: str
+    cure: str | None = None
+
+
+def examine() -> Iterator[Finding]:
+    """Yield the findings; only the last uses the network."""
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Finding("gpt-cli", "ok", f"{gpt_cli.__version__} with Python {python}")
+    blas: Any = np.show_config(mode="dicts")
+    library = blas["Build Dependencies"]["blas"]["name"]
+    yield Finding("numpy", "ok", f"{np.__version__} with {library}")
+    for check in (_library, _threads, _memory, _gpu, _bundled_model, _cache, _terminal, _hub):
+        yield check()
+
+
+def _ok_or_note(name: str, found: str, cure: str | None) -> Finding:
+    """Return a finding that is ok unless it has a cure."""
+    return Finding(name, "note" if cure else "ok", found, cure)
+
+
+def _library() -> Finding:
+    """Report the level of the compiled library, or why it is not used."""
+    if native_library() is None:
+        slow = "not compiled at installation: NumPy computes, more slowly, without int8"
+        return Finding("library", "note", slow, "install a C compiler, then reinstall gpt2-cli")
+    from gpt_cli.ops.bindings import choose_level, levels
+
+    try:
+        available = levels()
+        level = choose_level() if available else None
+    except ImportError as error:
+        return Finding("library", "problem", f"cannot be loaded: {error}", "reinstall gpt2-cli")
+    except GPTCLIError as error:
+        return Finding("library", "problem", str(error), "unset GPT_CLI_LEVEL")
+    if level is None:
+        found = "this processor lacks fused multiply-add: NumPy computes, more slowly, without int8"
+        return Finding("library", "note", found)
+    lower = [other for other in available if other != level]
+    also = f" (also here: {', '.join(lower)})" if lower else ""
+    chosen, cure = os.environ.get("GPT_CLI_OPS") or "native", "unset GPT_CLI_OPS"
+    if chosen not in ("native", "numpy"):
+        found = f"GPT_CLI_OPS={chosen:.40} must be native or numpy"
+        return Finding("library", "problem", found, cure)
+    if chosen == "numpy":
+        found = f"compiled, for {level}{also}, but GPT_CLI_OPS=numpy is set"
+        return Finding("library", "note", found, cure)
+    return Finding("library", "ok", f"computes at the level {level}{also}")
+
+
+def _threads() -> Finding:
+    cores, taken = machine.cores(), machine.threads()
+    given = os.environ.get("GPT_CLI_THREADS", "")
+    if given and not (given.isdecimal() and 1 <= int(given) <= MOST_THREADS):
+        found = f"GPT_CLI_THREADS={given:.40} must be a number from 1 to {MOST_THREADS}"
+        return Finding("threads", "problem", found, "unset GPT_CLI_THREADS")
+    found = f"number: {taken}; usable processors: {cores} of {os.cpu_count()}"
+    cure = f"give --threads {cores}, or unset GPT_CLI_THREADS"
+    return _ok_or_note("threads", found, cure if taken > cores else None)
+
+
+def _memory() -> Finding:
+    free = machine.free_memory()
+    if free is None:
+        return Finding("memory", "note", "the free memory is unknown")
+    cure = "raise the limit of the container or of ulimit -v, or use distilgpt2 or int8"
+    return _ok_or_note("memory", f"{format_size(free)} free", cure if free < _LITTLE else None)
+
+
+def _gpu() -> Finding:
+    problem = gpu.problem()
+    names = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
+    packages = [name for name in names if any(distributions(name=name))]
+    if len(packages) > 1:
+        cure = f"pip uninstall {' '.join(packages[:-1])}"
+        return Finding("gpu", "problem", f"more than one CuPy: {', '.join(packages)}", cure)
+    if problem is None:
+        found = " ".join(["CuPy", *map(version, packages), "can use the GPU"])
+        return Finding("gpu", "ok", found)
+    missing = gpu.install_hint() if gpu.load_driver() else None
+    return Finding("gpu", "note", f"not used: {problem}", missing)
+
+
+def _bundled_model() -> Finding:
+    try:
+        return Finding("tiny", "ok", str(hub.find("tiny")))
+    except GPTCLIError as error:
+        return Finding("tiny", "problem", str(error), "reinstall gpt2-cli")
+
+
+def _cache() -> Finding:
+    folder = cache_folder()
+    models = [model for model in list_models() if model.origin == "cached"]
+    size = format_size(sum(model.size for model in models))
+    beside = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
+    free = format_size(shutil.disk_usage(beside).free)
+    found = f"{folder} (models: {len(models)}, {size}); {free} of disk free"
+    if not os.access(beside, os.W_OK):
+        return Finding("cache", "problem", f"{found}; not writable", "set HF_HOME to another place")
+    return Finding("cache", "ok", found)
+
+
+def _terminal() -> Finding:
+    if sys.stdout is None or not sys.stdout.isatty():
+        return Finding("terminal", "ok", "output is not a terminal: plain text, no escape codes")
+    columns, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
+    colours = _COLOURS.get(Console(file=sys.stdout).color_system or "", "fewer than 256 colours")
+    found = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {colours}, {encoding}"
+    cure = "set a locale with UTF-8, such as LANG=C.UTF-8"
+    is_utf8 = encoding.lower().replace("-", "") == "utf8"
+    return _ok_or_note("terminal", found, None if is_utf8 else cure)
+
+
+def _hub() -> Finding:
+    problem = hub.problem()
+    if problem is None:
+        return Finding("hub", "ok", f"{os.getenv('HF_ENDPOINT', 'https://huggingface.co')} answers")
+    cure = "check the network, the proxy and HF_ENDPOINT; local models work offline"
+    if hub.switched_off():
+        cure = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to fetch models"
+    return Finding("hub", "note", problem, cure)

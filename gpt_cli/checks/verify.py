@@ -1,0 +1,256 @@
+"""Check that a model computes the right results on this machine.
+
+The files and greedy texts must be the published ones. Ways to compute the same result must agree:
+with and without the cache, in a batch and alone, with each implementation; with the compiled
+library to the last bit, for any threads and processor level. Digests of logits compare machines.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt_cli.compression.archive import Reader
+from gpt_cli.compression.codec import Codec
+from gpt_cli.engine import Engine
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.generation.generate import Completion
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.digests import TEXT, of_bits
+from gpt_cli.hub.local import SHORT_NAMES
+from gpt_cli.ops import Ops, get_ops
+from gpt_cli.ops.numpy_ops import Int8NumPyOps, NumPyOps
+from gpt_cli.system import gpu
+from gpt_cli.system.files import file_hash
+
+# Limits of the difference of log-probabilities, at one token and in the mean: far above measured
+# differences (4e-5 and 1e-5 in float32), far below those of a wrong kernel.
+LIMITS = {"float32": (1e-3, 1e-4), "float16": (0.3, 0.05), "int8": (3.0, 0.5)}
+
+PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
+_NEW_TOKENS = 12
+_BLOCK = 32  # tokens of the round trip
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check."""
+
+    name: str
+    passed: bool | None  # None: not checked, for the reason in `detail`
+    detail: str
+    largest: float | None = None  # difference of log-probabilities, if they were compared
+    mean: float | None = None
+    digest: str | None = None  # SHA-256 of logits
+
+
+@cache
+def known() -> dict[str, Any]:
+    """Return the facts of known.json, by Hub id or bundled name."""
+    return json.loads(files("gpt_cli.checks").joinpath("known.json").read_bytes())
+
+
+def verify(name: str, folder: Path) -> Iterator[Check]:
+    """Yield the result of each check of the model `name`, as the user gives it, in `folder`.
+
+    Raises:
+        GPTCLIError: the model cannot be loaded.
+    """
+    facts = _facts(name, folder)
+    yield _check_files(folder, facts.get("sha256", {}))
+    tokenizer = Tokenizer.from_folder(folder)
+    config, tensors = checkpoint.read(folder)
+    dtype = "int8" if checkpoint.stored_dtype(tensors) == "int8" else "float32"
+
+    def load(ops: Ops) -> Engine:
+        return Engine(checkpoint.assemble(config, ops, tensors), tokenizer, name, 0.0)
+
+    ops = get_ops("cpu", dtype)
+    engine = load(ops)
+    yield _check_continuations(engine, facts.get("continuations", []))
+    together = _continue(engine)
+    yield _check_same("cache on = off", together, _continue(engine, use_cache=False), ops)
+    alone = [_continue(engine, [prompt])[0] for prompt in PROMPTS]
+    yield _check_same("batch = single", together, alone, ops)
+    yield _check_bits("bits", engine, facts)
+    if ops.name == "numpy":
+        expected = _logprobs(engine)
+        yield Check("native = numpy", None, "only NumPy computes here: see `gpt-cli doctor`")
+    else:
+        expected = _logprobs(load(Int8NumPyOps() if dtype == "int8" else NumPyOps()))
+        yield _compare(f"{ops.name} = numpy", _logprobs(engine), expected, dtype)
+    round_trip = _check_round_trip(engine)
+    del engine
+    others = [("cpu", "int8"), ("cuda", "float32"), ("cuda", "float16")]
+    for device, other in others if dtype == "float32" else []:
+        try:
+            if device == "cuda" and (problem := gpu.problem()):
+                raise ResourceError(problem)
+            engine = load(get_ops(device, other))
+            found = _logprobs(engine)
+        except GPTCLIError as error:
+            yield Check(f"{device} in {other} = float32", None, str(error))
+            continue
+        yield _compare(f"{device} in {other} = float32", found, expected, other)
+        if device == "cpu":
+            yield _check_bits(f"bits in {other}", engine, facts)
+    yield round_trip
+
+
+def cure(failed: Sequence[str]) -> str:
+    """Return what to do if these checks failed."""
+    if "files" in failed:
+        return "get its files again, and report it if that does not help"
+    return "this machine or this program computes wrong results; please report it"
+
+
+def _facts(name: str, folder: Path) -> dict[str, Any]:
+    """Return the known facts of a model, found by its name or by the hash of its weights."""
+    weights = folder / "model.safetensors"
+    full_name = SHORT_NAMES.get(name, name)
+    if full_name in known() or not weights.is_file():
+        return known().get(full_name, {})
+    digest = file_hash(weights)
+    return next((each for each in known().values() if each["sha256"][weights.name] == digest), {})
+
+
+def _check_files(folder: Path, expected: dict[str, str]) -> Check:
+    """Compare the files with their known hashes, or with the hashes that name the cache's blobs."""
+    paths = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    if missing := sorted(expected.keys() - paths.keys()):
+        return Check("files", False, f"missing: {', '.join(missing)}")
+    blobs = {name: path.resolve().name for name, path in paths.items() if path.is_symlink()}
+    hashes = {name: digest for name, digest in blobs.items() if _HASH.fullmatch(digest)} | expected
+    found = {name: file_hash(paths[name], len(digest)) for name, digest in hashes.items()}
+    if wrong := sorted(name for name in hashes if found[name] != hashes[name]):
+        return Check("files", False, f"not as published: {', '.join(wrong)}")
+    if not hashes:
+        return Check("files", None, "no known hashes for a model in a plain folder")
+    return Check("files", True, f"{len(hashes)} files have their known hashes")
+
+
+def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]) -> Check:
+    """Compare greedy continuations with the known ones."""
+    name = "known texts"
+    if not continuations:
+        return Check(name, None, "no known continuations of this model")
+    for fact in continuations:
+        (found,) = engine.generate([fact["prompt"]], max_tokens=fact["tokens"], temperature=0)
+        if found.text != fact["text"]:
+            return Check(name, False, f"{fact['prompt']!r:.40} continues with {found.text!r:.60}")
+    tokens = sum(fact["tokens"] for fact in continuations)
+    return Check(name, True, f"{len(continuations)} texts of {tokens} tokens are as published")
+
+
+def _continue(
+    engine: Engine, prompts: Sequence[str] = PROMPTS, *, use_cache: bool = True
+) -> list[Completion]:
+    options = {"max_tokens": _NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+    return engine.generate(prompts, **options, use_cache=use_cache, overflow="truncate")
+
+
+def _check_same(
+    name: str, found: Sequence[Completion], expected: Sequence[Completion], ops: Ops
+) -> Check:
+    """Compare the tokens and the log-probabilities of several texts."""
+    if [one.ids for one in found] != [other.ids for other in expected]:
+        return Check(name, False, "the tokens differ")
+    ours, theirs = ([each.logprobs for each in texts] for texts in (found, expected))
+    check = _compare(name, np.concatenate(ours), np.concatenate(theirs), ops.dtype)
+    if ops.name != "native":
+        return check
+    detail = "the same bits" if check.largest == 0 else f"different bits: {check.detail}"
+    return replace(check, passed=check.largest == 0, detail=detail)
+
+
+def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
+    """Compare the bits of logits for all threads and levels, and with the known digest."""
+    ops = engine.model.ops
+    if ops.name != "native":
+        return Check(name, None, "only the compiled library gives the same bits everywhere")
+    from gpt_cli.ops import bindings  # needs the library
+
+    levels, counts = bindings.levels(), (1, max(2, ops.threads))
+    digests = {}
+    for level, count in itertools.product(levels, counts):
+        with _computing(ops, level, count):
+            digests[level, count] = of_bits(engine.model, engine.tokenizer)
+    digest = digests[levels[0], 1]
+    known = facts.get("digests", {}).get(ops.dtype, digest)
+    alike = set(digests.values()) == {digest}
+    ways = f"with {counts[0]} and {counts[1]} threads, at {', '.join(levels)}"
+    detail = f"{digest} {ways}" if alike else f"digests differ {ways}: {digests}"
+    if alike and digest != known:
+        detail = f"{digest}, expected {known}"
+    return Check(name, alike and digest == known, detail, digest=digest)
+
+
+def _check_round_trip(engine: Engine) -> Check:
+    """Compress the sample text at the highest level, and decompress it at each with one thread."""
+    name, ops = "compress, decompress", engine.model.ops
+    if ops.name != "native":
+        return Check(name, None, "only the compiled library gives the same bits everywhere")
+    from gpt_cli.ops import bindings  # needs the library
+
+    data, levels = TEXT.encode(), bindings.levels()
+    try:
+        codec = Codec(engine.model, engine.tokenizer)
+    except InputError as error:  # such as without a start token
+        return Check(name, None, str(error))
+    with _computing(ops, levels[0], max(2, ops.threads)):
+        packed = b"".join(codec.compress(BytesIO(data), _BLOCK))
+    for level in levels:
+        with _computing(ops, level, 1):
+            try:
+                passed = b"".join(codec.decompress(Reader(BytesIO(packed)))) == data
+            except InputError:
+                passed = False
+        if not passed:
+            return Check(name, False, f"what {levels[0]} writes, {level} cannot read")
+    detail = f"{len(data)} bytes as {len(packed)}, and back at {', '.join(levels)}"
+    return Check(name, True, detail)
+
+
+@contextmanager
+def _computing(ops: Ops, level: str, threads: int) -> Iterator[None]:
+    """Compute at a level of the compiled library, with a number of threads."""
+    from gpt_cli.ops import bindings  # needs the library
+
+    before = ops.threads
+    try:
+        bindings.use_level(level)
+        ops.threads = threads
+        yield
+    finally:
+        bindings.choose_level()
+        ops.threads = before
+
+
+def _logprobs(engine: Engine) -> np.ndarray[Any, Any]:
+    """Return the log-probability of each token of the sample text."""
+    return np.array(engine.score(TEXT).token_logprobs[1:], float)
+
+
+def _compare(
+    name: str, found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], dtype: str
+) -> Check:
+    """Compare log-probabilities within the limits of a dtype."""
+    differences = np.abs(found - expected)
+    largest, mean = float(differences.max()), float(differences.mean())
+    limit, mean_limit = LIMITS[dtype]
+    detail = (
+        f"log-probabilities differ by at most {largest:.1e}, mean {mean:.1e} "
+        f"(limits: {limit:.0e}, {mean_limit:.0e})"
+    )
+    return Check(name, largest <= limit and mean <= mean_limit, detail, largest, mean)

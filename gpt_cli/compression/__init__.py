@@ -1,0 +1,1 @@
+"""Compress data with the probabilities of a model."""

@@ -1,0 +1,1 @@
+"""What a model's folder holds: configuration, tokenizer, tensors."""

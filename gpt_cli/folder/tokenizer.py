@@ -1,0 +1,216 @@
+"""Convert text to ids and back with tiktoken, from the tokenizer files in the model's folder.
+
+The files are parsed here. tiktoken's own loader needs another host, or a cache in a temporary
+folder, which can be stale and which other users can write.
+"""
+
+import codecs
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tiktoken
+
+from gpt_cli.errors import MALFORMED, CheckpointError, InputError
+from gpt_cli.system.files import read_json, read_small
+
+# GPT-2's split into words, in tiktoken's possessive form (r50k). The published form gives the same
+# tokens, but overflows the stack of the regex engine on a million spaces.
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+_SAME = "get the vocabulary and the merges of the same model"
+_AGAIN = "get it again"
+
+# Undecodable bytes, as Python's surrogateescape represents them, or any other text.
+_STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
+
+
+def _byte_alphabet() -> dict[int, int]:
+    """Map the characters that the vocabulary's files use for bytes back to the bytes.
+
+    A visible Latin-1 character represents its own byte. The other 68 bytes, in order, are written
+    as the characters from U+0100.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {byte: byte for byte in visible} | {0x100 + i: byte for i, byte in enumerate(hidden)}
+
+
+class Tokenizer:
+    """Byte-level BPE: `decode` is the inverse of `encode` for every text.
+
+    Args:
+        vocab: each token, in the files' printable alphabet, with its id.
+        merged: the token that each merge makes, in order of priority.
+        added: tokens outside the BPE, such as `<|endoftext|>`, with their ids.
+        source: the files, as errors name them.
+
+    Raises:
+        CheckpointError: the vocabulary and the merges do not match.
+    """
+
+    def __init__(
+        self,
+        vocab: dict[str, int],
+        merged: Sequence[str],
+        added: dict[str, int],
+        source: str = "tokenizer",
+    ):
+        alphabet = _byte_alphabet()
+        bpe = [*map(chr, alphabet), *merged]
+        try:
+            ranks = {token.translate(alphabet).encode("latin-1"): vocab[token] for token in bpe}
+        except (KeyError, UnicodeEncodeError) as error:
+            raise CheckpointError(
+                f"{source}: a token of the merges is not in the vocabulary ({error!r:.80}): {_SAME}"
+            ) from None
+        # tiktoken uses one number as a token's id and its priority.
+        ids = list(ranks.values())[len(alphabet) :]
+        if len(ids) != len(merged) or ids != sorted(ids):
+            raise CheckpointError(
+                f"{source}: the ids are not in the order of the merges, or one repeats: {_SAME}"
+            )
+        in_bpe = set(ranks.values())
+        special = {token: id for token, id in vocab.items() if id not in in_bpe}
+        if lost := [token for token in special if token not in added and _is_made(token, vocab)]:
+            raise CheckpointError(f"{source}: no merge makes the token {lost[0]!r:.40}: {_SAME}")
+        # Transformers also lists added tokens that the BPE has; they need no entry.
+        added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
+        self.special = special | added
+        if "" in self.special:  # tiktoken would find it endlessly
+            raise CheckpointError(f"{source}: a token is empty: {_AGAIN}")
+        self._byte_ids = [ranks[bytes([byte])] for byte in range(256)]
+        ids = [*ranks.values(), *self.special.values()]
+        if len(set(ids)) != len(ids):
+            raise CheckpointError(f"{source}: two tokens have the same id: {_AGAIN}")
+        self._ids = array("q", ids)  # 8 bytes each; a set would take 60
+        self._encoding = tiktoken.Encoding(
+            source, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=self.special
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read `vocab.json` and `merges.txt`, or else `tokenizer.json`.
+
+        Raises:
+            CheckpointError: the files are missing, damaged or of another kind of tokenizer.
+        """
+        vocab, merges = folder / "vocab.json", folder / "merges.txt"
+        single, added = folder / "tokenizer.json", folder / "added_tokens.json"
+        source = str(single)
+        try:
+            if vocab.is_file() and merges.is_file():
+                source = f"{vocab} and {merges.name}"
+                # A line is `left right`, and the files' alphabet has no white space.
+                merged = read_small(merges).decode().replace(" ", "").split()
+                if merged and merged[0].startswith("#version"):
+                    del merged[0]
+                more = read_json(added) if added.is_file() else {}
+                return cls(read_json(vocab), merged, more, source)
+            if single.is_file():
+                return cls._from_tokenizer_json(read_json(single), source)
+        except (OSError, *MALFORMED) as error:
+            raise CheckpointError(f"{source}: damaged ({error!r:.120}): {_AGAIN}") from None
+        raise CheckpointError(
+            f"{folder} has no tokenizer: add the model's vocab.json and merges.txt, or its "
+            "tokenizer.json"
+        )
+
+    @classmethod
+    def _from_tokenizer_json(cls, raw: dict[str, Any], source: str) -> "Tokenizer":
+        split, problem = raw.get("pre_tokenizer") or {}, None
+        if raw["model"]["type"] != "BPE" or split.get("type") != "ByteLevel":
+            problem = "it is not a byte-level BPE tokenizer"
+        elif split.get("add_prefix_space") or not split.get("use_regex", True):
+            problem = "it does not split text into words like GPT-2"
+        elif raw.get("normalizer"):
+            problem = "it normalizes the text, unlike GPT-2"
+        if problem:
+            raise CheckpointError(f"{source}: {problem}: use a model with GPT-2's tokenizer")
+        merged = [
+            "".join(merge.split(" ") if isinstance(merge, str) else merge)
+            for merge in raw["model"]["merges"]
+        ]
+        added = {token["content"]: token["id"] for token in raw.get("added_tokens", [])}
+        return cls(raw["model"]["vocab"], merged, added, source)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the ids of `text`; names such as `<|endoftext|>` are text unless `special`.
+
+        Raises:
+            InputError: the text has a lone surrogate, which is not a character.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text is not valid Unicode at character {error.start}: give it in UTF-8"
+            ) from None
+        if special:
+            return self._encoding.encode(text, allowed_special="all")
+        return self._encoding.encode_ordinary(text)
+
+    def encode_bytes(self, data: bytes, *, special: bool = False) -> list[int]:
+        """Return ids whose joined bytes are `data`, which may be any bytes.
+
+        Valid UTF-8 is encoded by `encode`. Every other byte becomes the token of this single byte.
+        """
+        ids: list[int] = []
+        for stretch in _STRETCHES.finditer(data.decode(errors="surrogateescape")):
+            if bad := stretch[1]:
+                ids += (self._byte_ids[byte] for byte in bad.encode(errors="surrogateescape"))
+            else:
+                ids += self.encode(stretch[0], special=special)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; undecodable bytes become U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+    def token_bytes(self, id: int) -> bytes:
+        """Return the bytes of a token, which may be only a part of a character.
+
+        Raises:
+            InputError: no token has this id.
+        """
+        try:
+            return self._encoding.decode_single_token_bytes(id)
+        except (KeyError, OverflowError):
+            raise InputError(
+                f"{id} is not a token id of this model: give ids from `gpt-cli tokenize`"
+            ) from None
+
+    def missing_ids(self, vocab_size: int) -> list[int]:
+        """Return the ids below `vocab_size` that have no token, such as padding rows of wte."""
+        return sorted({*range(vocab_size)}.difference(self._ids))
+
+
+def _is_made(token: str, vocab: dict[str, int]) -> bool:
+    """Return whether a token looks like a merge of two others, and not like a special token.
+
+    Names in brackets are special: `<|endoftext|>`, `<pad>`, `[SEP]`.
+    """
+    if (token[:1], token[-1:]) in (("<", ">"), ("[", "]")):
+        return False
+    return any(token[:cut] in vocab and token[cut:] in vocab for cut in range(1, len(token)))
+
+
+class StreamDecoder:
+    """Decode a stream of ids: each character is returned as soon as it is complete.
+
+    The joined pieces equal `Tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, id: int) -> str:
+        """Take one token; return the characters that it completes, or ""."""
+        return self._decoder.decode(self._tokenizer.token_bytes(id))
+
+    def flush(self) -> str:
+        """End the stream; return U+FFFD if the last character is incomplete, else ""."""
+        return self._decoder.decode(b"", final=True)

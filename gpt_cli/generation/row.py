@@ -1,0 +1,225 @@
+"""Rows of a batch: requests, their texts so far, and the choice of their next tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt_cli.errors import ContextError
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
+from gpt_cli.generation.matcher import End, Matcher
+from gpt_cli.generation.sampling import sample, uniforms
+from gpt_cli.ops import Array, Ops
+from gpt_cli.options.request import Options
+from gpt_cli.options.sampling_params import SamplingParams
+
+_DRAWS = 128  # made together: the generator takes longer to set up than to run
+
+FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"] | End
+
+
+@dataclass(frozen=True)
+class Request:
+    """One row of a batch: a prompt with its options."""
+
+    prompt: list[int]  # ids, at least one and fewer than n_positions
+    options: Options  # a seed is drawn if they have none
+    index: int = 0  # with the seed, the key of the row's draws
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", self.options.with_seed())
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the row's draws."""
+        assert self.options.seed is not None  # noqa: S101 (narrows the type)
+        return self.options.seed
+
+
+class StopStrings:
+    """Pass text on up to the first stop string, or with `include` up to its end.
+
+    Text that may be the beginning of a stop string is held back until that is decided, since a
+    string may span several tokens.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False):
+        self._stops, self._include = stops, include
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Take text; return the text that is certain to be before any stop string."""
+        self._held += text
+        held = self._held
+        places = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if places:
+            self.found = True
+            end, start = min(places)  # the first complete one, wherever the text was cut
+            self._held = ""
+            return held[: end if self._include else start]
+        cut = len(held) - max((self._undecided(stop) for stop in self._stops), default=0)
+        self._held = held[cut:]
+        return held[:cut]
+
+    def flush(self) -> str:
+        """Return the text that was held back: no more text follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided(self, stop: str) -> int:
+        """Return the length of the longest beginning of `stop` that the held text ends with."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+
+class Row:
+    """The state of one request."""
+
+    def __init__(self, place: int, request: Request, tokenizer: Tokenizer, config: GPT2Config):
+        options = request.options
+        self.place = place
+        self.options = options
+        self.sampling = options.sampling
+        self._key = request.seed, request.index
+        self._block = -1  # of the random numbers in `_draws`
+        self.ids = list(request.prompt)  # of the whole text
+        self.generated: list[int] = []
+        self.window = list(request.prompt)  # the end of the text, which the model sees
+        self.drafts: list[int] = []  # tokens that may follow: see `gpt_cli.generation.speculate`
+        self._config = config
+        self._decoder = StreamDecoder(tokenizer)
+        self._stops = StopStrings(options.stop, include=options.include_stop)
+        constraint = options.constraint
+        self.matcher = Matcher(tokenizer, config, constraint) if constraint else None
+
+    @property
+    def growth(self) -> int:
+        """Return the number of tokens that the window has room for."""
+        left = self.options.max_tokens - len(self.generated)
+        return min(left, self._config.n_positions - len(self.window))
+
+    def draw(self, step: int) -> float:
+        """Return the random number of a step, in [0, 1)."""
+        block, place = divmod(step, _DRAWS)
+        if self._block != block:
+            self._block, self._draws = block, uniforms(self._key, block * _DRAWS, _DRAWS)
+        return float(self._draws[place])
+
+    def push(self, id: int) -> tuple[str, FinishReason | None]:
+        """Take a token; return the text that is now certain, and a reason if the row ends."""
+        for ids in (self.ids, self.generated, self.window):
+            ids.append(id)
+        ended = id in self._config.eos_token_id
+        passed = "" if ended else self._stops.push(self._decoder.push(id))
+        if self._stops.found:
+            return passed, "stop"
+        if self.matcher:
+            self.matcher.push(id)
+        finish: FinishReason
+        if ended:
+            finish = "eos"
+        elif self.matcher and self.matcher.end:
+            finish = self.matcher.end
+        elif len(self.generated) == self.options.max_tokens:
+            finish = "length"
+        elif self.growth == 0 and self.options.overflow != "shift":
+            finish = "context"
+        else:
+            return passed, None
+        return passed + self._stops.push(self._decoder.flush()) + self._stops.flush(), finish
+
+
+def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
+    """Return the part of a prompt (ids) that leaves room for new tokens in the context.
+
+    It depends on `options.overflow`:
+    - "error" refuses a prompt that leaves no room for a token;
+    - "truncate" drops the oldest tokens until all new tokens fit, but reserves at most half of the
+      context for new tokens;
+    - "shift" keeps the newest half of a prompt that fills the context; `generate` does the same
+      whenever the text fills it.
+
+    Raises:
+        ContextError: the prompt is refused.
+    """
+    if options.overflow == "truncate":
+        return prompt[-max(n_positions - options.max_tokens, n_positions // 2) :]
+    if len(prompt) < n_positions:
+        return prompt
+    if options.overflow == "shift":
+        return prompt[-(n_positions // 2) :]
+    raise ContextError(
+        f"the prompt has {len(prompt)} tokens and leaves no room in the model's context of "
+        f"{n_positions}; shorten it, or choose --overflow truncate or shift"
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a text: after a row's last token, or after drafted tokens that follow it."""
+
+    row: Row
+    drafts: Sequence[int] = ()
+
+
+class Chooser:
+    """Chooses tokens for one model and tokenizer."""
+
+    def __init__(self, ops: Ops, tokenizer: Tokenizer, config: GPT2Config):
+        xp = ops.xp
+        eos = {id for id in config.eos_token_id if id < config.vocab_size}
+        missing = set(tokenizer.missing_ids(config.vocab_size)) - eos
+        self._ops = ops
+        self._ends, self._missing = (
+            xp.asarray(sorted(ids), dtype=xp.int64) for ids in (eos, missing)
+        )
+        self._never = _columns(self._missing)
+
+    def banned(self, row: Row) -> Array:
+        """Return the ids that are never chosen for a row."""
+        ends = [self._ends] if row.options.ignore_eos else []
+        return self._ops.xp.concatenate([self._missing, *ends])
+
+    def choose(self, logits: Array, places: Sequence[Place]) -> Array:
+        """Choose the next token at each place: logits (P, V) -> ids (P,).
+
+        Each draw is keyed by the row and the number of its token. Places of rows with equal
+        parameters are sampled together. The logits of tokens that may not be chosen become -inf.
+        """
+        xp = self._ops.xp
+        logits[:, self._never] = -xp.inf
+        alike: dict[SamplingParams, list[int]] = {}
+        for index, place in enumerate(places):
+            alike.setdefault(place.row.sampling, []).append(index)
+            if place.row.options.ignore_eos:
+                logits[index, self._ends] = -xp.inf
+            if place.row.matcher:
+                self.constrain(logits[index], place.row.matcher.allowed(place.drafts))
+        chosen = xp.empty(len(places), xp.int64)
+        for params, indices in alike.items():
+            group = [places[index] for index in indices]
+            some = indices if len(alike) > 1 else slice(None)  # a list would make a copy
+            seen = [chain(each.row.ids, each.drafts) for each in group]
+            generated = [chain(each.row.generated, each.drafts) for each in group]
+            steps = [len(each.row.generated) + len(each.drafts) for each in group]
+            drawn = [each.row.draw(step) for each, step in zip(group, steps, strict=True)]
+            draws = xp.asarray(drawn if params.temperature else [])
+            chosen[some] = sample(self._ops, logits[some], draws, params, seen, generated)
+        return chosen
+
+    def constrain(self, logits: Array, allowed: NDArray[np.bool_]) -> None:
+        """Keep the logits (V,) of the allowed tokens, if there are any."""
+        if allowed.any():
+            logits[~self._ops.xp.asarray(allowed)] = -self._ops.xp.inf
+
+
+def _columns(ids: Array) -> Array | slice:
+    """Return sorted ids as a slice if they are consecutive: padding of a vocabulary may be long."""
+    if len(ids) and ids[-1] - ids[0] == len(ids) - 1:
+        return slice(int(ids[0]), int(ids[-1]) + 1)
+    return ids

@@ -1,0 +1,202 @@
+"""Logits to a token: bias, penalties, temperature, top-k, top-p, min-p, then one draw.
+
+The filters have the meaning and the order of transformers. Each sets the logits below a bound to
+-inf, so tokens of equal logits stay or go together, and the most likely token always stays.
+Sums over the vocabulary are running sums: a removed token and a zero in its place give the same
+bits. (A filter must not use `ops.log_normalizer`, whose sums have another order.)
+
+To add an option, declare it in `SamplingParams` and apply it in `sample`. This module does not
+import NumPy, since `--help` reads the declarations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from gpt_cli.options.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from gpt_cli.ops import Array, Ops
+
+GROUP = 64  # columns of logits per group in `likely_columns`
+
+
+def uniforms(key: tuple[int, int], first: int, count: int) -> Array:
+    """Return the random numbers of a row from step `first` on: float64 in [0, 1), on the host.
+
+    The generator is counter-based: a number depends only on the row's key, (seed, index), and on
+    its step, not on other rows, the device or the cache.
+    """
+    import numpy as np
+
+    # NumPy guarantees that the raw output stays the same, but not that of its distributions. Each
+    # step has a counter of its own, which gives four numbers.
+    raw = np.random.Philox(key=np.array(key, np.uint64), counter=first).random_raw(4 * count)
+    return (raw[::4] >> 11) * 2.0**-53
+
+
+def repeat_penalty(
+    xp: ModuleType, logits: Array, seen: Sequence[Iterable[int]], penalty: float
+) -> Array:
+    """Divide the logits of the ids that each row has seen by `penalty`, or multiply negative ones.
+
+    Keskar et al., "CTRL", 2019, section 4.1.
+    """
+    logits = logits.copy()
+    for row, text in enumerate(seen):
+        ids = xp.asarray(sorted(set(text)))
+        old = logits[row, ids]
+        logits[row, ids] = xp.where(old > 0, old / penalty, old * penalty)
+    return logits
+
+
+def generated_penalty(
+    logits: Array, generated: Sequence[Iterable[int]], presence: float, frequency: float
+) -> Array:
+    """Lower the logits of the ids that each row has generated, as OpenAI's completions do.
+
+    The logit of a token that was generated n times falls by `presence` + n * `frequency`.
+    """
+    logits = logits.copy()
+    for row, ids in enumerate(generated):
+        for id, count in Counter(ids).items():
+            logits[row, id] -= presence + count * frequency
+    return logits
+
+
+def keep_from(xp: ModuleType, logits: Array, bound: Array) -> Array:
+    """Remove the logits below bound (B, 1)."""
+    return xp.where(logits >= bound, logits, -xp.inf)
+
+
+def likely_columns(xp: ModuleType, logits: Array, k: int) -> Array:
+    """Return the columns that hold the k largest of each row, and few others, without a sort.
+
+    The columns form groups. The k-th largest of the groups' largest numbers is at most the k-th
+    largest of the row.
+    """
+    B, V = logits.shape
+    groups = V // GROUP
+    if groups < k:
+        return xp.arange(V)
+    largest = logits[:, : groups * GROUP].reshape(B, GROUP, groups).max(axis=1)
+    bound = xp.partition(largest, -k, axis=-1)[:, -k, None]
+    return xp.flatnonzero((logits >= bound).any(axis=0))
+
+
+def top_k(xp: ModuleType, logits: Array, k: int) -> Array:
+    """Keep the k largest of each row."""
+    k = min(k, logits.shape[-1])
+    return keep_from(xp, logits, xp.partition(logits, -k, axis=-1)[:, -k, None])
+
+
+def top_p(ops: Ops, logits: Array, p: float) -> Array:
+    """Keep the fewest tokens, the most likely first, whose probabilities add up to p or more."""
+    xp = ops.xp
+    descending = xp.sort(logits, axis=-1)[:, ::-1]
+    cumulated = cumulated_weights(ops, descending)
+    last = (cumulated[:, :-1] < p * cumulated[:, -1:]).sum(axis=-1, keepdims=True)
+    return keep_from(xp, logits, xp.take_along_axis(descending, last, axis=-1))
+
+
+def min_p(xp: ModuleType, logits: Array, p: float) -> Array:
+    """Keep the tokens at least p times as likely as the most likely one."""
+    return keep_from(xp, logits, logits.max(axis=-1, keepdims=True) + math.log(p))
+
+
+def cumulated_weights(ops: Ops, logits: Array) -> Array:
+    """Return running sums (B, V), float64, of weights proportional to the probabilities."""
+    weights = ops.exp(logits - logits.max(axis=-1, keepdims=True))
+    return ops.xp.cumsum(weights, axis=-1, dtype="float64")
+
+
+def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
+    """Return the log-probability of one token of each row: ids (B,) -> (B,) float64."""
+    return logits[ops.xp.arange(len(ids)), ids] - ops.log_normalizer(logits)
+
+
+def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
+    """Return the rank of one token of each row, 1 for the likeliest: ids (B,) -> (B,).
+
+    It is one more than the number of tokens with higher logits.
+    """
+    own = logits[ops.xp.arange(len(ids)), ids]
+    return (logits > own[:, None]).sum(axis=-1) + 1
+
+
+def entropies(ops: Ops, logits: Array) -> Array:
+    """Return the entropy of the distribution of each row, in nats: (B,) float64."""
+    # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
+    rows = zip(logits, ops.log_normalizer(logits), strict=True)
+    logprobs = (row.astype("float64") - normalizer for row, normalizer in rows)
+    return ops.xp.stack([-(ops.exp(row) * row).sum() for row in logprobs])
+
+
+def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
+    """Return the likeliest ids (B, count), best first, and log-probabilities (B, count) float64."""
+    xp = ops.xp
+    count = min(count, logits.shape[-1])
+    bound = xp.partition(logits, -count, axis=-1)[:, -count]
+    rows = []
+    for row, least in zip(logits, bound, strict=True):
+        best = xp.flatnonzero(row >= least)  # of equal logits the lower id comes first
+        rows.append(best[xp.argsort(-row[best], kind="stable")[:count]])
+    ids = xp.stack(rows)
+    found = xp.take_along_axis(logits, ids, axis=-1)
+    return ids, found - ops.log_normalizer(logits)[:, None]
+
+
+def sample(
+    ops: Ops,
+    logits: Array,
+    uniforms: Array,
+    params: SamplingParams,
+    seen: Sequence[Iterable[int]],
+    generated: Sequence[Iterable[int]] = (),
+) -> Array:
+    """Choose the next token of each row.
+
+    Args:
+        ops: the operations of the device of `logits` and `uniforms`.
+        logits: (B, V); -inf is never chosen.
+        uniforms: (B,) in [0, 1), the place of the draw in the cumulated probabilities; not used
+            if the temperature is 0.
+        params: the filters.
+        seen: the ids of each row so far, for the repeat penalty.
+        generated: the generated part of these ids, for the other penalties.
+
+    Returns:
+        ids (B,).
+    """
+    xp = ops.xp
+    if params.logit_bias:
+        columns, biases = zip(*params.logit_bias, strict=True)
+        logits = logits.copy()
+        logits[:, list(columns)] += xp.asarray(biases, logits.dtype)
+    if params.repeat_penalty != 1:
+        logits = repeat_penalty(xp, logits, seen, params.repeat_penalty)
+    if any(penalties := (params.presence_penalty, params.frequency_penalty)):
+        logits = generated_penalty(logits, generated, *penalties)
+    if params.temperature == 0:
+        return xp.argmax(logits, axis=-1)
+    filters = params.temperature, params.top_k, params.top_p, params.min_p
+    if (chosen := ops.choose(logits, uniforms, *filters)) is not None:
+        return chosen
+    # First, as dividing few columns is cheaper; the temperature does not change which are largest.
+    if 0 < params.top_k < logits.shape[-1]:
+        ids = likely_columns(xp, logits, params.top_k)
+        logits = top_k(xp, logits[:, ids], params.top_k)
+    else:
+        ids = xp.arange(logits.shape[-1])
+    logits = (logits - logits.max(axis=-1, keepdims=True)) / params.temperature
+    if params.top_p < 1:
+        logits = top_p(ops, logits, params.top_p)
+    if params.min_p > 0:
+        logits = min_p(xp, logits, params.min_p)
+    cumulated = cumulated_weights(ops, logits)
+    below = cumulated[:, :-1] <= (uniforms * cumulated[:, -1])[:, None]
+    return ids[below.sum(axis=-1)]

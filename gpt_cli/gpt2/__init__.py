@@ -1,0 +1,1 @@
+"""The model: its forward pass, cache, weights and digests."""

@@ -1,0 +1,92 @@
+"""KVCache: the keys and values of previous tokens, so that a pass computes only new tokens."""
+
+from copy import copy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.ops import Array, Ops
+
+
+class KVCache:
+    """A cache for `batch` texts of up to `capacity` tokens, preallocated and written in place.
+
+    Each text has its own length, which grows once per forward pass. Memory:
+    2 * n_layer * batch * capacity * n_embd numbers; pages that are not written take none.
+
+    Attributes:
+        keys, values: (n_layer, B, H, blocks of `ops.cache_block` tokens, ...) in the layout of the
+            operations. The first `lengths` tokens of a text are valid.
+        lengths: (B,) number of stored tokens of each text, on the host.
+        new: (B,) number of tokens of each text that the layers append in this forward pass.
+    """
+
+    def __init__(
+        self, config: GPT2Config, ops: Ops, batch: int, capacity: int, layers: int | None = None
+    ):
+        self._config, self._ops = config, ops
+        self.capacity = capacity
+        shape = batch, config.n_head, capacity, config.head_size
+        self.keys, self.values = ops.new_cache(layers or config.n_layer, *shape)
+        self.lengths: NDArray[np.int64] = np.zeros(batch, np.int64)
+        self.new = self.lengths
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes that a token of a text takes."""
+        return 2 * len(self.keys) * self._config.n_embd * int(self.keys.itemsize)
+
+    def reserve(self, new: NDArray[np.int64]) -> None:
+        """Set `new`; raise IndexError if a text would exceed the capacity."""
+        most = max((self.lengths + new).tolist(), default=0)
+        if most > self.capacity:
+            raise IndexError(f"the cache has room for {self.capacity} tokens, not for {most}")
+        self.new = new
+
+    def append(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
+        """Store the k, v (B, H, T, D) of one layer; return all its keys and values."""
+        layer %= len(self.keys)  # a pass without a cache has only one, which all layers share
+        keys, values = self.keys[layer], self.values[layer]
+        self._ops.store(k, v, keys, values, self.lengths, self.new)
+        return keys, values
+
+    def advance(self) -> None:
+        """Count the tokens that the layers have stored in this forward pass."""
+        self.lengths = self.lengths + self.new
+
+    def rewind(self, tokens: int) -> None:
+        """Drop the last `tokens` tokens of each text."""
+        self.lengths = self.lengths - tokens
+
+    def follow(self, other: "KVCache") -> None:
+        """Copy the tokens of another cache, of the same capacity, that are not in this one."""
+        block = self._ops.cache_block
+        start = min(self.lengths.tolist()) // block
+        stop = -(-max(other.lengths.tolist()) // block)
+        if start < stop:
+            self._ops.copyto(self.keys[:, :, :, start:stop], other.keys[:, :, :, start:stop])
+            self._ops.copyto(self.values[:, :, :, start:stop], other.values[:, :, :, start:stop])
+        self.lengths = other.lengths
+
+    def select(self, rows: list[int], capacity: int) -> "KVCache":
+        """Return a copy of these rows of the batch, which may repeat, with another capacity."""
+        made = KVCache(self._config, self._ops, len(rows), capacity, layers=len(self.keys))
+        for place, row in enumerate(rows):
+            made.begin(place, self, row, int(self.lengths[row]))
+        return made
+
+    def first(self, rows: int) -> "KVCache":
+        """Return a cache of the first rows, which uses the memory of this one."""
+        made = copy(self)
+        made.keys, made.values = self.keys[:, :rows], self.values[:, :rows]
+        made.lengths = self.lengths[:rows]
+        return made
+
+    def begin(self, row: int, other: "KVCache", other_row: int, tokens: int) -> None:
+        """Copy the first tokens of a row of another cache; they become all that a row here has."""
+        blocks = -(-tokens // self._ops.cache_block)
+        self.keys[:, row, :, :blocks] = other.keys[:, other_row, :, :blocks]
+        self.values[:, row, :, :blocks] = other.values[:, other_row, :, :blocks]
+        self.lengths = self.lengths.copy()
+        self.lengths[row] = tokens

@@ -1,0 +1,173 @@
+"""GPT-2: the whole transformer, from its parts to the forward pass, written in `ops`.
+
+Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D width, V vocabulary.
+Names are the checkpoint's. The architecture is that of Radford et al., "Language Models are
+Unsupervised Multitask Learners", 2019: each block normalizes its input (pre-norm).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.gpt2.damage import check_finite
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
+
+Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
+
+PASS = 1024  # tokens per pass, over all rows: a limit that callers keep to bound the memory
+
+# --- the weights: plain data ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal self-attention of H heads."""
+
+    c_attn: Linear  # (C, 3C): queries, keys and values in one product
+    c_proj: Linear  # (C, C)
+    n_head: int
+    scale: float  # factor of the scores: 1 / sqrt(D), unless the configuration says otherwise
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Two linear layers with an activation between them."""
+
+    c_fc: Linear  # (C, 4C)
+    c_proj: Linear  # (4C, C)
+    activation: str
+
+
+@dataclass(frozen=True, eq=False)  # hashable by identity
+class Block:
+    """One of the n_layer layers."""
+
+    ln_1: LayerNorm
+    attn: Attention
+    ln_2: LayerNorm
+    mlp: MLP
+
+
+@dataclass(frozen=True)
+class GPT2:
+    """A checkpoint in memory, with the operations of its device."""
+
+    config: GPT2Config
+    ops: Ops
+    wte: Matrix  # (C, V) token embedding, one column per token
+    wpe: Array  # (n_positions, C) position embedding
+    h: tuple[Block, ...]
+    ln_f: LayerNorm
+    lm_head: Linear  # (C, V), tied to wte in most checkpoints
+
+
+# --- the computation, bottom-up ------------------------------------------------------------------
+
+
+def split_heads(qkv: Array, n_head: int) -> Array:
+    """Split into queries, keys and values by head: (B, T, 3C) -> (3, B, H, T, D)."""
+    B, T, width = qkv.shape
+    return qkv.reshape(B, T, 3, n_head, width // (3 * n_head)).transpose(2, 0, 3, 1, 4)
+
+
+def merge_heads(x: Array) -> Array:
+    """Concatenate the heads: (B, H, T, D) -> (B, T, C)."""
+    B, H, T, D = x.shape
+    return x.swapaxes(1, 2).reshape(B, T, H * D)
+
+
+def attention(
+    ops: Ops, x: Array, attn: Attention, visible: Array, cache: KVCache, layer: int
+) -> Array:
+    """Mix each token with the tokens before it and itself: x (B, T, C) -> (B, T, C)."""
+    qkv = ops.linear(x, attn.c_attn)  # (B, T, 3C)
+    q, k, v = split_heads(qkv, attn.n_head)  # (B, H, T, D)
+    keys, values = cache.append(layer, k, v)  # of all S tokens
+    gathered = ops.attend(q, keys, values, attn.scale, visible)  # (B, H, T, D)
+    return ops.linear(merge_heads(gathered), attn.c_proj)
+
+
+def mlp(ops: Ops, x: Array, m: MLP) -> Array:
+    """Transform each token by itself: x (B, T, C) -> (B, T, C)."""
+    hidden = ops.linear(x, m.c_fc, activation=m.activation)  # (B, T, 4C)
+    return ops.linear(hidden, m.c_proj)
+
+
+def block(ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: int) -> Array:
+    """Run one layer: attention and MLP each read the normalized x and add to x (B, T, C)."""
+    x = x + attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer)
+    return x + mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp)
+
+
+def layers(ops: Ops, x: Array, h: tuple[Block, ...], visible: Array, cache: KVCache) -> Array:
+    """Run all layers: x (B, T, C) -> (B, T, C)."""
+    for layer, b in enumerate(h):
+        x = block(ops, x, b, visible, cache, layer)
+    return x
+
+
+@np.errstate(all="ignore")  # `unembed` reports damaged weights
+def hidden_states(
+    model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
+) -> Array:
+    """Compute the output of the last layer for each token: ids (B, T) -> (B, T, C).
+
+    Args:
+        model: the weights.
+        ids: the whole texts, or the tokens that follow those in `cache`.
+        cache: the keys and values of the previous tokens; those of `ids` are appended.
+        lengths: (B,) number of real ids in each row of a ragged batch, by default T. The rest of a
+            row is padding on the right; its results are undefined.
+
+    Raises:
+        IndexError: the cache is full, or an id or a position is out of range.
+    """
+    ops = model.ops
+    B, T = ids.shape
+    if cache is None:  # room for one layer, which the next overwrites
+        cache = KVCache(model.config, ops, B, T, layers=1)
+    new = np.full(B, T) if lengths is None else lengths
+    cache.reserve(new)
+    positions = cache.lengths[:, None] + np.minimum(np.arange(T), new[:, None] - 1)  # (B, T)
+    positions = np.maximum(positions, 0)  # -1 is the padding of a text without any token yet
+    visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
+
+    x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
+    all_layers = ops.layers or partial(layers, ops)  # some ops have `layers` as one call
+    x = all_layers(x, model.h, visible, cache)
+    cache.advance()
+    return x
+
+
+@np.errstate(all="ignore")  # the error replaces NumPy's warnings
+def unembed(model: GPT2, x: Array) -> Array:
+    """Compute the logits of the next token: hidden states x (..., C) -> (..., V), float32.
+
+    Raises:
+        CheckpointError: the logits are not finite, so the weights are damaged.
+    """
+    logits = model.ops.linear(model.ops.layer_norm(x, model.ln_f), model.lm_head)
+    check_finite(model, logits)
+    return logits
+
+
+def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
+    """Pad rows with zeros on the right: return ids (B, T) and the lengths of the rows (B,)."""
+    lengths = np.array([len(row) for row in rows])
+    ids = np.zeros((len(rows), lengths.max()), np.int64)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+    return ids, lengths
+
+
+def forward(
+    model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
+) -> Array:
+    """Run the transformer: ids (B, T) -> logits (B, T, V) of each next token, float32."""
+    return unembed(model, hidden_states(model, ids, cache, lengths))

@@ -1,0 +1,63 @@
+"""Convert a checkpoint to int8, in the format that `checkpoint` reads."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from gpt_cli.errors import CheckpointError, InputError, ResourceError
+from gpt_cli.folder.config import INT8
+from gpt_cli.folder.contents import other_files
+from gpt_cli.folder.names import SCALE, is_matrix, is_transposed
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.ops import Array, Rows
+from gpt_cli.ops.int8 import quantize
+from gpt_cli.system.atomic import new_folder
+from gpt_cli.system.files import read_json
+
+
+def write(source: Path, to: Path) -> None:
+    """Write a checkpoint in int8 to a new folder, which appears when it is complete.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+        InputError: it is in int8 already, or `to` is not a new or empty folder.
+        ResourceError: the disk is full or not writable.
+    """
+    config, tensors = checkpoint.read(source)
+    if config.dtype == "int8":
+        raise InputError(f"{source} is in int8 already: use it with --model {source}")
+    names = {file.name for file in source.iterdir() if file.is_file()}
+    if missing := [name for name in other_files(names) if name not in names]:
+        raise CheckpointError(f"{source} has no {' and no '.join(missing)}: get the whole model")
+    try:
+        with new_folder(to.resolve()) as folder:
+            described = read_json(source / "config.json") | {"quantization_config": INT8}
+            (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+            for name in other_files(names):
+                shutil.copyfile(source / name, folder / name)
+            rounded = dict(_rounded(checkpoint.without_tied_head(tensors, config), source))
+            save_file(rounded, folder / "model.safetensors", {"format": "pt"})
+            (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ResourceError(f"cannot write --output {to}: {reason}; give another folder") from error
+
+
+def _rounded(tensors: Mapping[str, Rows], source: Path) -> Iterator[tuple[str, Array]]:
+    """Yield the names and arrays of the new file: int8 matrices with scales, the rest unchanged."""
+    for name, tensor in tensors.items():
+        if is_matrix(name, tensor.shape):
+            int8 = quantize(tensor, transposed=is_transposed(name))
+            arrays = {name: int8.weight[:], name + SCALE: int8.scale[:]}
+        else:
+            arrays = {name: tensor[:]}
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise CheckpointError(
+                f"{source}: the tensor {name} is not finite, so it is damaged: get it again"
+            )
+        yield from arrays.items()

@@ -1,0 +1,145 @@
+"""The options of a request."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+from gpt_cli.options import constraint
+from gpt_cli.options.constraint import Constraint
+from gpt_cli.options.declare import (
+    SCHEMA,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    OptionError,
+    Range,
+    choice,
+    option,
+    split_commas,
+)
+from gpt_cli.options.sampling_params import COUNTS, SamplingParams
+
+Overflow: TypeAlias = Literal["error", "truncate", "shift"]
+
+CONSTRAINTS = get_args(constraint.Kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(SamplingParams):
+    """The options of a continuation."""
+
+    max_tokens: int = option(
+        128,
+        "Generate at most this many tokens.",
+        Range(lambda count: count >= 1, "1 or more"),
+        aliases=("-n",),
+    )
+    seed: int | None = option(
+        None,
+        "Seed of the random choices: the same seed gives the same text; random if not set.",
+        Range(lambda seed: 0 <= seed < 2**64, "from 0 to 2**64 - 1"),
+        kind=WHOLE,
+        aliases=("-s",),
+    )
+    stop: Sequence[str] = option(
+        (),
+        "End the text before this string; repeatable.",
+        Range(lambda stops: "" not in stops, "strings that are not empty"),
+    )
+    include_stop: bool = option(False, "Keep the stop string in the text.")
+    regex: str | None = option(
+        None,
+        "Make the whole text match this regular expression, such as ' [0-9]{4}'.",
+        kind=TEXT,
+        metavar="REGEX",
+    )
+    json_schema: str | None = option(
+        None,
+        "Make the text JSON, on one line, that is valid by this schema.",
+        kind=SCHEMA,
+        metavar="FILE|TEXT",
+        from_file=True,
+    )
+    grammar: str | None = option(
+        None,
+        "Make the text match this grammar, in the syntax of Lark.",
+        kind=TEXT,
+        metavar="FILE",
+        from_file=True,
+    )
+    choices: Sequence[str] | None = option(
+        None,
+        "Make the text one of these, after a space; repeatable.",
+        Range(
+            lambda choices: choices and "" not in choices, "one or more texts that are not empty"
+        ),
+        kind=TEXTS,
+        metavar="A,B,C",
+        callback=split_commas,
+    )
+    use_cache: bool = option(
+        True,
+        "Cache keys and values of earlier tokens, or compute the whole text for each token.",
+        flag="--cache/--no-cache",
+        row=False,
+    )
+    ignore_eos: bool = option(False, "Never choose the end token.", row=False)
+    special: bool = option(False, "Read <|endoftext|> in the text as the special token.", row=False)
+    overflow: Overflow = option(
+        "error",
+        "If the text exceeds the context: refuse it (error), drop the start of the prompt "
+        "(truncate), or drop the oldest half whenever it is full (shift).",
+        kind=choice(Overflow),
+        row=False,
+    )
+    top_logprobs: int = option(0, range=COUNTS, row=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.constraint:
+            _ = self.constraint.grammar  # raises OptionError
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """Return what the text must match, if anything.
+
+        Raises:
+            OptionError: several of these options are given.
+        """
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise OptionError(given[1], "must be the only constraint of a text")
+        if not given:
+            return None
+        value = getattr(self, given[0])
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return Constraint(given[0], text)
+
+    def with_row(self, row: Mapping[str, Any]) -> Self:
+        """Return these options, replaced by those of a row; its constraint replaces any other.
+
+        Raises:
+            InputError: a field is unknown, or a value has the wrong type or is out of range.
+        """
+        defaults = {each.name: each.default for each in fields(self)}
+        has_own = any(row.get(name) is not None for name in CONSTRAINTS)
+        others: dict[str, Any] = {name: defaults[name] for name in CONSTRAINTS if has_own}
+        return super(Options, replace(self, **others)).with_row(row)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Return the part that says how to choose a token."""
+        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
+
+    def with_seed(self, seed: int | None = None) -> Self:
+        """Return these options with a seed: their own, else the one given, else a drawn one."""
+        if self.seed is not None:
+            return self
+        return replace(self, seed=draw_seed() if seed is None else seed)
+
+
+def draw_seed() -> int:
+    """Return a random seed."""
+    return int.from_bytes(os.urandom(4), "little")

@@ -1,0 +1,1 @@
+"""Measure texts: likelihoods, words, choices, the inner state."""

@@ -1,0 +1,97 @@
+"""Trace a forward pass: the state, attention and prediction of each layer."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt_cli.generation.sampling import likeliest
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.model import GPT2, Block, block, split_heads, unembed
+from gpt_cli.ops import Array, Ops
+from gpt_cli.system.machine import check_room
+
+_SLICE = 64  # rows of logits that `lens` computes at a time: a row of GPT-2 takes 200 kB
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace of a pass, on the host. L is n_layer; index 0 of L + 1 is before the first layer."""
+
+    model: GPT2 = field(repr=False)
+    ids: list[int]  # (T,)
+    residual: NDArray[np.float32]  # (L + 1, T, C): the embedding, then the output of each layer
+    attention: NDArray[np.float32]  # (L, H, T, T): weight of each token (column) for each (row)
+
+    @cached_property
+    def logits(self) -> NDArray[np.float32]:
+        """The logits (L + 1, T, V) of each next token if the model ended after each layer.
+
+        The last are the model's own. This is the "logit lens" of nostalgebraist (2020).
+
+        Raises:
+            ResourceError: there is not enough memory. `lens` needs less.
+            CheckpointError: the weights are damaged.
+        """
+        ops, (depth, T, _) = self.model.ops, self.residual.shape
+        _check_room(ops, 4 * depth * T * self.model.config.vocab_size, "the logits", T)
+        return ops.to_host(unembed(self.model, ops.xp.asarray(self.residual)))
+
+    def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities.
+
+        Raises:
+            CheckpointError: the weights are damaged.
+        """
+        ops, (depth, T, C) = self.model.ops, self.residual.shape
+        states = self.residual.reshape(-1, C)
+        found = [
+            likeliest(ops, unembed(self.model, ops.xp.asarray(some)), count)
+            for some in np.split(states, range(_SLICE, len(states), _SLICE))
+        ]
+        ids, logprobs = (ops.xp.concatenate(parts) for parts in zip(*found, strict=True))
+        shape = depth, T, -1
+        return ops.to_host(ids).reshape(shape), ops.to_host(logprobs).reshape(shape)
+
+
+def trace(model: GPT2, ids: list[int]) -> Trace:
+    """Run a pass over `ids`, 1 to n_positions tokens, and keep its intermediate results.
+
+    Raises:
+        ResourceError: there is not enough memory.
+        CheckpointError: the weights are damaged.
+    """
+    ops, xp, config = model.ops, model.ops.xp, model.config
+    T = len(ids)
+    states = (config.n_layer + 1) * T * config.n_embd
+    _check_room(ops, 4 * (states + config.n_layer * config.n_head * T * T), "the trace", T)
+    positions = np.arange(T)[None]
+    cache = KVCache(config, ops, 1, T, layers=1)
+    cache.reserve(np.array([T]))
+    x = ops.embed(model.wte, model.wpe, xp.asarray([ids]), positions)
+    residual, attention = [x], []
+    with np.errstate(all="ignore"):  # `unembed` reports damaged weights
+        for layer, b in enumerate(model.h):
+            attention.append(_pattern(ops, x, b))
+            x = block(ops, x, b, positions + 1, cache, layer)
+            residual.append(x)
+    unembed(model, x[:, -1])  # checks that all is finite: the last token depends on all others
+    return Trace(
+        model, ids, ops.to_host(xp.concatenate(residual)), ops.to_host(xp.concatenate(attention))
+    )
+
+
+def _pattern(ops: Ops, x: Array, b: Block) -> Array:
+    """Compute what `attend` does not return, its weights: x (B, T, C) -> (B, H, T, T)."""
+    q, k, _ = split_heads(ops.linear(ops.layer_norm(x, b.ln_1), b.attn.c_attn), b.attn.n_head)
+    scores = b.attn.scale * (q @ k.swapaxes(-1, -2))
+    scores = ops.xp.where(ops.xp.tri(x.shape[1], dtype=bool), scores, -ops.xp.inf)
+    weights = ops.xp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _check_room(ops: Ops, needed: int, what: str, T: int) -> None:
+    """Raise ResourceError unless twice the memory is free: one copy for device, one for host."""
+    subject = f"{what} of a pass over {T} tokens takes"
+    check_room(subject, 2 * needed, ops.free_memory(), "shorten the text")

@@ -1,0 +1,56 @@
+"""The likeliest continuations of a text, as a tree."""
+
+import heapq
+from dataclasses import dataclass, field
+from itertools import count as numbers
+
+from gpt_cli.generation.sampling import likeliest
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
+
+
+@dataclass
+class Node:
+    """A possible next token, and its continuations."""
+
+    id: int
+    logprob: float  # of the token in nats, given all tokens before it
+    total_logprob: float  # of the continuation that ends with it
+    children: list["Node"] = field(default_factory=list)  # possible next tokens, likeliest first
+
+
+def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
+    """Return the `count` likeliest continuations of `ids`, 1 to n_positions tokens.
+
+    They have any length. None is likelier than its own prefixes, so they form a tree, and
+    best-first search finds exactly them. Nothing follows the end token or a full context.
+
+    Raises:
+        CheckpointError: the weights are damaged.
+    """
+    ops, config = model.ops, model.config
+    cache = KVCache(config, ops, 1, min(len(ids) + count, config.n_positions))
+    order = numbers()  # breaks ties: first found, first taken
+    waiting: list[tuple[float, int, Node, list[int], list[Node]]] = []  # a heap, likeliest first
+
+    def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
+        """Queue the likeliest next tokens of a path, which may become its children."""
+        x = hidden_states(model, ops.xp.asarray([path or ids]), cache)
+        cache.rewind(len(path))  # back to the prompt
+        found = likeliest(ops, unembed(model, x[:, -1]), most)
+        for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in found), strict=True):
+            node = Node(id, logprob, total + logprob)
+            entry = (-node.total_logprob, next(order), node, [*path, id], children)
+            heapq.heappush(waiting, entry)
+
+    roots: list[Node] = []
+    follow([], 0.0, roots, count)
+    for left in reversed(range(count)):
+        if not waiting:
+            break
+        _, _, node, path, siblings = heapq.heappop(waiting)
+        siblings.append(node)
+        fits = len(ids) + len(path) <= config.n_positions
+        if left and fits and node.id not in config.eos_token_id:
+            follow(path, node.total_logprob, node.children, left)
+    return roots

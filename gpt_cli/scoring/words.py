@@ -1,0 +1,122 @@
+"""The surprisal of each word of a text, from the log-likelihoods of its tokens.
+
+A token of GPT-2 begins with the space before its word, and nothing marks the end of a word. So the
+product of the probabilities of a word's tokens is that of all words that begin like it, and the
+token of the next word has the probability that this one ends here. With it moved to where it
+belongs,
+
+    p(word | context) = p(tokens of the word | context)
+                        * p(the next token is initial | context, word)
+                        / p(the next token is initial | context)
+
+where initial tokens are those that can only follow the end of a word: those that begin with white
+space, and the end of the text. Byung-Doh Oh and William Schuler, arXiv 2406.10851; Tiago Pimentel
+and Clara Meister, arXiv 2406.14561.
+"""
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.generation.sampling import log_probabilities
+from gpt_cli.ops import Array, Ops
+
+Measure: TypeAlias = Callable[[Ops, Array, Array], Array]  # logits (n, V), ids (n,) -> (n,)
+
+_ROWS = 4  # of logits at a time, which stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a text, which is split at white space."""
+
+    text: str
+    start: int  # in bytes of the text in UTF-8
+    end: int
+    tokens: int  # those of its bytes and of the white space before it
+    surprisal: float | None  # in bits; None if one of its tokens is not scored
+
+
+def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_]:
+    """Return for each id (V,) whether its token begins with white space or ends the text.
+
+    White space is that of ASCII: its first byte shows it. The bytes of any other, such as a
+    no-break space, may be divided among tokens; it counts as a character of a word.
+    """
+    missing = set(tokenizer.missing_ids(config.vocab_size))
+
+    def is_initial(id: int) -> bool:
+        if id in config.eos_token_id:
+            return True
+        return id not in missing and tokenizer.token_bytes(id)[:1].isspace()
+
+    return np.array([is_initial(id) for id in range(config.vocab_size)])
+
+
+def among(some: NDArray[np.bool_]) -> Measure:
+    """Return a measure: the log-probabilities of ids among some ids; nan for all others."""
+    others = np.where(some, 0, -np.inf).astype(np.float32)  # a bias that removes the others
+
+    def measure(ops: Ops, logits: Array, ids: Array) -> Array:
+        xp = ops.xp
+        found = xp.full(len(ids), xp.nan)
+        bias = xp.asarray(others)
+        places = xp.flatnonzero(bias[ids] == 0)
+        for begin in range(0, len(places), _ROWS):
+            rows = places[begin : begin + _ROWS]
+            found[rows] = log_probabilities(ops, logits[rows] + bias, ids[rows])
+        return found
+
+    return measure
+
+
+def find_words(
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    logprobs: Sequence[float | None],
+    initial_logprobs: Sequence[float | None],
+) -> list[Word]:
+    """Return the words of a text, with their surprisal.
+
+    White space belongs to the word after it, or to the last word if none follows. The last word
+    alone does not count its end, because what follows the text is not known. So the surprisals sum
+    to the negative log-likelihood of the text, if all tokens are scored and there is a word.
+
+    Args:
+        tokenizer: of the text.
+        ids: the text.
+        logprobs: the log-likelihood of each id, in nats.
+        initial_logprobs: the same among the initial tokens; only those of initial tokens are read.
+    """
+    pieces = [tokenizer.token_bytes(id) for id in ids]
+    places = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
+    text = b"".join(pieces)
+    spans = [match.span() for match in re.finditer(rb"\S+", text)]
+    # The first token of each word, and the number of all. A token with bytes of several words, such
+    # as " \xa0 \xa0", belongs to the first of them.
+    cuts = [0, *(bisect_left(places, end) for _, end in spans[:-1]), len(ids)]
+    # nan for None
+    scored, initial = (np.array(x, np.float64).tolist() for x in (logprobs, initial_logprobs))
+    # Log-probabilities that the text so far is at the end of a word. At both ends of the text it is
+    # taken as certain; where a token goes on with white space it is part of the token.
+    ends = [0.0] * len(cuts)
+    for number, (_, end) in enumerate(spans[:-1], 1):
+        if places[cut := cuts[number]] == end:
+            ends[number] = scored[cut] - initial[cut]
+    words = []
+    for number, (start, end) in enumerate(spans):
+        first, last = cuts[number : number + 2]
+        nats = ends[number] - math.fsum(scored[first:last]) - ends[number + 1]
+        surprisal = None if math.isnan(nats) else nats / math.log(2)
+        word = text[start:end].decode(errors="replace")
+        words.append(Word(word, start, end, last - first, surprisal))
+    return words

@@ -1,0 +1,1 @@
+"""The machine, files and the process: what does not know GPT-2."""

@@ -1,0 +1,213 @@
+"""Memory, threads and the compiled library of this machine."""
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from gpt_cli.errors import ResourceError
+
+T = TypeVar("T")
+
+_NATIVE = Path(__file__).parents[1] / "ops" / "native"
+_ENDINGS = (".so", ".dylib", ".dll")
+MOST_THREADS = 256  # of the compiled library
+
+_CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_STATUS = Path("/proc/self/status")
+
+
+_starting = threading.Lock()  # of threads, whose stack has a size that all share
+
+
+def within(seconds: float, call: Callable[[], T], stack: int = 0) -> T:
+    """Call a function in a thread with a timeout, and raise what it raises.
+
+    Nothing stops the call after TimeoutError, but the process may end before it.
+
+    Args:
+        seconds: the timeout.
+        call: the function.
+        stack: bytes of the thread's stack; 0 is the system's default.
+    """
+    from concurrent.futures import Future  # takes a millisecond that few commands need
+
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    with _starting:
+        before = threading.stack_size(stack)
+        try:
+            threading.Thread(target=run, daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return answer.result(seconds)
+
+
+def free_memory() -> int | None:
+    """Return the bytes that can be allocated without swapping or being killed; None if unknown.
+
+    It is the minimum of Linux's available memory and of what the limits of the process's control
+    groups (the container) and its own (`ulimit -v`) leave.
+    """
+    rooms = [*_group_rooms(), _fields(Path("/proc/meminfo")).get("MemAvailable:"), addresses()]
+    known = [room for room in rooms if room is not None]
+    return max(0, min(known)) if known else None
+
+
+def format_size(size: float) -> str:
+    """Return a number of bytes for people: `548 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def check_room(what: str, needed: int, free: int | None, cure: str) -> None:
+    """Raise ResourceError if fewer bytes are free (None: unknown) than needed.
+
+    `what` is the subject and verb of the message, such as "the weights of tiny take".
+    """
+    if free is not None and needed > free:
+        raise ResourceError(
+            f"{what} {needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free: {cure}"
+        )
+
+
+def addresses() -> int | None:
+    """Return the bytes of address space that `ulimit -v` leaves; None without a limit.
+
+    Libraries reserve far more address space than they use.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        pages = 0  # unknown
+    return most - pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_memory() -> int | None:
+    """Return the peak memory of this process so far, in bytes; None if unknown."""
+    # On Linux, ru_maxrss includes the memory of the program that started this one.
+    if (own := _fields(_STATUS).get("VmHWM:")) is not None:
+        return own
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def cores() -> int:
+    """Return how many cores this process may use, by its affinity and its group (cgroup v2)."""
+    known = [_affinity()]
+    for group in _groups():
+        try:
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+        except (OSError, ValueError):  # no such group, or its limit is "max"
+            continue
+        known.append(max(1, round(quota / period)))
+    return min(known)
+
+
+def threads() -> int:
+    """Return the default number of threads.
+
+    It is GPT_CLI_THREADS, or the usable cores up to OPENBLAS_NUM_THREADS or OMP_NUM_THREADS.
+    """
+    return _first_number("GPT_CLI_THREADS") or min(cores(), blas_threads())
+
+
+def blas_threads() -> int:
+    """Return how many threads NumPy's OpenBLAS uses for a matrix product."""
+    most = _affinity()
+    return min(_first_number("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or most, most)
+
+
+def _first_number(*variables: str) -> int | None:
+    """Return the value of the first environment variable that is a number above 0."""
+    values = [os.environ.get(name, "") for name in variables]
+    return next((int(value) for value in values if value.isdecimal() and int(value)), None)
+
+
+def native_library() -> Path | None:
+    """Return the file of the compiled library, or None if the installation has none."""
+    return next((path for path in _NATIVE.glob("libkernels.*") if path.suffix in _ENDINGS), None)
+
+
+def native_computes() -> bool:
+    """Return whether the compiled library can be used here, without importing NumPy."""
+    path = native_library()
+    if path is None:
+        return False
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(str(path))
+        return any(library.gpt2_has_level(level) for level in (b"avx2", b"neon"))
+    except (OSError, AttributeError):
+        return False
+
+
+def _affinity() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _group_rooms() -> Iterator[int]:
+    """Yield the bytes that each control group with a limit may still allocate."""
+    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for group, (limit, usage) in itertools.product(_groups(), files):
+        try:
+            most, used = int((group / limit).read_text()), int((group / usage).read_text())
+        except (OSError, ValueError):  # no such group, or its limit is "max"
+            continue
+        # Cached pages of files count as used, but can be reclaimed.
+        stat = _fields(group / "memory.stat")
+        yield most - used + stat.get("inactive_file", 0) + stat.get("active_file", 0)
+
+
+def _groups() -> Iterator[Path]:
+    """Yield the folders of the process's control groups and of their parents."""
+    yield from (_CGROUP, _CGROUP / "memory")
+    try:
+        lines = _OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            group = _CGROUP / controllers / path.lstrip("/")
+            yield group
+            yield from group.parents[: len(Path(path).parts)]
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Return the numbers in a file of lines `name number [kB]`, in bytes; {} if unreadable."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {
+        words[0]: int(words[1]) * (1024 if words[2:] == ["kB"] else 1)
+        for words in lines
+        if len(words) > 1 and words[1].isdigit()
+    }
