@@ -71,7 +71,7 @@ DTYPES = {"float32": "float32", "transformers": "float32"}  # regardless of --dt
 
 def make_checkpoint(folder: Path, size: str) -> None:
     """Write a checkpoint of a published size."""
-    from checkpoints import write_checkpoint
+    from support.checkpoints import write_checkpoint
 
     write_checkpoint(folder, SIZES[size] | {"n_positions": 1024, "vocab_size": 50257})
 
@@ -79,8 +79,9 @@ def make_checkpoint(folder: Path, size: str) -> None:
 def store_in_bfloat16(folder: Path, out: Path) -> None:
     """Write a float32 checkpoint with its weights truncated to bfloat16."""
     import numpy as np
-    from checkpoints import Stored, safetensors_bytes
     from safetensors.numpy import load_file
+
+    from support.checkpoints import Stored, safetensors_bytes
 
     shutil.copytree(folder, out)
     tensors = {}

@@ -9,7 +9,6 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from checkpoints import CASES, CONFIG, make_weights
 from hypothesis import settings
 
 import gpt_cli
@@ -20,6 +19,8 @@ from gpt_cli.gpt2.model import GPT2
 from gpt_cli.ops import Array, Ops, bindings, get_ops
 from gpt_cli.system.machine import native_library
 from gpt_cli.system.startup import THREAD_VARIABLES
+from support.checkpoints import CASES, CONFIG, make_weights
+from support.loopback_hub import cache_fixture, hub_fixture  # noqa: F401 (fixtures)
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands buffer their output, as they do for users
 

@@ -18,11 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from processes import on_terminal, path_with_command
 
 from gpt_cli.options.declare import declarations
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import native_library
+from support.processes import on_terminal, path_with_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

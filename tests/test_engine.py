@@ -3,7 +3,6 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from checkpoints import END, END_ID, VOCAB
 
 import gpt_cli
 import gpt_cli.jobs
@@ -11,6 +10,7 @@ from gpt_cli.errors import GPTCLIError, InputError
 from gpt_cli.generation.generate import Completion
 from gpt_cli.gpt2.model import forward
 from gpt_cli.options.request import Options
+from support.checkpoints import END, END_ID, VOCAB
 
 PROMPT = "the sand and "
 SAMPLED = {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "seed": 11, "max_tokens": 30}

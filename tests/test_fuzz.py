@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzz.targets import TARGETS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fuzz.targets import TARGETS
 from gpt_cli.cli import app
 from gpt_cli.generation.sampling import sample
 from gpt_cli.options.sampling_params import SamplingParams

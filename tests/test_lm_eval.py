@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from eval_tasks import PROMPTS, STORY, write_tasks
 
 from gpt_cli.errors import InputError
+from support.eval_tasks import PROMPTS, STORY, write_tasks
 
 pytest.importorskip("lm_eval")
 

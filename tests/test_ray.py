@@ -9,12 +9,11 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from loopback_hub import cache_fixture, hub_fixture  # noqa: F401 (fixtures)
-from processes import COMMAND, posix
 
 import gpt_cli
 from gpt_cli.errors import InputError
 from gpt_cli.system.machine import cores
+from support.processes import COMMAND, posix
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray.data")

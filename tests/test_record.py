@@ -5,7 +5,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from processes import posix
+
+from support.processes import posix
 
 pytest.importorskip("pyte", reason="the extra docs is not installed")
 pytestmark = posix

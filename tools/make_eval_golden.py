@@ -24,8 +24,9 @@ from lm_eval.tasks import TaskManager
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from checkpoints import CASES  # noqa: E402 (it is not installed)
 from eval_tasks import write_tasks  # noqa: E402
+
+from support.checkpoints import CASES  # noqa: E402 (it is not installed)
 
 
 def main() -> None:

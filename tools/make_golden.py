@@ -1,4 +1,4 @@
-"""Make tests/golden: results of transformers for the small checkpoints of tests/checkpoints.py.
+"""Make tests/golden: results of transformers for small checkpoints.
 
 It needs PyTorch and transformers, which the tests do not. Use a separate environment:
 
@@ -6,8 +6,8 @@ It needs PyTorch and transformers, which the tests do not. Use a separate enviro
     .venv-golden/bin/pip install -e ".[train]"
     .venv-golden/bin/python tools/make_golden.py
 
-Nothing is downloaded. Run it again only if its cases, tests/checkpoints.py or the bundled model
-change: the files are the reference, not a snapshot of gpt_cli.
+Nothing is downloaded. Run it again only if its cases, tests/support/checkpoints.py or the bundled
+model change: the files are the reference, not a snapshot of gpt_cli.
 """
 # ruff: noqa: RUF001 (a tokenizer must distinguish characters that look alike)
 
@@ -40,7 +40,7 @@ GOLDEN = ROOT / "tests" / "golden"
 KNOWN = ROOT / "gpt_cli" / "checks" / "known.json"  # also has the published models
 sys.path.insert(0, str(ROOT / "tests"))
 
-from checkpoints import CASES, END, noise, write_tokenizer  # noqa: E402 (it is not installed)
+from support.checkpoints import CASES, END, noise, write_tokenizer  # noqa: E402 (it is not installed)
 
 NEW_TOKENS = 64
 ROWS = [[72, 5, 258, 286, 199], [287, 41, 41, 120, 7]]

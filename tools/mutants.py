@@ -36,22 +36,29 @@ ALONE = (
     "options/declare records generation/speculate compression/range_coder "
     "jobs/parts jobs/parquet jobs/outputs"
 )
-TESTS = {name: [f"test_{Path(name).name}.py"] for name in ALONE.split()} | {
-    "compression/archive": ["test_archive.py", "test_compress.py"],
-    "compression/codec": ["test_compress.py", "test_cli_compress.py"],
-    "generation/generate": ["test_engine.py", "test_generate.py"],
-    "generation/row": ["test_engine.py", "test_generate.py", "test_drafts.py", "test_speculate.py"],
-    "generation/drafts": ["test_drafts.py", "test_speculate.py"],
-    "gpt2/checkpoint": ["test_checkpoint.py", "test_model.py", "test_quantize.py"],
-    "options/request": ["test_declare.py"],
-    "options/sampling_params": ["test_sampling.py", "test_cli.py"],
-    "generation/sampling": ["test_sampling.py", "test_cli.py"],
-    "jobs/rows": ["test_rows.py", "test_parquet.py"],
-    "jobs/storage": ["test_storage.py", "test_rows.py"],
-    "jobs/sinks": ["test_jobs.py"],
-    "jobs/manifest": ["test_jobs.py"],
-    "jobs/tasks": ["test_tasks.py", "test_jobs.py"],
-    "jobs/runner": ["test_jobs.py"],
+TESTS = {
+    name: [str(Path(name).with_name(f"test_{Path(name).name}.py"))] for name in ALONE.split()
+} | {
+    "compression/archive": ["compression/test_archive.py", "compression/test_codec.py"],
+    "compression/codec": ["compression/test_codec.py", "cli/test_cli_compress.py"],
+    "generation/generate": ["test_engine.py", "generation/test_generate.py"],
+    "generation/row": [
+        "test_engine.py",
+        "generation/test_generate.py",
+        "generation/test_drafts.py",
+        "generation/test_speculate.py",
+    ],
+    "generation/drafts": ["generation/test_drafts.py", "generation/test_speculate.py"],
+    "gpt2/checkpoint": ["gpt2/test_checkpoint.py", "gpt2/test_model.py", "gpt2/test_quantize.py"],
+    "options/request": ["options/test_declare.py"],
+    "options/sampling_params": ["generation/test_sampling.py", "cli/test_cli.py"],
+    "generation/sampling": ["generation/test_sampling.py", "cli/test_cli.py"],
+    "jobs/rows": ["jobs/test_rows.py", "jobs/test_parquet.py"],
+    "jobs/storage": ["jobs/test_storage.py", "jobs/test_rows.py"],
+    "jobs/sinks": ["jobs/test_jobs.py"],
+    "jobs/manifest": ["jobs/test_jobs.py"],
+    "jobs/tasks": ["jobs/test_tasks.py", "jobs/test_jobs.py"],
+    "jobs/runner": ["jobs/test_jobs.py"],
 }
 ROOT = Path(__file__).parents[1]
 COPIES = ROOT / "build" / "mutants"

@@ -17,26 +17,26 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli.batch import batch
-from gpt_cli.cli.bench import bench
-from gpt_cli.cli.compress import compress, decompress
-from gpt_cli.cli.doctor import doctor
-from gpt_cli.cli.download import download
-from gpt_cli.cli.generate import generate
+from gpt_cli.cli.commands.batch import batch
+from gpt_cli.cli.commands.bench import bench
+from gpt_cli.cli.commands.compress import compress, decompress
+from gpt_cli.cli.commands.doctor import doctor
+from gpt_cli.cli.commands.download import download
+from gpt_cli.cli.commands.generate import generate
+from gpt_cli.cli.commands.info import info
+from gpt_cli.cli.commands.models import models
+from gpt_cli.cli.commands.next import next_tokens
+from gpt_cli.cli.commands.quantize import quantize
+from gpt_cli.cli.commands.rank import rank
+from gpt_cli.cli.commands.score import score
+from gpt_cli.cli.commands.serve import serve
+from gpt_cli.cli.commands.tokens import detokenize, tokenize
+from gpt_cli.cli.commands.verify import verify
 from gpt_cli.cli.help import HelpFormatter, add_command
-from gpt_cli.cli.info import info
-from gpt_cli.cli.models import models
-from gpt_cli.cli.next import next_tokens
 from gpt_cli.cli.options import VERBOSE
 from gpt_cli.cli.options import command as with_groups
-from gpt_cli.cli.quantize import quantize
-from gpt_cli.cli.rank import rank
-from gpt_cli.cli.score import score
-from gpt_cli.cli.serve import serve
 from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.streams import note, silence
-from gpt_cli.cli.tokens import detokenize, tokenize
-from gpt_cli.cli.verify import verify
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.options.declare import OptionError, option
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import CASES
-from in_process import run_here
-from world import Suffer, World
 
 import gpt_cli
+from support.checkpoints import CASES
+from support.in_process import run_here
+from support.world import Suffer, World
 
 
 def pytest_addoption(parser):

@@ -21,10 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from checkpoints import CASES
-
 import gpt_cli
 from gpt_cli.cli import app
+from support.checkpoints import CASES
 
 EVERY = 10.0  # seconds between two samples
 WARM = 0.2  # fraction of the time that is not counted: one-time allocations happen in it
@@ -33,8 +32,8 @@ MOST = 1.02  # largest ratio of the memory in the last third to that in the firs
 HUB = """
 import sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from checkpoints import CASES
-from loopback_hub import LoopbackHub
+from support.checkpoints import CASES
+from support.loopback_hub import LoopbackHub
 root = Path(sys.argv[2])
 folder = CASES["saved"].write(root / "published")
 with LoopbackHub(root / "hub") as hub:

@@ -13,9 +13,13 @@ from unittest import mock
 from zlib import crc32
 
 import pytest
-from in_process import run_here
-from processes import posix
-from test_faults_running import (
+
+from gpt_cli.compression.archive import LARGEST_BLOCK, Block, Header, Reader, check, end
+from gpt_cli.compression.codec import Codec
+from gpt_cli.errors import InputError
+from support.in_process import run_here
+from support.processes import posix
+from support.signals import (
     ENDS,
     SIGNALS,
     TINY,
@@ -26,11 +30,7 @@ from test_faults_running import (
     linux,
     text_of,
 )
-from world import check_failure
-
-from gpt_cli.compression.archive import LARGEST_BLOCK, Block, Header, Reader, check, end
-from gpt_cli.compression.codec import Codec
-from gpt_cli.errors import InputError
+from support.world import check_failure
 
 resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = posix

@@ -8,9 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes import posix
-from server_process import COMPLETIONS, serving
-from test_faults_running import LONG, SIGNALS, TINY, each_signal, limit_addresses, linux, text_of
+
+from support.processes import posix
+from support.server_process import COMPLETIONS, serving
+from support.signals import LONG, SIGNALS, TINY, each_signal, limit_addresses, linux, text_of
 
 pytest.importorskip("llguidance")
 pytestmark = posix

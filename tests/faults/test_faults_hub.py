@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import CASES
-from loopback_hub import LoopbackHub
-from processes import posix
-from world import check_failure
+
+from support.checkpoints import CASES
+from support.loopback_hub import LoopbackHub
+from support.processes import posix
+from support.world import check_failure
 
 resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = posix

@@ -8,13 +8,17 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from checkpoints import CONFIG, VOCAB, Stored, safetensors_bytes, stored_tensors, write_checkpoint
-from in_process import records_here, run_here
-from processes import posix
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+from support.checkpoints import (
+    CONFIG,
+    VOCAB,
+    write_checkpoint,
+)
+from support.damaged import INDEX, WEIGHTS, poison, tensor, tensors
+from support.in_process import records_here, run_here
+from support.processes import posix
+
 FOLDER = "the model's folder"
 
 
@@ -37,22 +41,6 @@ def configure(**changes: object) -> Callable[[Path], object]:
     return edit("config.json", lambda raw: json.dumps(json.loads(raw) | changes).encode())
 
 
-def tensors(change: Callable[[dict[str, Stored]], object]) -> Callable[[Path], object]:
-    """Write the weights again with some tensors changed."""
-
-    def damage(folder: Path) -> None:
-        stored = stored_tensors(CONFIG)
-        change(stored)
-        (folder / WEIGHTS).write_bytes(safetensors_bytes(stored))
-
-    return damage
-
-
-def tensor(name: str, shape: tuple[int, ...], dtype: str = "F32", data: bytes | None = None):
-    size = {"F64": 8, "F32": 4, "F8_E4M3": 1}[dtype] * math.prod(shape)
-    return tensors(lambda all: all.update({name: Stored(dtype, shape, data or bytes(size))}))
-
-
 def header(text: bytes, data: bytes = b"", length: int | None = None) -> Callable[[Path], object]:
     """Write a file with this header, whose declared length may be wrong."""
     lead = struct.pack("<Q", len(text) if length is None else length)
@@ -66,14 +54,6 @@ def entries(*spans: tuple[object, object, object], data: int = 8) -> Callable[[P
         for i, (shape, begin, end) in enumerate(spans)
     }
     return header(json.dumps(fields).encode(), bytes(data))
-
-
-def poison(value: float) -> Callable[[Path], object]:
-    """Put a value in the middle of the second layer's weights."""
-    shape = (32, 128)
-    numbers = np.zeros(shape, "<f4")
-    numbers[7, 9] = value
-    return tensor("h.1.mlp.c_fc.weight", shape, data=numbers.tobytes())
 
 
 def sharded(change: Callable[[dict[str, str]], object]) -> Callable[[Path], object]:

@@ -2,42 +2,42 @@
 
 import json
 import math
-import os
 import random
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import CONFIG, write_checkpoint
-from processes import posix, run_on_terminal
-from world import World, check_failure
 
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.names import expected_shapes
 from gpt_cli.system import gpu
 from gpt_cli.system.machine import native_library
+from support.checkpoints import CONFIG, write_checkpoint
+from support.processes import posix, run_on_terminal
+from support.signals import (
+    ENDS,
+    LONG,
+    SIGNALS,
+    TINY,
+    drip,
+    each_signal,
+    leave,
+    limit_addresses,
+    linux,
+    resource,
+    text_of,
+)
+from support.world import World, check_failure
 
-resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = posix
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps these limits")
 
 SLOW = pytest.mark.slow
-TINY = ("-m", "tiny")
 STORY = ("generate", *TINY, "-s", 1, "-n", 60, "Once upon a time")
-MEBIBYTE = 1 << 20
-
-
-def text_of(finished: "subprocess.CompletedProcess[bytes]") -> bytes:
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
 
 
 # --- input ---------------------------------------------------------------------------------------
@@ -193,26 +193,6 @@ def test_rows_do_not_change_one_another(world):
     assert [json.loads(record)["text"] for record in records] == alone
 
 
-def drip(process: "subprocess.Popen[bytes]", data: bytes) -> bytes:
-    """Send a process its input a byte at a time; return its output."""
-    guard = threading.Timer(60, process.kill)
-    guard.start()
-
-    def feed() -> None:
-        for place in range(len(data)):
-            process.stdin.write(data[place : place + 1])
-            process.stdin.flush()
-        process.stdin.close()
-
-    with process:
-        feeder = threading.Thread(target=feed)
-        feeder.start()
-        out = process.stdout.read()
-        feeder.join()
-    guard.cancel()
-    return out
-
-
 @pytest.mark.fault(63, "input a byte at a time", 0, intact="the same output")
 @pytest.mark.parametrize("command", ["generate", "score", "tokenize"])
 def test_input_may_come_a_byte_at_a_time(command, world):
@@ -271,11 +251,6 @@ def test_an_output_that_finds_no_room_can_be_resumed(world, suffer):
     assert 0 < (world.place / "out").stat().st_size <= 2000
     assert world.run(*job, "--resume").returncode == 0
     assert ids_of(world.place / "out") == list(range(12))
-
-
-def limit_addresses(mebibytes: int) -> Callable[[], None]:
-    size = mebibytes * MEBIBYTE
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 @linux
@@ -489,42 +464,7 @@ def test_a_model_cannot_drive_a_terminal(world):
 
 # --- signals -------------------------------------------------------------------------------------
 
-LONG = ("generate", *TINY, "-s", 1, "-n", 2000, "--ignore-eos", "--overflow", "shift", "Once")
 SLOWLY = ("--no-cache", "--threads", 1)  # the same text, slowly on any machine
-SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
-ENDS = {signal.SIGKILL: -9, **SIGNALS}
-
-
-def each_signal(fault, moment, intact, ends=SIGNALS):
-    """Run a test with each of these signals as its `number`."""
-    params = [
-        pytest.param(
-            number,
-            id=number.name,
-            marks=pytest.mark.fault(fault, f"{number.name} {moment}", code, intact=intact),
-        )
-        for number, code in ends.items()
-    ]
-    return pytest.mark.parametrize("number", params)
-
-
-def leave(world, arguments, size, chance):
-    """Read the first bytes of a command's output, and close it at some moment.
-
-    Returns:
-        The bytes, and whether the command has noticed.
-    """
-    with world.start(*arguments) as process:
-        guard = threading.Timer(60, process.kill)
-        guard.start()
-        out = os.read(process.stdout.fileno(), size)
-        time.sleep(chance.uniform(0, 0.5))
-        process.stdout.close()
-        errors = process.stderr.read()
-        guard.cancel()
-    assert process.returncode in (0, 141)
-    assert errors == b""
-    return out, process.returncode == 141
 
 
 def moment(fault, name, number, *arguments, marks=()):

@@ -18,10 +18,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from checkpoints import CONFIG, write_checkpoint
-from processes import posix
-from server_process import COMPLETIONS, LIMIT, answer_on, request_bytes, serving, write_slow_model
-from world import World
+
+from support.checkpoints import CONFIG, write_checkpoint
+from support.processes import posix
+from support.server_process import (
+    COMPLETIONS,
+    LIMIT,
+    answer_on,
+    request_bytes,
+    serving,
+    write_slow_model,
+)
+from support.world import World
 
 resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = posix
@@ -621,7 +629,7 @@ def test_a_model_that_is_nowhere_is_told(suffer):
 def test_damaged_weights_that_load_are_told(serve, model):
     import math
 
-    from test_faults_model import poison
+    from support.world import poison
 
     poison(math.nan)(model)
     with serve(model=model) as server:

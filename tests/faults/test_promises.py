@@ -5,9 +5,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from loopback_hub import LoopbackHub
-from processes import posix
-from test_faults_running import limit_addresses
+
+from support.loopback_hub import LoopbackHub
+from support.processes import posix
+from support.signals import limit_addresses
 
 pytestmark = posix
 

@@ -1,0 +1,604 @@
+"""`gpt-cli generate`, `info` and what all commands share; pipes and terminals are real."""
+
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpt_cli
+from gpt_cli.cli import app
+from gpt_cli.generation.sampling import sample
+from gpt_cli.ops import bindings
+from gpt_cli.options.request import Options
+from gpt_cli.records import COMPLETION
+from gpt_cli.system.startup import THREAD_VARIABLES
+from support.commands import ENDLESS, GENERATE, LONG, PIPES, TINY, generated, text_of
+from support.in_process import records_here, refusal, run_here
+from support.processes import COMMAND, on_terminal, posix, run_on_terminal
+
+TINY_FOLDER = Path(__file__).parents[2] / "weights" / "tiny"
+
+
+def run(*arguments):
+    """Run the command in a process of its own."""
+    return subprocess.run([*TINY, *arguments], capture_output=True, timeout=60, input=b"")
+
+
+def json_of(*arguments, **options):
+    (record,) = records_here(*GENERATE, *arguments, "--json", **options)
+    return record
+
+
+def assert_one_line_error(finished, code):
+    assert finished.returncode == code, finished.stderr
+    lines = finished.stderr.decode().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("gpt-cli: error: ")
+
+
+@pytest.fixture(scope="module")
+def story():
+    """What seed 1 continues "Once upon a time" with, by the Python API."""
+    engine = gpt_cli.load("tiny")
+    return engine.generate(["Once upon a time"], max_tokens=60, seed=1)[0].text
+
+
+STORY = ("Once upon a time", "-n", "60", "--seed", "1")
+
+
+def test_a_pipe_gets_the_text_byte_for_byte_and_nothing_else(story):
+    finished = run(*STORY)
+    assert (finished.returncode, finished.stdout.decode(), finished.stderr) == (0, story, b"")
+    for flags in ("--no-stream", "--no-cache", "--threads=1", "--device=cpu -q"):
+        assert generated(*STORY, *flags.split()) == (story, "")
+
+
+def test_json_has_the_same_text_and_says_how_it_came_about(story):
+    line = json_of(*STORY)
+    assert set(line.pop("timing")) == set(COMPLETION["timing"])
+    assert line.pop("usage")["completion_tokens"] == 60
+    assert line == {
+        "index": 0,
+        "prompt": "Once upon a time",
+        "text": story,
+        "finish_reason": "length",
+        "seed": 1,
+        "model": "tiny",
+    }
+
+
+def test_a_drawn_seed_is_reported_and_gives_the_text_again():
+    first = json_of("Once", "-n", "20")
+    assert json_of("Once", "-n", "20", "--seed", first["seed"])["text"] == first["text"]
+
+
+def test_samples_come_one_after_the_other_and_the_first_is_that_of_a_single_run(story):
+    samples = text_of(*STORY, "--samples", "3").split("\n---\n")
+    assert len(samples) == 3
+    assert samples[0] == story
+    assert samples[1] != story
+
+
+def test_echo_puts_the_prompt_first(story):
+    assert text_of(*STORY, "--echo") == "Once upon a time" + story
+    assert text_of(*STORY, "--echo", "--no-stream") == "Once upon a time" + story
+
+
+def test_escapes_are_read_in_the_prompt_and_in_stop_strings(story):
+    letter = story[4]
+    text = text_of(r"Once\tupon\n", "--escape", "--echo", "-n", "20", "--stop", r"\n")
+    assert text.startswith("Once\tupon\n")
+    assert text.count("\n") == 1
+    assert text_of(r"Once\\n", "--escape", "--echo", "-n", "1").startswith(r"Once\n")
+    kept = text_of(*STORY, "--stop", letter, "--include-stop")
+    assert kept == story[: story.index(letter) + 1]
+
+
+@posix
+def test_a_text_that_is_cut_in_a_file_is_noted_with_its_seed(tmp_path):
+    def noted(*flags):
+        command = f"{shlex.join([*TINY, 'Once', '-n', '3', *flags])} > out"
+        return on_terminal(["sh", "-c", command], 300, {}, tmp_path)[1]
+
+    cut = "gpt-cli: note: the text was cut at --max-tokens 3"
+    lines = noted().splitlines()
+    assert lines[0] == cut
+    assert re.fullmatch(r"gpt-cli: note: --seed \d+ gives this text again", lines[1])
+    assert noted("-s", "1").splitlines() == [cut]
+    assert noted("-s", "1", "--json") == noted("-q") == ""
+
+
+def test_statistics_go_to_standard_error_although_notes_are_not_shown(story):
+    text, told = generated(*STORY, "--stats")
+    assert text == story
+    assert re.match(r"tiny in (float16|float32): loaded in ", told)
+    assert "60 tokens at" in told
+    assert "seed 1" in told
+    told = generated("a space at the end ", "-n", "3", "--stats", "--quiet")[1]
+    assert told.count("\n") == 1
+    assert "3 tokens at" in told
+    assert "ends with a space" in generated("a space at the end ", "-n", "3", "-v")[1]
+
+
+def test_the_prompt_may_come_from_a_pipe_a_file_or_both(story, tmp_path):
+    whole, beginning = tmp_path / "whole.txt", tmp_path / "beginning.txt"
+    whole.write_bytes(b"Once upon a time\r\n")
+    beginning.write_bytes(b"Once upon")
+    prompt, *flags = STORY
+    for data in (b"", b"\n"):
+        assert text_of(*flags, input=prompt.encode() + data) == story
+    assert text_of(*flags, input=b"\xef\xbb\xbfOnce upon a time\r\n") == story
+    assert text_of("--file", "-", *flags, input=b"Once upon a time\n") == story
+    assert text_of("--file", whole, *flags) == story
+    assert text_of("--file", beginning, " a time", *flags) == story
+    assert text_of(*STORY, input=b"not read") == story
+
+
+class Recorder:
+    """Stands in for `gpt_cli.load` and for the engine; keeps what they are asked for."""
+
+    def load(self, name, **options):
+        self.loaded = {"name": name} | options
+        return self
+
+    def run(self, prompts, options):
+        self.prompts, self.options = prompts, options
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr(gpt_cli, "load", recorder.load, raising=False)
+    return recorder
+
+
+def test_every_flag_arrives_where_it_has_its_effect(recorder):
+    flags = (
+        "-m some/model --max-tokens 5 --temp 0.5 --top-k 6 --top-p 0.7 --min-p 0.08 "
+        "--repeat-penalty 1.9 --presence-penalty 0.1 --frequency-penalty 0.2 --logit-bias 7=-3 "
+        "--logit-bias 9=1 --include-stop --stop a --stop b --seed 11 --samples 2 --no-cache "
+        "--device cpu --dtype float16 --revision v1 --offline --overflow shift --ignore-eos "
+        "--special -q --no-speculate"
+    )
+    assert app.run(["generate", "text", *flags.split()]) == 130
+    assert recorder.loaded == {
+        "name": "some/model",
+        "device": "cpu",
+        "dtype": "float16",
+        "revision": "v1",
+        "offline": True,
+        "quiet": True,
+        "speculate": False,
+    }
+    assert recorder.prompts == ["text", "text"]
+    assert recorder.options == Options(
+        max_tokens=5,
+        temperature=0.5,
+        top_k=6,
+        top_p=0.7,
+        min_p=0.08,
+        repeat_penalty=1.9,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        logit_bias={7: -3, 9: 1},
+        include_stop=True,
+        stop=["a", "b"],
+        seed=11,
+        use_cache=False,
+        overflow="shift",
+        ignore_eos=True,
+        special=True,
+    )
+
+
+def test_flags_that_are_not_given_have_the_defaults_of_the_library(recorder, monkeypatch):
+    assert app.run(["generate", "text", "--seed", "1"]) == 130
+    assert recorder.options == Options(seed=1)
+    assert recorder.loaded["name"] == "gpt2"
+    monkeypatch.setenv("GPT_CLI_MODEL", "distilgpt2")
+    app.run(["generate", "text"])
+    assert recorder.loaded["name"] == "distilgpt2"
+
+
+def threads_of_the_library_and_numpy():
+    ours, *others = (os.environ[name] for name in THREAD_VARIABLES)
+    assert len({*others}) == 1
+    return int(ours), int(others[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "native", "threads"),
+    [
+        (["--threads", "3"], {}, True, (3, 1)),
+        (["--threads", "3"], {"GPT_CLI_OPS": "numpy"}, True, (3, 3)),
+        (["--threads", "2"], {}, False, (2, 2)),
+        ([], {"GPT_CLI_THREADS": "3"}, True, (3, 1)),
+        (["--threads", "2"], {"GPT_CLI_THREADS": "3"}, True, (2, 1)),
+    ],
+)
+def test_threads_are_told_to_what_computes(recorder, thread_variables, flags, env, native, threads):
+    thread_variables.delenv("GPT_CLI_OPS", raising=False)
+    thread_variables.setattr("gpt_cli.system.startup.native_computes", lambda: native)
+    for name, value in env.items():
+        thread_variables.setenv(name, value)
+    app.run(["generate", "text", *flags])
+    assert threads_of_the_library_and_numpy() == threads
+
+
+def test_threads_are_the_cores_that_may_be_used_unless_the_user_has_said_so(
+    recorder, thread_variables
+):
+    thread_variables.setattr("gpt_cli.system.startup.native_computes", lambda: True)
+    thread_variables.setattr("gpt_cli.system.startup.cores", lambda: 5)
+    thread_variables.delenv("GPT_CLI_THREADS")
+    app.run(["generate", "text"])
+    assert "GPT_CLI_THREADS" not in os.environ
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    for name in THREAD_VARIABLES[1:]:
+        thread_variables.delenv(name)
+    app.run(["generate", "text"])
+    assert threads_of_the_library_and_numpy() == (5, 1)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "257", "4294967296"])
+def test_a_number_of_threads_in_the_environment_that_is_none_is_refused(value):
+    assert "GPT_CLI_THREADS" in refusal(*GENERATE, "x", GPT_CLI_THREADS=value)
+
+
+def test_the_library_and_numpy_give_the_same_text():
+    arguments = ["-s", "5", "-n", "60", "--samples", "3", "Once upon"]
+    by_numpy, by_library = (text_of(*arguments, GPT_CLI_OPS=name) for name in ("numpy", "native"))
+    assert by_numpy == by_library
+
+
+def records_of(*arguments, **env):
+    """The records of `--json`, without their times."""
+    records = records_here(*GENERATE, *arguments, "--json", **env)
+    return [record | {"timing": None} for record in records]
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_every_digit_is_the_same_on_any_number_of_threads_at_any_level(dtype):
+    arguments = ["-s", "7", "-n", "40", "--logprobs", "3", "--dtype", dtype, "Once upon"]
+    expected = records_of(*arguments, GPT_CLI_OPS="native", GPT_CLI_THREADS="1")
+    try:
+        for threads, level in (("3", bindings.levels()[0]), ("2", bindings.levels()[-1])):
+            env = {"GPT_CLI_OPS": "native", "GPT_CLI_LEVEL": level}
+            assert records_of(*arguments, "--threads", threads, **env) == expected
+    finally:
+        bindings.choose_level()
+    (first, *_) = records_of(*arguments, "--samples", "3", "--no-cache", GPT_CLI_OPS="native")
+    assert [first] == expected
+
+
+# --- what the weights are held in ----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("case", "dtype"), [("f16", "float16"), ("bf16", "bfloat16")])
+def test_weights_in_16_bits_stay_so_and_give_what_float32_gives(case_folder, case, dtype):
+    flags = ["-m", case_folder(case), "-s", "3", "-n", "40", "--device", "cpu", "and the"]
+    expected = records_of(*flags, "--logprobs", "5", "--dtype", "float32")
+    for chosen in ("auto", dtype):
+        assert records_of(*flags, "--logprobs", "5", "--dtype", chosen) == expected
+    assert f" in {dtype}: loaded in " in generated(*flags, "--stats")[1]
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("case", "dtype", "stored"),
+    [
+        ("saved", "float16", "float32"),
+        ("saved", "bfloat16", "float32"),
+        ("f16", "bfloat16", "float16"),
+        ("bf16", "float16", "bfloat16"),
+    ],
+)
+def test_no_cpu_rounds_weights_to_16_bits(case_folder, case, dtype, stored):
+    folder = case_folder(case)
+    assert refusal("generate", "-m", folder, "--device", "cpu", "--dtype", dtype, "x") == (
+        f"gpt-cli: error: --dtype {dtype}: {folder} is stored in {stored}; on a CPU, choose auto, "
+        "float32 or int8\n"
+    )
+
+
+@pytest.mark.parametrize("case", ["f16", "bf16"])
+def test_without_the_library_weights_in_16_bits_are_widened(case_folder, monkeypatch, case):
+    monkeypatch.delenv("GPT_CLI_OPS", raising=False)
+    flags = ["-m", case_folder(case), "-s", "3", "-n", "40", "--device", "cpu", "and the"]
+    expected = text_of(*flags, GPT_CLI_OPS="numpy")
+    monkeypatch.setattr("gpt_cli.ops.native_library", lambda: None)
+    text, told = generated(*flags, "--stats")
+    assert text == expected
+    assert " in float32: loaded in " in told
+    assert records_here("info", flags[1], "--json")[0]["dtype"] == "float32"
+    needed = "--dtype float16 needs the compiled library"
+    assert needed in refusal(*GENERATE, *flags, "--dtype", "float16")
+
+
+def test_memory_that_runs_out_is_exit_code_5(recorder, monkeypatch):
+    def run(prompts, options):
+        raise MemoryError("cannot have 9 GB")
+
+    monkeypatch.setattr(recorder, "run", run)
+    assert refusal("generate", "text", code=5) == (
+        "gpt-cli: error: out of memory or threads (MemoryError('cannot have 9 GB')): "
+        "use fewer or shorter texts at a time, or a smaller model\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [("-Once upon", True), ("-once upon", True), ("- x", True), ("--nope", False), ("-x", False)],
+)
+def test_a_text_that_begins_with_a_dash_gets_a_hint_and_a_flag_does_not(word, text):
+    error = refusal(*GENERATE, word)
+    assert ("Put -- before" in error) == text
+    assert word != "--nope" or "Possible options: --no-cache, --stop" in error
+
+
+def test_an_empty_prompt_begins_a_text():
+    assert text_of("", "-n", "5", "--seed", "1")[0].isupper()
+
+
+def test_the_context_ends_the_text_unless_it_is_shifted():
+    long = "once " * 300
+    full, told = generated(long, "-n", "500", "--ignore-eos", "--json", "-v")
+    assert json.loads(full)["finish_reason"] == "context"
+    assert "--overflow shift" in told
+    shifted = json_of(long, "-n", "500", "--ignore-eos", "--overflow", "shift")
+    assert shifted["usage"]["completion_tokens"] == 500
+    cut = json_of("once " * 900, "-n", "9", "--overflow", "truncate")
+    assert cut["usage"]["prompt_tokens"] == 512 - 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["x", "--temperature", "nan"], "temperature"),
+        (["x", "--top-p", "0"], "top-p"),
+        (["x", "--top-k", "-1"], "top-k"),
+        (["x", "--min-p", "2"], "min-p"),
+        (["x", "--repeat-penalty", "0"], "repeat-penalty"),
+        (["x", "--seed", "-1"], "seed"),
+        (["x", "-n", "many"], "--max-tokens"),
+        (["x", "--samples", "0"], "--samples"),
+        (["x", "--samples", str(10**30)], "--samples"),
+        (["x", "--threads", "0"], "--threads"),
+        (["x", "--stop", ""], "--stop must be strings that are not empty"),
+        (["x", "--overflow", "ignore"], "--overflow"),
+        (["x", "--device", "abacus"], "abacus"),
+        (["x", "--dtype", "float8"], "float8"),
+        (["x", "--no-such-flag"], "--no-such-flag"),
+        (["x", "y"], "y"),
+        (["x", "--revision", "main"], "revision"),
+        (["once " * 2000], "--overflow"),
+        (["--file", "/no/such/file"], "/no/such/file"),
+        (["\udcff"], "Unicode"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(arguments, what):
+    assert what in refusal(*GENERATE, *arguments)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--top-p=0", "--temperature=nan", "--stop=", "--device=abacus", "--dtype=float8", "--seed=-1"],
+)
+def test_bad_flags_are_known_before_a_model_is_looked_for(flag):
+    assert app.run(["generate", "x", "--model", "no/model", "--offline", flag]) == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"abc\xff"])
+def test_an_empty_pipe_and_one_that_is_not_utf8_are_refused(data):
+    refusal(*GENERATE, input=data)
+
+
+@posix
+def test_a_closed_standard_input_is_not_waited_for():
+    line = " ".join([*TINY, "<&-"])
+    assert_one_line_error(subprocess.run(line, shell=True, capture_output=True, timeout=60), 2)
+
+
+def test_a_damaged_model_is_exit_code_4_and_verbose_shows_where(tmp_path):
+    shutil.copytree(TINY_FOLDER, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    error = refusal(*GENERATE, "x", "--model", tmp_path, code=4)
+    assert "model.safetensors" in error
+    verbose = generated("x", "--model", tmp_path, "--verbose", code=4)[1]
+    assert "Traceback" in verbose
+    assert verbose.endswith(error)
+
+
+@posix
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
+def test_an_output_that_cannot_be_written_is_exit_code_5(redirection):
+    if redirection == ">/dev/full" and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    line = " ".join([*TINY, "Once", "-n", "3", redirection])
+    assert_one_line_error(subprocess.run(line, shell=True, capture_output=True, timeout=60), 5)
+
+
+@posix
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_without_a_standard_error_the_text_is_the_same(story, redirection):
+    if "full" in redirection and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    line = f"{shlex.join([*TINY, *STORY, '--stats'])} {redirection}"
+    finished = subprocess.run(line, shell=True, stdout=subprocess.PIPE, timeout=60)
+    assert (finished.returncode, finished.stdout.decode()) == (0, story)
+    line = f"{shlex.join([*TINY, '--nope'])} {redirection}"
+    assert subprocess.run(line, shell=True, timeout=60).returncode == 2
+
+
+@posix
+def test_a_path_that_is_no_unicode_is_no_obstacle(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/m\xff"
+    try:
+        shutil.copytree(os.fsencode(TINY_FOLDER), folder)
+    except OSError:
+        pytest.skip("the file system takes only Unicode")
+    command = [*map(os.fsencode, [*COMMAND, "generate", "x", "-n", "3", "--json", "-m"]), folder]
+    finished = subprocess.run(command, capture_output=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    assert folder in finished.stdout
+
+
+@posix
+def test_text_streams_and_a_reader_that_leaves_ends_it_quietly():
+    with subprocess.Popen(ENDLESS[:-1], **PIPES) as process:
+        assert len(process.stdout.read(10)) == 10
+        process.stdout.close()
+        assert process.wait(timeout=60) == 141
+        assert process.stderr.read() == b""
+
+
+@posix
+def test_an_interrupt_keeps_what_there_is_and_is_exit_code_130():
+    # Without a buffer: `communicate` would lose what is in it.
+    with subprocess.Popen(ENDLESS, **PIPES, bufsize=0) as process:
+        beginning = process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        rest, notes = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in notes
+    assert b"finish reason interrupted" in notes
+    text, whole = (beginning + rest).decode(), text_of(*LONG)
+    assert whole.startswith(text[: len(whole)])
+
+
+def test_an_interrupt_writes_the_record_of_what_there_is(monkeypatch):
+    steps = itertools.count(1)
+
+    def interrupted(*arguments):
+        if next(steps) > 9:
+            raise KeyboardInterrupt
+        return sample(*arguments)
+
+    whole = text_of(*LONG)
+    monkeypatch.setattr("gpt_cli.generation.row.sample", interrupted)
+    record = json_of(*LONG, code=130)
+    assert (record["finish_reason"], record["usage"]["completion_tokens"]) == ("interrupted", 9)
+    assert record["text"]
+    assert whole.startswith(record["text"])
+
+
+def test_an_interrupt_while_a_module_is_imported_is_quiet(monkeypatch):
+    class Interrupted:
+        def __set_name__(self, owner, name):
+            raise KeyboardInterrupt
+
+    def load(*arguments, **options):
+        type("Encoding", (), {"name": Interrupted()})  # Python 3.11 makes it a RuntimeError
+
+    monkeypatch.setattr(gpt_cli, "load", load)
+    assert run_here("generate", "-m", "tiny", "Once", code=130) == (b"", "")
+
+
+@posix
+def test_a_terminal_gets_a_line_end_after_the_text_and_is_told_a_drawn_seed(story):
+    code, output = run_on_terminal(*GENERATE, *STORY)
+    assert code == 0
+    assert output == (story + "\n").replace("\n", "\r\n")
+    drawn = [*GENERATE, "Once", "-n", "3"]
+    assert "gives this text again" in run_on_terminal(*drawn)[1]
+    assert "gives this text again" not in run_on_terminal(*drawn, "-q")[1]
+
+
+@posix
+def test_a_terminal_without_a_prompt_is_told_to_give_one():
+    code, output = run_on_terminal(*GENERATE)
+    assert code == 2
+    assert output.startswith("gpt-cli: error: no prompt")
+
+
+@posix
+def test_the_locale_does_not_change_the_bytes():
+    text = "Zoë asked: “où?” 🦊"
+    plain = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
+    flags = ["-n", "5", "--seed", "1", "--echo"]
+    found = subprocess.run([*TINY, *flags], input=text.encode(), capture_output=True, env=plain)
+    assert found.stdout.decode() == text_of(text, *flags)
+
+
+def test_the_help_of_every_command_needs_no_numpy():
+    code = (
+        "import sys; from gpt_cli.cli import app;"
+        "assert {app.run([name, '--help']) for name in app.COMMANDS} == {0};"
+        "assert not {'numpy', 'tiktoken', 'rich'} & sys.modules.keys()"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    for name in app.COMMANDS:
+        assert f"gpt-cli {name}".encode() in finished.stdout
+
+
+def test_without_arguments_it_shows_the_commands_and_its_version_is_the_packages():
+    shown, version = (subprocess.check_output([*COMMAND, *flags]) for flags in ([], ["--version"]))
+    assert b"generate" in shown
+    assert version.decode().split() == ["gpt-cli", gpt_cli.__version__]
+
+
+def test_info_counts_what_is_in_the_file():
+    (facts,) = records_here("info", "tiny", "--json")
+    model = gpt_cli.load("tiny", device="cpu").model
+    assert facts["n_layer"] == len(model.h)
+    assert facts["dtype"] == model.ops.dtype
+    assert facts["parameters"] > facts["vocab_size"] * facts["n_embd"]
+    text = run_here("info", "tiny")[0].decode()
+    assert f"dtype {model.ops.dtype}" in " ".join(text.split())
+    assert ("5 MB" if model.ops.dtype == "float16" else "9 MB") in text
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("case", "dtype"), [("saved", "float32"), ("f16", "float16"), ("bf16", "bfloat16")]
+)
+def test_info_tells_what_the_weights_are_held_in(case_folder, tmp_path, case, dtype):
+    held, full = (
+        records_here("info", case_folder(case), "--json", GPT_CLI_OPS=ops)[0]
+        for ops in ("native", "numpy")
+    )
+    assert (held["dtype"], full["dtype"]) == (dtype, "float32")
+    assert full["weights_bytes"] == 4 * full["parameters"]
+    assert held["kv_cache_bytes"] == full["kv_cache_bytes"]
+    if dtype != "float32":
+        assert full["weights_bytes"] / 2 < held["weights_bytes"] < 0.6 * full["weights_bytes"]
+    shutil.copy(case_folder(case) / "config.json", tmp_path)  # without weights
+    assert records_here("info", tmp_path, "--json")[0]["dtype"] == "float32"
+
+
+INTERRUPTED = """
+import os, signal, time, weakref
+from gpt_cli import __main__
+from gpt_cli.cli import app
+
+class Target:
+    pass
+
+def run():
+    target = Target()
+    watching = weakref.ref(target, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del target
+    time.sleep(30)
+
+app.main = run
+__main__.main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_an_interrupt_in_a_callback_is_not_lost_and_quiet():
+    finished = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=30)
+    assert (finished.returncode, finished.stderr) == (130, b"")

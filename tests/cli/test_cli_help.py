@@ -1,0 +1,82 @@
+"""The layout of `--help`, and its examples in a shell."""
+
+import os
+import re
+import subprocess
+
+import pytest
+from typer.main import get_command
+
+from gpt_cli.cli import app
+from support.in_process import run_here
+from support.processes import path_with_command, posix
+
+
+def names(group, *above):
+    """Yield the names of all commands, such as ("show", "tree")."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from names(command, *above, name)
+        else:
+            yield (*above, name)
+
+
+NAMES = list(names(get_command(app.application())))
+
+
+def read_help(*name, columns=80):
+    out, errors = run_here(*name, "--help", COLUMNS=str(columns))
+    assert errors == ""
+    return out.decode()
+
+
+def examples(text):
+    """Return the examples, which are at the end."""
+    return [line.strip() for line in text.partition("\n  Examples:\n")[2].splitlines()]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=" ".join)
+def test_help_fits_a_terminal_and_ends_with_one_to_three_examples(name):
+    lines = examples(read_help(*name))
+    assert 1 <= len(lines) <= 3
+    for line in lines:
+        assert f"gpt-cli {' '.join(name)} " in f"{line} "
+
+
+@pytest.mark.parametrize("name", [(), ("show",), *NAMES], ids=" ".join)
+def test_help_fits_a_terminal_and_on_a_narrow_one_breaks_no_word(name):
+    wide, narrow = (
+        read_help(*name, columns=columns).partition("\n  Examples:\n") for columns in (80, 40)
+    )
+    assert max(map(len, "".join(wide).splitlines())) < 80
+    assert max(map(len, narrow[0].splitlines())) < 40
+    joined = re.sub(r"(?<=\w-)\n +", "", narrow[0])  # undo breaks after hyphens
+    assert joined.split() == wide[0].split()
+
+
+def test_the_descriptions_of_commands_are_complete():
+    text = read_help()
+    assert "..." not in text.partition("Commands:")[2]
+    for name in app.COMMANDS:
+        assert f"\n  {name} " in text
+
+
+@posix
+@pytest.mark.parametrize("name", NAMES, ids=" ".join)
+def test_examples_without_a_network_work(name, tmp_path):
+    # The others need a published model, or do not end.
+    lines = [line for line in examples(read_help(*name)) if "gpt2" not in line]
+    assert lines or name in (("download",), ("serve",))
+    env = {**os.environ, "PATH": path_with_command(tmp_path / "bin"), "HF_HUB_OFFLINE": "1"}
+    env |= {"HF_HOME": str(tmp_path / "cache")}
+    for line in lines:
+        finished = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            timeout=60,
+        )
+        assert finished.returncode == 0, finished.stderr
+        assert b"error" not in finished.stderr
+        assert finished.stdout or list(tmp_path.glob("new*"))

@@ -1,0 +1,159 @@
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.checkpoints import CASES, write_tokenizer
+from support.in_process import records_here, refusal, run_here
+from support.loopback_hub import model_files
+from support.processes import COMMAND, posix, run_on_terminal
+
+REPO = "acme/gpt"
+
+
+def run(*arguments: object, **env: str) -> "subprocess.CompletedProcess[str]":
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env})
+
+
+# --- download ---
+
+
+def test_download_prints_the_folder_and_one_line_of_progress(hub, cache, tmp_path):
+    result = run("download", REPO)
+    assert result.stderr == "downloading acme/gpt (4 kB)\n"
+    folder = Path(result.stdout.removesuffix("\n"))
+    assert folder == cache / "models--acme--gpt" / "snapshots" / hub.commit(REPO)
+    assert (folder / "config.json").is_file()
+    assert str(hub.requests[0]) == "GET /api/models/acme/gpt/revision/main"  # no telemetry before
+    result = run("download", REPO, "--quiet", "--revision", "v1", "--to", tmp_path / "model")
+    assert (result.stdout, result.stderr) == (f"{tmp_path / 'model'}\n", "")
+
+
+@posix
+def test_a_terminal_sees_bars_and_a_quiet_one_does_not(hub):
+    shown = run_on_terminal("download", REPO, "-q")[1]
+    assert len(shown.splitlines()) == 1
+    hub.add(REPO, model_files(size=8000))
+    shown = run_on_terminal("download", REPO)[1]
+    assert "100%|" in shown
+    assert "downloading acme/gpt" not in shown
+    assert "Log in!" not in shown
+    hub.add(REPO, model_files(size=12000))
+    shown = run_on_terminal("download", REPO, HF_HUB_DISABLE_PROGRESS_BARS="1")[1]
+    assert "%" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault", "code", "says"),
+    [
+        (["acme/none"], "", 3, "no folder and no model on the Hub is named acme/none"),
+        ([REPO, "--revision", "v9"], "", 3, "acme/gpt has no revision v9"),
+        ([REPO], "403-gated", 3, "acme/gpt is gated: accept its terms"),
+        (["acme/pickle"], "", 4, "use a model that has safetensors"),
+        (["tiny"], "", 2, "tiny is bundled"),
+        (["."], "", 2, ". is a folder"),
+        ([REPO, "--to", "."], "", 2, "is not an empty folder"),
+    ],
+)
+def test_each_failure_is_one_line_and_an_exit_code(hub, arguments, fault, code, says):
+    hub.add("acme/pickle", model_files(**{"model.safetensors": None}))
+    if fault:
+        hub.fail(fault)
+    assert says in refusal("download", *arguments, code=code)
+
+
+@posix
+def test_an_interrupt_ends_the_download_quietly(hub, cache):
+    hub.fail("stall-half", on="/cdn/", times=1)
+    process = subprocess.Popen(
+        [*COMMAND, "download", REPO], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert hub.half_sent.wait(20)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == 130
+    assert output == ""
+    assert "Traceback" not in errors
+    assert not list(cache.rglob("*.incomplete"))
+    assert run("download", REPO).returncode == 0
+
+
+# --- models ---
+
+
+def test_models_are_lines_with_tabs_or_of_json_in_a_pipe(hub):
+    before = {"name", "origin", "size", "folder"}
+    assert [before] == [model.keys() for model in records_here("models", "--json")]  # no cache yet
+    folder = run_here("download", REPO, "-q")[0].decode().strip()
+    hub.requests.clear()
+    out, errors = run_here("models")
+    assert errors == ""
+    rows = [line.split("\t") for line in out.decode().splitlines()]
+    assert [REPO, "cached", "4049", folder] in rows
+    assert all(len(row) == 4 for row in rows)
+    record = {"name": REPO, "origin": "cached", "size": 4049, "folder": folder}
+    assert record in records_here("models", "--json")
+    assert hub.requests == []
+
+
+@posix
+def test_models_are_a_table_on_a_terminal(hub):
+    run("download", REPO, "-q")
+    shown = run_on_terminal("models")[1]
+    assert "origin" in shown
+    assert "acme/gpt" in shown
+    assert "4 kB" in shown
+    assert "\x1b[3" not in run_on_terminal("models", NO_COLOR="1")[1]  # no colour
+
+
+# --- info ---
+
+
+def test_an_endpoint_that_is_no_address_is_called_so(hub):
+    assert "must begin with http" in refusal("info", "acme/none", HF_ENDPOINT="mirror")
+
+
+def test_info_fetches_no_more_than_the_configuration_and_leaves_nothing_in_the_cache(hub, cache):
+    (facts,) = records_here("info", REPO, "--json")
+    assert facts["folder"] is None
+    assert facts["parameters"] > 0
+    assert hub.fetched() == ["config.json"]
+    assert not list(cache.glob("models--*"))
+
+
+def test_info_of_a_model_that_is_here_asks_nobody(hub, case_folder):
+    hub.add(REPO, {path.name: path.read_bytes() for path in case_folder("saved").iterdir()})
+    folder = run_here("download", REPO, "-q")[0].decode().strip()
+    hub.requests.clear()
+    (facts,) = records_here("info", REPO, "--json")
+    assert facts["folder"] == folder
+    assert hub.requests == []
+
+
+def test_info_of_damaged_weights_is_exit_code_4(tmp_path):
+    weights = CASES["saved"].write(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert f"{weights} is not safetensors" in refusal("info", tmp_path, code=4)
+
+
+# --- tokenize and detokenize ---
+
+
+def test_tokens_need_no_weights_and_leave_nothing_in_the_cache(hub, cache):
+    write_tokenizer(hub.root / REPO)
+    out, told = run_here("tokenize", "-v", "-m", REPO, "the the")
+    assert out == b"83 257 262\n"
+    assert "`gpt-cli download acme/gpt` keeps the model" in told
+    assert run_here("detokenize", "-m", REPO, "-q", "83 257 262") == (b"the the", "")
+    assert sorted(hub.fetched()) == ["merges.txt", "merges.txt", "vocab.json", "vocab.json"]
+    assert not list(cache.glob("models--*"))
+    run_here("download", REPO, "-q")
+    assert run_here("tokenize", "-v", "-m", REPO, "the the") == (b"83 257 262\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["tokenize", "1"], ["detokenize", "1"], ["info"]])
+def test_an_unknown_model_is_exit_code_3(hub, arguments):
+    assert "check the name" in refusal(*arguments, "-m", "acme/none", code=3)

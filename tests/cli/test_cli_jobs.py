@@ -1,0 +1,586 @@
+"""`gpt-cli batch` and `score` with tables, folders and addresses: the records are the same."""
+
+import functools
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from gpt_cli.cli import app
+from gpt_cli.cli.progress import Progress
+from gpt_cli.jobs import parts
+from gpt_cli.jobs.parts import Folder
+from support import in_process
+from support.processes import COMMAND, posix
+
+FLAGS = {"batch": ["-n", "2", "-s", "1", "--ignore-eos"], "score": []}
+FIELD = {"batch": "prompt", "score": "text"}
+TEXTS = [f"{'Once upon a time, ' * (place % 4)}number {place} 🦊" for place in range(20)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast(case_folder):
+    """Use a very small model, and build the command line only once: there are many runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPT_CLI_MODEL", str(case_folder("saved")))
+        patch.setattr(app, "application", functools.cache(app.application))
+        patch.setattr(app, "get_command", functools.cache(app.get_command))
+        yield
+
+
+@pytest.fixture
+def pa():
+    pytest.importorskip("pyarrow.parquet")
+    return pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Change to a new folder, so that names are short."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def row_parts(monkeypatch):
+    """Let each row be a part of its own."""
+    monkeypatch.setattr(parts, "BYTES", 1)
+
+
+def run(command, *arguments, code=0):
+    """Run a command that writes no records to standard output; return its lines of notes."""
+    finished = in_process.finished(command, *FLAGS[command], "--threads", "1", *arguments)
+    assert (finished.returncode, finished.stdout) == (code, b""), finished.stderr
+    return finished.stderr.decode().splitlines()
+
+
+def refused(*arguments, code=2):
+    """Run a command that is refused; return its error message."""
+    (line,) = run(*arguments, code=code)
+    assert line.startswith("gpt-cli: error: ")
+    return line
+
+
+NO_MODEL = ["-m", "no/model", "--offline"]  # exit code 3 where the model is searched
+
+
+def write_jsonl(file, rows):
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def write_parquet(file, rows, **options):
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    file.parent.mkdir(exist_ok=True)
+    write_table(pyarrow.Table.from_pylist(rows), file, **options)
+
+
+def known(value):
+    """Return a record without its times, and without nulls, which JSON Lines leave out."""
+    if isinstance(value, list):
+        return [known(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    items = {key: known(item) for key, item in value.items() if key != "timing"}
+    return {key: item for key, item in items.items() if item is not None}
+
+
+def records_of(output):
+    """Return the records in a file, or in the files of a folder, of any kind."""
+    fs, path = fsspec.core.url_to_fs(str(output))
+    found = []
+    files = sorted(fs.ls(path, detail=False)) if fs.isdir(path) else [path]
+    for file in files:
+        if file.rpartition("/")[2].startswith((".", "_")):
+            continue
+        with fs.open(file, "rb") as stream:
+            if file.endswith(".parquet"):
+                from pyarrow.parquet import read_table
+
+                found += read_table(stream).to_pylist()
+            else:
+                found += [json.loads(line) for line in stream]
+    return known(found)
+
+
+def close(records):
+    """Return scores for a comparison within rounding, since rows are computed beside others."""
+    return [
+        {
+            key: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
+            for key, value in record.items()
+        }
+        for record in records
+    ]
+
+
+def snapshot(folder):
+    return {
+        str(file.relative_to(folder)): file.is_file() and file.read_bytes()
+        for file in folder.rglob("*")
+    }
+
+
+def names(folder):
+    return sorted(file.name for file in folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, fast):
+    """The records of TEXTS in a file of JSON Lines, for each command."""
+    folder = tmp_path_factory.mktemp("expected")
+    found = {}
+    for command, field in FIELD.items():
+        rows = [{"id": 100 + place, field: text} for place, text in enumerate(TEXTS)]
+        file = write_jsonl(folder / f"{command}.jsonl", rows)
+        output = folder / f"{command}.out"
+        run(command, file, "-o", output, "-q")
+        found[command] = records_of(output)
+        assert len(found[command]) == len(TEXTS)
+    return found
+
+
+# --- the same records ----------------------------------------------------------------------------
+
+
+def write_inputs(folder, command):
+    """Write the rows in each form that an input may have."""
+    rows = [{"id": 100 + place, FIELD[command]: text} for place, text in enumerate(TEXTS)]
+    write_parquet(folder / "in.parquet", rows, row_group_size=6)
+    write_jsonl(folder / "in.jsonl", rows)
+    for place, (start, end) in enumerate([(0, 7), (7, 8), (8, 20)]):
+        write_jsonl(folder / "lines" / f"{place}", rows[start:end])
+        write_parquet(folder / "tables" / f"{place}.parquet", rows[start:end])
+    (folder / "lines" / "_SUCCESS").touch()
+    (folder / "tables" / "notes.txt").touch()
+
+
+INPUTS = ["in.parquet", "in.jsonl", "lines", "lines/", "tables/*.parquet"]
+OUTPUTS = {  # and the files that are written
+    "out": ["out"],
+    "out.parquet": ["out.parquet"],
+    "out/": ["_job.json", "part-000000000000", "part-000000000008", "part-000000000016"],
+    "out/*.parquet": ["_job.json", *(f"part-{row:012}.parquet" for row in (0, 8, 16))],
+    "out/*.jsonl": ["_job.json", *(f"part-{row:012}.jsonl" for row in (0, 8, 16))],
+    "file://{}/out.jsonl": ["out.jsonl"],
+    "file://{}/out.parquet": ["out.parquet"],
+    "file://{}/out/": ["_job.json", "part-000000000000", "part-000000000008", "part-000000000016"],
+}
+
+
+@pytest.fixture
+def parts_of_8(monkeypatch):
+    """Let a part end with each eighth row."""
+    write = Folder.write
+
+    def counted(self, line):
+        write(self, line)
+        if len(self._part) == 8:
+            self._write_part()
+
+    monkeypatch.setattr(Folder, "write", counted)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("command", FIELD)
+def test_records_do_not_depend_on_the_form_of_input_and_output(
+    command, output, expected, here, pa, parts_of_8
+):
+    write_inputs(here, command)
+    for number, name in enumerate(INPUTS):
+        folder = here / str(number)
+        folder.mkdir()
+        place = output.format(folder) if "://" in output else f"{number}/{output}"
+        run(command, name, "-o", place, "-q")
+        shown = names(folder / "out") if (folder / "out").is_dir() else names(folder)
+        shown = [name for name in shown if not name.startswith(".")]
+        assert len(shown) == len(OUTPUTS[output])
+        assert all(map(str.startswith, shown, OUTPUTS[output]))
+        table = name.endswith(".parquet")
+        (ending,) = {Path(name).suffix for name in shown if not name.startswith("_")}
+        if output.endswith("/"):
+            assert ending == (".parquet" if table else ".jsonl")
+        records = records_of(folder / "out" if (folder / "out").exists() else folder / shown[0])
+        if ending == ".parquet" and not table:  # ids of JSON may be anything
+            assert {type(record["id"]) for record in records} == {str}
+            records = [record | {"id": int(record["id"])} for record in records]
+        assert records == expected[command]
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "out/", "out/*.parquet"])
+def test_input_and_output_may_be_at_an_address(output, expected, here, pa, memory, row_parts):
+    write_inputs(here, "score")
+    memory.put(str(here / "tables" / "0.parquet"), "/in/0.parquet")
+    memory.put(str(here / "tables" / "2.parquet"), "/in/2.parquet")
+    run("score", "memory://in", "-o", f"memory://bucket/{output}", "-q")
+    records = records_of(f"memory://bucket/{output.partition('*')[0]}")
+    rows = expected["score"][:7] + expected["score"][8:]
+    assert records == close(row | {"index": index} for index, row in enumerate(rows))
+    assert not [file for file in memory.find("/") if "/." in file or ".parts" in file]
+    memory.put(str(here / "in.jsonl"), "/bucket/in.jsonl")
+    run("score", "memory://bucket/in.jsonl", "-o", "out.jsonl", "-q")
+    assert records_of("out.jsonl") == expected["score"]
+
+
+def test_no_folder_is_created_above_an_output(here, pa, memory):
+    write_jsonl(here / "in.jsonl", [{"text": "Once"}])
+    for output in ("no/out", "no/out.parquet", "no/out/", "no/out/*.jsonl"):
+        assert refused("score", "in.jsonl", "-o", output, "-q").endswith("there is no folder no")
+    for output in ("no/out/", "no/out.jsonl", "no/", "no/*.parquet"):
+        output = f"memory://{output}"
+        line = refused("score", "in.jsonl", "-o", output, "-q", code=5)
+        assert f"cannot write {output.partition('/*')[0].rstrip('/')}" in line
+        assert "No such file or directory" in line
+    assert names(here) == ["in.jsonl"]
+    assert not memory.exists("/no")
+
+
+def test_records_with_log_probabilities_fit_in_a_table(here, pa):
+    for command, flags in (("batch", ["--logprobs", "2"]), ("score", ["--tokens"])):
+        file = write_jsonl(here / f"{command}.in", [{FIELD[command]: "Once 🦊"}])
+        for output in (f"{command}.parquet", f"{command}.jsonl"):
+            run(command, file, "-o", output, "-q", *flags)
+        (record,) = records_of(f"{command}.parquet")
+        assert [record] == records_of(f"{command}.jsonl")
+        assert record["logprobs"][-1]["bytes"]
+
+
+def test_words_fit_in_a_table_and_are_resumed_with_the_same_flags_only(here, pa):
+    file = write_jsonl(here / "in.jsonl", [{"text": "Once  🦊"}, {"text": ""}])
+    for output in ("out.parquet", "out.jsonl"):
+        run("score", file, "-o", output, "-q", "--words", "--bos")
+    first, empty = records_of("out.parquet")
+    assert [first, empty] == records_of("out.jsonl")
+    assert [(word["word"], word["start"], word["end"]) for word in first["words"]] == [
+        ("Once", 0, 4), ("🦊", 6, 10)
+    ]  # fmt: skip
+    assert empty["words"] == []
+    assert "made with bos true" in refused(
+        "score", file, "-o", "out.jsonl", "-q", "--words", "--resume"
+    )
+
+
+def test_rows_of_a_table_may_have_ids_and_options_of_their_own(here, pa):
+    rows = [
+        {"prompt": "Once", "max_tokens": 2, "temperature": 0.0, "seed": 5, "stop": ["x"]},
+        {"prompt": "Once", "max_tokens": None, "temperature": None, "seed": None, "stop": None},
+        {"prompt": "Once", "max_tokens": 3, "temperature": 1.5, "seed": 7, "stop": ["e", "a"]},
+    ]
+    rows = [row | {"id": place + 0.0} for place, row in enumerate(rows)]
+    write_parquet(here / "in.parquet", rows)
+    write_jsonl(here / "in.jsonl", rows)
+    for name in ("in.parquet", "in.jsonl"):
+        run("batch", name, "-o", f"{name}.out", "-q")
+    records = records_of("in.parquet.out")
+    assert records == records_of("in.jsonl.out")
+    assert [record["seed"] for record in records] == [5, 1, 7]
+    assert records[0]["usage"]["completion_tokens"] == 2
+    output = here / "in.parquet.out"
+    output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:2]))
+    run("batch", "in.parquet", "-o", output, "-q", "--resume")
+    assert records_of(output) == records
+
+
+def test_integer_ids_of_tables_stay_integers_in_tables(here, pa):
+    write_parquet(here / "in.parquet", [{"id": 2**62, "text": "Once"}, {"text": "One"}])
+    huge = {"id": pa.array([2**64 - 1], pa.uint64()), "text": ["Once"]}
+    pa.parquet.write_table(pa.table(huge), here / "huge.parquet")
+    run("score", "in.parquet", "-o", "out.parquet", "-q")
+    run("score", "huge.parquet", "-o", "huge-out.parquet", "-q")
+    assert [record.get("id") for record in records_of("out.parquet")] == [2**62, None]
+    assert [record["id"] for record in records_of("huge-out.parquet")] == [str(2**64 - 1)]
+
+
+def test_score_has_a_record_for_each_row(here):
+    rows = [{"id": "a", "text": "Once upon a time"}, {"id": "b", "text": "x"}, {"other": 1}]
+    write_jsonl(here / "in", rows)
+    finished = in_process.finished("score", "in", "--format", "auto", "-q")
+    assert finished.returncode == 6
+    first, short, bad = map(json.loads, finished.stdout.splitlines())
+    assert set(first) == {
+        *("index", "id", "text", "model", "tokens", "tokens_scored"),
+        *("total_logprob", "perplexity", "bits_per_byte"),
+    }
+    assert (first["id"], first["text"]) == ("a", "Once upon a time")
+    assert short["perplexity"] is None
+    assert (bad["index"], bad["line"], bad["error"]["code"]) == (2, 3, "invalid_input")
+    assert finished.stderr == b"gpt-cli: error: 1 of 3 rows failed: their records say why\n"
+
+
+# --- rows that fail ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "out/"])
+def test_an_error_names_its_file_and_line(output, here, pa):
+    write_jsonl(here / "in" / "a", [{"prompt": "Once"}])
+    (here / "in" / "b").write_bytes(b'\n{"id": 7, "prompt": "One"}\n\n{"id": 8}\nno JSON')
+    progress, error = run("batch", "in", "-o", output, code=6)
+    good, other, no_prompt, no_json = records_of(output)
+    assert "error" not in good
+    assert ("file" in other, "line" in other) == (False, False)
+    for record, index, line, id in ((no_prompt, 2, 4, 8), (no_json, 3, 5, None)):
+        assert record["error"].pop("message")
+        code = {"code": "invalid_input"}
+        found = {"index": index, "file": "in/b", "line": line, "error": code}
+        id = id if id is None or not output.endswith("parquet") else str(id)
+        assert record == found | ({} if id is None else {"id": id})
+    assert progress.startswith("gpt-cli: 4 of 4 rows (2 failed), ")
+    assert error == "gpt-cli: error: 2 of 4 rows failed: their records say why"
+
+
+def test_columns_that_are_not_read_are_noted(here, pa):
+    write_parquet(here / "in.parquet", [{"title": "x", "text": "Once", "lang": "en"}])
+    note, progress = run("score", "in.parquet", "-o", "a", "-v")
+    assert note == "gpt-cli: note: ignored columns: title, lang"
+    assert progress.startswith("gpt-cli: 1 of 1 row, ")
+    assert run("score", "in.parquet", "-o", "b", "-q") == []
+
+
+# --- resumed jobs --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(here, row_parts):
+    """A folder of an input of six rows, of which one fails, and of a finished output."""
+    rows = [{"id": place, "prompt": text} for place, text in enumerate(TEXTS[:5])]
+    write_jsonl(here / "in" / "a", [*rows[:2], {"id": "bad"}])
+    write_jsonl(here / "in" / "b", rows[2:])
+    run("batch", "in", "-o", "out/", "-q", code=6)
+    assert len(names(here / "out")) == 7
+    assert json.loads((here / "out" / "_job.json").read_bytes())["seed"] == 1
+    return here
+
+
+@pytest.mark.parametrize("kept", [0, 2, 3, 6])
+def test_resume_does_the_missing_rows(job, kept):
+    whole = records_of("out")
+    for name in names(job / "out")[1 + kept :]:
+        (job / "out" / name).unlink()
+    before = snapshot(job / "out")
+    # These flags change no record.
+    *progress, error = run("batch", "in", "-o", "out", "--resume", "--batch-size", "1", code=6)
+    assert records_of("out") == whole
+    assert before.items() <= snapshot(job / "out").items()
+    assert len(names(job / "out")) == 7
+    assert error == "gpt-cli: error: 1 of 6 rows failed: their records say why"
+    if kept == 3:
+        assert progress[0].startswith("gpt-cli: 6 of 6 rows (1 failed), 6 tokens, ")
+    assert len(progress) == (kept < 6)
+
+
+@posix
+@pytest.mark.parametrize("output", ["out/", "out/*.parquet"])
+def test_files_whose_names_are_not_unicode_can_be_resumed(output, here, pa):
+    try:
+        write_jsonl(here / "in" / "b\udcff", [{"other": 1}])
+    except OSError:
+        pytest.skip("the file system takes only Unicode")
+    write_jsonl(here / "in" / "a", [{"text": "Once"}])
+    for _ in range(2):
+        run("score", "in", "-o", output, "-q", "--resume", code=6)
+        assert len(names(here / "out")) == 2
+
+
+CHANGES = {
+    "a longer file": lambda file: file.write_bytes(file.read_bytes() + b'{"prompt": "x"}\n'),
+    "a file of the same size": lambda file: file.write_bytes(
+        file.read_bytes().replace(b"\n", b" ", 1)
+    ),
+    "another file": lambda file: write_jsonl(file.parent / "c", [{"prompt": "Once"}]),
+    "a missing file": lambda file: file.unlink(),
+    "a file of another name": lambda file: file.rename(file.parent / "c"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_resume_refuses_another_input(name, job):
+    CHANGES[name](job / "in" / "b")
+    (job / "out" / "part-000000000005.jsonl").unlink()
+    before = snapshot(job)
+    line = refused("batch", "in", "-o", "out/", "--resume")
+    assert "out was made from another input: name another" in line
+    assert snapshot(job) == before
+
+
+OTHER_FLAGS = {
+    "max_tokens": ["-n", "5"],
+    "temperature": ["--temperature", "0.5"],
+    "stop": ["--stop", "x"],
+    "logit_bias": ["--logit-bias", "7=-1"],
+    "use_cache": ["--no-cache"],
+    "seed": ["-s", "2"],
+    "logprobs": ["--logprobs", "0"],
+    "overflow": ["--overflow", "shift"],
+    "dtype": ["--dtype", "int8"],
+    "revision": ["--revision", "v1"],
+    "model": ["-m", "other"],
+}
+
+
+def test_resume_refuses_other_flags_and_another_command(job):
+    (job / "out" / "part-000000000005.jsonl").unlink()
+    run("batch", "in", "-o", "lines", "-q", code=6)
+    before = snapshot(job)
+    for name, flags in OTHER_FLAGS.items():
+        line = refused("batch", "in", "-o", "out", "--resume", *flags)
+        assert f"out was made with {name} " in line
+    for output in ("out", "lines"):
+        line = refused("score", "in", "-o", output, "--resume")
+        assert f'{output} was made with task "generation", not "scoring"' in line
+    assert snapshot(job) == before
+
+
+@pytest.mark.parametrize("output", ["out", "out/", "out/*.parquet", "file://{}/out.parquet"])
+def test_resume_takes_the_seed_that_was_drawn(output, here, pa, row_parts, monkeypatch):
+    output = output.format(here)
+    rows = [{"prompt": "Once"}, {"prompt": "One", "seed": 3}, *[{"prompt": "The"}] * 4]
+    write_jsonl(here / "in", rows)
+    command = ["batch", "in", "-n", "6", "-q", "-o"]
+
+    def interrupt(self, *arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "advance", interrupt)
+        for flags in ([], ["--resume"], ["--resume"]):
+            assert in_process.finished(*command, output, *flags).returncode == 130
+    assert in_process.finished(*command, output, "--resume").returncode == 0
+    records = records_of(output.partition("*")[0])
+    assert len(records) == 6
+    (seed,) = {record["seed"] for record in records} - {3}
+    assert in_process.finished(*command, "one", "-s", seed).returncode == 0
+    assert records == records_of("one")
+
+
+# Parts after each row, so that there is something to kill.
+IN_PARTS = (
+    "from gpt_cli.cli import app; from gpt_cli.jobs import parts; parts.SECONDS = 0; app.main()"
+)
+
+
+@posix
+@pytest.mark.parametrize(
+    ("number", "code", "output"),
+    [
+        (signal.SIGINT, 130, "out"),
+        (signal.SIGTERM, 143, "out"),
+        *((signal.SIGKILL, -9, output) for output in ("out", "out/", "out.parquet")),
+    ],
+)
+def test_a_process_that_ends_early_loses_and_repeats_no_row(number, code, output, here, pa):
+    texts = [f"{'Once ' * (i % 5)}{i}" for i in range(400)]
+    write_jsonl(here / "in", [{"prompt": text} for text in texts])
+    flags = ["batch", "in", "-n", "4", "-q"]
+    place = here / {"out.parquet": "out.parquet.parts"}.get(output, "out")
+
+    def written():
+        """Return the parts, or the lines of a file."""
+        if place.is_dir():
+            return {name: (place / name).read_bytes() for name in names(place) if name[0] != "."}
+        lines = place.read_bytes().splitlines(keepends=True) if place.exists() else []
+        return {row: line for row, line in enumerate(lines) if line.endswith(b"\n")}
+
+    command = [*COMMAND[:2], "-c", IN_PARTS, *flags, "-o", output, "--batch-size", "1", "--resume"]
+    end = time.monotonic() + 60
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not (place.exists() and len(written()) > 3):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == code
+    before = written()
+    assert 2 < len(before) < 400
+    assert in_process.finished(*flags, "-o", output, "--resume").returncode == 0
+    if output == "out.parquet":
+        assert names(here) == ["in", "out.parquet"]
+    else:
+        assert before.items() <= written().items()
+    records = records_of(output)
+    assert [record["prompt"] for record in records] == texts
+    assert in_process.finished(*flags, "-o", "one", "-s", records[0]["seed"]).returncode == 0
+    assert records == records_of("one")
+
+
+@posix
+def test_two_processes_do_not_write_one_output(job):
+    about = json.loads((job / "out" / "_job.json").read_bytes())
+    before = snapshot(job)
+    with Folder("out", ".jsonl", {}, about, resume=True):
+        command = [*COMMAND, "batch", "in", "-o", "out/", "--resume", *FLAGS["batch"]]
+        finished = subprocess.run(command, capture_output=True, timeout=60)
+    assert finished.returncode == 5, finished.stderr
+    assert finished.stderr.endswith(b" out is being written by another run: wait until it ends\n")
+    assert snapshot(job) == before
+    run("batch", "in", "-o", "out/", "--resume", "-q", code=6)
+
+
+# --- refused before a model is searched ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "output", ["out", "out/", "out.parquet", "out/*.parquet", "file://{}/a/out.jsonl"]
+)
+def test_a_job_that_cannot_begin_leaves_no_output(output, here, pa):
+    (here / "in").write_bytes(b"Once\n")
+    for source, code in (("in", 3), ("missing", 2)):
+        refused("batch", source, "-o", output.format(here), *NO_MODEL, code=code)
+        assert names(here) == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("batch", "in --resume"),
+        ("batch", "in -o in"),
+        ("batch", "in -o out/*.csv"),
+        ("batch", "in -o in/out"),
+        ("batch", "in --format parquet"),
+        ("batch", "in --format csv"),
+        ("batch", "in --workers 2"),
+        ("batch", "in --address auto"),
+        ("batch", "in --gpus-per-worker 1"),
+        ("batch", "- --format parquet"),
+        ("batch", "empty"),
+        ("score", "in --resume"),
+        ("score", "in --format lines --resume"),
+        ("score", "in --engine ray"),
+        ("score", "in --workers 2"),
+        ("score", "in --workers 2 -o out"),
+        ("score", "in -o out --max-perplexity 9"),
+        ("score", "in --format lines --min-perplexity 9"),
+        ("score", "empty"),
+        ("score", "table.parquet -o out"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(command, flags, here):
+    (here / "in").write_bytes(b"Once\n")
+    (here / "empty").mkdir()
+    (here / "table.parquet").write_bytes(b"no table")
+    if "parquet" in flags:
+        pytest.importorskip("pyarrow")
+    before = snapshot(here)
+    refused(command, *NO_MODEL, *flags.split())
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["in.parquet", "in -o out.parquet", "in -o out/*.parquet", "in -o memory://out.parquet"],
+)
+def test_tables_need_pyarrow(flags, here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (here / "in.parquet").touch()
+    (here / "in").write_bytes(b"Once\n")
+    line = refused("batch", *flags.split(), *NO_MODEL, code=5)
+    assert "pip install pyarrow" in line
+    assert names(here) == ["in", "in.parquet"]

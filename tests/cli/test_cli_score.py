@@ -1,0 +1,519 @@
+"""`gpt-cli score` as a user meets it: a measure of texts, and a filter of lines in a pipe."""
+
+import json
+import math
+import random
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from threading import Timer
+
+import pytest
+
+import gpt_cli
+from gpt_cli.cli.layout import quoted
+from gpt_cli.errors import InputError
+from support import in_process
+from support.processes import COMMAND, posix, run_on_terminal
+
+SCORE = ["score", "--model", "tiny"]
+ONE = ["--threads", "1"]  # several would wait for each other where the machine is busy
+N_POSITIONS = 512
+FEW = "--max-perplexity=1000"  # between the texts of tiny and their words, shuffled
+MANY = "--min-perplexity=1000"
+
+
+def run(*arguments, input=b""):
+    """Run a command that writes nothing to standard error; return its output."""
+    finished = in_process.finished(*SCORE, *ONE, *arguments, input=input)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    return finished.stdout
+
+
+def records(output):
+    return [json.loads(line) for line in output.decode().split("\n")[:-1]]
+
+
+def close(values, *, rel=1e-5):
+    """Return numbers for a comparison within rounding: some log-likelihoods are near 0."""
+    return pytest.approx(values, rel=rel, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return gpt_cli.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def stories(tiny):
+    rows = tiny.generate(["Once upon a time"] * 4, max_tokens=400, seed=1)
+    return ["Once upon a time" + row.text for row in rows]
+
+
+@pytest.fixture(scope="module")
+def paragraphs(stories):
+    return [line for story in stories for line in story.split("\n") if line]
+
+
+@pytest.fixture(scope="module")
+def nonsense(paragraphs):
+    """The words of each paragraph, shuffled."""
+    dice = random.Random(1)
+    words = [line.split() for line in paragraphs]
+    return [" ".join(dice.sample(line, len(line))) for line in words]
+
+
+# --- a whole text --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(stories):
+    """A text of several lines; the last has a character of several tokens."""
+    return f"\n{stories[0]}\n\n\tThe end, {{Zoë}} 🦊"
+
+
+@pytest.fixture(scope="module")
+def facts(whole):
+    """The output for a text without a line end."""
+    return run(input=whole.encode()).decode()
+
+
+def test_a_whole_text_has_four_facts(tiny, whole, facts):
+    score = tiny.score(whole)
+    assert facts == (
+        f"tokens          {len(score.ids)} ({score.tokens_scored} scored)\n"
+        f"log-likelihood  {score.total_logprob:.6g}\n"
+        f"perplexity      {score.perplexity:.6g}\n"
+        f"bits per byte   {score.bits_per_byte:.6g}\n"
+    )
+
+
+def test_a_file_and_a_pipe_have_the_same_score_with_or_without_a_line_end(whole, facts, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(whole.encode() + b"\n")
+    assert run(str(file), input=b"not read").decode() == facts
+    assert run("-", input=b"\xef\xbb\xbf" + whole.encode() + b"\r\n").decode() == facts
+
+
+def test_json_has_the_numbers_of_python_and_all_tokens_of_the_text(tiny, whole):
+    (told,) = records(run("--json", "--tokens", input=whole.encode() + b"\n"))
+    score = tiny.score(whole, ranks=True, entropies=True)
+    tokens = told.pop("logprobs")
+    assert told == {
+        "index": 0,
+        "text": whole,
+        "model": "tiny",
+        "tokens": len(score.ids),
+        "tokens_scored": len(score.ids) - 1,
+        "total_logprob": close(score.total_logprob),
+        "perplexity": close(score.perplexity),
+        "bits_per_byte": close(score.bits_per_byte),
+    }
+    names = {"id", "token", "bytes", "logprob", "rank", "entropy"}
+    assert all(set(token) == names for token in tokens)
+    assert [token["rank"] for token in tokens] == score.ranks
+    assert tokens[0]["entropy"] is None
+    assert [token["entropy"] for token in tokens[1:]] == close(score.entropies[1:])
+    assert [token["id"] for token in tokens] == tiny.encode(whole)
+    assert b"".join(bytes(token["bytes"]) for token in tokens) == whole.encode()
+    assert all(bytes(token["bytes"]).decode(errors="replace") == token["token"] for token in tokens)
+    first, *rest = [token["logprob"] for token in tokens]
+    assert first is None
+    assert math.fsum(rest) == pytest.approx(told["total_logprob"])
+    assert math.exp(-math.fsum(rest) / len(rest)) == pytest.approx(told["perplexity"])
+    size = len(whole.encode()) - len(tokens[0]["bytes"])
+    assert -math.fsum(rest) / math.log(2) / size == pytest.approx(told["bits_per_byte"])
+
+
+def test_each_token_has_a_line(tiny, whole):
+    rows = [line.split("\t") for line in run("--tokens", input=whole.encode()).decode().split("\n")]
+    assert rows.pop() == [""]
+    score = tiny.score(whole)
+    assert [row[0] for row in rows] == ["1"] * len(score.ids)
+    assert [int(row[1]) for row in rows] == score.ids
+    assert rows[0][2] == "nan"
+    assert [float(row[2]) for row in rows[1:]] == close(score.token_logprobs[1:])
+    assert [row[3] for row in rows] == [quoted(tiny.tokenizer.token_bytes(id)) for id in score.ids]
+
+
+def test_what_is_not_shown_is_not_computed(monkeypatch):
+    for name in ("ranks", "entropies"):
+        monkeypatch.setattr(f"gpt_cli.generation.sampling.{name}", None)
+    for flags in ([], ["--tokens"], ["--words"], ["--json"], ["--json", "--words"]):
+        run(*flags, input=b"Once upon a time")
+
+
+@pytest.mark.parametrize("flags", [[], ["--bos"]])
+def test_each_word_has_a_line(tiny, whole, flags):
+    output = run("--words", *flags, input=whole.encode()).decode()
+    rows = [line.split("\t") for line in output.split("\n")]
+    assert rows.pop() == [""]
+    words = tiny.score(whole, words=True, bos=bool(flags)).words
+    assert [row[:5] for row in rows] == [
+        ["1", word.text, str(word.start), str(word.end), str(word.tokens)] for word in words
+    ]
+    assert [row[1] for row in rows] == whole.split()
+    assert (rows[0][5] == "nan") is (not flags)
+    first = 0 if flags else 1
+    shown = [float(row[5]) for row in rows[first:]]
+    assert shown == close([word.surprisal for word in words[first:]])
+
+
+def test_json_has_the_words_with_the_numbers_of_python(tiny, whole):
+    (told,) = records(run("--json", "--words", "--bos", input=whole.encode()))
+    (plain,) = records(run("--json", "--bos", input=whole.encode()))
+    words = told.pop("words")
+    assert told == plain
+    assert told["tokens"] == told["tokens_scored"] == sum(word["tokens"] for word in words)
+    assert [word["word"] for word in words] == whole.split()
+    data = whole.encode()
+    assert [data[word["start"] : word["end"]].decode() for word in words] == whole.split()
+    assert math.fsum(word["surprisal"] for word in words) == pytest.approx(
+        -told["total_logprob"] / math.log(2)
+    )
+    assert "logprobs" not in told
+
+
+def test_with_the_start_token_all_tokens_count(tiny, whole):
+    score = tiny.score(whole, bos=True)
+    shown = run("--bos", input=whole.encode()).decode()
+    assert shown.startswith(f"tokens          {len(score.ids)} ({len(score.ids)} scored)\n")
+    assert f"perplexity      {score.perplexity:.6g}\n" in shown
+    tokens = run("--bos", "--tokens", input=b"Once").decode()
+    (logprob,) = tiny.score("Once", bos=True).token_logprobs
+    assert tokens == f'1\t{tiny.encode("Once")[0]}\t{logprob:.6g}\t"Once"\n'
+
+
+def test_any_stride_scores_each_token_once(tiny, stories):
+    text = "\n\n".join(stories)
+    assert len(tiny.encode(text)) > 2 * N_POSITIONS
+    (told,) = records(run("--json", "--tokens", "--stride", "200", input=text.encode()))
+    by_half = tiny.score(text)
+    assert told["perplexity"] == close(tiny.score(text, stride=200).perplexity)
+    assert told["perplexity"] != pytest.approx(by_half.perplexity, rel=1e-3)
+    assert told["perplexity"] == pytest.approx(by_half.perplexity, rel=0.2)
+    assert [token["id"] for token in told["logprobs"]] == by_half.ids
+    assert [token["logprob"] for token in told["logprobs"]].count(None) == 1
+    # The first window is the same, whatever the stride.
+    first = [token["logprob"] for token in told["logprobs"][1:N_POSITIONS]]
+    assert first == close(by_half.token_logprobs[1:N_POSITIONS], rel=1e-4)
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+INVALID = {5: b"caf\xe9\n", 9: b"\xff\xfe\r\n"}  # by their numbers
+
+
+@pytest.fixture(scope="module")
+def lines(paragraphs, nonsense):
+    """Lines of all kinds, more than are computed together."""
+    return [
+        b"\xef\xbb\xbfOnce upon a time, there was a lamb.\r\n",
+        b"\n",
+        b"a\n",
+        b"The sky was blue.\t  \n",
+        INVALID[5],
+        "Zoë 🦊\u2028 says\x0c: “où?”\r\n".encode(),
+        b"\r\n",
+        b"  \t \n",
+        INVALID[9],
+        b"once " * 600 + b"\n",
+        *(f"{line}\n".encode() for pair in zip(paragraphs, nonsense, strict=True) for line in pair),
+        *(b"There were %d foxes.\n" % count for count in range(300)),
+        b"There was once a fox",
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny, lines):
+    """The score of each line by itself; None where it cannot be decoded."""
+
+    def score(line):
+        try:
+            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig")
+        except UnicodeDecodeError:
+            return None
+        return tiny.score_many([text])[0]
+
+    return [score(line) for line in lines]
+
+
+def run_lines(lines, *arguments):
+    """Run a command on these lines; the invalid ones are noted, and the exit code is 6."""
+    finished = in_process.finished(*SCORE, *ONE, *arguments, input=b"".join(lines))
+    notes = finished.stderr.decode().splitlines()
+    assert finished.returncode == 6, notes
+    assert len(notes) == len(INVALID) + 1
+    for number, line in zip(INVALID, notes, strict=False):
+        assert line.startswith(f"gpt-cli: line {number}: the line is not UTF-8")
+    assert notes[-1] == f"gpt-cli: error: 2 of {len(lines)} lines could not be scored"
+    return finished.stdout
+
+
+def test_each_line_has_the_numbers_that_it_has_alone(lines, alone):
+    rows = run_lines(lines, "--lines").split(b"\n")
+    assert rows.pop() == b""
+    for row, line, score in zip(rows, lines, alone, strict=True):
+        *numbers, text = row.split(b"\t", 4)
+        assert text == line.removesuffix(b"\n")
+        if score is None:
+            assert numbers == [b"nan"] * 4
+            continue
+        assert int(numbers[0]) == len(score.ids)
+        values = [score.total_logprob, score.perplexity, score.bits_per_byte]
+        values = [math.nan if value is None else value for value in values]
+        shown = pytest.approx(values, rel=2e-5, abs=1e-5, nan_ok=True)  # 6 digits
+        assert [float(number) for number in numbers[1:]] == shown
+
+
+@pytest.fixture(scope="module")
+def told(lines):
+    """The records of all lines."""
+    return records(run_lines(lines, "--lines", "--json"))
+
+
+def test_each_line_has_a_record_with_its_numbers_or_an_error(lines, alone, told):
+    assert [line["index"] for line in told] == list(range(len(lines)))
+    for record, line, score in zip(told, lines, alone, strict=True):
+        if score is None:
+            index, message = record["index"], record["error"]["message"]
+            error = {"code": "invalid_input", "message": message}
+            assert record == {"index": index, "line": index + 1, "error": error}
+            assert "not UTF-8" in message
+            continue
+        assert record == {
+            "index": record["index"],
+            "text": line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig"),
+            "model": "tiny",
+            "tokens": len(score.ids),
+            "tokens_scored": max(0, len(score.ids) - 1),
+            "total_logprob": close(score.total_logprob),
+            "perplexity": score.perplexity and close(score.perplexity),
+            "bits_per_byte": score.bits_per_byte and close(score.bits_per_byte),
+        }
+    assert [record["line"] for record in told if "error" in record] == list(INVALID)
+    assert [record["tokens"] for record in told[:3]] == [10, 0, 1]
+    assert told[1]["perplexity"] is told[2]["perplexity"] is told[2]["bits_per_byte"] is None
+
+
+def test_the_tokens_of_lines_have_the_numbers_of_their_lines(tiny):
+    shown = run("--lines", "--tokens", input="Long ago\n\n\tZoë\r\n".encode()).decode()
+    rows = [row.split("\t") for row in shown.split("\n")[:-1]]
+    ids = {"1": tiny.encode("Long ago"), "3": tiny.encode("\tZoë")}
+    assert [(row[0], int(row[1])) for row in rows] == [(n, id) for n in ids for id in ids[n]]
+    for row in rows:
+        assert row[3] == quoted(tiny.tokenizer.token_bytes(int(row[1])))
+
+
+def test_the_words_of_lines_have_the_numbers_of_their_lines(tiny):
+    given = "Long ago\n\n \n\tZoë\r\n".encode()
+    rows = [
+        row.split("\t")[:5] for row in run("--lines", "--words", input=given).decode().split("\n")
+    ]
+    assert rows == [
+        ["1", "Long", "0", "4", "1"],
+        ["1", "ago", "5", "8", "1"],
+        ["4", "Zoë", "1", "5", str(len(tiny.encode("\tZoë")))],
+        [""],
+    ]
+    first, *blank, last = records(run("--lines", "--words", "--json", "--bos", input=given))
+    assert [record["words"] for record in blank] == [[], []]
+    assert [word["word"] for word in first["words"] + last["words"]] == ["Long", "ago", "Zoë"]
+    assert blank[0]["perplexity"] is None
+
+
+def test_a_line_beyond_the_context_is_scored_in_windows(tiny):
+    short, long = b"There was once a fox.\n", b"once " * 4000 + b"\n"
+    given = short + long + short
+    flags = ["--lines", "--json", "--tokens", "--stride=511"]
+    assert run("--lines") == b""
+    before, told, after = records(run(*flags, input=given))
+    assert before == after | {"index": 0}
+    assert before["perplexity"] == close(tiny.score("There was once a fox.").perplexity)
+    assert told["tokens"] == len(told["logprobs"]) > 4000
+    assert told["tokens_scored"] == told["tokens"] - 1
+    logprobs = [token["logprob"] for token in told["logprobs"]]
+    assert logprobs[0] is None
+    assert all(logprob < 0 for logprob in logprobs[1:])
+    # All windows but the first and the last hold the same, and score it at the same places.
+    assert logprobs[512:1023] == close(logprobs[1023:1534], rel=1e-3)
+
+
+# --- filters -------------------------------------------------------------------------------------
+
+
+def test_lines_that_pass_are_unchanged(lines, alone):
+    probable, improbable = run_lines(lines, FEW), run_lines(lines, MANY)
+    scored = [(line, score and score.perplexity) for line, score in zip(lines, alone, strict=True)]
+    assert probable == b"".join(line for line, value in scored if value and value <= 1000)
+    assert improbable == b"".join(line for line, value in scored if value and value >= 1000)
+    assert lines[0] in probable
+    assert probable.endswith(b"There was once a fox")
+    assert "Zoë 🦊\u2028 says\x0c: “où?”\r\n".encode() in improbable
+
+
+def test_records_of_lines_that_pass_are_unchanged(lines, told):
+    values = sorted(record["perplexity"] for record in told if record.get("perplexity"))
+    least, most = values[10] * (1 - 1e-4), values[-10] * (1 + 1e-4)  # next to a line's own
+    shown = run_lines(
+        lines, "--json", "--min-perplexity", str(least), "--max-perplexity", str(most)
+    )
+    expected = [row for row in told if least <= (row.get("perplexity") or 0) <= most]
+    assert 0 < len(expected) < len(values)
+    assert records(shown) == expected
+
+
+@posix
+def test_a_pipeline_keeps_stories_and_drops_shuffled_words(paragraphs, nonsense, tmp_path):
+    mixed = [line for pair in zip(nonsense, paragraphs, strict=True) for line in pair]
+    file = tmp_path / "mixed.txt"
+    file.write_text("\n".join(mixed) + "\n", encoding="utf-8", newline="\n")
+    score = shlex.join([*COMMAND, *SCORE])
+    pipeline = f"cat {shlex.quote(str(file))} | {score} {FEW} | {score} - {FEW} | sort"
+    finished = subprocess.run(pipeline, shell=True, capture_output=True, timeout=60)
+    assert finished.stderr == b""
+    assert sorted(finished.stdout.decode().splitlines()) == sorted(paragraphs)
+
+
+def test_tokens_of_lines_that_pass_are_in_their_records():
+    given = b"Once upon a time\nblue upon sky\n"
+    (told,) = records(run(FEW, "--json", "--tokens", input=given))
+    assert told["text"] == "Once upon a time"
+    assert [token["token"] for token in told["logprobs"]] == ["Once", " upon", " a", " time"]
+
+
+# --- pipes and terminals -------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize("flag", ["--lines", "--min-perplexity=1"])
+def test_lines_of_an_open_pipe_are_answered_until_the_reader_leaves(flag):
+    process = subprocess.Popen(
+        [*COMMAND, *SCORE, flag],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    guard = Timer(30, process.kill)  # else a line without an answer would never end
+    guard.daemon = True
+    guard.start()
+    with process:
+        for line in (b"Once upon a time\n", b"There was once a fox.\r\n"):
+            process.stdin.write(line[:3])
+            process.stdin.write(line[3:])
+            assert process.stdout.readline().endswith(line)  # before the input has ended
+        process.stdout.close()
+        process.stdin.write(b"Once upon a time\n")
+        assert process.wait(timeout=60) == 141
+        assert process.stderr.read() == b""
+    guard.cancel()
+
+
+@posix
+def test_a_terminal_without_a_file_is_an_error():
+    code, shown = run_on_terminal(*SCORE, "--lines")
+    assert code == 2
+    assert shown == "gpt-cli: error: no text: give a FILE, or a pipe on standard input\r\n"
+
+
+@posix
+def test_a_terminal_shows_a_header_and_no_escape_codes(whole, facts, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"Once upon a time\nThere was once a fox.\n")
+    code, shown = run_on_terminal(*SCORE, "--lines", str(file))
+    assert code == 0
+    assert "\x1b" not in shown
+    rows = shown.split("\r\n")
+    assert len(rows) == 4
+    assert rows[0].split() == ["tokens", "log-lik.", "perplexity", "bits/byte", "text"]
+    for row, text in zip(rows[1:3], ["Once upon a time", "There was once a fox."], strict=True):
+        assert row.endswith(f"  {text}")
+        assert row.index(text) == rows[0].index("text")
+    file.write_bytes(whole.encode())
+    assert run_on_terminal(*SCORE, str(file)) == (0, facts.replace("\n", "\r\n"))
+
+
+def test_a_text_that_cannot_be_scored_does_not_stop_the_others(tiny):
+    config = replace(tiny.model.config, vocab_size=1000)
+    small = gpt_cli.Engine(replace(tiny.model, config=config), tiny.tokenizer, "small", 0)
+    given = InputError("given")
+    first, unknown, surrogate, passed_on, last = small.score_many(
+        ["Once upon", "there was a fox", "\ud800", given, "a time"]
+    )
+    assert (first.tokens_scored, last.tokens_scored) == (1, 1)
+    assert "no token 1697" in str(unknown)
+    assert "not valid Unicode" in str(surrogate)
+    assert passed_on is given
+    with pytest.raises(InputError, match="no token 1697"):
+        small.score("there was a fox")
+
+
+@pytest.mark.parametrize("text", ["Once upon\n\n", "Once upon\r\n\r\n", "\ufeff\ufeffOnce upon"])
+def test_the_text_of_a_record_is_the_text_that_was_scored(text):
+    told = json.loads(run("--json", "--tokens", input=text.encode()))
+    scored = b"".join(bytes(token["bytes"]) for token in told["logprobs"])
+    assert told["text"].encode() == scored
+
+
+def test_one_text_where_a_list_is_needed_is_refused(tiny):
+    with pytest.raises(TypeError, match="texts must be a list"):
+        tiny.score_many("Once")
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "what"),
+    [
+        (b"", [], "is empty"),
+        (b"\xef\xbb\xbf", [], "is empty"),
+        (b"\n", [], "a text needs at least 2 tokens"),
+        (b"a\n", [], "a text needs at least 2 tokens"),
+        (b"a\n", ["--json"], "a text needs at least 2 tokens"),
+        (b"caf\xe9 au lait\n", [], "is not UTF-8: byte 3"),
+        (b"once upon\n", ["--stride", "0"], "stride must be from 1 to 511"),
+        (b"once upon\n", ["--stride", "512"], "stride must be from 1 to 511"),
+        (b"once upon\n", ["--stride", "512", "--lines"], "stride must be from 1 to 511"),
+        (b"once upon\n", ["--stride", "many"], "--stride"),
+        (b"once upon\n", ["--max-perplexity", "few"], "--max-perplexity"),
+        (b"once upon\n", ["--max-perplexity", "9", "--tokens"], "--json"),
+        (b"once upon\n", ["--min-perplexity", "9", "--tokens", "--lines"], "--json"),
+        (b"once upon\n", ["--words", "--tokens"], "--tokens and --words cannot be used together"),
+        (b"once upon\n", ["--words", "--tokens", "--json"], "cannot be used together"),
+        (b"once upon\n", ["--words", "--tokens", "--format=lines"], "cannot be used together"),
+        (b"once upon\n", ["--words", "--max-perplexity", "9"], "--words with --max-perplexity"),
+        (b"\n", ["--bos"], "a text needs at least 1 token"),
+        (b"a\n", ["--words"], "a text needs at least 2 tokens"),
+        (b"once upon\n", ["another file"], "another file"),
+        (b"once upon\n", ["--max-perplexity", "nan"], "perplexity"),
+        (b"once upon\n", ["--min-perplexity", "-5"], "perplexity"),
+        (b"once upon\n", ["--min-perplexity", "9", "--max-perplexity", "8"], "perplexity"),
+        (None, [], "No such file"),
+        (None, ["--lines"], "No such file"),
+    ],
+)
+def test_an_error_is_one_line_that_names_the_input(data, arguments, what, tmp_path):
+    file = tmp_path / "text.txt"
+    if data is not None:
+        file.write_bytes(data)
+    finished = in_process.finished(*SCORE, file, *arguments)
+    assert (finished.returncode, finished.stdout) == (2, b"")
+    (line,) = finished.stderr.decode().splitlines()
+    assert line.startswith("gpt-cli: error: ")
+    assert what in line
+
+
+def test_help_of_every_command_needs_no_numpy_and_no_tokenizer():
+    code = (
+        "import sys; from gpt_cli.cli import app;"
+        "codes = [app.run(line) for line in [['--help'], *([c, '--help'] for c in app.COMMANDS)]];"
+        "assert not {'numpy', 'tiktoken', 'rich'} & set(sys.modules); sys.exit(any(codes))"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    for command in ("score", "rank", "next"):
+        assert f"Usage: gpt-cli {command} [OPTIONS]".encode() in finished.stdout

@@ -1,0 +1,479 @@
+"""The commands of `gpt-cli show`: JSON, text in a pipe, colours, pictures."""
+
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+import gpt_cli
+from gpt_cli.cli.show import picture, terminal, views
+from support.in_process import records_here, refusal, run_here
+from support.processes import COMMAND, posix, run_on_terminal
+
+VIEWS = ["attention", "lens", "surprise", "tree"]
+TEXT = "Every day, the fox"
+ODD = 'Zoë 😀 said:\n"\x1b[31m中文字很宽\x07\t$\\'
+
+
+def run(view, *arguments, **env):
+    """Run a command in a pipe; return its standard output and standard error."""
+    out, errors = run_here("show", view, "--model", "tiny", *arguments, **env)
+    return out.decode(), errors
+
+
+def record(view, *arguments):
+    (found,) = records_here("show", view, "--model", "tiny", *arguments, "--json")
+    assert (found["view"], found["model"]) == (view, "tiny")
+    return found
+
+
+def look(tiny, view, text=TEXT, top=5):
+    return {
+        "attention": lambda: views.attention(tiny, text, None, None, special=False),
+        "lens": lambda: views.lens(tiny, text, top, special=False),
+        "surprise": lambda: views.surprise(tiny, text),
+        "tree": lambda: views.tree(tiny, text, top, special=False),
+    }[view]()
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def test_attention_equals_the_trace(tiny):
+    inner = tiny.trace(TEXT)
+    every = record("attention", TEXT)
+    assert (every["layers"], every["heads"]) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert [token["id"] for token in every["tokens"]] == inner.ids
+    assert "".join(token["token"] for token in every["tokens"]) == TEXT
+    assert np.allclose(every["weights"], inner.attention, atol=1e-5)
+    layer = record("attention", TEXT, "--layer", "2")
+    assert np.allclose(layer["weights"], inner.attention[2:3], atol=1e-5)
+    head = record("attention", TEXT, "--layer", "2", "--head", "1")
+    assert (head["layers"], head["heads"]) == ([2], [1])
+    assert np.allclose(head["weights"], inner.attention[2:3, 1:2], atol=1e-5)
+
+
+def test_lens_equals_the_trace(tiny):
+    ids, logprobs = tiny.trace(TEXT).lens(3)
+    found = record("lens", TEXT, "-k", "3")
+    assert found["layers"] == ["embedding", "h.0", "h.1", "h.2", "h.3"]
+    shown = [[[token["id"] for token in at] for at in layer] for layer in found["predictions"]]
+    assert np.array_equal(shown, ids)
+    shown = [[[token["logprob"] for token in at] for at in layer] for layer in found["predictions"]]
+    assert np.allclose(shown, logprobs, atol=1e-3)
+
+
+def test_surprise_equals_the_score(tiny):
+    score = tiny.score(TEXT)
+    found = record("surprise", TEXT)
+    assert [token["id"] for token in found["tokens"]] == score.ids
+    assert found["tokens"][0]["logprob"] is None
+    rest = [token["logprob"] for token in found["tokens"][1:]]
+    assert np.allclose(rest, score.token_logprobs[1:], atol=1e-3)
+    assert found["perplexity"] == pytest.approx(score.perplexity, rel=1e-3)
+
+
+def test_tree_equals_the_engine(tiny):
+    def check(branches, nodes):
+        for branch, node in zip(branches, nodes, strict=True):
+            assert branch["token"]["id"] == node.id
+            assert branch["token"]["logprob"] == pytest.approx(node.logprob, abs=1e-3)
+            assert branch["probability"] == pytest.approx(math.exp(node.total_logprob), rel=1e-3)
+            check(branch["branches"], node.children)
+
+    found = record("tree", TEXT, "-k", "30")
+    assert found["prompt"] == TEXT
+    check(found["branches"], tiny.tree(TEXT, 30))
+
+
+@pytest.mark.parametrize("view", ["attention", "lens", "tree"])
+def test_the_end_token_is_text_unless_it_is_special(view, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("<|endoftext|>\n", encoding="utf-8")
+    plain, special = record(view, "--file", str(file)), record(view, "-f", str(file), "--special")
+    assert plain != special
+    if view != "tree":
+        assert [token["id"] for token in special["tokens"]] == [2047]
+        assert record(view, "") == special  # an empty prompt starts a text
+
+
+def test_a_tree_can_be_one_long_branch(tiny):
+    def chain(length):
+        token = {"id": 1, "token": "a", "bytes": [97], "logprob": 0.0}
+        branches = []
+        for _ in range(length):
+            branches = [{"token": token, "probability": 1.0, "branches": branches}]
+        return branches
+
+    view = views.Tree("x", "a", chain(200))
+    assert len(shown(view, 80)) == 200 + 4
+    assert json.dumps(view.record()).count('"branches"') == 201
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_output_to_a_pipe_is_plain_text_within_the_width(tiny, view):
+    out, err = run(view, ODD, COLUMNS="80")
+    assert err == ""
+    assert out.split("\n") == shown(look(tiny, view, ODD, top=20 if view == "tree" else 5), 80)
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    for text in (TEXT, ODD, "the " * 70):
+        for width in (80, 40):
+            lines = shown(look(tiny, view, text), width)
+            assert max(map(cell_len, lines)) <= width
+
+
+def rows_of_map(lines):
+    """Return the cells of each line of a map without colours."""
+    rows = [re.fullmatch(r' *(\d+) (".*(?:"|…)) *(\S.*)', line) for line in lines]
+    return [row[3] for row in rows if row]
+
+
+def test_a_wide_map_shows_numbers(tiny):
+    view = look(tiny, "attention")
+    lines = shown(view, 200)
+    assert lines[0].endswith("attends to earlier tokens, mean of all 16 heads")
+    for head, title in ((1, ", head 1 of layer 2"), (None, ", mean of the 4 heads of layer 2")):
+        of_layer = views.attention(tiny, TEXT, 2, head, special=False)
+        assert shown(of_layer, 200)[0].endswith(title)
+    check_ruler(lines, 5, 1)
+    rows = rows_of_map(lines)
+    expected = view.weights.mean(axis=(0, 1))
+    assert len(rows) == len(expected)
+    for place, row in enumerate(rows):
+        assert row.split() == [f"{share:.0%}" for share in expected[place, : place + 1]]
+
+
+def check_ruler(lines, columns, together):
+    """Check that the numbers of a ruler are above their tokens, about one per ten columns."""
+    place = next(place for place, line in enumerate(lines) if line.lstrip().startswith('0 "'))
+    start = re.match(r' *0 "Once" *|0 "E" *', lines[place]).end()
+    numbers = list(re.finditer(r"\d+", lines[place - 1]))
+    for number in numbers:
+        assert (number.start() - start) % columns == 0
+        assert (number.start() - start) // columns * together == int(number[0])
+    assert int(numbers[0][0]) == 0
+    assert len(numbers) >= len(lines[place - 1]) // 10 - 1
+
+
+@pytest.mark.parametrize(("count", "columns", "together"), [(20, 2, 1), (40, 1, 1), (120, 1, 2)])
+def test_a_narrow_map_shows_characters(tiny, count, columns, together):
+    view = look(tiny, "attention", "Once" + " sea" * (count - 1))
+    lines = shown(view, 80)
+    check_ruler(lines, columns, together)
+    assert "· 0%  ░ 4%  ▒ 16%  ▓ 36%  █ 64%" in lines
+    assert (f"maximum of {together} x {together} tokens" in "".join(lines)) == (together > 1)
+    rows = rows_of_map(lines)
+    expected = view.weights.mean(axis=(0, 1))
+    assert len(rows) == count / together
+    for place, row in enumerate(rows):
+        some = expected[place * together : (place + 1) * together]
+        shares = [some[:, i * together : (i + 1) * together].max() for i in range(place + 1)]
+        steps = [sum(share >= bound for bound in (0.04, 0.16, 0.36, 0.64)) for share in shares]
+        assert row == "".join("·░▒▓█"[step] * columns for step in steps)
+
+
+def test_notable_heads_are_listed(tiny):
+    view = look(tiny, "attention")
+    weights = np.full((4, 4, 6, 6), 0.01, np.float32)
+    # Without the last of five rows; the first token can attend only to itself.
+    weights[2, 1, range(1, 5), range(4)] = 1
+    weights[3, 0, :5, 0] = 0.8
+    weights[0, 2, range(5), range(5)] = 0.7
+    lines = shown(views.Attention("x", view.tokens, view.layers, view.heads, weights), 80)
+    best = {line[:16].strip(): line[16:].split()[:2] for line in lines if line.startswith("the ")}
+    assert best == {
+        "the token before": ["2.1", "80%"],
+        "the first token": ["3.0", "64%"],
+        "the token itself": ["0.2", "56%"],
+    }
+
+
+def shown(view, width):
+    """Return the lines of a view without colours."""
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    for part in terminal.parts(view, width, coloured=False):
+        console.print(part)
+    return console.file.getvalue().split("\n")
+
+
+def test_lens_as_text_has_the_tokens_of_each_layer(tiny):
+    view = look(tiny, "lens")
+    lines = shown(view, 300)[-6:-1]
+    for line, name, layer in zip(lines, view.layers, view.predictions, strict=True):
+        assert line.split()[0] == name
+        for token in layer[-1]:
+            assert re.search(
+                re.escape(json.dumps(token["token"])) + f" +{math.exp(token['logprob']):.0%}", line
+            )
+
+
+def test_surprise_as_text_has_the_bits_of_each_character(tiny):
+    lines = shown(look(tiny, "surprise", "Once 😀 moon"), 80)
+    score = tiny.score("Once 😀 moon")
+    bits = [0.0, *(-logprob / math.log(2) for logprob in score.token_logprobs[1:])]
+    face = slice(2, len(bits) - 1)  # its bytes are tokens
+    assert [line.split()[:2] for line in lines[3:6]] == [
+        [f"{bits[1]:.2f}", '"'],
+        [f"{sum(bits[face]):.2f}", '"😀"'],
+        [f"{bits[-1]:.2f}", '"'],
+    ]
+    mean = sum(bits) / (len(bits) - 1)
+    assert lines[-2] == (
+        f"tiny: {len(bits)} tokens ({len(bits) - 1} scored), {mean:.2f} bits each, "
+        f"perplexity {2**mean:.4g}"
+    )
+
+
+def test_tree_as_text_has_a_line_for_each_token(tiny):
+    view = look(tiny, "tree", "Once upon a time", 30)
+
+    def every(branches):
+        for branch in branches:
+            yield branch
+            yield from every(branch["branches"])
+
+    lines = shown(view, 200)[3:-1]
+    for line, branch in zip(lines, every(view.branches), strict=True):
+        own, whole, rest = line.split(maxsplit=2)
+        assert own == f"{math.exp(branch['token']['logprob']):.1%}"
+        assert whole == f"{branch['probability']:.1%}"
+        assert rest.lstrip("├│└ ") == json.dumps(branch["token"]["token"])
+
+
+def test_surprise_can_be_zero_or_huge(tiny):
+    def lines(*logprobs):
+        tokens = look(tiny, "surprise").tokens[: len(logprobs)]
+        tokens = [token | {"logprob": p} for token, p in zip(tokens, logprobs, strict=True)]
+        return shown(views.Surprise("x", tokens, None), 40)
+
+    assert lines(None, 0.0, 0.0)[3] == '  0.00  "very"'
+    least = lines(None, -10000.0, -8 * math.log(2))
+    assert least[0] == "    bits  token   bar: 0 to 16"
+    assert least[3] == '14426.95  "very"  ' + 22 * "█"
+    assert least[4] == '    8.00  " day"  ' + 11 * "█"
+    short = shown(look(tiny, "surprise", "a b"), 80)
+    assert short[0] == "  bits  token  bar: 0 to 16"
+    assert short[3].index("█") == short[0].index("bar")
+
+
+def test_ids_unknown_to_the_tokenizer_have_a_name(case_folder):
+    folder = str(case_folder("padded_vocabulary"))
+    engine = gpt_cli.load(folder)
+    count = engine.model.config.vocab_size
+    missing = engine.tokenizer.missing_ids(count)
+    assert missing
+    names = [f"<{id}>" for id in missing]
+    told = records_here("next", "the sand", "-m", folder, "-k", count)
+    assert {token["token"] for token in told if not token["bytes"]} == set(names)
+    view = look(engine, "lens", "the sand", count)
+    assert any(names[0] in line for line in shown(view, 20_000))
+    view.record()
+    assert any(names[0] in line for line in shown(look(engine, "tree", "the", count), 80))
+
+
+# --- colours -------------------------------------------------------------------------------------
+
+
+def on_terminal(view, *arguments, columns=80, **env):
+    settings = {"TERM": "xterm-256color", "COLORTERM": "truecolor"} | env
+    code, text = run_on_terminal(
+        "show", view, "-m", "tiny", *arguments, columns=columns, **settings
+    )
+    assert code == 0
+    return text
+
+
+@posix
+@pytest.mark.parametrize("view", VIEWS)
+def test_output_to_a_terminal_has_colours_but_no_other_control_codes(view):
+    for columns in (80, 40):
+        text = on_terminal(view, ODD, columns=columns)
+        codes = set(re.findall(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", text))
+        assert any(code.startswith("\x1b[38;2;") for code in codes)
+        plain = re.sub(r"\x1b\[(0|38;2;\d+;\d+;\d+;48;2;\d+;\d+;\d+)m", "", text)
+        assert "\x1b" not in plain
+        assert "\x07" not in plain
+        assert max(map(cell_len, plain.replace("\t", " " * 8).split("\r\n"))) <= columns
+
+
+@posix
+@pytest.mark.parametrize(
+    ("view", "env"),
+    [
+        *((view, {"NO_COLOR": "1"}) for view in VIEWS),
+        ("lens", {"TERM": "dumb"}),
+        ("lens", {"TERM": "xterm", "COLORTERM": ""}),
+    ],
+)
+def test_output_to_a_terminal_without_colours_equals_that_to_a_pipe(view, env):
+    assert on_terminal(view, TEXT, **env).replace("\r\n", "\n") == run(view, TEXT, COLUMNS="80")[0]
+
+
+@posix
+def test_surprise_colours_the_unchanged_text_by_its_bits(tiny):
+    text = on_terminal("surprise", "Once upon a time, there was hungry.")
+    line = text.split("\r\n")[0]
+    assert re.sub(r"\x1b\[[^m]*m", "", line) == "Once upon a time, there was hungry."
+    score = tiny.score("Once upon a time, there was hungry.")
+    colours = ["fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000"]
+    for id, logprob in list(zip(score.ids, score.token_logprobs, strict=True))[1:]:
+        step = sum(-logprob / math.log(2) >= bound for bound in (1, 2, 4, 8, 16))
+        word = re.escape(tiny.decode([id]).lstrip())
+        if step:
+            red, green, blue = bytes.fromhex(colours[step - 1])
+            assert re.search(f"48;2;{red};{green};{blue}m[^\x1b]*{word}", line)
+        else:
+            assert not re.search(f"48;2;[0-9;]*m{word}", line)
+
+
+def test_text_is_readable_on_every_colour():
+    def luminance(colour):
+        parts = np.array([*bytes.fromhex(colour[1:])]) / 255
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    shares = [terminal._share_style(share) for share in np.linspace(0, 1, 101)]
+    bits = [terminal._bits_style(bits) for bits in (1, 2, 4, 8, 16)]
+    for style in shares + bits:
+        dark, light = sorted(
+            luminance(colour.get_truecolor().hex) for colour in (style.color, style.bgcolor)
+        )
+        assert (light + 0.05) / (dark + 0.05) > 4.5  # WCAG AA
+
+
+# --- pictures and pages --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_picture_is_a_colour_png(view, tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    file = tmp_path / "picture.PNG"
+    file.write_text("before", encoding="utf-8")
+    out, err = run(view, ODD, "--png", str(file))
+    assert (out, err) == ("", f"gpt-cli: wrote {file}\n")
+    pixels = image.imread(file)
+    assert pixels.shape[0] > 100
+    assert pixels.shape[1] > 500
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20  # it has colours
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.PNG"]
+
+
+def test_maps_form_a_grid_and_masked_weights_are_blank():
+    weights = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)
+    whole = picture._grid(weights)
+    assert whole.shape == (2 * 5 - 1, 3 * 5 - 1)
+    for layer in range(2):
+        for head in range(3):
+            part = whole[5 * layer : 5 * layer + 4, 5 * head : 5 * head + 4]
+            assert np.array_equal(np.nan_to_num(part), np.tril(weights[layer, head]))
+    assert np.isnan(whole).sum() == whole.size - 2 * 3 * 10
+
+
+def test_maps_are_labelled_with_tokens_or_heads(tiny):
+    pytest.importorskip("matplotlib")
+
+    def labels(view):
+        axes = picture._maps(view).axes[0]
+        sides = axes.get_xticklabels(), axes.get_yticklabels()
+        return [[text.get_text() for text in side] for side in sides]
+
+    one = views.attention(tiny, TEXT + " x" * 5, 2, 1, special=False)
+    names = [json.dumps(token["token"]) for token in one.tokens]
+    assert labels(one) == [names, names]
+    some = views.attention(tiny, TEXT, 2, None, special=False)
+    assert labels(some) == [["0", "1", "2", "3"], ["2"]]
+
+
+def test_each_colour_is_behind_its_text(tiny):
+    pytest.importorskip("matplotlib")
+    axes = picture._text(look(tiny, "tree")).axes[0]
+    texts = {(*text.get_position(),): text.get_text() for text in axes.texts}
+    boxes = [(*box.get_xy(), box.get_width()) for box in axes.patches]
+    assert len(boxes) == 5
+    for x, y, width in boxes:
+        assert cell_len(texts[x, y + 0.5]) == width
+
+
+def test_a_dot_of_a_large_map_shows_the_maximum_of_its_tokens():
+    weights = np.arange(7 * 7, dtype=np.float32).reshape(1, 1, 7, 7)
+    dots, together = views.pooled(weights, 3)
+    assert together == 3
+    assert dots.tolist() == [[[[16, 19, 20], [37, 40, 41], [44, 47, 48]]]]
+    same, together = views.pooled(weights, 7)
+    assert together == 1
+    assert np.array_equal(same, weights)
+
+
+def test_a_picture_that_is_too_long_is_refused_and_no_other_file_is_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    files = ["--html", tmp_path / "a.html", "--png", tmp_path / "a.png"]
+    arguments = ["show", "surprise", "-m", "tiny", "\n" * 1100, *files]
+    assert "shorten the text" in refusal(*arguments)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_json_that_exceeds_the_memory_is_refused(tiny, monkeypatch):
+    view = look(tiny, "attention")
+    monkeypatch.setattr(views, "free_memory", lambda: view.weights.nbytes)
+    with pytest.raises(gpt_cli.ResourceError, match="choose a --layer"):
+        view.record()
+
+
+def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
+    pytest.importorskip("matplotlib")
+    files = [tmp_path / "a.png", tmp_path / "a.html"]
+    out, err = run("lens", TEXT, "--json", "-q", "--png", str(files[0]), "--html", str(files[1]))
+    assert err == ""
+    assert out == run("lens", TEXT, "--json")[0]
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["attention", "x", "--head", "1"], "--layer"),
+        (["attention", "x", "--layer", "4"], "from 0 to 3"),
+        (["attention", "x", "--layer", "0", "--head", "-1"], "from 0 to 3"),
+        (["attention", "once" + " once" * 511], "513 tokens"),
+        (["lens", "x", "-k", "101"], "--top"),
+        (["surprise", "x"], "2 tokens"),
+        (["tree", "x", "-k", "201"], "--top"),
+        (["tree", "x", "y"], "y"),
+        (["tree", "x", "--html", "page.txt"], ".html or .htm"),
+        (["tree", "x", "--html", "/no/such/folder/page.html"], "does not exist"),
+        (["tree", "x", "--png", "picture.svg"], ".png"),
+    ],
+)
+def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, what):
+    assert what in refusal("show", *arguments, "--model", "tiny")
+
+
+@posix
+def test_an_existing_file_survives_a_failed_write(tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text("before", encoding="utf-8")
+    limited = f"ulimit -f 1; {' '.join(COMMAND)} show tree -m tiny x --html {file}"
+    finished = subprocess.run(["bash", "-c", limited], capture_output=True, timeout=60)
+    assert finished.returncode == 5
+    assert finished.stderr.decode() == f"gpt-cli: error: cannot write {file}: File too large\n"
+    assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_pictures_need_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    error = refusal("show", "tree", "-m", "tiny", "x", "--png", "x.png", code=5)
+    assert "pip install matplotlib" in error

@@ -1,0 +1,506 @@
+"""The pages of `gpt-cli show --html`: as files, and in a browser (`make test-browser`)."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from gpt_cli.cli import app
+from gpt_cli.cli.show import page, views
+from gpt_cli.errors import InputError
+from support.pages import HOSTILE, Parts
+
+KINDS = ["attention", "lens", "surprise", "tree"]
+PROMPT = "The moon was round.\nThe fox"
+
+
+@pytest.fixture(scope="module")
+def see(tiny):
+    """Compute a view of a text."""
+    ways = {
+        "attention": lambda text: views.attention(tiny, text, None, None, special=False),
+        "lens": lambda text: views.lens(tiny, text, 5, special=False),
+        "surprise": lambda text: views.surprise(tiny, text),
+        "tree": lambda text: views.tree(tiny, text, 20, special=False),
+    }
+    return lambda kind, text=PROMPT: ways[kind](text)
+
+
+def data_of(text):
+    """Return the data of a page, as its script reads it."""
+    data, _script = Parts(text).texts["script"]
+    return json.loads(data)
+
+
+def weights_of(text):
+    """Return the weights of a page: (layers, heads, weights of the lower triangle)."""
+    packed = data_of(text)["weights"]
+    return np.array([[np.frombuffer(base64.b64decode(h), "<u2") for h in row] for row in packed])
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_is_one_file_that_loads_nothing(kind, see):
+    text = page.page(see(kind))
+    parts = Parts(text)
+    assert parts.texts["title"] == [f"tiny · {kind}"]
+    assert not re.search(r"https?:|url\(|@import|fetch\(|import\(|eval\(|innerHTML", text)
+    attributes = {name for _, attributes in parts.tags for name in attributes}
+    assert attributes <= {"lang", "charset", "http-equiv", "content", "name", "type", "id"}
+    (policy,) = [found["content"] for _, found in parts.tags if "http-equiv" in found]
+    style, script = parts.texts["style"][0], parts.texts["script"][1]
+    hashes = [
+        base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        for part in (style, script)
+    ]
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+@pytest.mark.parametrize("prompt", HOSTILE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_prompt_stays_data(kind, prompt, see):
+    view = see(kind, prompt)
+    text = page.page(view)
+    harmless = Parts(page.page(see(kind)))
+    assert Parts(text).tags == harmless.tags
+    assert Parts(text).texts["script"][1] == harmless.texts["script"][1]
+    data, record = data_of(text), json.loads(json.dumps(view.record()))
+    if kind == "attention":
+        del data["weights"], record["weights"]
+    assert data == record
+
+
+def test_the_name_of_a_model_can_be_any_path(see):
+    token = {"id": 0, "token": "a", "bytes": [97], "logprob": -1.0}
+    model = "/a & b/</title><script>alert(1)</script>$data\udcff"
+    view = views.Surprise(model, [token | {"logprob": None}, token], math.e)
+    text = page.page(view)
+    assert text.encode()
+    assert Parts(text).tags == Parts(page.page(see("surprise"))).tags
+    assert Parts(text).texts["title"] == [model.replace("\udcff", "?") + " · surprise"]
+    assert data_of(text)["model"] == model
+
+
+def test_weights_are_exact_to_a_65535th(see):
+    view = see("attention")
+    layers, heads, T, _ = view.weights.shape
+    packed = weights_of(page.page(view))
+    assert packed.shape == (layers, heads, T * (T + 1) // 2)
+    found = np.zeros(view.weights.shape)
+    found[..., *np.tril_indices(T)] = packed / 65535
+    assert abs(found - view.weights).max() <= 0.51 / 65535
+    assert found[:, :, 0, 0].tolist() == [[1.0] * heads] * layers
+
+
+def test_a_page_too_large_for_browsers_is_refused_early(see, monkeypatch):
+    weights = np.broadcast_to(np.float32(0), (48, 25, 1024, 1024))  # takes no memory
+    attention = views.Attention("gpt2-xl", [], list(range(48)), list(range(25)), weights)
+    with monkeypatch.context() as patch:
+        patch.setattr(page.base64, "b64encode", None)
+        with pytest.raises(
+            InputError, match=r"^the page would have 1,679 MB, more than 64: .*--layer, --h"
+        ):
+            page.page(attention)
+    monkeypatch.setattr(page, "_MAX_BYTES", 1000)
+    with pytest.raises(InputError, match="--top"):
+        page.page(see("lens"))
+
+
+def test_a_text_with_too_many_tokens_is_refused(see):
+    token = see("surprise").tokens[1]
+    page.page(views.Surprise("x", [token] * 20_000, 1.0))
+    with pytest.raises(InputError, match=r"20,001 tokens.*shorten the text"):
+        page.page(views.Surprise("x", [token] * 20_001, 1.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_writes_a_page(kind, see, tmp_path, capsys):
+    file = tmp_path / "page.html"
+    assert app.run(["show", kind, "--model", "tiny", "--html", str(file), PROMPT]) == 0
+    assert capsys.readouterr() == ("", f"gpt-cli: wrote {file}\n")
+    view = json.loads(json.dumps(see(kind).record()))
+    written = data_of(file.read_text(encoding="utf-8"))
+    assert list(written) == list(view)
+    assert written["view"] == kind
+
+
+# --- in a browser --------------------------------------------------------------------------------
+
+browser_only = pytest.mark.browser
+
+
+@pytest.fixture
+def look(window, tmp_path):
+    """Open the page of a view; it must not load anything, fail, or exceed the window's width."""
+    said, asked, opened = [], [], []
+
+    def look(view):
+        file = tmp_path / f"{len(opened)}.html"
+        file.write_text(page.page(view), encoding="utf-8", newline="")
+        tab = window.new_page()
+        tab.set_default_timeout(5000)
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("dialog", lambda dialog: said.append(dialog.message))
+        tab.on("request", lambda request: asked.append(request.url))
+        opened.append((tab, file.as_uri()))
+        tab.goto(file.as_uri())
+        return tab
+
+    yield look
+    assert said == []
+    assert asked == [uri for _, uri in opened]
+    for tab, _ in opened:
+        wide = tab.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0
+
+
+def point(tab, locator, **options):
+    """Tap or hover over an element."""
+    if tab.evaluate("navigator.maxTouchPoints"):
+        locator.tap(**options)
+    else:
+        locator.hover(**options)
+
+
+def percents(view, layer, head, row):
+    T = len(view.tokens)
+    return [f"{weight:.1%}" for weight in view.weights[layer, head, row, : row + 1]] + [""] * (
+        T - row - 1
+    )
+
+
+def check_percents(shown, expected):
+    """Compare percentages, up to rounding."""
+    assert [text == "" for text in shown] == [text == "" for text in expected]
+    for one, other in zip(shown, expected, strict=True):
+        assert float(one.rstrip("%") or 0) == pytest.approx(float(other.rstrip("%") or 0), abs=0.11)
+
+
+def chips(tab):
+    return tab.locator(".flow .token").evaluate_all("all => all.map(one => one.dataset.percent)")
+
+
+def chosen(tab, selector):
+    found = tab.locator(f"{selector}[aria-selected=true]")
+    assert found.count() == 1
+    return found
+
+
+@browser_only
+def test_a_chosen_token_shows_its_attention_in_the_chosen_head(look, see):
+    view = see("attention")
+    tab = look(view)
+    tokens = tab.locator(".flow .token")
+    labels = ["The", "·moon", "·was", "·round", ".", "↵", "The", "·fox"]
+    assert tokens.evaluate_all("all => all.map(one => one.textContent)") == labels
+    check_percents(chips(tab), percents(view, 0, 0, len(view.tokens) - 1))
+    point(tab, tokens.nth(3))
+    check_percents(chips(tab), percents(view, 0, 0, 3))
+    assert chosen(tab, ".flow .token").get_attribute("data-i") == "3"
+    first = view.weights[0, 0, 3]
+    best = int(first.argmax())
+    assert f"→ token {best} " in tab.locator(".panel strong").inner_text()
+
+    tab.get_by_label("layer 2, head 1", exact=True).click()
+    check_percents(chips(tab), percents(view, 2, 1, 3))
+    assert tab.locator("h2").inner_text() == "Layer h.2, head 1"
+    tab.locator(".pickers select").nth(1).select_option("3")
+    check_percents(chips(tab), percents(view, 2, 3, 3))
+    assert tab.locator(".heads [aria-pressed=true]").get_attribute("aria-label") == (
+        "layer 2, head 3"
+    )
+
+
+@browser_only
+def test_the_map_describes_each_pair_of_tokens(look, see):
+    view = see("attention")
+    tab = look(view)
+    canvas = tab.locator(".plane canvas")
+    canvas.scroll_into_view_if_needed()
+    size = canvas.bounding_box()["width"] / len(view.tokens)
+    point(tab, canvas, position={"x": 1.5 * size, "y": 3.5 * size}, force=True)
+    told = tab.locator(".panel strong").inner_text()
+    assert re.fullmatch(r"token 3 “·round” → token 1 “·moon”: [\d.]+%", told)
+    check_percents([told.split()[-1]], [f"{view.weights[0, 0, 3, 1]:.1%}"])
+    check_percents(chips(tab), percents(view, 0, 0, 3))
+    canvas.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight"):
+        canvas.press(key)
+    told = tab.locator(".panel strong").inner_text()
+    assert told.startswith("token 4 “.” → token 4 “.”: ")
+    check_percents([told.split()[-1]], [f"{view.weights[0, 0, 4, 4]:.1%}"])
+
+
+@browser_only
+def test_the_maps_have_the_colours_of_the_weights(look, see):
+    view = see("attention")
+    tab = look(view)
+    tab.get_by_label("layer 1, head 2", exact=True).click()
+    read = """canvas => [canvas.width,
+        ...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]"""
+    for canvas in (
+        tab.locator(".plane canvas"),
+        tab.get_by_label("layer 1, head 2", exact=True).locator("canvas"),
+    ):
+        width, *data = canvas.evaluate(read)
+        assert width == len(view.tokens)
+        pixels = np.reshape(data, (width, width, 4))
+        assert pixels[0, 0].tolist() == [0xFD, 0xE7, 0x25, 255]  # attends only to itself
+        assert (pixels[..., 3] == 255 * np.tri(width)).all()
+        rows, columns = np.tril_indices(width)
+        order = np.argsort(view.weights[1, 2][rows, columns])
+        greens = pixels[rows, columns, 1][order]  # green grows along viridis
+        assert (np.diff(greens) >= 0).all()
+
+
+@browser_only
+def test_a_page_of_one_head_has_no_grid(look, tiny):
+    view = views.attention(tiny, PROMPT, 2, 3, special=False)
+    tab = look(view)
+    assert tab.locator("h2").inner_text() == "Layer h.2, head 3"
+    assert tab.locator(".heads").count() == 0
+    check_percents(chips(tab), percents(view, 0, 0, len(view.tokens) - 1))
+
+
+@browser_only
+def test_the_keyboard_moves_among_heads_and_tokens(look, see):
+    tab = look(see("attention"))
+    tab.get_by_label("layer 0, head 0", exact=True).focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowRight"):
+        tab.keyboard.press(key)
+    assert tab.locator("h2").inner_text() == "Layer h.0, head 2"
+    tab.keyboard.press("Tab")  # the maps are one tab stop
+    assert tab.evaluate("document.activeElement.className").startswith("token")
+    before = int(tab.evaluate("document.activeElement.dataset.i"))
+    tab.keyboard.press("ArrowRight")
+    assert chosen(tab, ".flow .token").get_attribute("data-i") == str(before + 1)
+    tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("ArrowDown")
+    below = int(chosen(tab, ".flow .token").get_attribute("data-i"))
+    line = "i => document.querySelectorAll('.flow .token')[i].offsetTop"
+    assert tab.evaluate(line, below) > tab.evaluate(line, before)
+
+
+def bars(tab):
+    return [
+        tuple(row.locator(".token, .number").all_inner_texts())
+        for row in tab.locator(".bars li").all()
+    ]
+
+
+@browser_only
+def test_a_cell_of_the_lens_shows_its_likeliest_tokens(look, see):
+    view = see("lens", "Every day, the fox went to the")
+    tab = look(view)
+
+    def expected(layer, token):
+        return [
+            (found["token"].replace(" ", "·"), f"{math.exp(found['logprob']):.1%}")
+            for found in view.predictions[layer][token]
+        ]
+
+    assert bars(tab) == expected(-1, -1)
+    assert tab.locator("tbody th").all_inner_texts() == view.layers
+    cells = tab.locator("tbody td")
+    assert cells.all_inner_texts() == [
+        row[0]["token"].replace(" ", "·") for layer in view.predictions for row in layer
+    ]
+    ids = [token["id"] for token in view.tokens]
+    right = [
+        token[0]["id"] == next
+        for layer in view.predictions
+        for token, next in zip(layer, [*ids[1:], None], strict=True)
+    ]
+    assert any(right)
+    marked = cells.evaluate_all("all => all.map(one => one.classList.contains('right'))")
+    assert marked == right
+    T = len(view.tokens)
+    point(tab, cells.nth(2 * T + T - 2))
+    assert bars(tab) == expected(2, -2)
+    chosen(tab, "td").focus()
+    tab.keyboard.press("ArrowUp")
+    tab.keyboard.press("ArrowLeft")
+    assert bars(tab) == expected(1, -3)
+    assert "after token 6 “·went”" in tab.locator(".panel strong").inner_text()
+
+
+@browser_only
+def test_surprise_shows_the_bits_of_each_token(look, see):
+    text = "The moon was\n\thungry 🦊, naïve. "
+    view = see("surprise", text)
+    tab = look(view)
+    pieces = tab.locator(".text span")
+    assert tab.locator(".text").evaluate("one => one.textContent") == text
+    bits = [-(token["logprob"] or 0) / math.log(2) for token in view.tokens]
+    mean = math.fsum(bits[1:]) / (len(bits) - 1)
+    assert (
+        f"{len(bits)} tokens ({len(bits) - 1} scored), {mean:.2f} bits each"
+        in tab.locator("main > p").first.inner_text()
+    )
+    point(tab, pieces.nth(0))
+    assert "the first token has no prediction" in tab.locator(".panel").inner_text()
+    point(tab, pieces.nth(1))
+    told = tab.locator(".panel").inner_text()
+    assert f"“·moon”: {bits[1]:.2f} bits" in told
+    assert f"id {view.tokens[1]['id']}; " in told
+    # The tokens of one character are merged.
+    parts = [place for place, token in enumerate(view.tokens) if "\ufffd" in token["token"]]
+    fox = tab.locator(".text span", has_text="🦊")
+    assert fox.inner_text() == "🦊"
+    point(tab, fox)
+    total = math.fsum(bits[place] for place in parts[:4])
+    assert f"“🦊”: {total:.2f} bits" in tab.locator(".panel").inner_text()
+    # The bars below select tokens.
+    last = tab.locator(".strip span").last
+    point(tab, last)
+    assert f": {bits[-1]:.2f} bits" in tab.locator(".panel strong").inner_text()
+    assert last.get_attribute("class") == "here"
+
+
+@browser_only
+def test_the_colours_of_surprise_are_in_steps(look):
+    steps = {
+        0.99: "rgba(0, 0, 0, 0)",
+        1.01: "rgb(254, 240, 217)",
+        2.01: "rgb(253, 204, 138)",
+        7.99: "rgb(252, 141, 89)",
+        8.01: "rgb(227, 74, 51)",
+        99.0: "rgb(179, 0, 0)",
+    }
+    token = {"id": 0, "token": "a", "bytes": [97]}
+    tokens = [token | {"logprob": -bits * math.log(2)} for bits in steps]
+    tab = look(views.Surprise("m", [token | {"logprob": None}, *tokens], None))
+    colours = tab.locator(".text span").evaluate_all(
+        "all => all.map(one => getComputedStyle(one).backgroundColor)"
+    )
+    assert colours == ["rgba(0, 0, 0, 0)", *steps.values()]
+    assert "perplexity infinite" in tab.locator("main").inner_text()
+
+
+@browser_only
+def test_invisible_characters_are_shown(look, tiny):
+    tab = look(views.surprise(tiny, "a\u202eb\x07 \u200bc"))
+    assert tab.locator(".text").inner_text() == "a\\u202eb\\u0007 \u200bc"
+    tab = look(views.attention(tiny, "a\u202eb\x07 \u200bc", 0, 0, special=False))
+    chips = tab.locator(".flow").inner_text()
+    assert "\u202e" not in chips
+    assert "\\u0007" in chips
+
+
+@browser_only
+def test_a_long_text_has_a_bar_for_several_tokens(look):
+    token = {"id": 0, "token": " a", "bytes": [32, 97]}
+    logprobs = [None, *(-1 - place % 7 / 10 for place in range(7999))]
+    logprobs[4300:4400] = [-20.0] * 100
+    tab = look(views.Surprise("m", [token | {"logprob": value} for value in logprobs], 3.0))
+    assert tab.locator(".text span").count() == 8000
+    assert tab.locator(".strip span").count() == 300
+    assert chosen(tab, ".text span").get_attribute("data-i") == "4300"  # the most surprising
+    point(tab, tab.locator(".strip span").nth(4350 * 300 // 8000))
+    assert "28.85 bits" in tab.locator(".panel").inner_text()
+
+
+@browser_only
+def test_the_tree_shows_and_folds_branches(look, see):
+    view = see("tree", "Once upon a time")
+    tab = look(view)
+
+    def flat(branches, before=""):
+        for branch in branches:
+            text = before + branch["token"]["token"]
+            yield text, branch
+            yield from flat(branch["branches"], text)
+
+    expected = list(flat(view.branches))
+    lines = tab.locator("button.line")
+    assert lines.count() == len(expected) == 20
+    for line, (_, branch) in zip(lines.all(), expected, strict=True):
+        own = math.exp(branch["token"]["logprob"])
+        token = branch["token"]["token"].replace(" ", "·")
+        assert line.locator(".token").inner_text() == token
+        numbers = line.locator(".number").all_inner_texts()
+        check_percents(numbers, [f"{own:.1%}", f"{branch['probability']:.1%}"])
+    lines.first.focus()
+    for _ in range(5):
+        tab.keyboard.press("ArrowDown")
+    text, _ = expected[5]
+    assert tab.locator(".panel .after").inner_text() == text
+    assert tab.locator(".panel .before").inner_text() == "Once upon a time"
+    path = "".join(tab.locator(".path .token").all_inner_texts())
+    assert path.replace("·", " ") == text
+
+    first = len(list(flat(view.branches[0]["branches"])))
+    assert first > 0
+    visible = "all => all.filter(one => one.offsetParent).length"
+    lines.first.click()
+    assert lines.first.get_attribute("aria-expanded") == "false"
+    assert lines.evaluate_all(visible) == 20 - first
+    tab.keyboard.press("ArrowRight")
+    assert lines.first.get_attribute("aria-expanded") == "true"
+    assert lines.evaluate_all(visible) == 20
+    tab.keyboard.press("ArrowLeft")
+    assert lines.evaluate_all(visible) == 20 - first
+
+
+@browser_only
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_texts_are_shown_as_text(kind, look, see):
+    text = " ".join(HOSTILE)
+    tab = look(see(kind, text))
+    if kind == "surprise":
+        shown = re.sub(
+            r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]",
+            lambda sign: f"\\u{ord(sign[0]):04x}",
+            text,
+        )
+        assert tab.locator(".text").evaluate("one => one.textContent") == shown
+    assert "alert(1)" in tab.locator("main").evaluate("one => one.textContent")
+    assert (tab.locator("img").count(), tab.locator("script").count()) == (0, 2)
+
+
+_CONTRASTS = """() => {
+  const read = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => read(colour).slice(0, 3)
+    .map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0.05);
+  const ground = (node) => {
+    const colour = getComputedStyle(node).backgroundColor;
+    return read(colour)[3] === 0 ? ground(node.parentElement) : colour;
+  };
+  return [...document.body.querySelectorAll("*")]
+    .filter((node) => node.offsetParent && [...node.childNodes].some((c) => c.nodeType === 3))
+    .map((node) => {
+      const pair = [light(getComputedStyle(node).color), light(ground(node))];
+      return [Math.max(...pair) / Math.min(...pair), node.outerHTML.slice(0, 200)];
+    });
+}"""
+
+
+@browser_only
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_is_readable_on_every_colour(kind, look, see):
+    found = look(see(kind)).evaluate(_CONTRASTS)
+    assert len(found) > 20
+    assert min(found)[0] >= 4.5, min(found)
+
+
+@browser_only
+def test_without_javascript_the_page_asks_for_it(browser, see, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(page.page(see("tree")), encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(file.as_uri())
+    assert "tiny · tree" in tab.locator("h1").inner_text()
+    assert "allow JavaScript" in tab.locator("main").inner_text()
+    context.close()

@@ -1,0 +1,340 @@
+"""Compression: any bytes come back, at the price that `score` names, however they are computed."""
+
+import io
+import os
+import random
+from dataclasses import replace
+from zlib import crc32
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt_cli.compression import archive
+from gpt_cli.compression import codec as compress
+from gpt_cli.compression.archive import Block, Reader, check, end
+from gpt_cli.compression.codec import Codec, intervals
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.gpt2 import digests as identity
+from gpt_cli.ops import get_ops
+from gpt_cli.ops.numpy_ops import NumPyOps
+from support.checkpoints import END, VOCAB
+from support.models import LEVELS, computing, model_of
+
+pytestmark = pytest.mark.usefixtures("library")
+
+N_POSITIONS = 24  # the context of the small models, which most texts fill several times
+SHAPE = {"vocab_size": len(VOCAB), "n_positions": N_POSITIONS, "n_head": 2}
+
+
+@pytest.fixture(scope="module")
+def small(tokenizer):
+    """Return the codec of a random model, by its type of weights."""
+
+    def made(dtype="float32", seed=0):
+        return Codec(model_of(get_ops("cpu", dtype), dtype, seed, **SHAPE), tokenizer)
+
+    return made
+
+
+def packed(codec, data, **options):
+    return b"".join(codec.compress(io.BytesIO(data), **options))
+
+
+def unpacked(codec, data, **how):
+    return b"".join(codec.decompress(Reader(io.BytesIO(data), **how)))
+
+
+def text_of(engine, **options):
+    """Return stories of the bundled model as bytes."""
+    prompts = ["Once upon a time", "The fox", "One day, a girl"]
+    found = engine.generate(prompts, max_tokens=400, seed=1, **options)
+    return "\n".join(map(str.__add__, prompts, (each.text for each in found))).encode()
+
+
+# --- what goes in comes out ----------------------------------------------------------------------
+
+data_of_all_kinds = st.one_of(
+    st.binary(max_size=300),
+    st.text(max_size=200).map(str.encode),
+    st.text("the and\n", max_size=300).map(str.encode),
+    st.lists(st.sampled_from([END.encode(), b"\n", b" the", b"\xf0\x9f", b"\0"])).map(b"".join),
+)
+
+
+@settings(max_examples=40)
+@given(data=data_of_all_kinds, block=st.sampled_from([1, 2, 7, 23, 24, 25, 60, 16_384]))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_any_bytes_come_back(small, dtype, data, block):
+    codec = small(dtype)
+    assert unpacked(codec, packed(codec, data, block=block)) == data
+
+
+@pytest.mark.parametrize("most", [1, 3, 64])
+@pytest.mark.parametrize("piece", [1, 10, 1000])
+def test_blocks_side_by_side_and_pieces_of_a_stream_change_nothing(small, monkeypatch, most, piece):
+    codec, data = small(), b"the end and\n" * 40 + bytes(range(256)) + os.urandom(30)
+    expected = packed(codec, data, block=30)
+    monkeypatch.setattr(compress, "_SIDE_BY_SIDE", most)
+    monkeypatch.setattr(archive, "_PIECE", piece)
+    assert unpacked(codec, expected) == data
+    monkeypatch.setattr(compress, "_PIECE", piece)
+    assert unpacked(codec, packed(codec, data, block=30)) == data
+
+
+def test_a_stream_is_compressed_before_its_end(tiny):
+    source = io.BytesIO(random.Random(1).randbytes(1_000_000))
+    parts = tiny._codec.compress(source, block=4096)
+    assert next(parts) == tiny._codec.header.pack()
+    assert next(parts)
+    assert source.tell() <= 200_000
+
+
+def test_each_token_is_counted_once(tiny):
+    data, counts = b"Once upon a time, there was a fox. The fox had a red ball.\n", []
+    file = b"".join(tiny._codec.compress(io.BytesIO(data), 5, counts.append))
+    assert sum(counts) == len(tiny.encode(data.decode()))
+    counts.clear()
+    assert b"".join(tiny._codec.decompress(Reader(io.BytesIO(file)), counts.append)) == data
+    coded = [each.size for each in Reader(io.BytesIO(file)).blocks() if not each.stored]
+    assert sum(counts) == sum(coded) > 0
+
+
+@pytest.mark.parametrize("number", [1, 5, 64, 100])
+def test_as_many_blocks_are_decoded_at_a_time_as_memory_allows(small, monkeypatch, number):
+    config, ops = small()._model.config, small()._model.ops
+    of_a_block = 2 * config.n_layer * config.n_embd * N_POSITIONS * 4 + 12 * len(VOCAB)
+    codec = small()
+    monkeypatch.setattr(type(ops), "free_memory", lambda _: 2 * number * of_a_block)
+    assert codec._side_by_side() == min(number, 64)
+    monkeypatch.setattr(type(ops), "free_memory", lambda _: 2 * number * of_a_block - 1)
+    assert codec._side_by_side() == min(max(1, number - 1), 64)
+    monkeypatch.setattr(type(ops), "free_memory", lambda _: None)
+    assert codec._side_by_side() == 64
+
+
+def test_special_tokens_are_tokens(small):
+    (block,) = Reader(io.BytesIO(packed(small(), f"the{END} end".encode()))).blocks()
+    assert block.size == len(small()._tokenizer.encode(f"the{END} end", special=True))
+
+
+def test_every_block_ends_with_a_line_if_it_can(small):
+    codec = small()
+    ends = [len(ids) for ids in codec._blocks(io.BytesIO(b"1234567\n" * 9), 20)]
+    assert ends == [16, 16, 16, 16, 8]
+    assert [len(ids) for ids in codec._blocks(io.BytesIO(b"1" * 50), 20)] == [20, 20, 10]
+
+
+def test_a_block_ends_where_the_model_would_begin(tiny):
+    lines = b"Once upon a time, Tom saw a fox.\n" + b'"No," said Tom.\n' * 3
+    first, *others = tiny._codec._blocks(io.BytesIO(lines * 40), 185)
+    assert len(others) > 2
+    assert all(tiny.decode(ids).startswith("Once upon") for ids in [first, *others])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_another_level_with_other_threads_reads_the_same_file(small, level, dtype):
+    codec, data = small(dtype), b"the end and in the end\n" * 20 + bytes(range(256))
+    ops = codec._model.ops
+    with computing(ops, 2, LEVELS[0]):
+        expected = packed(codec, data, block=50)
+    with computing(ops, 1, level):
+        assert unpacked(codec, expected) == data
+        assert packed(codec, data, block=50) == expected
+
+
+def test_what_the_model_cannot_predict_is_stored(tiny, monkeypatch):
+    data = random.Random(1).randbytes(20_000)
+    monkeypatch.setattr(Codec, "_append", None)  # nothing is computed
+    assert len(tiny.compress(data)) < len(data) + 80
+    assert tiny.decompress(tiny.compress(data)) == data
+
+
+def test_a_stored_block_may_have_more_bytes_than_tokens(tiny):
+    data = random.Random(1).randbytes(200_000)
+    assert tiny.decompress(tiny.compress(data, block=65_536)) == data
+
+
+def test_tokens_that_the_model_does_not_have_are_given_as_bytes(tokenizer):
+    model = model_of(
+        get_ops("cpu", "float32"), **SHAPE | {"vocab_size": len(VOCAB) - 1}, bos_token_id=0
+    )
+    codec = Codec(model, tokenizer)  # the end token is the last
+    data = f"the{END}end".encode()
+    assert unpacked(codec, packed(codec, data)) == data
+
+
+# --- its price -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.2])
+def test_a_file_costs_what_score_says(tiny, temperature):
+    data = text_of(tiny, temperature=temperature)
+    score = tiny.score(data.decode(), bos=True)
+    expected = score.bits_per_byte * score.bytes_scored / 8
+    assert expected <= len(tiny.compress(data)) <= 1.02 * expected + 64
+
+
+@pytest.mark.parametrize("data", [b"", b"a", b"\xff"])
+def test_a_file_has_less_than_64_bytes_of_its_own(tiny, data):
+    assert len(tiny.compress(data)) <= len(data) + 64
+
+
+def test_data_that_is_too_large_to_be_stored_is_computed():
+    data = random.Random(1).randbytes(archive.LARGEST_CODE + 1)
+    assert not compress._may_be_text(data[:-1])
+    assert compress._may_be_text(data)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_only_the_same_model_reads_a_file(small):
+    data = packed(small(), b"the end")
+    with pytest.raises(InputError, match="another model"):
+        unpacked(small(seed=1), data)
+    with pytest.raises(InputError, match="in float32, and this one is in int8"):
+        unpacked(small("int8"), data)
+
+
+def test_other_bits_are_refused_before_anything_is_computed(small, monkeypatch):
+    codec = small()
+    data = packed(codec, b"the end")
+    monkeypatch.setattr(identity, "TEXT", "Another text, for other logits.")
+    other = small()
+    assert other.header == replace(codec.header, bits=other.header.bits)
+    with pytest.raises(InputError, match="computes other bits"):
+        unpacked(other, data)
+
+
+def test_blocks_of_another_file_are_found_by_the_checksum_of_all(small):
+    codec = small()
+    *start, one_end = codec.compress(io.BytesIO(b"the end"))
+    *_, other_end = codec.compress(io.BytesIO(b"the and"))
+    assert one_end != other_end
+    with pytest.raises(InputError, match="the data does not have its checksum"):
+        unpacked(codec, b"".join([*start, other_end]))
+
+
+def test_a_block_of_other_data_costs_no_other(small):
+    codec, data = small(), b"the end and in the end\n" * 9
+    header, *_, last = codec.compress(io.BytesIO(data), 60)
+    first, *others = Reader(io.BytesIO(packed(codec, data, block=60))).blocks()
+    altered = [replace(first, check=first.check ^ 1), *others]
+    file = b"".join([header, *(each.pack() for each in altered), last])
+    with pytest.raises(InputError, match="block 0 does not have its checksum: the file was alter"):
+        unpacked(codec, file)
+    rest = unpacked(codec, file, salvage=True)
+    assert others
+    assert rest
+    assert data.endswith(rest)
+
+
+def test_codes_that_no_encoder_writes_and_ids_without_a_token_are_damage(tokenizer):
+    size = len(VOCAB) + 1
+    model = model_of(get_ops("cpu", "float32"), **SHAPE | {"vocab_size": size}, bos_token_id=0)
+    codec = Codec(model, tokenizer)
+    (of_last_id,) = codec._codes([[size - 1] * 3], [b""], lambda _: None)
+    for code in (of_last_id, b"\xff" * 12):
+        file = [codec.header, Block(0, 3, False, check(code), code), end(1, 8, crc32(code))]
+        with pytest.raises(InputError, match="block 0 does not have its checksum"):
+            unpacked(codec, b"".join(part.pack() for part in file))
+
+
+def test_an_interval_begins_where_that_of_the_id_before_ends(small):
+    model, ids = small()._model, np.arange(len(VOCAB))
+    logits = np.random.default_rng(1).normal(size=len(VOCAB)).astype(np.float32)
+    starts, ends, totals = intervals(model.ops, np.tile(logits, (len(ids), 1)), ids).T
+    assert starts.tolist() == [0, *ends[:-1]]
+    assert set(totals) == {ends[-1]}
+
+
+def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch):
+    codec, data = small(), b"the end and in the end\n" * 9
+    file = packed(codec, data, block=60)
+    counts, calls = codec._model.ops.cumulative_counts, []
+
+    def with_one_more(logits):
+        sums = counts(logits)
+        calls.append(1)
+        if len(calls) == 70:  # in the second half of the first blocks
+            sums[0, 5:] += 1 << 29
+        return sums
+
+    monkeypatch.setattr(codec._model.ops, "cumulative_counts", with_one_more, raising=False)
+    monkeypatch.setattr(compress, "_SIDE_BY_SIDE", 1)
+    found = []
+    with pytest.raises(InputError, match="block 1 does not have its checksum"):
+        for part in codec.decompress(Reader(io.BytesIO(file))):
+            found.append(part)
+    assert b"".join(found) == data[: len(b"".join(found))]
+    calls.clear()
+    reader = Reader(io.BytesIO(file), salvage=True)
+    rest = b"".join(codec.decompress(reader))
+    assert 0 < len(rest) < len(data)
+    assert len(reader.lost) == 1
+
+
+def test_numpy_is_refused(tokenizer):
+    with pytest.raises(ResourceError, match="numpy does not give them"):
+        Codec(model_of(NumPyOps(), **SHAPE), tokenizer)
+
+
+@pytest.mark.parametrize("start", [None, len(VOCAB)])
+def test_a_model_without_a_start_token_is_refused(tokenizer, start):
+    with pytest.raises(InputError, match="start token"):
+        Codec(model_of(get_ops("cpu", "float32"), **SHAPE, bos_token_id=start), tokenizer)
+
+
+def test_a_tokenizer_with_more_tokens_is_refused(tokenizer):
+    model = model_of(get_ops("cpu", "float32"), **SHAPE | {"vocab_size": 40}, bos_token_id=0)
+    with pytest.raises(InputError, match="use the tokenizer of the model"):
+        Codec(model, tokenizer)
+
+
+@pytest.mark.parametrize("block", [0, -1, 65_537])
+def test_a_block_out_of_range_is_refused(engine, block):
+    with pytest.raises(InputError, match="block must be from 1 to 65536"):
+        engine.compress(b"", block=block)
+
+
+# --- what a model is -----------------------------------------------------------------------------
+
+
+def test_the_digest_is_that_of_all_weights_and_tokens(tokenizer):
+    def digest(weights_of=None, seed=0, tokenizer=tokenizer, **changes):
+        model = model_of(get_ops("cpu", "float32"), weights_of, seed, **SHAPE | changes)
+        return identity.of_weights(model, tokenizer)
+
+    same = digest()
+    assert digest() == same
+    others = [
+        digest(seed=1),
+        digest(n_layer=1),
+        digest(n_head=1, head_size=16),
+        digest(layer_norm_epsilon=1e-6),
+        digest(activation_function="relu"),
+        digest(tie_word_embeddings=False),
+        digest(vocab_size=len(VOCAB) - 1),
+    ]
+    assert len({same, *others}) == 8
+
+
+def test_what_comes_before_damage_is_given_before_its_error(small):
+    codec, data = small(), b"the end and in the end\n" * 9
+    file = bytearray(packed(codec, data, block=60))
+    file[-30] ^= 1  # in the last block
+    found = []
+    with pytest.raises(InputError, match="is damaged"):
+        for part in codec.decompress(Reader(io.BytesIO(bytes(file)))):
+            found.append(part)
+    assert b"".join(found)
+    assert data.startswith(b"".join(found))
+
+
+def test_nothing_is_computed_for_what_is_no_text(tiny, monkeypatch):
+    monkeypatch.setattr(compress, "of_tokens", lambda model, texts, *_, **__: list(texts))
+    data = random.Random(1).randbytes(20_000)
+    assert tiny.decompress(tiny.compress(data)) == data

@@ -1,0 +1,190 @@
+import json
+import math
+
+import pytest
+
+from gpt_cli.errors import CheckpointError
+from gpt_cli.folder.config import GPT2Config
+from support.checkpoints import CONFIG, END_ID
+
+INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def test_what_is_absent_has_the_values_of_gpt2():
+    config = GPT2Config.from_dict({})
+    assert config == GPT2Config()
+    assert (config.vocab_size, config.n_positions) == (50257, 1024)
+    assert (config.n_layer, config.n_head, config.n_embd) == (12, 12, 768)
+    assert (config.head_size, config.inner_size) == (64, 3072)
+    assert type(config.head_size) is int
+    assert config.activation_function == "gelu_new"
+    assert config.layer_norm_epsilon == 1e-5
+    assert config.scale_attn_weights
+    assert config.scale_attn_by_inverse_layer_idx is False
+    assert config.tie_word_embeddings
+    assert config.bos_token_id == 50256
+    assert config.eos_token_id == (50256,)
+
+
+def test_every_field_is_read(folder):
+    raw = {
+        "vocab_size": 99,
+        "n_positions": 33,
+        "n_embd": 12,
+        "n_layer": 2,
+        "n_head": 3,
+        "n_inner": 20,
+        "activation_function": "silu",
+        "layer_norm_epsilon": 1e-3,
+        "scale_attn_weights": False,
+        "scale_attn_by_inverse_layer_idx": True,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(raw))
+    config = GPT2Config.from_folder(folder)
+    assert config == GPT2Config(**raw | {"eos_token_id": (2,)})
+    assert config.inner_size == 20
+    assert config.head_size == 4
+
+
+def test_the_sizes_have_other_names_and_some_fields_are_ignored():
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
+    config = GPT2Config.from_dict(dict(zip(names, (2, 3, 12, 33), strict=True)))
+    assert (config.n_layer, config.n_head, config.n_embd, config.n_positions) == (2, 3, 12, 33)
+    raw = {"n_ctx": 3, "resid_pdrop": 0.5, "architectures": ["GPT2LMHeadModel"], "n_inner": None}
+    assert GPT2Config.from_dict(raw) == GPT2Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        *((name, name) for name in ("gelu_new", "gelu", "relu", "silu", "tanh")),
+        *(("gelu_fast", "gelu_new"), ("gelu_pytorch_tanh", "gelu_new"), ("swish", "silu")),
+    ],
+)
+def test_every_activation_is_known_also_by_its_other_names(name, function):
+    assert GPT2Config.from_dict({"activation_function": name}).activation_function == function
+
+
+@pytest.mark.parametrize(("value", "ids"), [(3, (3,)), ([3, 5], (3, 5)), (None, ()), ([], ())])
+def test_there_may_be_any_number_of_end_tokens_and_none_to_begin_with(value, ids):
+    config = GPT2Config.from_dict({"eos_token_id": value, "bos_token_id": None})
+    assert (config.eos_token_id, config.bos_token_id) == (ids, None)
+
+
+@pytest.mark.parametrize("size", [1, 2**20])
+def test_the_smallest_and_the_largest_sizes_are_taken(size):
+    raw = dict.fromkeys(["vocab_size", "n_embd", "n_layer", "n_head", "n_inner"], size)
+    raw |= {"n_positions": max(2, size), "bos_token_id": size - 1, "eos_token_id": [0, 2**20]}
+    config = GPT2Config.from_dict(raw)
+    assert (config.n_layer, config.n_positions) == (size, max(2, size))
+    assert (config.head_size, config.inner_size) == (1, size)
+
+
+@pytest.mark.parametrize(("quantization", "dtype"), [(INT8, "int8"), (None, "float32")])
+def test_the_type_of_the_matrices_is_that_of_the_quantization(quantization, dtype):
+    assert GPT2Config.from_dict({"quantization_config": quantization}).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("generation", "ids"),
+    [({"eos_token_id": [7, 8]}, (7, 8)), ({"eos_token_id": None}, (END_ID,)), ({}, (END_ID,))],
+)
+def test_the_end_token_of_generation_config_comes_first(folder, generation, ids):
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert GPT2Config.from_folder(folder).eos_token_id == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 0) for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_inner")),
+        ("n_head", -1),
+        ("n_positions", 1),
+        ("n_layer", None),
+        ("n_layer", 2.0),
+        ("n_layer", "2"),
+        ("n_layer", True),
+        ("n_embd", [768]),
+        ("vocab_size", 2**20 + 1),
+        ("activation_function", "mish"),
+        ("activation_function", None),
+        ("activation_function", ["gelu"]),
+        ("layer_norm_epsilon", 0),
+        ("layer_norm_epsilon", -1e-5),
+        ("layer_norm_epsilon", 1),
+        ("layer_norm_epsilon", math.nan),
+        ("layer_norm_epsilon", "1e-5"),
+        ("layer_norm_epsilon", True),
+        ("scale_attn_weights", 1),
+        ("scale_attn_by_inverse_layer_idx", None),
+        ("tie_word_embeddings", "no"),
+        ("bos_token_id", -1),
+        ("bos_token_id", 1.5),
+        ("bos_token_id", 2**20 + 1),
+        ("eos_token_id", "end"),
+        ("eos_token_id", [1, -2]),
+        ("eos_token_id", True),
+        ("model_type", "gpt_neo"),
+        ("model_type", None),
+        ("add_cross_attention", True),
+        ("quantization_config", INT8 | {"bits": 4}),
+        ("quantization_config", {"quant_method": "gptq", "bits": 8}),
+    ],
+)
+def test_a_bad_field_is_refused_in_one_line_that_names_it(folder, name, value):
+    path = folder / "config.json"
+    path.write_text(json.dumps(CONFIG | {name: value}))
+    with pytest.raises(CheckpointError) as caught:
+        GPT2Config.from_folder(folder)
+    assert str(path) in str(caught.value)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_endless_value_is_not_repeated_in_full():
+    with pytest.raises(CheckpointError) as caught:
+        GPT2Config.from_dict({"activation_function": "x" * 10_000})
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["model_type", "n_layer", "activation_function", "eos_token_id"])
+def test_a_value_that_is_too_deep_to_be_shown_is_refused(name):
+    value: list = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(CheckpointError, match="recursion"):
+        GPT2Config.from_dict({name: {"value": value}})
+
+
+def test_the_heads_must_divide_the_width():
+    with pytest.raises(CheckpointError, match="n_head 5 does not divide n_embd 32"):
+        GPT2Config.from_dict(CONFIG | {"n_head": 5})
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b"[" * 200_000, b"[1]", b"null"],
+    ids=["empty", "cut off", "no UTF-8", "nested beyond reason", "a list", "null"],
+)
+def test_a_file_that_is_no_json_object_is_refused_by_its_name(folder, name, content):
+    complaint = "is not a JSON obj" if content in (b"[1]", b"null") else "cannot be read as JSON"
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=complaint) as caught:
+        GPT2Config.from_folder(folder)
+    assert str(folder / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_config_is_no_model(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        GPT2Config.from_folder(tmp_path)

@@ -1,0 +1,337 @@
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
+from support.checkpoints import ALPHABET, END, END_ID, MERGES, VOCAB, write_tokenizer
+
+TINY = Path(__file__).parents[2] / "weights" / "tiny"
+MILLION = 1_000_000
+
+characters = st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from(" \n\t'\u200d\u0301\u00a0\u3000😀the0"),
+)
+any_text = st.text(characters, max_size=60)
+any_bytes = st.one_of(st.binary(max_size=40), any_text.map(str.encode))
+# Bytes no stretch of which is UTF-8: continued wrongly, not at all, overlong, or a surrogate.
+NO_CHARACTER = [b"\xff", b"\x80", b"\xc3", b"\xf0\x9f\x98", b"\xc0\xaf", b"\xed\xa0\x80"]
+
+
+def ids_of_bytes(data: bytes) -> list[int]:
+    """One id for each byte."""
+    return [VOCAB[ALPHABET[byte]] for byte in data]
+
+
+def write_single(folder: Path, **changes) -> Path:
+    """Write tokenizer.json alone, as the tokenizers library does; changes are of its top level."""
+    value = {
+        "version": "1.0",
+        "added_tokens": [{"id": END_ID, "content": END, "special": True}],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": VOCAB, "merges": MERGES},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(value | changes), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    write_tokenizer(tmp_path)
+    return tmp_path
+
+
+# --- encoding ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["small", "tiny"])
+def test_ids_are_those_of_transformers(tokenizer, golden, model):
+    reference = golden("tokenizer.json")
+    if model == "tiny":
+        merges = (TINY / "merges.txt").read_bytes()
+        if hashlib.sha256(merges).hexdigest() != reference["tiny_merges"]:
+            pytest.fail("the bundled vocabulary is another one: run tools/make_golden.py")
+        tokenizer = Tokenizer.from_folder(TINY)
+    for text, ids in zip(reference["texts"], reference[model], strict=True):
+        assert tokenizer.encode(text) == ids, ascii(text)
+        assert tokenizer.decode(ids) == text
+
+
+@given(text=any_text)
+def test_decoding_gives_back_every_text(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(text=any_text)
+def test_special_or_not_a_text_without_special_tokens_has_the_same_ids(tokenizer, text):
+    assert tokenizer.encode(text, special=True) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("unit", [" ", "a", "\n", "é", "\t ", "0", "!", "😀"])
+def test_a_million_characters_take_no_time_to_speak_of(tokenizer, unit):
+    text = unit * (MILLION // len(unit))
+    start = time.perf_counter()
+    ids = tokenizer.encode(text)
+    assert time.perf_counter() - start < 20
+    assert tokenizer.decode(ids) == text
+
+
+def test_the_name_of_a_special_token_is_ordinary_text_unless_asked_for(tokenizer):
+    text = f"a{END}b"
+    assert END_ID not in tokenizer.encode(text)
+    assert tokenizer.encode_bytes(text.encode()) == tokenizer.encode(text)
+    assert tokenizer.encode(text, special=True) == [VOCAB["a"], END_ID, VOCAB["b"]]
+    assert tokenizer.decode(tokenizer.encode(text)) == tokenizer.decode([64, END_ID, 65]) == text
+
+
+@pytest.mark.parametrize(("text", "place"), [("\ud800", 0), ("ab\udc00c", 2)])
+def test_half_of_a_surrogate_pair_is_refused(tokenizer, text, place):
+    with pytest.raises(InputError, match=f"not valid Unicode at character {place}"):
+        tokenizer.encode(text)
+
+
+@given(data=any_bytes)
+@pytest.mark.parametrize("special", [False, True])
+def test_the_tokens_of_any_bytes_have_these_bytes(tokenizer, data, special):
+    ids = tokenizer.encode_bytes(data, special=special)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == data
+
+
+@given(text=any_text, end=st.sampled_from(["", END]))
+@pytest.mark.parametrize("special", [False, True])
+def test_the_bytes_of_a_text_have_the_ids_of_the_text(tokenizer, text, end, special):
+    ids = tokenizer.encode(text + end, special=special)
+    assert tokenizer.encode_bytes((text + end).encode(), special=special) == ids
+
+
+@given(stretches=st.lists(st.tuples(any_text, st.sampled_from(NO_CHARACTER))))
+def test_a_byte_of_no_character_is_a_token_alone_between_texts(tokenizer, stretches):
+    ids = []
+    for text, lone in stretches:
+        ids += tokenizer.encode(text) + ids_of_bytes(lone)
+    assert tokenizer.encode_bytes(b"".join(text.encode() + lone for text, lone in stretches)) == ids
+
+
+def test_the_bytes_of_another_order_of_ids_are_found(folder):
+    vocab = VOCAB | {ALPHABET[0xFF]: VOCAB[ALPHABET[0xFE]], ALPHABET[0xFE]: VOCAB[ALPHABET[0xFF]]}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    other = Tokenizer.from_folder(folder)
+    assert other.encode_bytes(b"\xff") == [VOCAB[ALPHABET[0xFE]]]
+    assert other.decode([VOCAB[ALPHABET[0xFE]], VOCAB["a"]]) == "\ufffda"
+
+
+# --- decoding ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", [-1, len(VOCAB), 10**12])
+def test_an_id_that_no_token_has_is_refused(tokenizer, id):
+    with pytest.raises(InputError, match=f"^{id} is not a token id"):
+        tokenizer.decode([0, id])
+
+
+def test_bytes_that_form_no_character_become_replacement_characters(tokenizer):
+    assert tokenizer.decode(ids_of_bytes(b"a\xff\xe4b")) == "a\ufffd\ufffdb"
+
+
+def test_the_bytes_of_a_token_may_be_a_part_of_a_character(tokenizer):
+    assert tokenizer.token_bytes(VOCAB[ALPHABET[0xE4]]) == b"\xe4"
+    assert tokenizer.token_bytes(END_ID) == END.encode()
+
+
+def test_missing_ids_are_those_that_stand_for_no_token(tokenizer):
+    assert tokenizer.missing_ids(len(VOCAB)) == []
+    assert tokenizer.missing_ids(len(VOCAB) + 2) == [len(VOCAB), len(VOCAB) + 1]
+
+
+@given(data=any_bytes)
+def test_pieces_joined_are_the_text_of_all_ids(tokenizer, data):
+    decoder, ids = StreamDecoder(tokenizer), ids_of_bytes(data)
+    pieces = [decoder.push(id) for id in ids]
+    assert "".join(pieces) + decoder.flush() == tokenizer.decode(ids)
+
+
+@given(text=any_text)
+def test_a_character_comes_out_with_its_last_byte(tokenizer, text):
+    decoder = StreamDecoder(tokenizer)
+    for character in text:
+        pieces = [decoder.push(id) for id in ids_of_bytes(character.encode())]
+        assert pieces == [""] * (len(pieces) - 1) + [character]
+    assert decoder.flush() == ""
+
+
+def test_a_character_that_never_ends_is_flushed_as_a_replacement_character(tokenizer):
+    decoder = StreamDecoder(tokenizer)
+    assert [decoder.push(id) for id in ids_of_bytes("😀".encode()[:3])] == ["", "", ""]
+    assert decoder.flush() == "\ufffd"
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merges", [MERGES, [merge.split(" ") for merge in MERGES]])
+def test_tokenizer_json_alone_gives_the_same(tmp_path, tokenizer, golden, merges):
+    model = {"type": "BPE", "vocab": VOCAB, "merges": merges}
+    single = Tokenizer.from_folder(write_single(tmp_path, model=model))
+    for text in golden("tokenizer.json")["texts"]:
+        assert single.encode(text) == tokenizer.encode(text)
+        assert single.encode(text, special=True) == tokenizer.encode(text, special=True)
+    assert single.special == tokenizer.special == {END: END_ID}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.removesuffix("\n"),
+        lambda text: text.split("\n", 1)[1],
+        lambda text: text + "\n\n",
+    ],
+    ids=["CRLF", "no trailing newline", "no header", "empty lines at the end"],
+)
+def test_merges_may_be_written_in_other_ways(folder, tokenizer, golden, change):
+    path = folder / "merges.txt"
+    path.write_text(change(path.read_text("utf-8")), encoding="utf-8", newline="")
+    other = Tokenizer.from_folder(folder)
+    for text in golden("tokenizer.json")["texts"]:
+        assert other.encode(text) == tokenizer.encode(text)
+
+
+def test_added_tokens_are_special(folder):
+    (folder / "added_tokens.json").write_text('{"<pad>": 300, "<sep>": 301}')
+    extended = Tokenizer.from_folder(folder)
+    assert extended.special == {END: END_ID, "<pad>": 300, "<sep>": 301}
+    assert extended.encode("<pad>a<sep>", special=True) == [300, VOCAB["a"], 301]
+    assert 300 not in extended.encode("<pad>")
+    assert extended.decode([301, 300]) == "<sep><pad>"
+    assert extended.missing_ids(303) == [*range(len(VOCAB), 300), 302]
+
+
+def test_an_added_token_that_the_vocabulary_has_stays_what_it_is(folder):
+    plain = Tokenizer.from_folder(folder)
+    (folder / "added_tokens.json").write_text(json.dumps({"!": VOCAB["!"], "he": VOCAB["he"]}))
+    repeated = Tokenizer.from_folder(folder)
+    assert repeated.special == plain.special
+    assert repeated.encode("he! he", special=True) == plain.encode("he! he")
+
+
+def test_added_tokens_of_tokenizer_json_are_special(tmp_path):
+    added = [{"id": END_ID, "content": END}, {"id": 300, "content": "<pad>"}]
+    extended = Tokenizer.from_folder(write_single(tmp_path, added_tokens=added))
+    assert extended.special == {END: END_ID, "<pad>": 300}
+
+
+def test_what_a_tokenizer_json_leaves_out_has_its_usual_value(folder, tokenizer):
+    write_single(folder, pre_tokenizer={"type": "ByteLevel"})
+    path = folder / "tokenizer.json"
+    single = json.loads(path.read_text())
+    del single["added_tokens"], single["normalizer"]
+    path.write_text(json.dumps(single))
+    (folder / "merges.txt").unlink()
+    assert Tokenizer.from_folder(folder).special == tokenizer.special
+
+
+# A special token is added, has brackets, or is not two tokens in a row.
+@pytest.mark.parametrize("name", ["<>", "[]", "<a>", "qqq"])
+def test_a_token_that_no_merge_makes_is_special_in_brackets_or_without_parts(folder, name):
+    vocab = VOCAB | {"a>": 300, name: 301}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "added_tokens.json").write_text('{"a>": 300}')
+    assert Tokenizer.from_folder(folder).special == {END: END_ID, "a>": 300, name: 301}
+
+
+def changed_vocab(**changes):
+    vocab = {token: id for token, id in (VOCAB | changes).items() if id is not None}
+    return json.dumps(vocab).encode()
+
+
+LINES = "\n".join(MERGES).encode()
+
+DAMAGES = {
+    "no JSON": {"vocab.json": b'{"a": 1'},
+    "an empty vocabulary file": {"vocab.json": b""},
+    "no UTF-8": {"vocab.json": b"\xff\xfe{}"},
+    "nested beyond reason": {"vocab.json": b"[" * 200_000},
+    "a list": {"vocab.json": b"[1, 2]"},
+    "a number": {"vocab.json": b"7"},
+    "a string": {"vocab.json": b'"abc"'},
+    "null": {"vocab.json": b"null"},
+    "no tokens": {"vocab.json": b"{}"},
+    "a byte missing": {"vocab.json": changed_vocab(a=None)},
+    "a merged token missing": {"vocab.json": changed_vocab(he=None)},
+    "two tokens of one id": {"vocab.json": changed_vocab(a=1, b=1)},
+    "an id that is text": {"vocab.json": changed_vocab(a="0")},
+    "an id that is a fraction": {"vocab.json": changed_vocab(a=1.5)},
+    "an id that is a list": {"vocab.json": changed_vocab(a=[])},
+    "an id that is negative": {"vocab.json": changed_vocab(a=-1)},
+    "an id beyond 32 bits": {"vocab.json": changed_vocab(a=2**40)},
+    "a special id beyond 32 bits": {"vocab.json": changed_vocab(x_y=2**40)},
+    "a token that no merge makes": {"vocab.json": changed_vocab(hh=1000)},
+    "a token that no merge makes, in half a bracket": {"vocab.json": changed_vocab(**{"<a": 1000})},
+    "a long token that no merge makes": {"vocab.json": changed_vocab(hehe=1000)},
+    "a token of no text": {"vocab.json": changed_vocab(**{"": 1000})},
+    "an added token of no text": {"added_tokens.json": b'{"": 1000}'},
+    "merges of no UTF-8": {"merges.txt": b"\xff\xff"},
+    "merges of unknown tokens": {"merges.txt": b"q x\n"},
+    "merges beyond the alphabet": {"merges.txt": "q 中\n".encode()},
+    "merges in another order": {"merges.txt": b"\n".join(LINES.split(b"\n")[::-1])},
+    "a merge that is there twice": {"merges.txt": LINES + b"\nh e\n"},
+    "added tokens that are a list": {"added_tokens.json": b"[1]"},
+    "an added token with a used id": {"added_tokens.json": b'{"<pad>": 3}'},
+    "an added token with a negative id": {"added_tokens.json": b'{"<pad>": -3}'},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_are_refused_in_one_line_that_names_the_folder(folder, damage):
+    for name, content in DAMAGES[damage].items():
+        (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizer.from_folder(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+BPE = {"type": "BPE", "vocab": VOCAB, "merges": MERGES}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": None},
+        {"model": {}},
+        {"model": BPE | {"type": "WordPiece"}},
+        {"model": BPE | {"merges": None}},
+        {"model": BPE | {"merges": [1]}},
+        {"model": BPE | {"vocab": []}},
+        {"model": BPE | {"merges": MERGES[::-1]}},
+        {"pre_tokenizer": None},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
+        {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}},
+        {"pre_tokenizer": "ByteLevel"},
+        {"normalizer": {"type": "NFC"}},
+        {"added_tokens": [{"content": "<pad>"}]},
+        {"added_tokens": 5},
+    ],
+    ids=lambda changes: str(changes)[:50],
+)
+def test_a_tokenizer_json_of_another_kind_is_refused(tmp_path, changes):
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizer.from_folder(write_single(tmp_path, **changes))
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["vocab.json", "merges.txt"])
+def test_a_folder_without_tokenizer_says_what_is_needed(folder, missing):
+    (folder / missing).unlink()
+    with pytest.raises(CheckpointError, match="has no tokenizer"):
+        Tokenizer.from_folder(folder)

@@ -1,0 +1,272 @@
+"""Texts that begin alike: what they have in common is computed once, and changes nothing."""
+
+import weakref
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt_cli.generation import prefix_cache
+from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.prefix_cache import PrefixCache, common_length, passes
+from gpt_cli.generation.row import Request
+from gpt_cli.generation.sampling import entropies, log_probabilities, ranks
+from gpt_cli.gpt2.checkpoint import memory
+from gpt_cli.options.request import Options
+from gpt_cli.scoring.rank import Question, continuations
+from gpt_cli.scoring.score import measured, score
+from support.checkpoints import VOCAB
+from support.models import DTYPES, computing, model_of, threads_and_levels
+
+SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
+
+an_id = st.integers(0, len(VOCAB) - 1)
+ids = st.lists(an_id, max_size=12)
+beginnings = st.lists(st.lists(an_id, max_size=40), min_size=1, max_size=3)
+
+
+@st.composite
+def alike(draw, least=1):
+    """Return texts of which several begin alike."""
+    begun = draw(beginnings)
+    pairs = draw(st.lists(st.tuples(st.sampled_from(begun), ids), max_size=9))
+    return [(start + end)[:59] for start, end in pairs if len(start + end) >= least]
+
+
+@contextmanager
+def limits(least=1, room=1e9, a_pass=1024):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_cache, "_LEAST", least)
+        patch.setattr(prefix_cache, "SHORTEST", min(least, 16))
+        patch.setattr(prefix_cache, "_BYTES", room)
+        patch.setattr(prefix_cache, "_SHARE", 0)
+        patch.setattr(prefix_cache, "PASS", a_pass)
+        yield
+
+
+all_limits = st.fixed_dictionaries(
+    {
+        "least": st.sampled_from([1, 20, 128]),
+        "room": st.sampled_from([1, 100_000, 1e9]),
+        "a_pass": st.sampled_from([1, 30, 1024]),
+    }
+)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Return a list of the numbers of tokens (B, T) of each pass of `prefix_cache`."""
+    shapes, computed = [], prefix_cache.hidden_states
+
+    def hidden_states(model, ids, *others):
+        shapes.append(ids.shape)
+        return computed(model, ids, *others)
+
+    monkeypatch.setattr(prefix_cache, "hidden_states", hidden_states)
+    return shapes
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+@given(texts=alike(least=0), least=st.integers(1, 40))
+def test_each_text_is_in_one_group_whose_texts_begin_alike(native, texts, least):
+    with limits(least):
+        groups = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
+    assert sorted(place for _, places in groups for place in places) == list(range(len(texts)))
+    for n, places in groups:
+        assert n == 0 or (n >= min(least, 16) and n * (len(places) - 1) >= least)
+        assert len({tuple(texts[place][:n]) for place in places}) == 1
+        assert all(len(texts[place]) >= n for place in places)
+
+
+def test_texts_with_a_template_are_grouped_by_it(native):
+    template, other = list(range(30)), list(range(100, 240))
+    texts = [[*template, 7, n % 3, n] for n in range(20)]
+    texts += [[*other, n] for n in range(20)] + [[200 + n] * 20 for n in range(5)]
+    found = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
+    assert [n for n, _ in found] == [31, 140, 0]
+    assert [sorted(places) for _, places in found] == [
+        list(range(20)), list(range(20, 40)), list(range(40, 45))
+    ]  # fmt: skip
+
+
+def test_one_text_with_the_same_first_word_does_not_prevent_groups(native):
+    texts = [[1, 5, 6], *([1, *range(100, 130), n] for n in range(20))]
+    found = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
+    assert found == [(31, list(range(1, 21))), (0, [0])]
+
+
+def test_without_equal_bits_nothing_is_shared(make_model):
+    model = make_model()
+    if model.ops.name == "numpy":
+        assert PrefixCache(model).groups([[1] * 200] * 3) == [(0, [0, 1, 2])]
+        assert PrefixCache(model).groups([]) == []
+
+
+@pytest.mark.parametrize(("most", "prefixes"), [(256, 2.5), (2, 9)])
+def test_the_prefixes_that_were_used_last_are_kept(native, monkeypatch, most, prefixes):
+    model = model_of(native("float32"), **SMALL)
+    monkeypatch.setattr(prefix_cache, "_MOST", most)
+    kept = PrefixCache(model, prefixes * PrefixCache(model).prefix([1] * 20).bytes)
+    kept.prefix([1] * 20)
+    kept.prefix([2] * 20)
+    kept.prefix([2] * 25)  # in place of the one that it begins with
+    assert [kept.find([n] * 20)[1] for n in (2, 1)] == [20, 20]
+    kept.prefix([3] * 20)
+    assert [kept.find([n] * 20)[1] for n in (1, 2, 3)] == [20, 0, 20]
+
+
+@given(one=ids, other=ids)
+def test_the_common_length_ends_at_the_first_difference(one, other):
+    n = common_length(one, other)
+    assert one[:n] == other[:n]
+    assert n in (len(one), len(other)) or one[n] != other[n]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), max_size=20),
+    most=st.integers(1, 9),
+    a_pass=st.integers(1, 99),
+)
+def test_passes_have_similar_lengths_and_limits(lengths, most, a_pass):
+    with limits(a_pass=a_pass):
+        found = list(passes(lengths, most))
+    assert sorted(place for places in found for place in places) == list(range(len(lengths)))
+    for places in found:
+        assert len(places) <= most
+        assert len(places) == 1 or sum(lengths[place] for place in places) <= a_pass
+    assert [lengths[place] for places in found for place in places] == sorted(lengths, reverse=True)
+
+
+def log_likelihoods(model, texts, firsts, prefixes):
+    found = measured(model, texts, firsts, [log_probabilities], prefixes)
+    return [logprobs for (logprobs,) in found]
+
+
+# --- the same results ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(texts=alike(), earlier=alike(), limit=all_limits, way=threads_and_levels)
+def test_scores_of_texts_that_begin_alike_are_those_of_each_alone(
+    native, tokenizer, dtype, texts, earlier, limit, way
+):
+    model = model_of(native(dtype), dtype, **SMALL)
+    measures = {"ranks": ranks, "entropies": lambda ops, logits, _: entropies(ops, logits)}
+    alone = [score(model, tokenizer, [text], measures=measures)[0] for text in texts]
+    with computing(model.ops, *way), limits(**limit):
+        prefixes = PrefixCache(model)
+        score(model, tokenizer, earlier, None, prefixes)
+        assert score(model, tokenizer, texts, None, prefixes, measures=measures) == alone
+
+
+@given(texts=alike(least=2), limit=all_limits, data=st.data())
+def test_likelihoods_may_begin_at_any_token(native, tokenizer, texts, limit, data):
+    model = model_of(native("float32"), **SMALL)
+    firsts = [data.draw(st.integers(1, len(text) - 1)) for text in texts]
+    alone = [score(model, tokenizer, [text])[0].token_logprobs for text in texts]
+    with limits(**limit):
+        found = log_likelihoods(model, texts, firsts, PrefixCache(model))
+    assert found == [whole[first:] for whole, first in zip(alone, firsts, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@given(
+    prompts=alike(), earlier=alike(), limit=all_limits, way=threads_and_levels,
+    choices=st.lists(
+        st.lists(st.lists(an_id, min_size=1, max_size=4), min_size=1, max_size=4),
+        min_size=1, max_size=3,
+    ),
+)  # fmt: skip
+def test_choices_after_prompts_that_begin_alike_are_as_likely_as_in_the_whole_text(
+    native, tokenizer, dtype, prompts, earlier, limit, way, choices
+):
+    model = model_of(native(dtype), dtype, **SMALL)
+    questions = [
+        Question(prompt[:55], ["?"], choices[place % len(choices)])
+        for place, prompt in enumerate(prompts)
+    ]
+    expected = [
+        [
+            score(model, tokenizer, [each.prompt + ids])[0].token_logprobs[len(each.prompt) :]
+            for ids in each.choices
+        ]
+        for each in questions
+    ]
+    with computing(model.ops, *way), limits(**limit):
+        prefixes = PrefixCache(model)
+        score(model, tokenizer, earlier, None, prefixes)
+        assert continuations(model, questions, prefixes) == expected
+
+
+@given(
+    prompts=alike(), limit=all_limits, way=threads_and_levels,
+    overflow=st.sampled_from(["truncate", "shift"]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_texts_of_prompts_that_begin_alike_are_those_of_each_alone(
+    native, tokenizer, prompts, limit, way, overflow, seed
+):
+    model = model_of(native("float32"), **SMALL)
+    options = Options(max_tokens=9, overflow=overflow, seed=seed)
+    requests = [Request(prompt, options, row) for row, prompt in enumerate(prompts)]
+    alone = [found for row in requests for found in texts_of(model, tokenizer, [row])]
+    with computing(model.ops, *way), limits(**limit):
+        assert texts_of(model, tokenizer, requests) == alone
+
+
+def texts_of(model, tokenizer, requests):
+    done = [Completion(len(row.prompt), row.seed) for row in requests]
+    for step in generate(model, tokenizer, requests):
+        done[step.row].add(step)
+    return [(row.text, row.ids, row.logprobs, row.finish_reason) for row in done]
+
+
+# --- less work -----------------------------------------------------------------------------------
+
+TEMPLATE = [n % 200 for n in range(40)]
+
+
+def test_a_template_is_computed_once(native, counted):
+    model = model_of(native("float32"), **SMALL)
+    questions = [Question([*TEMPLATE, 7, n], ["a", "b"], [[1, 2], [3]]) for n in range(250, 259)]
+    prefixes = PrefixCache(model)
+    continuations(model, questions, prefixes)
+    assert counted == [(1, 41), (9, 1), (9, 1)]
+    counted.clear()
+    log_likelihoods(model, [[*TEMPLATE, 7, 8, n] for n in range(9)], [42] * 9, prefixes)
+    assert counted == [(1, 1)]  # of the beginning only what is new; of each text nothing
+    counted.clear()
+    log_likelihoods(model, [[*TEMPLATE, n, n, n] for n in range(9)], [1] * 9, prefixes)
+    assert counted == [(9, 2)]
+
+
+def test_memory_bounds_the_texts_side_by_side(native, counted):
+    model = model_of(native("float32"), **SMALL)
+    texts = [[*TEMPLATE, n, n, n] for n in range(9)]
+    bytes_per_text = 2 * 2 * model.config.n_embd * 4 * (40 + 2)
+    with limits(room=4 * bytes_per_text):
+        log_likelihoods(model, texts, [41] * 9, PrefixCache(model))
+    assert counted == [(1, 40), (4, 2), (4, 2), (1, 2)]
+
+
+def test_a_large_model_may_take_a_share_of_its_weights(native, counted, monkeypatch):
+    model = model_of(native("float32"), **SMALL)
+    texts = [[*TEMPLATE, n, n, n] for n in range(9)]
+    weights = memory(model.config, "float32")["weights_bytes"]
+    bytes_per_text = 2 * 2 * model.config.n_embd * 4 * (40 + 2)
+    with limits(room=1):
+        monkeypatch.setattr(prefix_cache, "_SHARE", 4.5 * bytes_per_text / weights)
+        log_likelihoods(model, texts, [41] * 9, PrefixCache(model))
+    assert counted == [(1, 40), (4, 2), (4, 2), (1, 2)]
+
+
+def test_a_prefix_gives_way_to_texts(native, tokenizer, monkeypatch):
+    model = model_of(native("float32"), **SMALL)
+    request, prefixes = Request([1, 2], Options(seed=1, max_tokens=9)), PrefixCache(model)
+    kept = weakref.ref(prefixes.prefix(TEMPLATE))
+    room = iter([working_set(model.config, [request]) - n for n in (1, 0)])
+    monkeypatch.setattr(model.ops, "free_memory", lambda: next(room))
+    list(generate(model, tokenizer, [request], None, prefixes))
+    assert kept() is None

@@ -1,0 +1,600 @@
+"""Constraints decide which tokens may follow, and nothing else."""
+
+import gc
+import itertools
+import json
+import re
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpt_cli
+from gpt_cli.errors import InputError
+from gpt_cli.generation.drafts import Speculator, make_twin
+from gpt_cli.generation.generate import generate
+from gpt_cli.generation.matcher import Matcher, _guide
+from gpt_cli.generation.row import Request
+from gpt_cli.options.constraint import Constraint
+from gpt_cli.options.declare import OptionError
+from gpt_cli.options.request import Options
+from support.checkpoints import ALPHABET, END_ID, VOCAB
+from support.drafting import (
+    SMALL,
+    completions_of,
+    options,
+    outcomes,
+    planned,
+    plans,
+    prompts,
+    requests_of,
+    speculating,
+)
+from support.models import GREEDY, exact_logprobs, favouring, ids_of, model_of, run
+from support.sampling_values import sampling_options
+
+pytest.importorskip("llguidance", reason="the extra constrain is not installed")
+
+FREE = {"temperature": 1, "top_k": 0, "top_p": 1.0}
+A = ids_of("a")[0]
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "é": {"enum": ["x", None, [1]]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+VARIOUS = [  # no more than are cached
+    {"regex": "[a-z ]{3,9}"},
+    {"regex": r"(?s).*"},
+    {"regex": r"\d\d(\.\d+)?"},
+    {"json_schema": json.dumps(SCHEMA)},
+    {"grammar": 'start: "(" start ")" start | "x"?'},
+    {"choices": ["a", "and", "é", "😀"]},
+]
+
+
+def engine_of(model, tokenizer):
+    return gpt_cli.Engine(model, tokenizer, "made", 0.0)
+
+
+def matcher_of(model, tokenizer, option, ids=()):
+    """Return the state of a text that has these tokens."""
+    matcher = Matcher(tokenizer, model.config, Options(**option).constraint)
+    for id in ids:
+        matcher.push(id)
+    return matcher
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("a(b", " at character 2: unclosed group"),
+        ("a\n\n/é(b", " at character 6: unclosed group"),
+        ("[z-a]", " at character 2: invalid character class range"),
+        ("(?=a)b", " at character 1: look-around, including look-ahead and look-behind"),
+        (r"\p{Nope}", " at character 1: Unicode property not found"),
+        (r"a\bb", r": \b, \B, \< and \> are not supported"),
+        ("a$b", ": ^ and $ are only supported at its ends"),
+    ],
+)
+def test_an_error_in_a_regular_expression_names_its_place(pattern, says):
+    with pytest.raises(OptionError) as caught:
+        Options(regex=pattern)
+    assert str(caught.value).startswith("regex is not valid as a regular expression" + says)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bug_of_llguidance_is_an_error_of_the_option():
+    """llguidance 1.9 cannot compile this; its exception is none that `except Exception` takes."""
+    try:
+        Options(regex=r"\pL|(é|\w)")
+    except OptionError as error:
+        assert str(error).startswith("regex fails in llguidance: write it in another way")
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"type": "strng"}, ": Invalid type: strng"),
+        (
+            {"properties": {"a/b": {"items": {"anyOf": [{}, {"properties": {"~": {"type": 1}}}]}}}},
+            " at #/properties/a~1b/items/anyOf/1/properties/~0: ",
+        ),
+        ({"properties": {"a": {"pattern": "a(b"}}}, " at #/properties/a: in /a(b/: unclosed group"),
+        ({"items": {"items": "string"}}, " at #/items: a schema is an object, such as {"),
+        ({"items": {"format": "nope"}}, " at #/items: Unknown format: nope"),
+        (
+            {"items": {"uniqueItems": True}},
+            ' at #/items: Unimplemented keys: ["uniqueItems"]; "x-guid',
+        ),
+        (
+            {"oneOf": [{"minimum": 0}, {"maximum": 5}]},
+            ': oneOf constraints are not supported. "x-guidance": {"coerce_one_of": true}',
+        ),
+        ({"items": {"$ref": "#/nope"}}, " at #/items: Pointer '/nope' does not exist"),
+        (
+            {"items": {"$ref": "https://example.com/x"}},
+            " at #/items: it refers to https://example.com/x, and only references within it are",
+        ),
+        ({"$ref": "file:///etc/x"}, ": it refers to file:///etc/x, and only references within it"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, ": Unsatisfiable schema: minimum (3)"),
+    ],
+)
+def test_an_error_in_a_schema_names_its_place(schema, says):
+    for written in (schema, json.dumps(schema)):
+        with pytest.raises(OptionError) as caught:
+            Options(json_schema=written)
+        assert str(caught.value).startswith("json_schema is not valid as a JSON schema" + says)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "must be JSON: Expecting property name"),
+        ('{"a": NaN}', "must be JSON: "),
+        ("[" * 100_000, "must be JSON: maximum recursion depth exceeded"),
+        (r'{"const": "\ud800"}', "must be JSON: unexpected end of hex escape"),
+        ("[1]", "must be a JSON object"),
+        ("true", "must be a JSON object"),
+    ],
+)
+def test_a_schema_that_is_no_json_object_is_refused(text, says):
+    with pytest.raises(OptionError, match=f"^json_schema {says}"):
+        Options(json_schema=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("start: a", ' at line 1, column 8: unknown name: "a"'),
+        ('start: "a" \n  | ) ', " at line 2, column 5: expecting rule, token or statement"),
+        ("start: A\nA: /a(b/", ' at line 2, column 4: invalid regex "a(b"'),
+        ("start: A\nA: A", " at line 2, column 4: circular reference"),
+        ('start: %json {"type": "nope"}', " at line 1, column 8: failed to compile JSON schema"),
+        ('begin: "a"', ": no start rule found"),
+        ('a ::= "b"', " at line 1, column 4: a rule is written NAME: ..."),
+        ("start: 'a'", ' at line 1, column 8: unexpected character; texts are in "..."'),
+        ('{"type": "object"}', ": it is JSON"),
+        ("", ": no start rule found"),
+    ],
+)
+def test_an_error_in_a_grammar_names_its_place(text, says):
+    with pytest.raises(OptionError) as caught:
+        Options(grammar=text)
+    assert str(caught.value).startswith("grammar is not valid as a Lark grammar" + says)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"regex": "x" * 2_000_001}, "regex must have at most 2,000,000 characters, not 2,000,001"),
+        ({"grammar": "a:" * 5001}, "grammar must have at most 5,000 rules and brackets"),
+        (
+            {"json_schema": {"anyOf": [{"$ref": "#"}] * 5001}},
+            "json_schema must have fewer references: 5001 of them in a schema of 4 levels",
+        ),
+        ({"regex": "a\ud800"}, "regex is not valid Unicode at character 2"),
+        ({"json_schema": '{"a": "\udfff"}'}, "json_schema is not valid Unicode at character 8"),
+        ({"grammar": 'start: "\ud800"'}, "grammar is not valid Unicode at character 9"),
+        ({"choices": ["\ud800"]}, "choices is not valid Unicode"),
+        ({"choices": ["a", ""]}, "choices must be one or more texts that are not empty"),
+        ({"choices": []}, "choices must be one or more texts that are not empty"),
+        ({"choices": [1]}, "choices must be a string or a list of strings, not [1]"),
+        ({"json_schema": 3}, "json_schema must be a JSON schema, not 3"),
+        ({"regex": ["a"]}, 'regex must be a string, not ["a"]'),
+        (
+            {"regex": "a", "choices": ["b"]},
+            "choices must be the only constraint of a text",
+        ),
+        (
+            {"grammar": "a", "json_schema": {}},
+            "grammar must be the only constraint of a text",
+        ),
+    ],
+)
+def test_what_cannot_be_a_constraint_is_refused(given, says):
+    with pytest.raises(OptionError) as caught:
+        Options(**given)
+    assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"regex": ""},
+        {"regex": r"[^\s\S]"},
+        {"grammar": 'start: ""'},
+        {"grammar": "start: start"},
+        {"grammar": 'start: a\na: b\nb: a "x"'},
+        {"grammar": "start: <|endoftext|>"},
+    ],
+)
+def test_a_constraint_that_only_the_empty_text_matches_or_none_is_refused(tiny, given):
+    (name,) = given
+    with pytest.raises(OptionError, match=f"^{name} must match some text, and matches none"):
+        tiny.generate(["Once"], **given)
+
+
+def test_a_special_token_that_the_tokenizer_does_not_have_is_refused(tiny):
+    grammar = 'start: "a" b\nb: <|im_end|>'
+    says = r"grammar .* at line 2, column 4: unknown special token: .*im_end"
+    with pytest.raises(OptionError, match=says):
+        tiny.generate(["Once"], grammar=grammar)
+
+
+# --- options and rows ----------------------------------------------------------------------------
+
+
+def test_a_constraint_is_known_by_its_option():
+    assert Options().constraint is None
+    assert Options(regex="a").constraint == Constraint("regex", "a")
+    assert Options(choices="é").constraint == Constraint("choices", '["é"]')
+    schema = {"enum": ["é"]}
+    assert json.loads(Options(json_schema=schema).constraint.text) == schema
+
+
+def test_the_constraint_of_a_row_replaces_that_of_all():
+    default = Options(regex="a", seed=3)
+    own = default.with_row({"choices": ["b"], "regex": None})
+    assert (own.constraint.kind, own.seed) == ("choices", 3)
+    for row in ({}, {"seed": 4}, {"choices": None}):
+        assert default.with_row(row).constraint == default.constraint
+    with pytest.raises(OptionError, match="choices must be the only constraint"):
+        default.with_row({"choices": ["b"], "regex": "c"})
+
+
+def test_rows_have_constraints_of_their_own(tiny):
+    rows = [
+        "Once",
+        {"prompt": "Once", "choices": ["x", "y"]},
+        {"prompt": "Once", "regex": "(", "seed": 1},
+        {"prompt": "Once", "grammar": 'start: ""'},
+        {"prompt": "Once", "choices": []},
+        {"prompt": "Once", "json_schema": {"const": 1}},
+    ]
+    first, second, bad, empty, none, third = tiny.batch(rows, Options(regex=r"\d{2}", seed=1))
+    assert re.fullmatch("[0-9]{2}", first.text)
+    assert second.text in ("x", "y")
+    assert isinstance(bad, InputError)
+    assert isinstance(empty, InputError)
+    assert isinstance(none, InputError)
+    assert third.text == "1"
+
+
+def test_json_has_the_form_that_python_gives_it_or_that_of_the_schema(tiny):
+    digits = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 3}
+    schema = {"type": "object", "properties": {"a": digits, "b": {"type": "null"}}}
+    schema |= {"required": ["a", "b"], "additionalProperties": False}
+    options = {"max_tokens": 60, "seed": 1} | FREE
+    for done in tiny.generate(["Once"] * 4, json_schema=schema, **options):
+        assert json.dumps(json.loads(done.text)) == done.text
+    schema["x-guidance"] = {"key_separator": ":", "item_separator": ","}
+    for done in tiny.generate(["Once"] * 4, json_schema=schema, **options):
+        assert json.dumps(json.loads(done.text), separators=(",", ":")) == done.text
+
+
+# --- how a text ends -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(make_model):
+    return make_model(n_layer=2)
+
+
+def finish(model, tokenizer, *favoured, **options):
+    """Return the end of a text of a model that favours some tokens."""
+    (done,) = run(favouring(model, *favoured), tokenizer, [[1]], **options)
+    return done.text, done.finish_reason
+
+
+def test_the_reason_is_complete_where_nothing_more_may_follow(model, tokenizer):
+    assert finish(model, tokenizer, A, regex="a{3}") == ("aaa", "complete")
+    assert finish(model, tokenizer, A, regex="a{3}", max_tokens=3) == ("aaa", "complete")
+    assert finish(model, tokenizer, A, regex="a{3}", ignore_eos=True) == ("aaa", "complete")
+    assert finish(model, tokenizer, A, choices=["b"]) == ("b", "complete")
+
+
+def test_the_end_token_ends_a_text_where_it_matches_and_only_there(model, tokenizer):
+    for pattern, text in (("a*", ""), ("a{2,}", "aa"), ("(ab)+", "ab")):
+        favoured = END_ID, *ids_of("stuvwxyz"), A  # the last far less
+        assert finish(model, tokenizer, *favoured, regex=pattern) == (text, "eos")
+
+
+def test_an_end_token_to_ignore_is_not_chosen_where_the_text_may_go_on(model, tokenizer):
+    assert finish(model, tokenizer, END_ID, A, regex="a{2,9}", ignore_eos=True) == (
+        "aaaaaaaaa",
+        "complete",
+    )
+    shown = finish(model, tokenizer, END_ID, A, regex="a+", ignore_eos=True, max_tokens=5)
+    assert shown == ("aaaaa", "length")
+
+
+def test_a_stop_string_ends_a_text_before_it_matches(model, tokenizer):
+    assert finish(model, tokenizer, A, regex="a{9}", stop=["aaa"]) == ("", "stop")
+    shown = finish(model, tokenizer, A, regex="ba{9}", stop=["aa"], include_stop=True)
+    assert shown == ("baa", "stop")
+    assert finish(model, tokenizer, A, regex="a{3}", stop=["aaa"]) == ("", "stop")
+    assert finish(model, tokenizer, A, regex="a{2}", stop=["aaa"]) == ("aa", "complete")
+
+
+def test_the_reason_is_length_where_more_must_follow(model, tokenizer):
+    assert finish(model, tokenizer, A, regex="a{9}", max_tokens=4) == ("aaaa", "length")
+    assert finish(model, tokenizer, A, regex="a{9}ß", max_tokens=10) == (
+        9 * "a" + "\ufffd",
+        "length",
+    )
+
+
+def test_the_reason_is_stuck_where_the_grammar_is_too_complex(model, tokenizer):
+    optional = "\n".join(f'r{n}: "a" "b"' for n in range(2500))  # the limit is 2000 at a place
+    grammar = f"start: {' '.join(f'r{n}?' for n in range(2500))}\n{optional}"
+    assert finish(model, tokenizer, A, grammar=grammar) == ("a", "stuck")
+
+
+# --- the same text, however it is computed -------------------------------------------------------
+
+constrained = st.builds(
+    lambda *parts: dict(itertools.chain(*map(dict.items, parts))),
+    options,
+    st.sampled_from([{}, *VARIOUS]),
+)
+rows = st.lists(st.tuples(prompts, sampling_options, constrained), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@given(rows=rows, plans=plans)
+@settings(max_examples=15)
+def test_a_text_is_the_same_in_any_batch_without_the_cache_and_with_any_drafts(
+    native, tokenizer, dtype, rows, plans
+):
+    model, requests = model_of(native(dtype), dtype, **SMALL), requests_of(rows)
+    alone = [outcomes(completions_of(model, tokenizer, [request]))[0] for request in requests]
+    assert outcomes(completions_of(model, tokenizer, requests)) == alone
+    uncached = [
+        replace(request, options=replace(request.options, use_cache=False)) for request in requests
+    ]
+    assert outcomes(completions_of(model, tokenizer, uncached)) == alone
+    wrong = replace(model, wpe=np.roll(model.wpe, 3, axis=0))
+    for speculator in (Speculator(model), speculating(model, wrong)):
+        with planned(*plans):
+            found = completions_of(model, tokenizer, requests, speculator)
+        assert outcomes(found) == alone
+
+
+@pytest.mark.parametrize("params", [{}, FREE])  # the library drafts in one call with the first
+@pytest.mark.parametrize("option", VARIOUS)
+def test_drafts_of_the_twin_follow_the_constraint(native, tokenizer, option, params):
+    model = model_of(native("float32"), **SMALL | {"n_positions": 70})
+    options = Options(**params, **option, ignore_eos=True, seed=1, max_tokens=60)
+    requests = [Request([1, 2], options, row) for row in range(8)]
+    with planned((3, True), (2, True)):
+        found = completions_of(model, tokenizer, requests, speculating(model, make_twin(model)))
+    assert outcomes(found) == outcomes(completions_of(model, tokenizer, requests))
+    assert sum(row.accepted for row in found) > 0.8 * sum(row.drafted for row in found) > 0
+
+
+def test_drafts_are_cut_before_what_the_constraint_does_not_allow(native, tokenizer):
+    """After "abc" in the prompt is "de1ab", of which the constraint allows "de"."""
+    model = model_of(native("float32"), **SMALL | {"n_positions": 70})
+    request = Request(ids_of("abcde1abcde1ab"), Options(regex="c[a-z]{9}", temperature=0))
+    with planned((5, False)):
+        steps = list(generate(model, tokenizer, [request], Speculator(model)))
+    assert [step.drafted for step in steps][:2] == [0, 2]
+
+
+def test_tokens_that_the_constraint_forces_are_drafted(native, tokenizer):
+    model = model_of(native("float32"), **SMALL | {"n_positions": 70})
+    request = Request([1], Options(regex="[ab]zyxwvu[ab]", seed=1))
+    steps = list(generate(model, tokenizer, [request], Speculator(model)))
+    assert [step.drafted for step in steps] == [0, 6, 0, 0, 0, 0, 0, 0]
+    assert [step.accepted for step in steps] == [False, *[True] * 6, False]
+    (expected,) = completions_of(model, tokenizer, [request])
+    assert [step.id for step in steps] == expected.ids
+
+
+@pytest.mark.parametrize("option", VARIOUS)
+def test_a_streamed_text_is_the_same(tiny, option):
+    for seed in range(3):
+        chosen = {"seed": seed, "max_tokens": 20} | option
+        (done,) = tiny.generate(["Once"], **chosen)
+        assert "".join(tiny.stream("Once", **chosen)) == done.text
+
+
+# Also what is not UTF-8, but for the byte 255: llguidance marks special tokens with it.
+EVERYTHING = "start: A\nA: ~/x{999}y/"
+
+
+@pytest.mark.parametrize("params", [GREEDY, FREE, {}, {"temperature": 2, "ignore_eos": True}])
+@pytest.mark.parametrize("name", ["tiny", "engine"])
+def test_a_constraint_that_allows_everything_changes_nothing(request, name, params):
+    engine = request.getfixturevalue(name)
+    prompts, (last,) = (
+        ["Once upon a time", "The", "é", "\n"],
+        engine.tokenizer.encode_bytes(b"\xff"),
+    )
+    chosen = {"max_tokens": 40, "seed": 5, "top_logprobs": 2, "logit_bias": {last: -100}} | params
+    found, expected = (
+        engine.generate(prompts, **chosen, **more) for more in ({"grammar": EVERYTHING}, {})
+    )
+    assert outcomes(found) == outcomes(expected)
+
+
+# --- probabilities -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", VARIOUS)
+def test_logprobs_are_those_without_the_constraint(model, tokenizer, option):
+    (done,) = run(model, tokenizer, [[1, 2]], FREE, max_tokens=8, top_logprobs=3, **option)
+    exact = exact_logprobs(model, [1, 2, *done.ids])[1:-1]
+    np.testing.assert_allclose(done.logprobs, exact[range(len(done.ids)), done.ids], rtol=1e-4)
+    for step, top in enumerate(done.top_logprobs):
+        assert [id for id, _ in top] == np.argsort(-exact[step])[:3].tolist()
+
+
+FILTERS = [FREE, {"temperature": 0.5, "top_k": 6, "top_p": 1.0}]
+
+
+@pytest.mark.parametrize("params", FILTERS)
+def test_draws_have_the_masked_distribution(engine, params):
+    """First the mask, then the filters; each number of draws is within 5 sigma."""
+    option, count = {"regex": "[a-z ]{1,2}"}, 2000
+    rows = engine.batch(["The"] * count, Options(**params, **option, seed=1, max_tokens=1))
+    drawn = np.bincount([row.ids[0] for row in rows], minlength=engine.model.config.vocab_size)
+    allowed = matcher_of(engine.model, engine.tokenizer, option).allowed()
+    logits = engine.logits([engine.encode("The")])[0, -1].astype(np.float64)
+    logits[~allowed] = -np.inf
+    if params["top_k"]:
+        logits[logits < np.sort(logits)[-params["top_k"]]] = -np.inf
+    weights = np.exp(logits / params["temperature"])
+    expected = count * weights / weights.sum()
+    assert not drawn[expected == 0].any()
+    drawn, expected = drawn[expected > 0], expected[expected > 0]
+    assert len(expected) == (params["top_k"] or allowed.sum())
+    assert (abs(drawn - expected) < 5 * np.sqrt(expected)).all()
+    freedom = len(expected) - 1
+    assert ((drawn - expected) ** 2 / expected).sum() < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_a_ban_holds_within_a_constraint_and_a_constraint_within_a_ban(model, tokenizer):
+    banned = {"logit_bias": {A: -100}}
+    assert finish(model, tokenizer, regex="[ab]{3}", **banned) == ("bbb", "complete")
+    assert finish(model, tokenizer, regex="a{3}", **banned) == ("aaa", "complete")
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vocab_size": len(VOCAB) + 70},  # more ids than tokens
+        {"vocab_size": len(VOCAB) - 5},  # and fewer; the end token is the last
+        {"eos_token_id": None},
+        {"eos_token_id": [END_ID, A, 999]},
+        {"eos_token_id": len(VOCAB)},
+    ],
+)
+def test_the_ids_of_a_model_may_differ_from_those_of_its_tokenizer(make_model, tokenizer, changes):
+    model = make_model(n_layer=1, **changes)
+    prompts = [[1], [2], [3], [4]]
+    for done in run(model, tokenizer, prompts, FREE, regex="[b-d]{2,4}e"):
+        assert re.fullmatch("[b-d]{2,4}e", done.text)
+        assert done.finish_reason == "complete"
+    ends = {id for id in model.config.eos_token_id if id < model.config.vocab_size}
+    for done in run(model, tokenizer, prompts, FREE, regex="[b-d]*", max_tokens=60):
+        assert re.fullmatch("[b-d]*", done.text)
+        assert done.finish_reason == ("eos" if ends else "length")
+        assert bool(ends) == (done.ids[-1] in ends)
+
+
+def test_any_of_several_end_tokens_may_end_a_text(make_model, tokenizer):
+    model = make_model(n_layer=1, eos_token_id=[END_ID, A])
+    for end in (END_ID, A):
+        (done,) = run(favouring(model, end), tokenizer, [[1]], regex="b{2,}")
+        assert (done.text, done.finish_reason, done.ids[-1]) == ("bb", "eos", end)
+        assert len(done.ids) == 3
+
+
+def test_an_end_token_that_other_models_have_as_text_is_none(make_model, tokenizer):
+    model = make_model(n_layer=1, eos_token_id=[END_ID, A])
+    found = run(favouring(model, A), tokenizer, [[1], [2]], regex="[ab]{3}b?")
+    assert [(row.text, row.finish_reason) for row in found] == [("bbb", "eos")] * 2
+    assert finish(model, tokenizer, A, regex="ba") == ("b", "stuck")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_texts_of_any_weights_match(case_folder, dtype):
+    engine = gpt_cli.load(str(case_folder("saved")), device="cpu", dtype=dtype)
+    for done in engine.generate(["Once", "é"], regex="[a-f]{8}é", seed=1):
+        assert re.fullmatch("[a-f]{8}é", done.text)
+
+
+# --- masks ---------------------------------------------------------------------------------------
+
+
+def test_what_llguidance_knows_of_a_model_is_made_once(engine):
+    made = [_guide(engine.tokenizer, engine.model.config) for _ in range(2)]
+    assert made[0] is made[1]
+
+
+def test_a_tokenizer_is_given_back_with_its_model():
+    engine = gpt_cli.load("tiny")
+    _guide(engine.tokenizer, engine.model.config)
+    tokenizer = weakref.ref(engine.tokenizer)
+    del engine
+    gc.collect()
+    assert tokenizer() is None
+
+
+@given(option=st.sampled_from(VARIOUS), data=st.data())
+def test_the_mask_after_drafts_is_that_of_the_text_with_them(engine, option, data):
+    matcher = matcher_of(engine.model, engine.tokenizer, option)
+    ids = []
+    while len(ids) < 12 and not matcher.end:
+        choices = np.flatnonzero(matcher.allowed())
+        id = int(choices[data.draw(st.integers(0, len(choices) - 1))])
+        if id == END_ID:
+            break
+        matcher.push(id)
+        ids.append(id)
+    cut = data.draw(st.integers(0, len(ids)))
+    earlier = matcher_of(engine.model, engine.tokenizer, option, ids[:cut])
+    before = earlier.allowed().copy()
+    assert np.array_equal(earlier.allowed(ids[cut:]), matcher.allowed())
+    assert earlier.fitting(ids[cut:]) == ids[cut:]
+    wrong = VOCAB[ALPHABET[0]]  # none has this byte but the one that allows all
+    if option != VARIOUS[1]:
+        assert earlier.fitting([*ids[cut:], wrong, A]) == ids[cut:]
+        assert not earlier.allowed([*ids[cut:], wrong]).any()
+    forced = earlier.forced()
+    for place, id in enumerate(forced):
+        assert np.flatnonzero(earlier.allowed(forced[:place])).tolist() == [id]
+    assert np.array_equal(earlier.allowed(), before)
+
+
+LANGUAGES = [  # with their characters, and the length of the longest text
+    ("[ab ]{1,4}", "ab ", 4),
+    ("(he|[hel ]){2,3}", "hel ", 6),
+    ("0{0,5}", "0", 5),
+    ("a?( a){0,2}|b", "ab ", 5),
+    ("[é😀中]{1,2}", "é😀中", 2),
+    ("(t|h|e| ){1,3}( the)?", "the ", 7),
+]
+
+
+@pytest.mark.parametrize(("pattern", "characters", "longest"), LANGUAGES)
+def test_the_mask_has_the_tokens_with_which_a_match_can_begin(engine, pattern, characters, longest):
+    texts = (
+        "".join(text)
+        for length in range(longest + 1)
+        for text in itertools.product(characters, repeat=length)
+    )
+    matches = {text.encode() for text in texts if re.fullmatch(pattern, text)}
+    tokens = {id: engine.tokenizer.token_bytes(id) for id in VOCAB.values() if id != END_ID}
+    todo, seen = [[]], {b""}
+    while todo:
+        ids = todo.pop()
+        prefix = b"".join(tokens[id] for id in ids)
+        rests = {match[len(prefix) :] for match in matches if match.startswith(prefix)}
+        expected = {id for id, token in tokens.items() if any(r.startswith(token) for r in rests)}
+        expected |= {END_ID} if b"" in rests and expected else set()
+        matcher = matcher_of(engine.model, engine.tokenizer, {"regex": pattern}, ids)
+        allowed = set(np.flatnonzero(matcher.allowed()).tolist())
+        if len({rest[:1] for rest in rests}) > 1:
+            assert allowed == expected
+        else:  # only one character may follow, so only the token that it has after all
+            assert len(allowed) == len(expected & allowed) == bool(expected)
+        assert matcher.end == (None if expected else "complete")
+        for id in allowed - {END_ID}:
+            if (longer := prefix + tokens[id]) not in seen:
+                seen.add(longer)
+                todo.append([*ids, id])
+    assert len(seen) > 5

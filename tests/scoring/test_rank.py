@@ -1,0 +1,112 @@
+"""Ranks of continuations, and their likelihoods on a shared beginning."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt_cli.errors import InputError
+from gpt_cli.generation.prefix_cache import PrefixCache
+from gpt_cli.scoring.rank import Question, common_beginning, continuations, rank
+from gpt_cli.scoring.score import score
+from support.scores import N_POSITIONS, one_by_one, question, same, texts
+
+# --- continuations -------------------------------------------------------------------------------
+
+
+@given(
+    prompt=texts.filter(bool), choices=st.lists(texts.filter(bool), min_size=1, max_size=6),
+    a_pass=st.sampled_from([1, 100, 1024]),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_continuations_have_the_likelihoods_that_they_have_in_the_whole(
+    load_case, tokenizer, prompt, choices, a_pass
+):
+    model = load_case("saved")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
+        (found,) = continuations(model, [question(prompt, choices)], PrefixCache(model))
+    for row, choice in zip(found, choices, strict=True):
+        (whole,) = score(model, tokenizer, [prompt + choice])
+        assert row == same(model, whole.token_logprobs[len(prompt) :])
+
+
+def test_the_prompt_is_computed_once(load_case, monkeypatch):
+    model, passes = load_case("saved"), []
+    computed = model.ops.embed
+
+    def embed(wte, wpe, ids, positions):
+        passes.append(ids.shape)
+        return computed(wte, wpe, ids, positions)
+
+    monkeypatch.setattr(type(model.ops), "embed", staticmethod(embed))
+    asked = question(list(range(50)), [[1], [2, 3], [4, 5, 6]])
+    continuations(model, [asked], PrefixCache(model))
+    assert passes == [(1, 50), (3, 2)]
+
+
+# --- choices -------------------------------------------------------------------------------------
+
+PROMPT = [5, 200, 7]
+CHOICES = ["the end", "é😀", " and", "not"]
+
+
+@pytest.mark.parametrize("by", ["total", "token", "byte"])
+def test_choices_are_drawn_by_the_softmax_of_their_likelihoods(load_case, tokenizer, by):
+    model, ids = load_case("untied"), [tokenizer.encode(text) for text in CHOICES]
+    assert len({len(row) for row in ids}) > 2
+    sizes = [len(text.encode()) for text in CHOICES]
+    totals = []
+    for row in ids:
+        whole = PROMPT + row
+        places = range(len(PROMPT), len(whole))
+        totals.append(sum(one_by_one(model, whole, place, N_POSITIONS) for place in places))
+    lengths = {"total": np.ones(4), "token": [len(row) for row in ids], "byte": sizes}[by]
+    odds = np.exp(np.divide(totals, lengths))
+    order = np.argsort(-odds)
+    (ranked,) = rank(model, tokenizer, [Question(PROMPT, CHOICES, ids)], by)
+    for choice, place in zip(ranked, order.tolist(), strict=True):
+        found = choice.text, choice.ids, choice.bytes
+        assert found == (CHOICES[place], ids[place], sizes[place])
+        assert choice.logprob == pytest.approx(totals[place], rel=1e-4)
+        assert choice.probability == pytest.approx(odds[place] / odds.sum(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("texts", "by", "complaint"),
+    [
+        ([], "total", "at least one choice"),
+        (["a", ""], "total", "none that is empty"),
+        (["a", "b", "a"], "total", "duplicate choice 'a'"),
+        (["a"], "word", "by must be one of total, token, byte"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(load_case, tokenizer, texts, by, complaint):
+    ids = [tokenizer.encode(text) for text in texts]
+    with pytest.raises(InputError, match=complaint):
+        question = Question(PROMPT, texts, ids)
+        question.check(80)
+        rank(load_case("untied"), tokenizer, [question], by)
+
+
+def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
+    model = load_case("untied")
+    ((only,),) = rank(model, tokenizer, [Question([1], ["long"], [[64] * 79])], "total")
+    assert only.logprob < -400  # the square of its probability is 0 in float64
+    assert only.probability == 1
+    with pytest.raises(InputError, match="81 tokens, more than the model's context of 80"):
+        Question([1], ["a", "long"], [[64], [64] * 80]).check(80)
+
+
+@pytest.mark.parametrize(
+    ("rows", "beginning"),
+    [
+        ([[1, 2, 3], [1, 2, 4]], [1, 2]),
+        ([[1, 2], [1, 2, 4], [1, 2, 5]], [1, 2]),
+        ([[1, 2, 3], [2, 2, 3]], []),
+        ([[1, 2], []], []),
+        ([[1, 2]], [1, 2]),
+    ],
+)
+def test_the_common_beginning_ends_where_any_row_differs(rows, beginning):
+    assert common_beginning(rows) == beginning

@@ -1,0 +1,551 @@
+"""Texts that share a scheduler: each is the one that it is alone, whatever else is computed."""
+
+import queue
+import threading
+import time
+import weakref
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt_cli.errors import CheckpointError, ResourceError
+from gpt_cli.generation import prefix_cache
+from gpt_cli.generation.drafts import Speculator
+from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.row import Request
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.options.request import Options
+from gpt_cli.scoring.score import score
+from gpt_cli.serve import prompts, scheduler
+from gpt_cli.serve.prompts import PromptScore, Task
+from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
+from support.checkpoints import VOCAB
+from support.models import DTYPES, computing, model_of
+
+SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 150, "eos_token_id": 7}
+
+an_id = st.integers(0, len(VOCAB) - 1)
+options = st.builds(
+    Options,
+    max_tokens=st.integers(1, 30),
+    temperature=st.sampled_from([0, 0.8, 1]),
+    top_k=st.sampled_from([0, 5]),
+    seed=st.integers(0, 99),
+    frequency_penalty=st.sampled_from([0, 1]),
+    top_logprobs=st.sampled_from([0, 2]),
+)
+
+
+@st.composite
+def wanted(draw):
+    """Return requests, some of which begin alike, each with how many likeliest of its prompt."""
+    begun = draw(st.lists(st.lists(an_id, max_size=100), min_size=1, max_size=2))
+    ends = st.lists(an_id, min_size=1, max_size=20)
+    request = st.builds(
+        lambda start, end, own, index: Request(start + end, own, index),
+        *(st.sampled_from(begun), ends, options, st.integers(0, 3)),
+    )
+    return draw(st.lists(st.tuples(request, st.sampled_from([None, 0, 3])), max_size=12))
+
+
+class Caller:
+    """Collects what becomes of the tasks of one caller."""
+
+    def __init__(self):
+        self.events = queue.Queue()
+        self.completions, self.scores, self.errors = {}, {}, {}
+
+    def task(self, request, score=None, decode=True):
+        number = len(self.completions)
+        self.completions[number] = Completion(len(request.prompt), request.seed)
+        task = Task(request, lambda event: self.events.put((number, event)), score, decode)
+        task.number = number
+        return task
+
+    def wait(self, tasks):
+        """Wait until all have ended."""
+        left = {task.number for task in tasks}
+        while left:
+            number, event = self.events.get(timeout=60)
+            task = next(task for task in tasks if task.number == number)
+            if isinstance(event, Exception):
+                self.errors[number] = event
+                left.discard(number)
+            elif isinstance(event, PromptScore):
+                self.scores[number] = event
+                if not task.decode:
+                    left.discard(number)
+            else:
+                self.completions[number].add(event)
+                if event.finish_reason:
+                    left.discard(number)
+
+
+@pytest.fixture
+def running():
+    """Return a function that starts a scheduler, which is stopped at the end."""
+    started = []
+
+    def start(model, tokenizer, *others, **limits):
+        started.append(Scheduler(model, tokenizer, *others, **limits))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+        each.join()
+
+
+def alone(model, tokenizer, request):
+    done = Completion(len(request.prompt), request.seed)
+    for step in generate(model, tokenizer, [request]):
+        done.add(step)
+    return done
+
+
+def assert_same(found, expected):
+    for name in ("text", "ids", "logprobs", "top_logprobs", "finish_reason"):
+        assert getattr(found, name) == getattr(expected, name), name
+
+
+def busy(running, model, tokenizer, **limits):
+    """Return a scheduler with a text that decodes on and on, and its task."""
+    started, caller = running(model, tokenizer, **limits), Caller()
+    task = caller.task(Request([1], Options(max_tokens=149, ignore_eos=True, temperature=0)))
+    started.submit([task])
+    caller.events.get(timeout=60)
+    return started, task
+
+
+# --- equality ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=12)
+@given(asked=wanted(), max_batch=st.integers(1, 9), piece=st.sampled_from([1, 7, 96]))
+def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, max_batch, piece):
+    ops = native(dtype)
+    model = model_of(ops, dtype, **SMALL)
+    caller = Caller()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "PIECE", piece)
+        patch.setattr(scheduler, "PIECE", piece)
+        patch.setattr(prefix_cache, "_BYTES", 300_000)
+        patch.setattr(prefix_cache, "_SHARE", 0)
+        shared = Scheduler(model, tokenizer, Speculator(model), max_batch=max_batch)
+        tasks = [caller.task(request, score=count) for request, count in asked]
+        half = len(tasks) // 2
+        shared.submit(tasks[:half])
+        shared.submit(tasks[half:])
+        caller.wait(tasks)
+        assert (shared.running, shared.waiting) == (0, 0)
+        shared.stop()
+        shared.join()
+    for task, (request, count) in zip(tasks, asked, strict=True):
+        assert_same(caller.completions[task.number], alone(model, tokenizer, request))
+        if count is not None:
+            found = caller.scores[task.number]
+            (expected,) = score(model, tokenizer, [request.prompt])
+            assert found.logprobs == expected.token_logprobs[1:]
+            assert {len(top) for top in found.top_logprobs} <= {count}
+
+
+def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
+    texts = ["Once upon a time", "The moon", "Every day, the fox", "A girl named Emma" * 20]
+    requests = [
+        Request(tiny.encode(texts[n % 4]), Options(seed=n, max_tokens=20 + n), n % 3)
+        for n in range(32)
+    ]
+    expected = [alone(tiny.model, tiny.tokenizer, request) for request in requests]
+    for callers in (1, 8, 32):
+        shared = running(tiny.model, tiny.tokenizer, max_batch=max(1, callers // 2))
+        found = {}
+
+        def call(first, shared=shared, found=found, callers=callers):
+            caller = Caller()
+            for number in range(first, 32, callers):
+                task = caller.task(requests[number])
+                shared.submit([task])
+                caller.wait([task])
+                found[number] = caller.completions[task.number]
+
+        threads = [threading.Thread(target=call, args=(first,)) for first in range(callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, completion in enumerate(expected):
+            assert_same(found[number], completion)
+        shared.stop()
+        shared.join()
+
+
+def test_drafts_of_a_scheduler_change_nothing(native, tokenizer, running):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer, Speculator(model)), Caller()
+    # A loop, which n-grams draft.
+    requests = [Request([1, 2, 3, 4] * 5, Options(temperature=0, max_tokens=100)) for _ in range(3)]
+    tasks = [caller.task(request) for request in requests]
+    shared.submit(tasks)
+    caller.wait(tasks)
+    for task, request in zip(tasks, requests, strict=True):
+        assert_same(caller.completions[task.number], alone(model, tokenizer, request))
+    assert sum(done.accepted for done in caller.completions.values()) > 0
+
+
+def test_a_prompt_is_scored_without_new_tokens(tiny, running):
+    shared, caller = running(tiny.model, tiny.tokenizer), Caller()
+    ids = tiny.encode("Once upon a time there was a girl. " * 30)
+    tasks = [caller.task(Request(text, Options()), 2, decode=False) for text in (ids, ids[:1])]
+    shared.submit(tasks)
+    caller.wait(tasks)
+    long, short = caller.scores[0], caller.scores[1]
+    assert (
+        long.logprobs == tiny.score("Once upon a time there was a girl. " * 30).token_logprobs[1:]
+    )
+    assert (short.logprobs, short.top_logprobs) == ([], [])
+    assert not caller.completions[0].ids
+
+
+# --- sharing -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Return a list of the shapes (B, T) of passes over prompts."""
+    shapes, computed = [], prompts.hidden_states
+
+    def hidden_states(model, ids, *others):
+        shapes.append(ids.shape)
+        return computed(model, ids, *others)
+
+    monkeypatch.setattr(prompts, "hidden_states", hidden_states)
+    return shapes
+
+
+def test_a_prompt_of_several_texts_is_computed_once(native, tokenizer, running, passes):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer), Caller()
+    own = Options(max_tokens=5, seed=1, ignore_eos=True)
+    tasks = [caller.task(Request([3] * 101, own, index)) for index in range(6)]
+    shared.submit(tasks)
+    caller.wait(tasks)
+    assert passes == [(1, 72), (1, 28)]
+    assert shared.reused == 500
+    more = caller.task(Request([3] * 101 + [5] * 10, own), score=0)
+    shared.submit([more])
+    caller.wait([more])
+    assert passes[2:] == [(1, 10)]  # only what follows is computed, and all is scored
+    assert len(caller.scores[more.number].logprobs) == 110
+
+
+def test_each_of_several_prompts_in_a_pass_is_known_afterwards(native, tokenizer, running, passes):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer), Caller()
+    begun = [[3, 4] * 10, [5, 6] * 12]
+    first = [caller.task(Request(ids, Options(max_tokens=1))) for ids in begun]
+    with shared._changed:  # so that both are there at the next turn
+        shared.submit(first)
+    caller.wait(first)
+    assert passes == [(2, 23)]
+    more = [caller.task(Request(ids + [7] * 5, Options(seed=1)), score=0) for ids in begun]
+    for task in more:
+        shared.submit([task])
+        caller.wait([task])
+        assert_same(caller.completions[task.number], alone(model, tokenizer, task.request))
+        (expected,) = score(model, tokenizer, [task.request.prompt])
+        assert caller.scores[task.number].logprobs == expected.token_logprobs[1:]
+    assert passes[1:] == [(1, 5), (1, 5)]
+
+
+def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(native, tokenizer, running, passes):
+    model = model_of(native("float32"), **SMALL)
+    shared, _ = busy(running, model, tokenizer)
+    caller = Caller()
+    prompts_of = [[9 + n] * (11 + n) for n in range(4)] + [[5] * 149]
+    tasks = [caller.task(Request(ids, Options(max_tokens=1))) for ids in prompts_of]
+    with shared._changed:  # so that all are there at the next turn
+        shared.submit(tasks)
+    caller.wait(tasks)
+    assert passes[0] == (4, 13)
+    assert passes[1:] == [(1, 72), (1, 72), (1, 4)]
+
+
+def test_others_go_on_while_a_long_prompt_is_computed(native, tokenizer, running, monkeypatch):
+    model = model_of(native("float32"), **SMALL)
+    monkeypatch.setattr(prompts, "PIECE", 10)
+    shared, order = running(model, tokenizer), queue.Queue()
+
+    def task(name, request):
+        return Task(request, lambda event: order.put(name))
+
+    shared.submit([task("short", Request([1], Options(max_tokens=100, ignore_eos=True)))])
+    order.get(timeout=60)
+    shared.submit([task("long", Request([2] * 81, Options(max_tokens=1)))])
+    shared.submit([task("new", Request([4, 5], Options(max_tokens=1)))])
+    names = [order.get(timeout=60) for _ in range(101)]
+    assert names.index("new") < names.index("long")
+    assert names[: names.index("long")].count("short") >= 8  # one between two pieces
+
+
+def test_texts_of_several_requests_take_turns(native, tokenizer, running):
+    model = model_of(native("float32"), **SMALL)
+    shared, blocking = busy(running, model, tokenizer, max_batch=1, max_queue=100)
+    ended = queue.Queue()
+
+    def task(name):
+        return Task(Request([1], Options(max_tokens=1)), lambda event: ended.put(name))
+
+    shared.submit([task("first") for _ in range(30)])
+    shared.submit([task("second") for _ in range(3)])
+    blocking.cancelled = True
+    names = [ended.get(timeout=60) for _ in range(33)]
+    assert Counter(names[:6]) == {"first": 3, "second": 3}
+
+
+def test_a_request_that_comes_later_does_not_overtake_what_waits(native, tokenizer, running):
+    model = model_of(native("float32"), **SMALL)
+    shared, blocking = busy(running, model, tokenizer, max_batch=1, max_queue=100)
+    names, done = [], threading.Event()
+
+    def task(name):
+        return Task(Request([1], Options(max_tokens=1)), lambda event: end(name))
+
+    def end(name):
+        names.append(name)
+        if len(names) == 10:
+            shared.submit([task("later") for _ in range(10)])
+        if len(names) == 30:
+            done.set()
+
+    shared.submit([task("first") for _ in range(20)])
+    blocking.cancelled = True
+    assert done.wait(60)
+    assert Counter(names[10:20]) == {"first": 5, "later": 5}
+
+
+# --- places --------------------------------------------------------------------------------------
+
+
+def test_a_text_that_is_not_wanted_any_more_leaves_at_the_next_turn(native, tokenizer, running):
+    model = model_of(native("float32"), **SMALL)
+    shared, first = busy(running, model, tokenizer, max_batch=1)
+    caller = Caller()
+    waiting = caller.task(Request([2] * 50, Options(max_tokens=3, seed=1)))
+    dropped = caller.task(Request([3], Options(max_tokens=3)))
+    shared.submit([dropped])
+    shared.submit([waiting])
+    dropped.cancelled = True
+    assert (shared.running, shared.waiting) == (1, 1)
+    first.cancelled = True
+    caller.wait([waiting])
+    assert_same(caller.completions[waiting.number], alone(model, tokenizer, waiting.request))
+    assert not caller.completions[dropped.number].ids
+    assert (shared.running, shared.waiting) == (0, 0)
+
+
+def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
+    native, tokenizer, running, monkeypatch, passes
+):
+    model = model_of(native("float32"), **SMALL)
+    monkeypatch.setattr(prompts, "PIECE", 1)
+    shared, caller = running(model, tokenizer), Caller()
+    task = caller.task(Request([2] * 149, Options(max_tokens=1)))
+    inner = prompts.hidden_states
+
+    def leave(*given):
+        task.cancelled = len(passes) >= 5
+        return inner(*given)
+
+    monkeypatch.setattr(prompts, "hidden_states", leave)
+    shared.submit([task])
+    deadline = time.monotonic() + 60
+    while not task.cancelled or shared.running:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert len(passes) == 6  # the one in which it was cancelled is the last
+
+
+def test_no_more_texts_wait_than_allowed(native, tokenizer, running):
+    model = model_of(native("float32"), **SMALL)
+    shared, first = busy(running, model, tokenizer, max_batch=1, max_queue=2)
+    caller = Caller()
+    tasks = [caller.task(Request([n], Options(max_tokens=1))) for n in range(4)]
+    shared.submit(tasks[:1])
+    shared.submit(tasks[1:3])  # a request is taken as a whole
+    with pytest.raises(QueueFullError, match="2 requests are waiting"):
+        shared.submit(tasks[3:])
+    tasks[0].cancelled = tasks[1].cancelled = True
+    shared.submit(tasks[3:])
+    first.cancelled = True
+    caller.wait(tasks[2:])
+
+
+def test_free_places_do_not_count_as_a_queue(native, tokenizer, running):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer, max_batch=3, max_queue=2), Caller()
+    tasks = [caller.task(Request([1], Options(max_tokens=1))) for _ in range(6)]
+    with shared._changed:  # so that none has begun
+        for task in tasks[:5]:
+            shared.submit([task])
+        with pytest.raises(QueueFullError):
+            shared.submit(tasks[5:])
+    caller.wait(tasks[:5])
+
+
+def test_fewer_texts_at_a_time_if_memory_is_short(native, tokenizer, running, monkeypatch):
+    model = model_of(native("float32"), **SMALL)
+    one = 2 * 2 * 16 * 4 * 150  # keys and values, layers, width, bytes, context
+    monkeypatch.setattr(type(model.ops), "free_memory", lambda ops: 7 * one)
+    assert scheduler._fitting(model, 32) == 3
+    assert scheduler._fitting(model, 2) == 2
+    monkeypatch.setattr(type(model.ops), "free_memory", lambda ops: 0)
+    assert scheduler._fitting(model, 32) == 1
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def test_a_stop_ends_all_texts(native, tokenizer, running):
+    model = model_of(native("float32"), **SMALL)
+    shared, _ = busy(running, model, tokenizer, max_batch=1)
+    caller = Caller()
+    waiting = caller.task(Request([1], Options()))
+    shared.submit([waiting])
+    shared.stop()
+    shared.join()
+    caller.wait([waiting])
+    assert isinstance(caller.errors[waiting.number], StoppedError)
+    with pytest.raises(StoppedError):
+        shared.submit([waiting])
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (CheckpointError("damaged"), CheckpointError),
+        (MemoryError(), ResourceError),
+        (ZeroDivisionError("a bug"), ZeroDivisionError),
+    ],
+)
+@pytest.mark.parametrize("place", ["prompts.hidden_states", "prompts.KVCache", "decode"])
+def test_an_error_ends_its_texts_and_others_are_computed(
+    native, tokenizer, running, monkeypatch, error, seen, place
+):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer), Caller()
+    module = (
+        "gpt_cli.generation.decode.hidden_states" if place == "decode" else f"gpt_cli.serve.{place}"
+    )
+
+    def fail(*given, **options):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, fail)
+        bad = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
+        shared.submit(bad)
+        caller.wait(bad)
+    assert {type(each) for each in caller.errors.values()} == {seen}
+    if seen is ResourceError:
+        assert "not enough memory" in str(caller.errors[0])
+    good = caller.task(Request([5] * 30, Options(max_tokens=3, seed=2)))
+    shared.submit([good])
+    caller.wait([good])
+    assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
+    assert (shared.running, shared.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"), [(MemoryError(), {"known"}), (ZeroDivisionError("a bug"), {"known", "new"})]
+)
+def test_an_error_while_texts_are_admitted_loses_none(
+    native, tokenizer, running, monkeypatch, error, ended
+):
+    model = model_of(native("float32"), **SMALL)
+    shared, _ = busy(running, model, tokenizer)
+    caller, joined = Caller(), scheduler.Batch.add
+
+    def add(batch, row, cache, place):
+        if row.options.seed == 9:
+            raise error
+        joined(batch, row, cache, place)
+
+    monkeypatch.setattr(scheduler.Batch, "add", add)
+    tasks = {
+        "new": caller.task(Request([2] * 40, Options(max_tokens=3, seed=1))),
+        "passed": caller.task(Request([2] * 40, Options(max_tokens=3, seed=2))),
+        "known": caller.task(Request([2], Options(max_tokens=3, seed=9))),
+    }
+    with shared._changed:  # so that all are there at the next turn
+        shared.submit(list(tasks.values()))
+    caller.wait(tasks.values())
+    assert {name for name, task in tasks.items() if task.number in caller.errors} == ended
+    for name in tasks.keys() - ended:
+        found = caller.completions[tasks[name].number]
+        assert_same(found, alone(model, tokenizer, tasks[name].request))
+
+
+def test_a_text_that_an_error_has_ended_leaves_the_batch(native, tokenizer, running, monkeypatch):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer), Caller()
+    tasks = [
+        caller.task(Request([n] * 30, Options(max_tokens=99, ignore_eos=True))) for n in (1, 2)
+    ]
+    kept, select = [], KVCache.select
+
+    def fail_for_the_second(*given):
+        kept.append(given)
+        if len(kept) == 2:
+            raise MemoryError
+        return select(*given)
+
+    monkeypatch.setattr(KVCache, "select", fail_for_the_second)
+    with shared._changed:  # so that both are computed side by side
+        shared.submit(tasks)
+    caller.wait(tasks)
+    assert len(kept) == 2
+    assert [type(caller.errors[task.number]) for task in tasks] == [ResourceError] * 2
+    other = Caller()
+    last = other.task(Request([3], Options(max_tokens=9)))
+    shared.submit([last])
+    other.wait([last])
+    assert caller.events.qsize() <= 1  # a step, in the turn of the error
+    assert (shared.running, shared._batch.rows) == (0, [])
+
+
+def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(
+    native, tokenizer, running, monkeypatch
+):
+    model = model_of(native("float32"), **SMALL)
+    shared, caller = running(model, tokenizer), Caller()
+    tasks = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
+    shared.submit(tasks[:1])
+    caller.wait(tasks[:1])
+    held = [weakref.ref(shared._batch._room), weakref.ref(shared._prefixes._kept[0].cache)]
+
+    def fail(*given):
+        raise MemoryError
+
+    monkeypatch.setattr(prompts, "KVCache", fail)
+    shared.submit(tasks[1:])
+    caller.wait(tasks[1:])
+    assert isinstance(caller.errors[1], ResourceError)
+    assert [each() for each in held] == [None, None]
+
+
+def test_other_threads_and_levels_give_the_same_texts(native, tokenizer, level):
+    model = model_of(native("float32"), **SMALL)
+    request = Request([1, 2, 3] * 30, Options(max_tokens=20, seed=3))
+    expected = alone(model, tokenizer, request)
+    with computing(model.ops, 3, level):
+        shared, caller = Scheduler(model, tokenizer), Caller()
+        tasks = [caller.task(request) for _ in range(3)]
+        shared.submit(tasks)
+        caller.wait(tasks)
+        shared.stop()
+        shared.join()
+    for done in caller.completions.values():
+        assert_same(done, expected)

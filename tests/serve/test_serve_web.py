@@ -1,0 +1,968 @@
+"""The server without a model: settings, middleware, sockets and signals."""
+
+import asyncio
+import errno
+import http.client
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.serve import Settings
+from support.in_process import refusal
+from support.processes import posix
+
+pytest.importorskip("uvicorn")
+from gpt_cli.serve import guard, server
+from gpt_cli.serve.app import application
+
+HALF = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
+
+
+class App:
+    """The routes of these tests."""
+
+    def __init__(self):
+        self.asked = []  # the paths of requests that came through
+        self.left = threading.Event()  # a client has left a stream
+
+    async def __call__(self, scope, receive, send):
+        self.asked.append(scope["path"])
+        event = await receive()
+        assert event["more_body"] is False
+        start = {"type": "http.response.start", "status": 200, "headers": []}
+        body = {"type": "http.response.body"}
+        match scope["path"]:
+            case "/bug":
+                raise RuntimeError("a mistake")
+            case "/late-bug":
+                await send(start)
+                await send({**body, "body": b"begun", "more_body": True})
+                raise RuntimeError("a mistake")
+            case "/big":
+                await send(start)
+                await send({**body, "body": bytes(20_000_000)})
+            case "/slow":
+                await asyncio.sleep(1)
+                await send(start)
+                await send({**body, "body": b"done"})
+            case "/endless":
+                await send(start)
+                while not self.left.is_set():
+                    for _ in range(50):  # without a pause, so that the transport cannot say it
+                        await send({**body, "body": bytes(100), "more_body": True})
+                    await asyncio.sleep(0.01)
+                await send(body)
+            case "/stream":
+                await send(start)
+                leaving = asyncio.create_task(receive())
+                while not leaving.done():
+                    await send({**body, "body": bytes(50_000), "more_body": True})
+                    await asyncio.sleep(0)
+                assert leaving.result()["type"] == "http.disconnect"
+                self.left.set()
+            case _:
+                await send(start)
+                await send({**body, "body": event["body"]})
+
+
+@contextmanager
+def serving(app=None, **options):
+    """Serve `App` or another in a thread; yield the application and what connects to it."""
+    app, addresses = app or App(), queue.Queue()
+    settings = Settings(port=0, **options)
+    with server.bind(settings) as listening:
+        name = listening.getsockname()
+        running = server.Server(
+            guard.guarded(app, settings), settings.grace, lambda: None, addresses.put
+        )
+        app.connections = running.server_state.connections
+        thread = threading.Thread(target=running.serve_on, args=[listening])
+        thread.start()
+        addresses.get(timeout=10)
+        try:
+            yield app, lambda: connect(listening_family(name), name)
+        finally:
+            running.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def listening_family(name):
+    if isinstance(name, str):
+        return socket.AF_UNIX
+    return socket.AF_INET6 if ":" in name[0] else socket.AF_INET
+
+
+def connect(family, name):
+    connected = socket.socket(family, socket.SOCK_STREAM)
+    connected.settimeout(10)
+    connected.connect(name)
+    return connected
+
+
+class Client(http.client.HTTPConnection):
+    """A client on a socket that is connected."""
+
+    def __init__(self, connected):
+        super().__init__("localhost")
+        self.sock = connected
+
+    def ask(self, method, path, body=None, headers=(), **more):
+        self.request(method, path, body, dict(headers), **more)
+        answer = self.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+
+
+def ask(dial, method="POST", path="/echo", body=b"hello", **headers):
+    client = Client(dial())
+    try:
+        return client.ask(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
+    finally:
+        client.close()
+
+
+def refused(answer, status, code):
+    """Check that an answer is a refusal in OpenAI's shape; return its message."""
+    assert answer[0] == status, answer
+    error = json.loads(answer[2])["error"]
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    assert (error["type"], error["param"], error["code"]) == (kind, None, code)
+    assert list(error) == ["message", "type", "param", "code"]
+    return error["message"]
+
+
+def ended(connected):
+    """Wait until the other end has closed a connection; return what came before."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while piece := connected.recv(1 << 20):
+            received += piece
+    connected.close()
+    return received
+
+
+@pytest.fixture(scope="module")
+def open_server():
+    with serving() as running:
+        yield running
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"host": ""}, "host must be an address or a name"),
+        ({"host": "127.0.0.1:8000"}, "host must be an address or a name, without a port"),
+        ({"host": "http://localhost"}, "host must be an address or a name, without a port"),
+        ({"port": 65536}, "port must be from 0 to 65535"),
+        ({"api_key": ""}, "api_key must be ASCII without spaces"),
+        ({"api_key": "two words"}, "api_key must be ASCII without spaces"),
+        ({"api_key": "schlüssel"}, "api_key must be ASCII without spaces"),
+        ({"max_batch": 0}, "max_batch must be 1 or more"),
+        ({"max_queue": 0}, "max_queue must be 1 or more"),
+        ({"max_body": 0}, "max_body must be 1 or more"),
+        ({"cors": ["https://example.com/page"]}, "cors must be origins"),
+        ({"cors": ["example.com"]}, "cors must be origins"),
+        ({"grace": float("nan")}, "grace must be from 0 to 86400"),
+        ({"grace": -1}, "grace must be from 0 to 86400"),
+    ],
+)
+def test_settings_out_of_range_are_refused(options, complaint):
+    with pytest.raises(InputError, match=re.escape(complaint)):
+        Settings(**options)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"])
+def test_loopback_needs_no_key(host):
+    assert Settings(host=host).api_key is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.com", "127.1", "0"])
+def test_another_address_needs_a_key_or_consent(host):
+    with pytest.raises(InputError, match=f"^--host {host}: .*--api-key .*--allow-anyone$"):
+        Settings(host=host)
+    Settings(host=host, api_key="k")
+    Settings(host=host, allow_anyone=True)
+    Settings(host=host, unix_socket="s.sock")  # the host is not used
+
+
+@pytest.mark.parametrize("origin", ["*", "null"])
+def test_pages_of_anyone_need_a_key_or_consent(origin):
+    with pytest.raises(InputError, match=r"^--cors: any page .*--api-key .*--allow-anyone$"):
+        Settings(cors=["https://example.com", origin])
+    Settings(cors=[origin], api_key="k")
+    Settings(cors=[origin], allow_anyone=True)
+
+
+def test_the_key_is_not_shown():
+    assert "secret" not in repr(Settings(api_key="secret"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--host", "0.0.0.0"], "--host 0.0.0.0: other machines may reach this address"),
+        (["--port", "70000"], "--port must be from 0 to 65535"),
+        (["--api-key", "a b"], "--api-key must be ASCII without spaces"),
+        (["--cors", "example.com"], "--cors must be origins"),
+        (["--cors", "https://example.com", "--cors", "*"], "--cors: any page"),
+    ],
+)
+def test_the_command_names_the_flag_before_any_work(flags, message):
+    assert message in refusal("serve", "-m", "no-such-model", *flags)
+
+
+def test_the_command_reads_the_key_from_its_variable():
+    arguments = ["serve", "-m", "no-such-model", "--host", "0.0.0.0", "--port", "0", "--offline"]
+    assert "no-such-model" in refusal(*arguments, code=3, GPT_CLI_API_KEY="k")
+
+
+@pytest.mark.parametrize("missing", ["uvicorn", "starlette", "prometheus_client"])
+def test_the_command_says_what_is_not_installed(missing):
+    code = textwrap.dedent(f"""
+        import sys
+        sys.modules[{missing!r}] = None
+        from gpt_cli.cli import app
+        sys.exit(app.run(["serve", "-m", "tiny"]))
+    """)
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert finished.returncode == 5
+    assert finished.stderr.count("\n") == 1
+    assert finished.stderr.startswith("gpt-cli: error: serve needs a web server (")
+    assert finished.stderr.endswith("): pip install uvicorn starlette prometheus-client\n")
+
+
+def test_help_imports_neither_the_web_server_nor_numpy():
+    code = (
+        "import sys; from gpt_cli.cli import app; app.run(['serve', '--help']);"
+        "assert not {'uvicorn', 'starlette', 'prometheus_client', 'numpy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+# Host, against DNS rebinding
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.0.0.1:8000",
+        "localhost:1",
+        "LocalHost",
+        "[::1]",
+        "[::1]:8000",
+        "10.0.0.1:80",
+    ],
+)
+def test_addresses_and_localhost_are_known(open_server, host):
+    assert ask(open_server[1], Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.com",
+        "evil.com:8000",
+        "localhost.evil.com",
+        "127.0.0.1.evil.com",
+        "[::1",
+        "evil@127.0.0.1",
+        "127.0.0.1:80:80",
+        "",
+    ],
+)
+def test_another_name_is_refused(open_server, host):
+    app, dial = open_server
+    app.asked.clear()
+    message = refused(ask(dial, Host=host), 403, "unknown_host")
+    assert repr(host) in message
+    assert "localhost" in message
+    assert "--api-key" in message
+    assert app.asked == []
+
+
+def test_the_name_that_the_server_was_given_is_known():
+    with serving(host="localhost") as (_, dial):
+        assert ask(dial, Host="localhost:80")[0] == 200
+        assert ask(dial, Host="example.com")[0] == 403
+    check = guard._host_check("My-Machine.local")
+    assert check("/", guard.Headers({"host": "my-machine.LOCAL:8000"})) is None
+
+
+def test_with_a_key_any_name_is_known():
+    with serving(api_key="k") as (_, dial):
+        assert ask(dial, Host="example.com", Authorization="Bearer k")[0] == 200
+
+
+# Origin, against foreign pages
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_pages_of_the_server_and_programs_are_answered(open_server, scheme):
+    assert ask(open_server[1], Host="localhost:80", Origin=f"{scheme}://LOCALHOST:80")[0] == 200
+    assert ask(open_server[1])[0] == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.com", "http://localhost:3000", "http://localhost", "null", "", "localhost:80"],
+)
+@pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS"])
+def test_foreign_pages_are_refused(open_server, origin, method):
+    app, dial = open_server
+    app.asked.clear()
+    answer = ask(dial, method, Host="localhost:80", Origin=origin)
+    assert "--cors" in refused(answer, 403, "unknown_origin")
+    assert not any(name.lower().startswith("access-control") for name in answer[1])
+    assert app.asked == []
+
+
+def test_pages_that_are_allowed_can_read_every_answer():
+    page = "https://example.com:8443"
+    with serving(cors=[page], api_key="k") as (app, dial):
+        preflight = {
+            "Access_Control_Request_Method": "POST",
+            "Access_Control_Request_Headers": "authorization,content-type,x-stainless-lang",
+        }
+        status, headers, _ = ask(dial, "OPTIONS", Origin=page, **preflight)
+        assert status == 200
+        assert headers["access-control-allow-origin"] == page
+        assert (
+            headers["access-control-allow-headers"] == preflight["Access_Control_Request_Headers"]
+        )
+        assert app.asked == []
+        status, headers, body = ask(dial, Origin=page, Authorization="Bearer k")
+        assert (status, body) == (200, b"hello")
+        assert headers["access-control-allow-origin"] == page
+        assert headers["access-control-expose-headers"] == "Retry-After"
+        answer = ask(dial, Origin=page)
+        refused(answer, 401, "invalid_api_key")
+        assert answer[1]["access-control-allow-origin"] == page
+        refused(ask(dial, "OPTIONS", Origin="https://evil.com", **preflight), 403, "unknown_origin")
+
+
+def test_any_page_may_be_allowed():
+    with serving(cors=["*"], allow_anyone=True) as (_, dial):
+        for origin in ("https://example.com", "null"):
+            status, headers, _ = ask(dial, Origin=origin)
+            assert (status, headers["access-control-allow-origin"]) == (200, "*")
+
+
+# The key
+
+
+@pytest.fixture(scope="module")
+def locked_server():
+    with serving(api_key="right-key") as running:
+        yield running
+
+
+@pytest.mark.parametrize("given", ["Bearer right-key", "bearer right-key", "Bearer  right-key"])
+def test_the_key_opens(locked_server, given):
+    assert ask(locked_server[1], Authorization=given)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "Bearer right-ke",
+        "Bearer right-key2",
+        "Bearer RIGHT-KEY",
+        "Basic right-key",
+        "right-key",
+        "Bearer",
+        "Bearer \xfc",
+        "",
+    ],
+)
+def test_another_key_is_refused(locked_server, given):
+    app, dial = locked_server
+    app.asked.clear()
+    answer = ask(dial, Authorization=given)
+    message = refused(answer, 401, "invalid_api_key")
+    assert answer[1]["www-authenticate"] == "Bearer"
+    assert "right-key" not in message
+    assert app.asked == []
+
+
+def test_without_a_key_only_the_page_and_health_are_answered(locked_server):
+    for path in ("/", "/health", "/health?x=1"):
+        assert ask(locked_server[1], "GET", path)[0] == 200
+    for path in ("/v1/models", "/metrics", "/health/", "//", "/Health", "/x/../health"):
+        message = refused(ask(locked_server[1], "GET", path), 401, "invalid_api_key")
+        assert "Authorization: Bearer KEY" in message
+
+
+# Bodies
+
+
+def test_a_body_comes_whole_in_one_event(open_server):
+    client = Client(open_server[1]())
+    body = os.urandom(3_000_000)
+    assert client.ask("POST", "/echo", body)[::2] == (200, body)
+    pieces = (body[i : i + 1000] for i in range(0, len(body), 1000))
+    assert client.ask("POST", "/echo", pieces, encode_chunked=True)[::2] == (200, body)
+    assert client.ask("GET", "/echo")[::2] == (200, b"")
+    client.close()
+
+
+def test_a_body_may_have_the_size_and_no_byte_more():
+    with serving(max_body=1000) as (app, dial):
+        assert ask(dial, body=bytes(1000))[0] == 200
+        assert ask(dial, body=iter([bytes(500), bytes(500)]))[0] == 200
+        app.asked.clear()
+        assert "1000 bytes (--max-body)" in refused(
+            ask(dial, body=bytes(1001)), 413, "body_too_long"
+        )
+        refused(ask(dial, body=iter([bytes(500), bytes(501)])), 413, "body_too_long")
+        assert app.asked == []
+
+
+def test_a_body_that_is_declared_too_long_is_refused_before_it_comes(open_server):
+    client = Client(open_server[1]())
+    client.putrequest("POST", "/echo")
+    client.putheader("Content-Length", "9" * 20)
+    client.putheader("Expect", "100-continue")
+    client.endheaders()
+    answer = client.getresponse()
+    refused((answer.status, {}, answer.read()), 413, "body_too_long")
+    client.close()
+
+
+def test_after_a_body_that_is_too_long_the_connection_goes_on():
+    with serving(max_body=1000) as (_, dial):
+        client = Client(dial())
+        for body in (bytes(300_000), iter([bytes(1000)] * 300)):
+            refused(client.ask("POST", "/echo", body), 413, "body_too_long")
+            assert client.ask("POST", "/echo", b"next")[::2] == (200, b"next")
+        client.close()
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(open_server, monkeypatch):
+    app, dial = open_server
+    app.asked.clear()
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
+    connected = dial()
+    connected.sendall(HALF)
+    answer = http.client.HTTPResponse(connected)
+    answer.begin()
+    refused((answer.status, {}, answer.read()), 408, "body_too_slow")
+    assert ended(connected) == b""
+    assert app.asked == []
+
+
+def test_a_client_that_leaves_in_its_body_asks_nothing(open_server):
+    app, dial = open_server
+    app.asked.clear()
+    connected = dial()
+    connected.sendall(HALF)
+    connected.close()
+    assert ask(dial)[0] == 200
+    assert app.asked == ["/echo"]
+
+
+# The log, and bugs
+
+
+def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
+    with serving(access_log=True, api_key="k", max_body=100) as (_, dial):
+        ask(dial, path="/echo?secret=1", Authorization="Bearer k")
+        ask(dial, path="/m%C3%BCll%0A", Authorization="Bearer secret")
+        ask(dial, body=b"secret" * 100, Authorization="Bearer k")
+        connected = dial()
+        connected.sendall(HALF.replace(b"Host: ", b"Authorization: Bearer k\r\nHost: "))
+        connected.close()
+    errors = capfd.readouterr().err
+    assert "secret" not in errors
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert [list(line) for line in lines] == [
+        ["time", "method", "path", "status", "seconds", "bytes"]
+    ] * 4
+    assert [line["status"] for line in lines] == [200, 401, 413, None]
+    assert [line["path"] for line in lines] == ["/echo", "/müll\n", "/echo", "/echo"]
+    assert {line["method"] for line in lines} == {"POST"}
+    assert lines[0]["bytes"] == 5
+    assert 0 < lines[0]["seconds"] < 10
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", lines[0]["time"])
+
+
+def test_without_the_flag_nothing_is_written(capfd):
+    with serving() as (_, dial):
+        ask(dial)
+        refused(ask(dial, Host="evil.com"), 403, "unknown_host")
+        connected = dial()
+        connected.sendall(b"garbage\r\n\r\n")
+        assert ended(connected).startswith(b"HTTP/1.1 400 ")
+        connected = dial()
+        connected.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
+        assert ended(connected).startswith(b"HTTP/1.1 400 ")
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+        assert ask(dial, "GET", body=None, **upgrade)[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_client_that_leaves_is_not_written_down(capfd):
+    with serving() as (app, dial):
+        for _ in range(20):
+            connected = dial()
+            connected.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connected.recv(100)
+            linger = struct.pack("ii", 1, 0)  # close at once
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            connected.close()
+        time.sleep(0.1)
+        app.left.set()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_closed_standard_error_does_not_stop_the_server(monkeypatch):
+    with serving(access_log=True) as (_, dial):
+        for stderr in (None, os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")):
+            monkeypatch.setattr(sys, "stderr", stderr)
+            assert ask(dial)[0] == 200
+        with suppress(OSError):
+            stderr.close()
+
+
+def test_a_bug_is_answered_and_its_traceback_is_written(open_server, caplog):
+    answer = ask(open_server[1], path="/bug")
+    assert "mistake" not in refused(answer, 500, "bug")
+    assert "RuntimeError: a mistake" in caplog.text
+    connected = open_server[1]()
+    connected.sendall(b"GET /late-bug HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert ended(connected).endswith(b"begun\r\n")
+    assert len(caplog.records) == 2
+
+
+def test_a_bug_in_a_route_is_answered_like_any_error(tiny, monkeypatch, caplog):
+    def read(engine, body):
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr("gpt_cli.serve.app.read", read)
+    routes, scheduler = application(tiny, Settings())
+    with serving(routes) as (_, dial):
+        answer = ask(dial, path="/v1/completions", body=b"{}")
+    scheduler.stop()
+    scheduler.join()
+    assert "mistake" not in refused(answer, 500, "bug")
+    assert answer[1]["content-type"] == "application/json"
+    assert "RuntimeError: a mistake" in caplog.text
+
+
+def test_a_refusal_waits_for_no_thread(tiny):
+    routes, scheduler = application(tiny, Settings())
+    with serving(routes) as (_, dial):
+        assert [ask(dial, path=path)[0] for path in ("/nope", "/tokenize")] == [404, 400]
+        assert not [each for each in threading.enumerate() if "AnyIO" in each.name]
+    scheduler.stop()
+    scheduler.join()
+
+
+def test_no_answer_names_the_software(open_server):
+    assert "server" not in ask(open_server[1])[1]
+
+
+# Clients that sleep
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+    with serving() as running:
+        yield running
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
+def test_a_client_that_sends_no_request_is_not_waited_for(hasty, begin):
+    connected = hasty[1]()
+    connected.sendall(begin)
+    for _ in range(3):  # single bytes do not help
+        time.sleep(0.1)
+        if begin:
+            with suppress(OSError):  # this machine is busy, and it is closed by now
+                connected.send(b"x")
+    assert ended(connected) == b""
+
+
+def test_an_idle_connection_is_closed(hasty):
+    client = Client(hasty[1]())
+    assert client.ask("POST", "/echo", b"x")[0] == 200
+    assert ended(client.sock) == b""
+
+
+def test_a_client_that_takes_nothing_of_a_stream_is_not_waited_for(hasty):
+    app, dial = hasty
+    connected = dial()
+    connected.sendall(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert app.left.wait(10)
+    connected.close()
+
+
+def test_a_client_that_takes_nothing_of_an_answer_is_not_waited_for(hasty):
+    app, dial = hasty
+    connected = dial()
+    connected.sendall(b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    while "/big" not in app.asked or app.connections:
+        time.sleep(0.1)
+    assert len(ended(connected)) < 20_000_000
+
+
+def test_a_slow_client_and_a_slow_answer_are_waited_for(hasty):
+    connected = hasty[1]()
+    connected.sendall(b"GET /big HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    received = 0
+    while piece := connected.recv(500_000):
+        received += len(piece)
+        time.sleep(0.03)  # more than a second in all
+    assert received > 20_000_000
+    connected.close()
+
+
+def test_an_answer_that_takes_long_is_waited_for(hasty):
+    assert ask(hasty[1], path="/slow")[2] == b"done"
+
+
+def test_connections_are_limited(monkeypatch):
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+    with serving() as (_, dial):
+        some = [dial() for _ in range(3)]
+        assert ended(dial()) == b""
+        some.pop().close()
+        assert ask(dial)[0] == 200
+        for each in some:
+            each.close()
+
+
+# Sockets
+
+
+def test_an_address_in_use_is_an_error():
+    with server.bind(Settings(port=0)) as listening:
+        port = listening.getsockname()[1]
+        message = f"cannot listen on 127.0.0.1 port {port}: {os.strerror(errno.EADDRINUSE)}"
+        with pytest.raises(ResourceError, match=re.escape(message)):
+            server.bind(Settings(port=port)).__enter__()
+        # Before the model is looked for.
+        assert message in refusal("serve", "-m", "no-such", "--port", port, code=5)
+    with server.bind(Settings(port=port)):  # at once, although it was in use
+        pass
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70, "..", "x\0y"])
+def test_a_name_without_an_address_is_an_error(host):
+    with pytest.raises(InputError, match=r"^--host "):
+        server.bind(Settings(host=host, api_key="k")).__enter__()
+
+
+def test_an_address_of_another_machine_is_an_error():
+    with pytest.raises(ResourceError, match=r"cannot listen on 192\.0\.2\.1 port 8000"):
+        server.bind(Settings(host="192.0.2.1", api_key="k")).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("host", "start"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:"),
+        ("localhost", "http://127.0.0.1:"),
+        ("::1", "http://[::1]:"),
+    ],
+)
+def test_the_address_is_that_of_a_client(host, start):
+    try:
+        with server.bind(Settings(host=host, port=0)) as listening:
+            port = listening.getsockname()[1]
+            assert server.address_of(listening) == f"{start}{port}"
+    except ResourceError:
+        pytest.skip(f"this machine has no {host}")
+
+
+def test_ipv6_is_answered():
+    try:
+        with serving(host="::1") as (_, dial):
+            assert ask(dial, Host="[::1]:80", Origin="http://[::1]:80")[0] == 200
+    except ResourceError:
+        pytest.skip("this machine has no IPv6")
+
+
+def test_all_addresses_are_those_of_ipv4_too():
+    try:
+        with server.bind(Settings(host="::", port=0, api_key="k")) as listening:
+            connect(socket.AF_INET, ("127.0.0.1", listening.getsockname()[1])).close()
+    except ResourceError:
+        pytest.skip("this machine has no IPv6")
+
+
+@posix
+def test_a_unix_socket_is_only_for_this_user_and_is_removed(tmp_path):
+    path = tmp_path / "s.sock"
+    mask = os.umask(0)
+    try:
+        with serving(unix_socket=path) as (_, dial):
+            assert path.stat().st_mode & 0o777 == 0o600
+            assert ask(dial, Host="any.name")[0] == 200
+    finally:
+        assert os.umask(mask) == 0  # it is as before
+    assert not path.exists()
+
+
+@posix
+def test_the_file_of_a_unix_socket_is_never_open_to_others(tmp_path, monkeypatch):
+    modes, bind = [], socket.socket.bind
+
+    def watched(self, name):
+        bind(self, name)
+        modes.append(Path(name).stat().st_mode & 0o777)
+
+    monkeypatch.setattr(socket.socket, "bind", watched)
+    with server.bind(Settings(unix_socket=tmp_path / "s.sock")) as listening:
+        assert server.address_of(listening) == f"unix:{tmp_path / 's.sock'}"
+    assert modes == [0o600]
+
+
+@posix
+def test_the_socket_of_a_killed_server_is_replaced(tmp_path):
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    with serving(unix_socket=path) as (_, dial):
+        assert ask(dial)[0] == 200
+
+
+@posix
+def test_the_socket_of_a_running_server_and_other_files_stay(tmp_path):
+    path = tmp_path / "s.sock"
+    with server.bind(Settings(unix_socket=path)):
+        assert "another server listens on" in refusal(
+            "serve", "-m", "tiny", "--unix-socket", path, code=5
+        )
+        assert path.is_socket()
+    path.write_text("mine")
+    assert "is no socket" in refusal("serve", "-m", "tiny", "--unix-socket", path)
+    assert path.read_text() == "mine"
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    assert "is no socket" in refusal("serve", "-m", "tiny", "--unix-socket", link)
+
+
+@posix
+def test_the_socket_of_a_later_server_is_not_removed(tmp_path):
+    path = tmp_path / "s.sock"
+    with server.bind(Settings(unix_socket=path)):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+
+
+@posix
+@pytest.mark.parametrize("name", ["missing/s.sock", "s" * 120, "\0"])
+def test_a_path_that_cannot_be_a_socket_is_an_error(tmp_path, name):
+    with pytest.raises(InputError, match="--unix-socket"):
+        server.bind(Settings(unix_socket=tmp_path / name)).__enter__()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_socket(tmp_path):
+    path = tmp_path / "s.sock"
+    refusal("serve", "-m", "no-such", "--offline", "--unix-socket", path, code=3)
+    assert not path.exists()
+
+
+def test_the_scheduler_is_stopped_whatever_happens(monkeypatch):
+    order = mock.Mock()
+    order.application.return_value = App(), order.scheduler
+    monkeypatch.setitem(sys.modules, "gpt_cli.serve.app", order)
+    order.ready.side_effect = ZeroDivisionError
+
+    def load():
+        with pytest.raises(ResourceError, match="cannot listen"):
+            server.bind(settings).__enter__()  # the address is ours before the model is loaded
+        return order.engine
+
+    with server.bind(Settings(port=0)) as listening:
+        settings = Settings(port=listening.getsockname()[1])
+    with pytest.raises(ZeroDivisionError):
+        server.run(load, settings, order.ready)
+    assert order.mock_calls == [
+        mock.call.application(order.engine, settings),
+        mock.call.ready(f"http://127.0.0.1:{settings.port}"),
+        mock.call.scheduler.stop(),
+        mock.call.scheduler.join(),
+    ]
+
+
+# Signals
+
+PROGRAM = """
+import asyncio, sys, types
+from gpt_cli.serve import server
+
+server.LAST_SECONDS = 1.0
+stopping = asyncio.Event()
+
+class Scheduler:
+    def stop(self):
+        if "stubborn" not in sys.argv[0]:
+            stopping.set()
+
+    def join(self):
+        pass
+
+async def app(scope, receive, send):
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
+    seconds = float(scope["path"][1:])
+    try:
+        await asyncio.wait_for(stopping.wait(), seconds)
+    except TimeoutError:
+        pass
+    end = b"stopped" if stopping.is_set() else b"done"
+    await send({"type": "http.response.body", "body": end})
+
+routes = types.ModuleType("gpt_cli.serve.app")
+routes.application = lambda engine, settings: (app, Scheduler())
+sys.modules[routes.__name__] = routes
+
+from gpt_cli.__main__ import main
+sys.argv = [sys.argv[1], "serve", "-m", "tiny", "--unix-socket", "s.sock", *sys.argv[2:]]
+main()
+"""
+
+
+class Process:
+    """The real command with the routes of `PROGRAM`."""
+
+    def __init__(self, folder, kind, *flags, files=200):
+        self.path = folder / "s.sock"
+        limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
+        arguments = [*limited, sys.executable, "-c", PROGRAM, kind, *flags]
+        self.process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder
+        )
+        assert self.process.stderr.readline() == b"gpt-cli: listening on unix:s.sock\n"
+
+    def begin(self, seconds):
+        """Ask for an answer that takes some seconds; return once it has begun."""
+        client = Client(connect(socket.AF_UNIX, str(self.path)))
+        client.request("GET", f"/{seconds}")
+        answer = client.getresponse()
+        assert answer.read(6) == b"begun "
+        return client, answer
+
+    def end(self):
+        """Wait for the end; return the exit code. Nothing else was written."""
+        assert self.process.communicate(timeout=20) == (b"", b"")
+        assert not self.path.exists()
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def run(*arguments, **limit):
+        started.append(Process(tmp_path, *arguments, **limit))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+
+
+@posix
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish(start, number):
+    running = start("obedient")
+    idle = connect(socket.AF_UNIX, str(running.path))
+    client, answer = running.begin(2)
+    running.process.send_signal(number)
+    assert ended(idle) == b""
+    with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+        late.connect(str(running.path))
+    assert answer.read() == b"done"
+    client.close()
+    assert running.end() == 0
+
+
+@posix
+def test_after_the_grace_running_requests_are_stopped(start):
+    running = start("obedient", "--grace", "0.5")
+    client, answer = running.begin(60)
+    running.process.send_signal(signal.SIGTERM)
+    assert answer.read() == b"stopped"
+    client.close()
+    assert running.end() == 0
+
+
+@posix
+def test_soon_after_the_grace_the_server_ends_anyway(start):
+    running = start("stubborn", "--grace", "0.5")
+    client, answer = running.begin(60)
+    running.process.send_signal(signal.SIGTERM)
+    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+        answer.read()
+    client.close()
+    assert running.end() == 0
+
+
+@posix
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_at_once(start, first, second, code):
+    running = start("stubborn")
+    client, answer = running.begin(60)
+    running.process.send_signal(first)
+    time.sleep(0.3)
+    begun = time.monotonic()
+    running.process.send_signal(second)
+    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+        answer.read()
+    client.close()
+    assert running.end() == code
+    assert time.monotonic() - begun < 5
+
+
+@posix
+def test_two_signals_at_the_same_time_end_it(start):
+    running = start("stubborn")
+    client, _ = running.begin(60)
+    running.process.send_signal(signal.SIGTERM)
+    running.process.send_signal(signal.SIGINT)
+    assert running.end() in (130, 143)
+    client.close()
+
+
+@posix
+@pytest.mark.parametrize("files", [40, 200])
+def test_more_connections_than_the_system_allows_are_no_trouble(start, files):
+    running = start("obedient", files=files)
+    some = []
+    for _ in range(2 * files):
+        with suppress(OSError):
+            some.append(connect(socket.AF_UNIX, str(running.path)))
+    assert len(some) > files / 2
+    for each in some:
+        each.close()
+    client, answer = running.begin(0.1)
+    assert answer.read() == b"done"
+    client.close()
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0

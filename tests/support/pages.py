@@ -1,0 +1,29 @@
+"""Pages of HTML, taken apart."""
+
+from html.parser import HTMLParser
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!-- <script> \u2028 \u2029 ]]>",
+    "'\"` \\ ${1} $title &lt; \x00\x1b\x7f",
+    "<img src=x onerror=alert(1)>",
+]
+
+
+class Parts(HTMLParser):
+    """The tags of a page with their attributes, and the text of title, style and scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.inside, self.texts = [], "", {"title": [], "style": [], "script": []}
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        self.texts.get(self.inside, []).append(data)

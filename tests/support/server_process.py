@@ -1,0 +1,216 @@
+"""A real `gpt-cli serve` in a process of its own, and a plain client that shows what it answers."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from support.checkpoints import CONFIG, write_checkpoint
+from support.processes import COMMAND
+
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+LIMIT = 60  # seconds that anything may take, on a busy machine
+COMPLETIONS = "/v1/completions"
+READY = "gpt-cli: listening on "
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the chunks of a stream, which must be complete."""
+        *events, done, rest = self.body.decode().split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        assert all(event.startswith("data: {") for event in events)
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    def error(self, status: int) -> dict[str, Any]:
+        """Return the error, which must have this status and the shape of OpenAI's."""
+        assert self.status == status, self.body
+        assert self.headers["Content-Type"] == "application/json"
+        body = self.json()
+        assert body.keys() == {"error"}
+        assert body["error"].keys() == {"message", "type", "param", "code"}
+        assert body["error"]["message"].isprintable()
+        assert isinstance(body["error"]["type"], str)
+        return body["error"]
+
+
+class Server:
+    """A server that is ready.
+
+    Attributes:
+        address: `http://HOST:PORT`, or `unix:PATH`.
+        headers: of each request.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]", address: str):
+        self.process, self.address = process, address
+        self.headers: dict[str, str] = {}
+        self.connections: list[socket.socket] = []
+
+    def connect(self, receives: int | None = None) -> socket.socket:
+        """Return a new connection, whose buffer may be small."""
+        path = self.address.removeprefix("unix:")
+        plain = socket.socket(socket.AF_INET if path == self.address else socket.AF_UNIX)
+        self.connections.append(plain)
+        plain.settimeout(LIMIT)
+        if receives is not None:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+        if path == self.address:
+            host, port = self.address.removeprefix("http://").split(":")
+            plain.connect((host, int(port)))
+        else:
+            plain.connect(path)
+        return plain
+
+    def ask(self, path: str, body: Any = None, method: str = "", **headers: str) -> Answer:
+        """Send a request, with a body of JSON or of bytes; return the whole answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", timeout=LIMIT)
+        connection.sock = self.connect()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        method = method or ("GET" if data is None else "POST")
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if data is not None:
+            named = {"Content-Type": "application/json"} | named
+        try:
+            connection.request(method, path, data, self.headers | named)
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+    def complete(self, **fields: Any) -> dict[str, Any]:
+        """Return the completions of a request."""
+        answer = self.ask(COMPLETIONS, fields)
+        assert answer.status == 200, answer.body
+        return answer.json()
+
+    def begin(self, receives: int | None = None, **fields: Any) -> socket.socket:
+        """Send a request for completions; return its connection."""
+        connection = self.connect(receives)
+        connection.sendall(request_bytes(fields, **self.headers))
+        return connection
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics, each with its labels in braces if it has some."""
+        answer = self.ask("/metrics")
+        assert answer.status == 200
+        found = {}
+        for family in text_string_to_metric_families(answer.body.decode()):
+            for sample in family.samples:
+                labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
+                found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+        return found
+
+    def wait_for(self, reached: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+        """Wait until the metrics are so; return them."""
+        end = time.monotonic() + LIMIT
+        while not reached(found := self.metrics()):
+            assert time.monotonic() < end, found
+            time.sleep(0.01)
+        return found
+
+    def wait_until_idle(self) -> dict[str, float]:
+        """Wait until no text runs or waits; return the metrics."""
+        return self.wait_for(
+            lambda found: found["gpt_cli_texts_running"] == found["gpt_cli_texts_waiting"] == 0
+        )
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal; return the exit code and what standard error had after the first line."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for the end; return the same."""
+        out, errors = self.process.communicate(timeout=LIMIT)
+        assert out == b""
+        return self.process.returncode, errors.decode()
+
+
+def answer_on(connection: socket.socket) -> Answer:
+    """Read one answer."""
+    response = http.client.HTTPResponse(connection, method="POST")
+    response.begin()
+    return Answer(response.status, response.headers, response.read())
+
+
+def request_bytes(body: Any, path: str = COMPLETIONS, **headers: str) -> bytes:
+    """Return a request as it is sent."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {
+        "Host": "127.0.0.1",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(data)),
+    } | {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def write_slow_model(folder: Path) -> Path:
+    """Write a model that takes some milliseconds for a token."""
+    size = {"n_embd": 512, "n_head": 8, "n_layer": 8, "n_positions": 1024}
+    return write_checkpoint(folder, CONFIG | size)
+
+
+def start(*arguments: object, **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a command."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes | options)
+
+
+@contextmanager
+def serving(
+    *flags: object,
+    model: object = "tiny",
+    start: Callable[..., "subprocess.Popen[bytes]"] = start,
+    **options: Any,
+) -> Iterator[Server]:
+    """Run a server until SIGTERM; it must say nothing but that it is ready, and exit with 0.
+
+    Args:
+        flags: of `gpt-cli serve`, which takes a free port if they do not say where it listens.
+        model: its name or folder.
+        start: what starts a command.
+        options: for `start`.
+    """
+    where = () if {"--port", "--unix-socket"} & {*flags} else ("--port", 0)
+    # Without buffers in this process: `communicate` would not see what they hold.
+    with start("serve", "-m", model, *where, *flags, bufsize=0, **options) as process:
+        guard = threading.Timer(LIMIT, process.kill)
+        guard.start()
+        server = None
+        try:
+            line = process.stderr.readline().decode()
+            guard.cancel()
+            assert line.startswith(READY), line + process.stderr.read().decode()
+            server = Server(process, line.removeprefix(READY).rstrip("\n"))
+            yield server
+            if process.returncode is None:
+                ended = server.stop()
+                assert ended == (0, ""), (ended[0], ended[1][:2000])
+        finally:
+            guard.cancel()
+            process.kill()
+            for connection in server.connections if server else ():
+                connection.close()

@@ -1,0 +1,29 @@
+"""Small files are read whole; what is no file, or is too large, is refused."""
+
+import os
+
+import pytest
+
+from gpt_cli.system import files
+from gpt_cli.system.files import read_small
+from support.processes import posix
+
+
+def test_a_small_file_is_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST", 5)
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_small(tmp_path / "file") == b"12345"
+    (tmp_path / "file").write_bytes(b"123456")
+    with pytest.raises(ValueError, match="it has 6 bytes, more than the limit of 5"):
+        read_small(tmp_path / "file")
+
+
+@posix
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device", "."):
+        with pytest.raises(ValueError, match="not a regular file"):
+            read_small(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        read_small(tmp_path / "nothing")
