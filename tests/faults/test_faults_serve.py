@@ -629,7 +629,7 @@ def test_a_model_that_is_nowhere_is_told(suffer):
 def test_damaged_weights_that_load_are_told(serve, model):
     import math
 
-    from support.world import poison
+    from support.damaged import poison
 
     poison(math.nan)(model)
     with serve(model=model) as server:
