@@ -1,4 +1,4 @@
-"""Progress on standard error: a line that is renewed on a terminal, else a line now and then."""
+"""Progress on standard error: a line that is replaced on a terminal, else a line now and then."""
 
 import shutil
 import sys
@@ -9,31 +9,64 @@ from gpt_cli.cli.layout import counted
 from gpt_cli.cli.streams import note, on_terminal, remark, write_error
 from gpt_cli.jobs import Observer
 
-LONG = 2.0  # seconds until progress is shown
+LONG = 2.0  # seconds until the progress of work that is mostly short is shown
+_LOG_PAUSE = 30.0  # seconds between two lines that are not replaced
 _SETTLED = 5.0  # seconds before the time left is estimated
 
 
-def renew(line: str) -> None:
-    """Replace the line that a terminal shows on standard error."""
-    width = shutil.get_terminal_size().columns - 1
-    write_error(f"\r{line[:width].ljust(width)}\r")
+class StatusLine:
+    """A line of progress. A terminal replaces it; elsewhere it is shown only if `logged`."""
+
+    def __init__(
+        self, *, shown: bool, delay: float = 0.0, pause: float = 0.2, logged: bool = False
+    ):
+        self._replaced = on_terminal(sys.stderr)
+        self.shown = shown and (self._replaced or logged)
+        self._pause = pause if self._replaced else _LOG_PAUSE  # seconds between two lines
+        self._start = time.perf_counter()
+        self._due = self._start + (delay if self._replaced else _LOG_PAUSE)
+
+    @property
+    def seconds(self) -> float:
+        """The time since the start."""
+        return max(time.perf_counter() - self._start, 1e-9)
+
+    def rate(self, tokens: int) -> str:
+        """Return a number of tokens, and the rate since the start."""
+        return f"{counted(tokens, 'token')}, {tokens / self.seconds:,.0f} a second"
+
+    def show(self, text: str) -> None:
+        """Show a text, unless the last one is too new."""
+        now = time.perf_counter()
+        if self.shown and now >= self._due:
+            self._due = now + self._pause
+            self._replace(f"gpt-cli: {text}") if self._replaced else note(f"gpt-cli: {text}")
+
+    def erase(self) -> None:
+        """Erase the line from the terminal, so that something else can be written."""
+        if self.shown and self._replaced:
+            self._replace("")
+
+    def _replace(self, line: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        write_error(f"\r{line[:width].ljust(width)}\r")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.erase()
 
 
 class Progress(Observer):
-    """Count rows and tokens, and show them while it is entered.
+    """Count the rows and tokens of a job, and show them; the totals are shown at the end."""
 
-    The totals are shown at the end. Without `totals`, progress is shown only if it takes long.
-    """
-
-    def __init__(self, *, shown: bool, notes: bool = True, totals: bool = True):
+    def __init__(self, *, shown: bool, notes: bool = True):
         self._shown = shown
         self._notes = notes
-        self._totals = totals
-        self._renews = on_terminal(sys.stderr)
-        self._pause = 0.2 if self._renews else 30.0  # seconds between two lines
+        self._status = StatusLine(shown=False)
         self._total: int | None = None
         self._rows = self._before = self._failed = self._tokens = 0
-        self._start = self._last = time.perf_counter()
 
     def note(self, message: str) -> None:
         """Show a note."""
@@ -45,44 +78,33 @@ class Progress(Observer):
         self._total = total
         self._rows = self._before = done
         self._failed = failed
-        self._start = time.perf_counter()
-        self._last = self._start if self._totals else self._start + LONG
-        if self._shown and self._renews and self._totals:
-            renew(self._line(self._start))
+        self._status = StatusLine(shown=self._shown, logged=True)
+        self._status.show(self._line())
 
     def advance(self, tokens: int, failed: bool) -> None:
         """Count a row."""
         self._rows += 1
         self._failed += failed
         self._tokens += tokens
-        now = time.perf_counter()
-        if not self._shown or now - self._last < self._pause:
-            return
-        self._last = now
-        (renew if self._renews else note)(self._line(now))
+        self._status.show(self._line())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Show the totals, unless an error message follows."""
-        if self._shown and self._renews:
-            renew("")
-        done = self._rows > self._before
-        if self._shown and self._totals and done and kind in (None, KeyboardInterrupt):
-            note(self._line(time.perf_counter()))
+        self._status.erase()
+        if self._shown and self._rows > self._before and kind in (None, KeyboardInterrupt):
+            note(f"gpt-cli: {self._line()}")
 
-    def _line(self, now: float) -> str:
-        seconds = max(now - self._start, 1e-9)
+    def _line(self) -> str:
         of = "" if self._total is None else f" of {self._total:,}"
         rows = "row" if (self._total or self._rows) == 1 else "rows"
         failed = f" ({self._failed:,} failed)" if self._failed else ""
-        line = f"gpt-cli: {self._rows:,}{of} {rows}{failed}, {counted(self._tokens, 'token')}"
-        line += f", {self._tokens / seconds:,.0f} a second"
-        new = self._rows - self._before
-        if self._total is not None and 0 < new < self._total - self._before and seconds > _SETTLED:
-            left = seconds / new * (self._total - self._rows)
-            line += f", {_duration(left)} left"
+        line = f"{self._rows:,}{of} {rows}{failed}, {self._status.rate(self._tokens)}"
+        new, seconds = self._rows - self._before, self._status.seconds
+        if self._total and 0 < new < self._total - self._before and seconds > _SETTLED:
+            line += f", {_duration(seconds / new * (self._total - self._rows))} left"
         return line
 
 

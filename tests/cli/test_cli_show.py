@@ -112,7 +112,7 @@ def test_a_tree_can_be_one_long_branch(tiny):
             branches = [{"token": token, "probability": 1.0, "branches": branches}]
         return branches
 
-    view = views.Tree("x", "a", chain(200))
+    view = views.TreeView("x", "a", chain(200))
     assert len(shown(view, 80)) == 200 + 4
     assert json.dumps(view.record()).count('"branches"') == 201
 
@@ -190,7 +190,7 @@ def test_notable_heads_are_listed(tiny):
     weights[2, 1, range(1, 5), range(4)] = 1
     weights[3, 0, :5, 0] = 0.8
     weights[0, 2, range(5), range(5)] = 0.7
-    lines = shown(views.Attention("x", view.tokens, view.layers, view.heads, weights), 80)
+    lines = shown(views.AttentionView("x", view.tokens, view.layers, view.heads, weights), 80)
     best = {line[:16].strip(): line[16:].split()[:2] for line in lines if line.startswith("the ")}
     assert best == {
         "the token before": ["2.1", "80%"],
@@ -255,7 +255,7 @@ def test_surprise_can_be_zero_or_huge(tiny):
     def lines(*logprobs):
         tokens = look(tiny, "surprise").tokens[: len(logprobs)]
         tokens = [token | {"logprob": p} for token, p in zip(tokens, logprobs, strict=True)]
-        return shown(views.Surprise("x", tokens, None), 40)
+        return shown(views.SurpriseView("x", tokens, None), 40)
 
     assert lines(None, 0.0, 0.0)[3] == '  0.00  "very"'
     least = lines(None, -10000.0, -8 * math.log(2))

@@ -82,7 +82,7 @@ def test_every_prompt_stays_data(kind, prompt, see):
 def test_the_name_of_a_model_can_be_any_path(see):
     token = {"id": 0, "token": "a", "bytes": [97], "logprob": -1.0}
     model = "/a & b/</title><script>alert(1)</script>$data\udcff"
-    view = views.Surprise(model, [token | {"logprob": None}, token], math.e)
+    view = views.SurpriseView(model, [token | {"logprob": None}, token], math.e)
     text = page.page(view)
     assert text.encode()
     assert Parts(text).tags == Parts(page.page(see("surprise"))).tags
@@ -103,7 +103,7 @@ def test_weights_are_exact_to_a_65535th(see):
 
 def test_a_page_too_large_for_browsers_is_refused_early(see, monkeypatch):
     weights = np.broadcast_to(np.float32(0), (48, 25, 1024, 1024))  # takes no memory
-    attention = views.Attention("gpt2-xl", [], list(range(48)), list(range(25)), weights)
+    attention = views.AttentionView("gpt2-xl", [], list(range(48)), list(range(25)), weights)
     with monkeypatch.context() as patch:
         patch.setattr(page.base64, "b64encode", None)
         with pytest.raises(
@@ -117,9 +117,9 @@ def test_a_page_too_large_for_browsers_is_refused_early(see, monkeypatch):
 
 def test_a_text_with_too_many_tokens_is_refused(see):
     token = see("surprise").tokens[1]
-    page.page(views.Surprise("x", [token] * 20_000, 1.0))
+    page.page(views.SurpriseView("x", [token] * 20_000, 1.0))
     with pytest.raises(InputError, match=r"20,001 tokens.*shorten the text"):
-        page.page(views.Surprise("x", [token] * 20_001, 1.0))
+        page.page(views.SurpriseView("x", [token] * 20_001, 1.0))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -379,7 +379,7 @@ def test_the_colours_of_surprise_are_in_steps(look):
     }
     token = {"id": 0, "token": "a", "bytes": [97]}
     tokens = [token | {"logprob": -bits * math.log(2)} for bits in steps]
-    tab = look(views.Surprise("m", [token | {"logprob": None}, *tokens], None))
+    tab = look(views.SurpriseView("m", [token | {"logprob": None}, *tokens], None))
     colours = tab.locator(".text span").evaluate_all(
         "all => all.map(one => getComputedStyle(one).backgroundColor)"
     )
@@ -402,7 +402,7 @@ def test_a_long_text_has_a_bar_for_several_tokens(look):
     token = {"id": 0, "token": " a", "bytes": [32, 97]}
     logprobs = [None, *(-1 - place % 7 / 10 for place in range(7999))]
     logprobs[4300:4400] = [-20.0] * 100
-    tab = look(views.Surprise("m", [token | {"logprob": value} for value in logprobs], 3.0))
+    tab = look(views.SurpriseView("m", [token | {"logprob": value} for value in logprobs], 3.0))
     assert tab.locator(".text span").count() == 8000
     assert tab.locator(".strip span").count() == 300
     assert chosen(tab, ".text span").get_attribute("data-i") == "4300"  # the most surprising

@@ -1,12 +1,11 @@
 """`gpt-cli bench`: measure generation with and without the KV cache, or speculation."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.progress import renew
-from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.cli.progress import StatusLine
+from gpt_cli.cli.streams import write
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import PATH, SWITCH, option
 from gpt_cli.records import json_line
@@ -56,12 +55,8 @@ def bench(
         modes = ("cache on",) if cache else ("cache off",)
     plan = Plan(prompt_tokens, max_tokens, batch, repetitions, modes)
     engine = loading.load()
-    shown = on_terminal(sys.stderr) and not loading.quiet
-    try:
-        found = measure(engine, plan, lambda what: renew(f"gpt-cli: {what}") if shown else None)
-    finally:
-        if shown:
-            renew("")
+    with StatusLine(shown=not loading.quiet, pause=0.0) as status:
+        found = measure(engine, plan, status.show)
     write(json_line(asdict(found)) if as_json else bench_format.as_text(found))
     if plot is not None:
         plots.save(found, plot)

@@ -1,16 +1,14 @@
 """`gpt-cli compress` and `decompress`: a model as both ends of a compressor."""
 
 import sys
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import or_pipe
-from gpt_cli.cli.layout import counted
-from gpt_cli.cli.progress import renew
+from gpt_cli.cli.progress import StatusLine
 from gpt_cli.cli.streams import note, on_terminal, write
 from gpt_cli.compression.archive import BLOCK, LARGEST_BLOCK, Reader
 from gpt_cli.errors import InputError, RowsError
@@ -30,7 +28,6 @@ _OUTPUT = option(
     aliases=("-o",),
     metavar="OUT",
 )
-_PAUSE = 0.2  # seconds between two lines of progress
 
 
 def compress(
@@ -66,9 +63,9 @@ def compress(
     if output in (None, Path("-")) and on_terminal(sys.stdout):
         raise InputError("compressed data is not for a terminal: give --output OUT, or a pipe")
     prepare(threads)
-    with _copying(file, output, model) as progress:
+    with _copying(file, output, model) as copy:
         codec = _codec(model, dtype)
-        progress.write(codec.compress(progress, block, progress.advance))
+        copy.write(codec.compress(copy, block, copy.advance))
 
 
 def decompress(
@@ -91,11 +88,11 @@ def decompress(
     """
     file = or_pipe(file, "no data: give a FILE")
     prepare(threads)
-    with _copying(file, output, model) as progress:
-        reader = Reader(progress, storage.label(file), salvage=salvage)
+    with _copying(file, output, model) as copy:
+        reader = Reader(copy, storage.label(file), salvage=salvage)
         # 16-bit weights are used as they are stored.
         codec = _codec(model, reader.dtype if reader.dtype in ("float32", "int8") else "auto")
-        progress.write(codec.decompress(reader, progress.advance))
+        copy.write(codec.decompress(reader, copy.advance))
     if reader.lost:
         raise RowsError(f"{storage.label(file)}: {'; '.join(reader.lost)}; all else is written")
 
@@ -110,13 +107,13 @@ def _codec(model: flags.Model, dtype: str) -> "Codec":
     return Codec(engine.model, engine.tokenizer)
 
 
-class _Progress:
-    """Read a file and write another, and count both and the tokens between them."""
+class _Copy:
+    """Read a file and write another, and show the bytes of both and the tokens between them."""
 
     def __init__(self, name: str, source: BinaryIO, target: BinaryIO | None, *, shown: bool):
-        self._name, self._source, self._target, self._shown = name, source, target, shown
+        self._name, self._source, self._target = name, source, target
+        self._status = StatusLine(shown=shown)
         self._read = self._written = self._tokens = 0
-        self._start = self._last = time.perf_counter()
 
     def read(self, size: int) -> bytes:
         """Read from the file."""
@@ -127,44 +124,33 @@ class _Progress:
 
     def write(self, pieces: Iterable[bytes]) -> None:
         """Write all pieces to the other file, or to standard output."""
-        try:
+        with self._status:
             for piece in pieces:
                 self._target.write(piece) if self._target else write(piece)
                 self._written += len(piece)
-        finally:
-            if self._shown:
-                renew("")
-        if self._shown:
-            note(self._line())
+        if self._status.shown:
+            note(f"gpt-cli: {self._line()}")
 
     def advance(self, tokens: int) -> None:
-        """Count tokens, and renew the line on the terminal."""
+        """Count tokens."""
         self._tokens += tokens
-        now = time.perf_counter()
-        if self._shown and now - self._last > _PAUSE:
-            self._last = now
-            renew(self._line())
+        self._status.show(self._line())
 
     def _line(self) -> str:
-        seconds = max(time.perf_counter() - self._start, 1e-9)
         sizes = f"{format_size(self._read)} read, {format_size(self._written)} written"
         if not self._tokens:  # all is stored
-            return f"gpt-cli: {sizes}"
-        rate = f"{self._tokens / seconds:,.0f} a second"
-        return f"gpt-cli: {sizes}, {counted(self._tokens, 'token')}, {rate}"
+            return sizes
+        return f"{sizes}, {self._status.rate(self._tokens)}"
 
 
 @contextmanager
-def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Progress]:
+def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Copy]:
     """Open the input and the output, which appears only if the block succeeds."""
     if output == Path("-"):
         output = None
     text = output is None and on_terminal(sys.stdout)
-    shown = not model.quiet and on_terminal(sys.stderr) and not text
-    name = storage.label(file)
-    with storage.open_file(file) as source:
-        if output is None:
-            yield _Progress(name, source, None, shown=shown)
-        else:
-            with new_file(output) as target:
-                yield _Progress(name, source, target, shown=shown)
+    with (
+        storage.open_file(file) as source,
+        nullcontext() if output is None else new_file(output) as target,
+    ):
+        yield _Copy(storage.label(file), source, target, shown=not model.quiet and not text)

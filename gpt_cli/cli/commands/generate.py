@@ -13,7 +13,7 @@ from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt, unescape
 from gpt_cli.cli.layout import counted
-from gpt_cli.cli.progress import LONG, renew
+from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.cli.streams import note, on_terminal, remark, write
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import option
@@ -66,7 +66,7 @@ def generate(
     run = engine.run([text] * samples, replace(options, top_logprobs=logprobs or 0))
     streaming = stream and samples == 1 and not as_json
     prefix = text if echo else ""
-    shown = samples > 1 and not loading.quiet and on_terminal(sys.stderr)
+    shown = samples > 1 and not loading.quiet
     interrupted = not _finish(run, prefix if streaming else None, shown=shown)
     if as_json:
         _write_json(engine, text, run, logprobs=logprobs is not None)
@@ -85,18 +85,15 @@ def generate(
 def _finish(run: "Run", prefix: str | None, *, shown: bool) -> bool:
     """Run to the end, writing the text after `prefix` if there is one; False if interrupted."""
     try:
-        if prefix:
-            write(prefix)
-        for count, step in enumerate(run, 1):
-            if prefix is not None:
-                write(step.text)
-            if shown and step.seconds > LONG:
-                renew(f"gpt-cli: {count:,} tokens of {len(run.completions):,} texts")
+        with StatusLine(shown=shown, delay=LONG) as status:
+            if prefix:
+                write(prefix)
+            for count, step in enumerate(run, 1):
+                if prefix is not None:
+                    write(step.text)
+                status.show(f"{count:,} tokens of {len(run.completions):,} texts")
     except KeyboardInterrupt:
         return False
-    finally:
-        if shown:
-            renew("")
     return True
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
-from gpt_cli.cli.progress import Progress, renew
+from gpt_cli.cli.layout import counted
+from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.cli.score_format import HEADER, Form, score_lines
 from gpt_cli.cli.streams import note, on_terminal, write
 from gpt_cli.errors import InputError, RowsError
@@ -75,21 +76,20 @@ def _write_lines(engine: "Engine", file: str, form: Form, *, quiet: bool) -> Non
     aligned = on_terminal(sys.stdout)
     if aligned and form.plain and not form.filters:
         write(HEADER)
-    number = failed = 0
-    renews = not quiet and not aligned and on_terminal(sys.stderr)
-    with Progress(shown=renews, totals=False) as progress:
-        progress.start(None, 0, 0)
+    number = failed = tokens = 0
+    with StatusLine(shown=not quiet and not aligned, delay=LONG) as status:
         for line in score_lines(engine, file, form.options):
             number, score = line.number, line.score
             error = isinstance(score, InputError)
             failed += error
             if error and not quiet:
-                if renews:
-                    renew("")
+                status.erase()
                 note(f"gpt-cli: line {number}: {score}")
             if form.passes(score):
                 write(form.of_line(engine, line, aligned=aligned))
-            progress.advance(0 if isinstance(score, InputError) else score.tokens_scored, error)
+            tokens += 0 if isinstance(score, InputError) else score.tokens_scored
+            errors = f" ({failed:,} failed)" if failed else ""
+            status.show(f"{counted(number, 'row')}{errors}, {status.rate(tokens)}")
     if failed:
         raise RowsError(f"{failed} of {number} lines could not be scored")
 

@@ -1,4 +1,4 @@
-"""Views of `gpt-cli show` as a web page: one interactive file that loads nothing."""
+"""Views of `gpt-cli show` as web pages: interactive files that load nothing."""
 
 import base64
 import hashlib
@@ -9,11 +9,11 @@ from string import Template
 
 import numpy as np
 
-from gpt_cli.cli.show.views import Attention, Surprise, View
+from gpt_cli.cli.show.views import AttentionView, SurpriseView, View
 from gpt_cli.errors import InputError
 
 _MAX_BYTES = 64_000_000  # of a page, so that a phone can show it
-_MAX_TOKENS = 20_000  # of a text in `surprise`; each is a node, and more take many seconds
+_MAX_TOKENS = 20_000  # of a text in `surprise`; all are nodes, and more take many seconds
 
 _LEADS = {
     "attention": (
@@ -37,12 +37,14 @@ _LEADS = {
 
 def page(view: View) -> str:
     """Return a view as a self-contained page; raise InputError if a browser could not show it."""
-    if isinstance(view, Surprise) and len(view.tokens) > _MAX_TOKENS:
+    if isinstance(view, SurpriseView) and len(view.tokens) > _MAX_TOKENS:
         raise InputError(
             f"the page would have {len(view.tokens):,} tokens, more than {_MAX_TOKENS:,}: "
             "shorten the text"
         )
-    data = _data(view)
+    record = _packed(view) if isinstance(view, AttentionView) else view.record()
+    # ASCII without `<` is safe within the page.
+    data = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
     _check_size(len(data))
     style, script = _part("page.css"), _part("page.js")
     # The browser applies only this style and this script, whatever a prompt or a token contains.
@@ -61,27 +63,19 @@ def page(view: View) -> str:
     )
 
 
-def _data(view: View) -> str:
-    """Return a record as JSON that is safe in a page: ASCII without `<`."""
-    if isinstance(view, Attention):
-        record = View.record(view) | {"weights": _packed(view)}
-    else:
-        record = view.record()
-    return json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
-
-
-def _packed(view: Attention) -> list[list[str]]:
-    """Return the lower triangle of each head, row by row.
+def _packed(view: AttentionView) -> dict[str, object]:
+    """Return a record in which the lower triangle of a head, row by row, is a text.
 
     It is base64 of little-endian 16-bit integers, in units of 1/65535.
     """
     layers, heads, T, _ = view.weights.shape
     _check_size(layers * heads * T * (T + 1) * 4 // 3)
     seen = np.tri(T, dtype=bool)
-    return [
+    weights = [
         [base64.b64encode(np.rint(head[seen] * 65535).astype("<u2")).decode() for head in layer]
         for layer in view.weights
     ]
+    return View.record(view) | {"weights": weights}
 
 
 def _check_size(size: int) -> None:

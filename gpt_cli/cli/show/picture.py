@@ -12,7 +12,7 @@ from rich.segment import Segment
 
 from gpt_cli.cli.layout import token_label
 from gpt_cli.cli.show.terminal import cut, parts
-from gpt_cli.cli.show.views import Attention, View, pooled
+from gpt_cli.cli.show.views import AttentionView, View, pooled
 from gpt_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,25 +34,25 @@ def picture(view: View) -> bytes:
     # Without hinting, characters have the font's exact width, so columns line up.
     with warnings.catch_warnings(), rc_context({"text.hinting": "none", "text.parse_math": False}):
         warnings.filterwarnings("ignore", "Glyph .* missing")  # matplotlib draws a box
-        figure = _maps(view) if isinstance(view, Attention) else _text(view)
+        figure = _maps(view) if isinstance(view, AttentionView) else _text(view)
         figure.savefig(png, format="png", dpi=_DPI)
     return png.getvalue()
 
 
-def _maps(view: Attention) -> "Figure":
-    """Draw one head with its tokens, or a grid with a row for each layer."""
+def _maps(view: AttentionView) -> "Figure":
+    """Draw one head with its tokens, or a grid with a row per layer."""
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure  # pyplot would need a display
 
     layers, heads, T, _ = view.weights.shape
     weights, size = pooled(view.weights, _MAX_DOTS // heads)
-    one = layers * heads == 1
-    inches = max(5.0, min(14.0, 0.22 * T if one else 0.8 * heads))
+    single = layers * heads == 1
+    inches = max(5.0, min(14.0, 0.22 * T if single else 0.8 * heads))
     figure = Figure((inches + 1.5, inches * layers / heads + 1.2), layout="constrained")
     axes = figure.add_subplot()
     norm = PowerNorm(0.5, 0, 1)  # most weights are small
     image = axes.imshow(_grid(weights), norm=norm, interpolation="nearest")
-    if one:
+    if single:
         title = f"{view.model}: layer {view.layers[0]}, head {view.heads[0]}"
         if T <= _MAX_LABELS:
             labels = [cut(token_label(token), _MAX_LABEL) for token in view.tokens]
@@ -78,10 +78,10 @@ def _maps(view: Attention) -> "Figure":
 def _grid(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Join (L, H, T, T) to one map with lines between; masked weights and lines are NaN."""
     layers, heads, T, _ = weights.shape
-    whole = np.full((layers, T + 1, heads, T + 1), np.nan, np.float32)
-    seen = np.where(np.tri(T, dtype=bool), weights, np.nan)
-    whole[:, :T, :, :T] = seen.transpose(0, 2, 1, 3)
-    return whole.reshape(layers * (T + 1), heads * (T + 1))[:-1, :-1]
+    visible = np.where(np.tri(T, dtype=bool), weights, np.nan)
+    padded = np.pad(visible, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=np.nan)
+    grid = padded.swapaxes(1, 2).reshape(layers * (T + 1), heads * (T + 1))
+    return grid[:-1, :-1]
 
 
 def _text(view: View) -> "Figure":
@@ -89,9 +89,7 @@ def _text(view: View) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    console = Console(
-        file=io.StringIO(), width=_COLUMNS, force_terminal=True, color_system="truecolor"
-    )
+    console = Console(width=_COLUMNS, force_terminal=True, color_system="truecolor")
     rendered = map(console.render, parts(view, _COLUMNS, coloured=True))
     lines = list(Segment.split_lines(chain.from_iterable(rendered)))
     if len(lines) > _MAX_LINES:
@@ -105,10 +103,10 @@ def _text(view: View) -> "Figure":
         x = 0
         for text, style, _ in line:
             width = Segment(text).cell_length
-            if style is not None and style.bgcolor is not None:
-                colour = style.bgcolor.get_truecolor().hex
-                axes.add_patch(Rectangle((x, y), width, 1, color=colour, linewidth=0))
-            ink = "#000000" if style is None or style.color is None else style.color.name
+            ink = "#000000"
+            if style is not None and style.color is not None and style.bgcolor is not None:
+                ink, behind = style.color.name, style.bgcolor.name
+                axes.add_patch(Rectangle((x, y), width, 1, color=behind, linewidth=0))
             axes.text(
                 x, y + 0.5, text, color=ink, family="monospace", size=_FONT, va="center_baseline"
             )

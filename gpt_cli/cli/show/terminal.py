@@ -1,41 +1,37 @@
-"""Views of `gpt-cli show` as text: coloured blocks, or characters without colours."""
+"""Views of `gpt-cli show` as text: coloured cells, or characters without colours."""
 
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
 from gpt_cli.cli.layout import bar, quoted, token_label
-from gpt_cli.cli.show.views import Attention, Branch, Lens, Surprise, Token, Tree, View, pooled
+from gpt_cli.cli.show import views
 from gpt_cli.cli.streams import on_terminal, visible, write
 
-# Shares from 0 to 1: viridis over their square root, or a character for each step.
+# Shares from 0 to 1: viridis over their square root, or a character from each bound on.
 _VIRIDIS = [*map(bytes.fromhex, ("440154", "3b528b", "21918c", "5ec962", "fde725"))]
-_SHARES = (0, 0.04, 0.16, 0.36, 0.64)
-_CHARACTERS = "·░▒▓█"
+_CHARACTERS = {0: "·", 0.04: "░", 0.16: "▒", 0.36: "▓", 0.64: "█"}
 _NUMBER = 5  # columns of a share as a number
 _MIN_WIDTH = 30  # columns
 _SCREEN = 20  # lines that surely fit a screen
-# Bits: a colour for each step (ColorBrewer's OrRd, safe for the colour-blind); none below 1.
+# Bits: a colour from each bound on (ColorBrewer's OrRd, safe for the colour-blind); none below 1.
 _BITS = (1, 2, 4, 8, 16)
 _OR_RD = [*map(bytes.fromhex, ("fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000"))]
 
 
-def print_view(view: View) -> None:
+def print_view(view: views.View) -> None:
     """Print a view in the width of the terminal, with colours if it has 256 or more."""
     # In a pipe on Windows, rich would leave a column free, as an old console needs it.
     legacy = None if on_terminal(sys.stdout) else False
-    console = Console(
-        file=sys.stdout, highlight=False, markup=False, emoji=False, legacy_windows=legacy
-    )
+    console = Console(file=sys.stdout, legacy_windows=legacy)
     # The terminal's theme chooses 16 colours, so their order is unknown.
     coloured = console.color_system in ("256", "truecolor") and not console.no_color
     with console.capture() as captured:
@@ -44,28 +40,33 @@ def print_view(view: View) -> None:
     write(captured.get(), escapes=coloured)
 
 
-def parts(view: View, width: int, *, coloured: bool) -> Iterator[RenderableType]:
+def parts(view: views.View, width: int, *, coloured: bool) -> Iterator[Text]:
     """Return the parts of a view, which begin on new lines."""
-    drawers: dict[Any, Any] = {Attention: _attention, Lens: _lens, Surprise: _surprise, Tree: _tree}
-    return drawers[type(view)](view, width, coloured)
+    drawers: dict[str, Any] = {
+        "attention": _attention,
+        "lens": _lens,
+        "surprise": _surprise,
+        "tree": _tree,
+    }
+    return drawers[view.kind](view, width, coloured)
 
 
-def _attention(view: Attention, width: int, coloured: bool) -> Iterator[RenderableType]:
+def _attention(view: views.AttentionView, width: int, coloured: bool) -> Iterator[Text]:
     yield Text(f"{view.model}: how much each token attends to earlier tokens, {_source(view)}\n")
     T = len(view.tokens)
     digits = len(str(T - 1))
-    names = [f"{place:{digits}} {token_label(token)}" for place, token in enumerate(view.tokens)]
-    names = _padded([cut(name, max(digits + 7, width // 4)) for name in names])
-    room = width - cell_len(names[0]) - 1
-    rows, size = pooled(view.weights.mean(axis=(0, 1)), room)
-    columns = next((wide for wide in (_NUMBER, 2) if wide * len(rows) <= room), 1)  # of a block
-    marks = [f"{place:<10}" for place in range(0, T, 10 // columns * size)]
+    labels = [f"{i:{digits}} {token_label(token)}" for i, token in enumerate(view.tokens)]
+    labels = _column(labels, max(digits + 7, width // 4))
+    room = width - cell_len(labels[0]) - 1
+    rows, size = views.pooled(view.weights.mean(axis=(0, 1)), room)
+    columns = next((wide for wide in (_NUMBER, 2) if wide * len(rows) <= room), 1)  # of a cell
+    marks = [f"{i:<10}" for i in range(0, T, 10 // columns * size)]
     ruler = Text(" " * (width - room) + "".join(marks[: room // 10]).rstrip(), no_wrap=True)
     yield ruler
-    for place, (name, row) in enumerate(zip(names[::size], rows, strict=True)):
-        line = Text(f"{name} ", no_wrap=True)
-        for share in row[: place + 1].tolist():
-            line.append_text(_block(share, columns, coloured))
+    for i, (label, row) in enumerate(zip(labels[::size], rows, strict=True)):
+        line = Text(f"{label} ", no_wrap=True)
+        for share in row[: i + 1].tolist():
+            line.append(_cell(share, columns, coloured), _share_style(share, coloured))
         if not coloured:
             line.rstrip()
         yield line
@@ -79,20 +80,28 @@ def _attention(view: Attention, width: int, coloured: bool) -> Iterator[Renderab
         yield from _notable_heads(view, width)
 
 
-def _source(view: Attention) -> str:
-    if len(view.layers) * len(view.heads) == 1:
+def _source(view: views.AttentionView) -> str:
+    heads = len(view.layers) * len(view.heads)
+    if heads == 1:
         return f"head {view.heads[0]} of layer {view.layers[0]}"
-    if len(view.layers) == 1:
-        return f"mean of the {len(view.heads)} heads of layer {view.layers[0]}"
-    return f"mean of all {len(view.layers) * len(view.heads)} heads"
+    layer = f"heads of layer {view.layers[0]}"
+    return f"mean of the {heads} {layer}" if len(view.layers) == 1 else f"mean of all {heads} heads"
 
 
-def _notable_heads(view: Attention, width: int) -> Iterator[Text]:
-    """Yield the heads that attend most to each of three places."""
+def _cell(share: float, columns: int, coloured: bool) -> str:
+    """Return the number of a share if there is room, else spaces for a colour, or characters."""
+    if columns == _NUMBER:
+        return f"{share:4.0%} "
+    filling = [sign for bound, sign in _CHARACTERS.items() if share >= bound]
+    return (" " if coloured else filling[-1]) * columns
+
+
+def _notable_heads(view: views.AttentionView, width: int) -> Iterator[Text]:
+    """Yield the heads that attend most to each of three targets."""
     rows = np.arange(1, len(view.tokens))
-    places = {"the token before": rows - 1, "the first token": 0 * rows, "the token itself": rows}
+    targets = {"the token before": rows - 1, "the first token": 0 * rows, "the token itself": rows}
     yield Text("\nHeads (layer.head) with the highest mean attention to")
-    for name, columns in places.items():
+    for name, columns in targets.items():
         means: NDArray[np.float32] = view.weights[:, :, rows, columns].mean(axis=-1)
         best = np.argsort(-means, axis=None, kind="stable")[: (width - 16) // 12]
         line = f"{name:16}"
@@ -102,28 +111,28 @@ def _notable_heads(view: Attention, width: int) -> Iterator[Text]:
         yield Text(line, no_wrap=True)
 
 
-def _lens(view: Lens, width: int, coloured: bool) -> Iterator[RenderableType]:
+def _lens(view: views.LensView, width: int, coloured: bool) -> Iterator[Text]:
     prompt = b"".join(bytes(token["bytes"]) for token in view.tokens)
     yield Text(f"{view.model}: the next token that each layer would predict after\n")
     yield Text(f"{_end(quoted(prompt), width)}\n")
     last = [layer[-1] for layer in view.predictions]  # after the last token, likeliest first
-    names = _padded(view.layers)
+    names = _column(view.layers, width)
     room = width - cell_len(names[0]) - 1
-    longest = max(cell_len(token_label(token)) for token in chain.from_iterable(last))
-    cell = min(longest, 16, room - _NUMBER - 1)  # columns of a token
+    longest = max(cell_len(token_label(token)) for tokens in last for token in tokens)
+    columns = min(longest, 16, room - _NUMBER - 1)  # of a token
     for name, tokens in zip(names, last, strict=True):
         line = Text(name, no_wrap=True)
-        for token in tokens[: room // (cell + _NUMBER + 1)]:
+        for token in tokens[: room // (columns + _NUMBER + 1)]:
             probability = math.exp(token["logprob"])
-            piece = set_cell_size(cut(token_label(token), cell), cell)
-            style = _share_style(probability) if coloured else Style.null()
-            line.append(" ").append(f"{piece}{_percent(probability, 0):>{_NUMBER}}", style)
+            label = set_cell_size(cut(token_label(token), columns), columns)
+            text = f"{label}{_percent(probability, 0):>{_NUMBER}}"
+            line.append(" ").append(text, _share_style(probability, coloured))
         yield line
     if coloured:
         yield _share_legend(coloured)
 
 
-def _surprise(view: Surprise, width: int, coloured: bool) -> Iterator[RenderableType]:
+def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[Text]:
     pieces = list(_characters(view.tokens))
     if coloured:
         text = Text()
@@ -133,17 +142,17 @@ def _surprise(view: Surprise, width: int, coloured: bool) -> Iterator[Renderable
             # At a line break, a coloured space before a word would stay at the end of the line.
             text.append(" " * (len(piece) - len(word))).append(word, _bits_style(bits or 0))
         yield text
-        yield Text.assemble("\nbits: ", *((f" {step} ", _bits_style(step)) for step in _BITS))
+        yield Text.assemble("\nbits: ", *((f" {bound} ", _bits_style(bound)) for bound in _BITS))
     else:
-        labels = [cut(quoted(data), max(8, width // 3)) for data, _ in pieces]
-        header, *names = _padded(["token", *labels])
+        labels = ["token", *(quoted(data) for data, _ in pieces)]
+        header, *labels = _column(labels, max(8, width // 3))
         numbers = ["" if bits is None else f"{bits:.2f}" for _, bits in pieces]
         digits = max(6, *map(len, numbers))
         room = width - digits - cell_len(header) - 4
         yield Text(f"{'bits':>{digits}}  {header}  bar: 0 to {_BITS[-1]}\n")
-        for name, number, (_, bits) in zip(names, numbers, pieces, strict=True):
+        for label, number, (_, bits) in zip(labels, numbers, pieces, strict=True):
             drawn = bar(min((bits or 0) / _BITS[-1], 1) * room)
-            yield Text(f"{number:>{digits}}  {name}  {drawn}".rstrip(), no_wrap=True)
+            yield Text(f"{number:>{digits}}  {label}  {drawn}".rstrip(), no_wrap=True)
         yield Text()
     known = [-token["logprob"] / math.log(2) for token in view.tokens[1:]]
     perplexity = "infinite" if view.perplexity is None else f"{view.perplexity:.4g}"
@@ -153,7 +162,7 @@ def _surprise(view: Surprise, width: int, coloured: bool) -> Iterator[Renderable
     )
 
 
-def _characters(tokens: Sequence[Token]) -> Iterator[tuple[bytes, float | None]]:
+def _characters(tokens: Sequence[views.Token]) -> Iterator[tuple[bytes, float | None]]:
     """Yield tokens and their bits; tokens that share a character are merged."""
     data, bits = b"", 0.0
     for token in tokens:
@@ -167,33 +176,28 @@ def _characters(tokens: Sequence[Token]) -> Iterator[tuple[bytes, float | None]]
         data, bits = b"", 0.0
 
 
-def _tree(view: Tree, width: int, coloured: bool) -> Iterator[RenderableType]:
+def _tree(view: views.TreeView, width: int, coloured: bool) -> Iterator[Text]:
     yield Text(f"{view.model}: the probability of each token, and of its path from the prompt\n")
     yield _line("  token   path  ", _end(quoted(view.prompt.encode()), width - 16))
     yield from _branches(view.branches, "", coloured)
 
 
-def _branches(branches: Sequence[Branch], indent: str, coloured: bool) -> Iterator[Text]:
-    """Yield a line for each token, indented only below a choice."""
-    for place, branch in enumerate(branches, 1):
-        fork, below = ("└ ", "  ") if place == len(branches) else ("├ ", "│ ")
+def _branches(branches: Sequence[views.Branch], indent: str, coloured: bool) -> Iterator[Text]:
+    """Yield a line per token, indented only below a choice."""
+    for branch in branches:
+        fork, below = ("└ ", "  ") if branch is branches[-1] else ("├ ", "│ ")
         if len(branches) == 1:
             fork = below = "" if indent else "  "
-        own = math.exp(branch["token"]["logprob"])
-        line = _line(f"{_percent(own):>7}{_percent(branch['probability']):>7}  ", indent + fork)
-        yield line.append(token_label(branch["token"]), _share_style(own) if coloured else None)
+        token = branch["token"]
+        probability = math.exp(token["logprob"])
+        numbers = f"{_percent(probability):>7}{_percent(branch['probability']):>7}  "
+        line = _line(numbers, indent, fork)
+        yield line.append(token_label(token), _share_style(probability, coloured))
         yield from _branches(branch["branches"], indent + below, coloured)
 
 
 def _line(*texts: str) -> Text:
     return Text("".join(texts), no_wrap=True, overflow="ellipsis")
-
-
-def _block(share: float, columns: int, coloured: bool) -> Text:
-    """Return a share as a block: its number if there is room, else its colour or character."""
-    filling = " " if coloured else _CHARACTERS[sum(share >= bound for bound in _SHARES[1:])]
-    text = f"{share:4.0%} " if columns == _NUMBER else filling * columns
-    return Text(text, _share_style(share) if coloured else "")
 
 
 def _percent(probability: float, digits: int = 1) -> str:
@@ -203,24 +207,23 @@ def _percent(probability: float, digits: int = 1) -> str:
 
 
 def _share_legend(coloured: bool) -> Text:
-    """Return each step with its lower bound."""
     if coloured:
-        steps = ((f" {bound:.0%} ", _share_style(bound)) for bound in (*_SHARES, 1))
-        return Text.assemble("\n", *steps)
-    pairs = zip(_CHARACTERS, _SHARES, strict=True)
-    return Text("\n" + "  ".join(f"{character} {bound:.0%}" for character, bound in pairs))
+        bounds = (*_CHARACTERS, 1)
+        return Text.assemble("\n", *((f" {bound:.0%} ", _share_style(bound)) for bound in bounds))
+    return Text("\n" + "  ".join(f"{sign} {bound:.0%}" for bound, sign in _CHARACTERS.items()))
 
 
-def _share_style(share: float) -> Style:
-    place = math.sqrt(share) * (len(_VIRIDIS) - 1)
-    step = min(int(place), len(_VIRIDIS) - 2)
-    pairs = zip(_VIRIDIS[step], _VIRIDIS[step + 1], strict=True)
-    return _on(bytes(round(low + (place - step) * (high - low)) for low, high in pairs))
+def _share_style(share: float, coloured: bool = True) -> Style:
+    if not coloured:
+        return Style.null()
+    position = math.sqrt(share) * (len(_VIRIDIS) - 1)
+    channels = zip(*_VIRIDIS, strict=True)
+    return _on(bytes(round(np.interp(position, range(len(_VIRIDIS)), c)) for c in channels))
 
 
 def _bits_style(bits: float) -> Style:
-    step = sum(bits >= bound for bound in _BITS)
-    return _on(_OR_RD[step - 1]) if step else Style.null()
+    colours = [colour for bound, colour in zip(_BITS, _OR_RD, strict=True) if bits >= bound]
+    return _on(colours[-1]) if colours else Style.null()
 
 
 def _on(colour: bytes) -> Style:
@@ -230,9 +233,10 @@ def _on(colour: bytes) -> Style:
     return Style(color="#000000" if bright else "#ffffff", bgcolor=f"#{colour.hex()}")
 
 
-def _padded(texts: Sequence[str]) -> list[str]:
-    width = max(map(cell_len, texts))
-    return [set_cell_size(text, width) for text in texts]
+def _column(texts: Sequence[str], most: int) -> list[str]:
+    """Cut and pad texts to one width, at most `most` columns."""
+    width = min(most, max(map(cell_len, texts)))
+    return [set_cell_size(cut(text, width), width) for text in texts]
 
 
 def cut(text: str, width: int) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,8 @@ _JSON_FACTOR = 12  # memory for an array as Python numbers and as text / its byt
 class View:
     """The data of a view."""
 
+    kind: ClassVar[str]  # the name of the view
     model: str
-
-    @property
-    def kind(self) -> str:
-        """Return the name of the view."""
-        return type(self).__name__.lower()
 
     def record(self) -> dict[str, Any]:
         """Return the view as a JSON object."""
@@ -38,9 +34,10 @@ class View:
 
 
 @dataclass(frozen=True)
-class Attention(View):
-    """Attention weights of some heads in some layers, from each token (row) to each (column)."""
+class AttentionView(View):
+    """The attention weights of chosen heads, from tokens (rows) to tokens (columns)."""
 
+    kind = "attention"
     tokens: list[Token]
     layers: list[int]
     heads: list[int]
@@ -54,102 +51,90 @@ class Attention(View):
 
 
 @dataclass(frozen=True)
-class Lens(View):
-    """The predictions after each token if the model ended after a layer."""
+class LensView(View):
+    """The next tokens that the layers would predict."""
 
+    kind = "lens"
     tokens: list[Token]
     layers: list[str]
     predictions: list[list[list[Token]]]  # (layers, T, likeliest first)
 
 
 @dataclass(frozen=True)
-class Surprise(View):
-    """The probability of each token of a text."""
+class SurpriseView(View):
+    """The probabilities of the tokens of a text."""
 
+    kind = "surprise"
     tokens: list[Token]
     perplexity: float | None  # None if infinite
 
 
 @dataclass(frozen=True)
-class Tree(View):
+class TreeView(View):
     """The likeliest continuations of a prompt."""
 
+    kind = "tree"
     prompt: str
     branches: list[Branch]
 
 
 def attention(
     engine: Engine, prompt: str, layer: int | None, head: int | None, *, special: bool
-) -> Attention:
-    """Compute the attention of all heads, of one layer, or of one head.
-
-    Raises:
-        InputError: the layer or head does not exist, or the prompt does not fit the context.
-    """
+) -> AttentionView:
+    """Compute the attention of all heads, of one layer, or of one head."""
     config = engine.model.config
-    layers = _chosen("layer", layer, config.n_layer)
-    heads = _chosen("head", head, config.n_head)
-    found = engine.trace(prompt, special=special)
-    weights = found.attention[np.ix_(layers, heads)]
-    return Attention(engine.name, _tokens(engine, found.ids), layers, heads, weights)
+    layers = _indices("layer", layer, config.n_layer)
+    heads = _indices("head", head, config.n_head)
+    trace = engine.trace(prompt, special=special)
+    weights = trace.attention[np.ix_(layers, heads)]
+    return AttentionView(engine.name, _tokens(engine, trace.ids), layers, heads, weights)
 
 
 def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
-    """Reduce (..., T, T) to at most `most` blocks each way; return them and the size of a block.
+    """Reduce maps (..., T, T) to at most `most` cells in each direction.
 
-    A block has the maximum of its weights, because a mean would hide single tokens.
+    A cell has the maximum of its weights, because a mean would hide single tokens. Return the cells
+    and the number of tokens in the side of a cell.
     """
     T = weights.shape[-1]
     size = -(-T // most)
     n = -(-T // size)
     padding = [(0, 0)] * (weights.ndim - 2) + [(0, n * size - T)] * 2
-    blocks = np.pad(weights, padding).reshape(*weights.shape[:-2], n, size, n, size)
-    return blocks.max((-3, -1)), size
+    cells = np.pad(weights, padding).reshape(*weights.shape[:-2], n, size, n, size)
+    return cells.max((-3, -1)), size
 
 
-def _chosen(flag: str, number: int | None, count: int) -> list[int]:
-    if number is None:
+def _indices(flag: str, index: int | None, count: int) -> list[int]:
+    """Return the index of a flag, or all indices without one."""
+    if index is None:
         return list(range(count))
-    if not 0 <= number < count:
-        raise InputError(f"--{flag} must be from 0 to {count - 1} with this model, not {number}")
-    return [number]
+    if not 0 <= index < count:
+        raise InputError(f"--{flag} must be from 0 to {count - 1} with this model, not {index}")
+    return [index]
 
 
-def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> Lens:
-    """Compute the `top` likeliest tokens that each layer would predict after each token.
-
-    Raises:
-        InputError: the prompt does not fit the context.
-    """
-    found = engine.trace(prompt, special=special)
-    ids, logprobs = (array.tolist() for array in found.lens(top))
+def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
+    """Compute the `top` likeliest tokens by every layer after every token."""
+    trace = engine.trace(prompt, special=special)
     predictions = [
         [
-            [records.of_token(engine, *pair) for pair in zip(*place, strict=True)]
-            for place in zip(*layer, strict=True)
+            [records.of_token(engine, *token) for token in zip(*position, strict=True)]
+            for position in zip(*layer, strict=True)
         ]
-        for layer in zip(ids, logprobs, strict=True)
+        for layer in zip(*(array.tolist() for array in trace.lens(top)), strict=True)
     ]
     layers = ["embedding", *(f"h.{layer}" for layer in range(engine.model.config.n_layer))]
-    return Lens(engine.name, _tokens(engine, found.ids), layers, predictions)
+    return LensView(engine.name, _tokens(engine, trace.ids), layers, predictions)
 
 
-def surprise(engine: Engine, text: str) -> Surprise:
-    """Compute the probability of each token of a text of any length.
-
-    Raises:
-        InputError: the text has fewer than 2 tokens.
-    """
+def surprise(engine: Engine, text: str) -> SurpriseView:
+    """Compute the probabilities of the tokens of a text, which may exceed the context."""
     record = records.of_score(engine, engine.score(text), logprobs=True)
-    return Surprise(engine.name, record["logprobs"], record["perplexity"])
+    return SurpriseView(engine.name, record["logprobs"], record["perplexity"])
 
 
-def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> Tree:
-    """Compute the `top` likeliest continuations.
-
-    Raises:
-        InputError: the prompt does not fit the context.
-    """
+def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
+    """Compute the `top` likeliest continuations."""
 
     def branch(node: Node) -> Branch:
         return {
@@ -158,9 +143,10 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> Tree:
             "branches": [*map(branch, node.children)],
         }
 
-    return Tree(engine.name, prompt, [*map(branch, engine.tree(prompt, top, special=special))])
+    return TreeView(engine.name, prompt, [*map(branch, engine.tree(prompt, top, special=special))])
 
 
 def _tokens(engine: Engine, ids: list[int]) -> list[Token]:
+    """Return records without log-probabilities."""
     tokens = [records.of_token(engine, id, None) for id in ids]
     return [{key: token[key] for key in token if key != "logprob"} for token in tokens]
