@@ -1,0 +1,165 @@
+"""docs/reference.md lists the variables, the exit codes and the JSON fields of the program."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpt_cli import errors
+from gpt_cli.folder.config import GPT2Config
+from support.in_process import finished, run_here
+
+ROOT = Path(__file__).parents[1]
+SECTIONS = dict(
+    re.findall(
+        r"^##+ (.+)\n((?:(?!##).*\n)*)",
+        (ROOT / "docs/reference.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+)
+# Read by Python, huggingface_hub, httpx and Rich, not by code in gpt_cli.
+OF_LIBRARIES = {"HF_TOKEN", "HF_HUB_DISABLE_XET", "HTTPS_PROXY", "NO_COLOR", "COLUMNS"}
+CHOICES, MEASUREMENTS = "Choices: `rank`", "Measurements: `bench --json`"
+VARIABLE = re.compile(
+    r"(?:environ(?:\.get|\.setdefault|\[)?|getenv)\(?\s*[\"'](\w+)"
+    r"|[\"'](_?(?:GPT_CLI|HF|OMP|OPENBLAS|MKL|VECLIB|RAY)_\w+)[\"']"
+)
+
+
+def tables_of(section: str) -> list[set[str]]:
+    """Return the names in the first column of each table of a section, without the titles."""
+    tables = re.findall(r"^\|-.*\n((?:\|.*\n)*)", SECTIONS[section], re.MULTILINE)
+    firsts = [re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for table in tables]
+    return [set(re.findall(r"`([^`]+)`", " ".join(cells))) for cells in firsts]
+
+
+def names_of(section: str) -> set[str]:
+    return set().union(*tables_of(section))
+
+
+def test_environment_variables():
+    sources = [*ROOT.glob("gpt_cli/**/*.py"), ROOT / "hatch_build.py"]
+    found = VARIABLE.findall("\n".join(path.read_text("utf-8") for path in sources))
+    variables = {name for names in found for name in names if name}
+    assert names_of("Environment variables") - OF_LIBRARIES == variables
+
+
+def test_exit_codes():
+    rows = re.findall(r"^\| (\d+) \|.*\|(.*)\|$", SECTIONS["Exit codes"], re.MULTILINE)
+    listed = {(name, int(code)) for code, cell in rows for name in re.findall(r"`(\w+)`", cell)}
+    kinds = [errors.ContextError, *errors.GPTCLIError.__subclasses__()]
+    raised = {
+        (kind.__name__, kind.exit_code) for kind in kinds if kind.__module__ == errors.__name__
+    }
+    assert listed == raised
+    assert {int(code) for code, _ in rows} == {code for _, code in raised} | {0, 130, 141, 143}
+
+
+def fields_of(value: Any, objects: Sequence[set[str]], path: str = "") -> Iterator[str]:
+    """Return the fields of a record as the page writes them.
+
+    Args:
+        value: a record, or a value in it.
+        objects: the fields of objects with a table of their own. They are left out where all of
+            them are in an object; only a token may lack its log-probability.
+        path: where the value is.
+    """
+    first = value
+    while isinstance(first, list) and first:
+        first, path = first[0], f"{path}[]"
+    if not isinstance(first, dict):
+        yield re.sub(r"(\[\])+$", "", path)
+        return
+    known = set().union(*(names for names in objects if names - {"logprob"} <= set(first)))
+    if known:
+        yield path
+    for name in first.keys() - known:
+        if name == "branches" and path:  # the same fields again
+            yield f"{path}.branches[]"
+        else:
+            yield from fields_of(first[name], objects, f"{path}.{name}" if path else name)
+
+
+def fields_of_output(*arguments: object, input: bytes = b"", code: int = 0) -> set[str]:
+    """Run a command that prints JSON Lines; return the fields in all of them."""
+    out, _ = run_here(*arguments, "--model", "tiny", input=input, code=code)
+    objects = [names_of("A token"), tables_of(CHOICES)[0], tables_of(MEASUREMENTS)[1]]
+    lines = [json.loads(line) for line in out.decode().split("\n")[:-1]]
+    return {name for line in lines for name in fields_of(line, objects)} - {""}
+
+
+def test_fields_of_texts():
+    row = b'{"id": 1, "prompt": "Once"}'
+    options = ["--logprobs", 1, "-n", 2]
+    generated = fields_of_output("generate", "--json", *options, "Once")
+    assert generated | {"id"} == names_of("Texts: `generate --json`, `batch`")
+    assert fields_of_output("batch", "-q", *options, input=row) == generated | {"id"}
+
+
+def test_fields_of_scores():
+    names = names_of("Scores: `score --json`, `score --output`, `score --format`")
+    row = b'{"id": 1, "text": "Once upon"}'
+    tokens, words = (
+        fields_of_output("score", "-q", "--format", "jsonl", option, input=row)
+        for option in ("--tokens", "--words")
+    )
+    assert tokens | words == names
+    assert fields_of_output("score", "--json", "--tokens", input=b"Once upon") == tokens - {"id"}
+
+
+def test_fields_of_choices():
+    choice, row = tables_of(CHOICES)
+    out, _ = run_here("rank", "--json", "-m", "tiny", "--choices", "a,b", "Once")
+    assert set(json.loads(out.splitlines()[0])) == choice
+    written = b'{"id": 1, "prompt": "Once", "choices": ["a", "b"]}'
+    assert fields_of_output("rank", "-q", "--json", input=written) == row
+
+
+def test_fields_of_rows_that_failed(tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"id": 1, "prompt": 2}\n')
+    failed = fields_of_output("batch", "-q", tmp_path, code=6)
+    lines = fields_of_output("batch", "-q", "--template", "{line}", input=b"\xff\n", code=6)
+    assert failed == names_of("Rows that failed")
+    assert lines - failed == {"line_number"}
+
+
+def test_fields_of_tokens():
+    (names,) = tables_of("Tokens: `next --json`, `tokenize --json`")
+    shown = fields_of_output("next", "--json", "Once")
+    assert shown | fields_of_output("tokenize", "--json", "Once") == names
+    out, _ = run_here("next", "--json", "-m", "tiny", "Once")
+    assert set(json.loads(out.splitlines()[0])) - shown == names_of("A token")
+
+
+def test_fields_of_views():
+    views = ("attention", "lens", "surprise", "tree")
+    shown = [fields_of_output("show", view, "--json", "Once upon") for view in views]
+    assert set().union(*shown) == names_of("Views: `show --json`")
+
+
+def test_fields_of_models():
+    config = {field.name for field in dataclasses.fields(GPT2Config)} - {"dtype"}
+    info, models = fields_of_output("info", "--json") - config, run_here("models", "--json")[0]
+    names = set(json.loads(models.splitlines()[0]))
+    assert info | names == names_of("Models: `info --json`, `models --json`")
+
+
+def test_fields_of_checks():
+    verify, doctor = tables_of("Checks: `verify --json`, `doctor --json`")
+    assert fields_of_output("verify", "--json") == verify
+    done = finished("doctor", "--json")
+    assert set(json.loads(done.stdout.splitlines()[0])) == doctor
+
+
+def test_fields_of_measurements():
+    names, mode = tables_of(MEASUREMENTS)
+    out, _ = run_here("bench", "--json", "-m", "tiny", "-p", 4, "-n", 3, "-r", 1)
+    record = json.loads(out)
+    assert set(record) == names
+    assert set(record["cache_on"]) == mode
+    spreads = {name for name in mode if isinstance(record["cache_on"][name], dict)}
+    assert mode - spreads == {"token_s", "growth"}
+    assert all(set(record["cache_on"][name]) == {"median", "min", "max"} for name in spreads)
