@@ -21,7 +21,7 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
 from gpt_cli.serve import prompts, scheduler
-from gpt_cli.serve.prompts import PromptScore, Task
+from gpt_cli.serve.prompts import PendingText, PromptScore
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 150, "eos_token_id": 7}
@@ -60,7 +60,7 @@ class Caller:
     def task(self, request, score=None, decode=True):
         number = len(self.completions)
         self.completions[number] = Completion(len(request.prompt), request.seed)
-        task = Task(request, lambda event: self.events.put((number, event)), score, decode)
+        task = PendingText(request, lambda event: self.events.put((number, event)), score, decode)
         task.number = number
         return task
 
@@ -279,7 +279,7 @@ def test_others_go_on_while_a_long_prompt_is_computed(native, tokenizer, running
     shared, order = running(model, tokenizer), queue.Queue()
 
     def task(name, request):
-        return Task(request, lambda event: order.put(name))
+        return PendingText(request, lambda event: order.put(name))
 
     shared.submit([task("short", Request([1], Options(max_tokens=100, ignore_eos=True)))])
     order.get(timeout=60)
@@ -296,7 +296,7 @@ def test_texts_of_several_requests_take_turns(native, tokenizer, running):
     ended = queue.Queue()
 
     def task(name):
-        return Task(Request([1], Options(max_tokens=1)), lambda event: ended.put(name))
+        return PendingText(Request([1], Options(max_tokens=1)), lambda event: ended.put(name))
 
     shared.submit([task("first") for _ in range(30)])
     shared.submit([task("second") for _ in range(3)])
@@ -311,7 +311,7 @@ def test_a_request_that_comes_later_does_not_overtake_what_waits(native, tokeniz
     names, done = [], threading.Event()
 
     def task(name):
-        return Task(Request([1], Options(max_tokens=1)), lambda event: end(name))
+        return PendingText(Request([1], Options(max_tokens=1)), lambda event: end(name))
 
     def end(name):
         names.append(name)

@@ -6,10 +6,9 @@ import math
 import re
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -23,13 +22,15 @@ from starlette.types import ASGIApp
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
-from gpt_cli.serve import structured
-from gpt_cli.serve.completion import CompletionResponse, described
+from gpt_cli.serve.answer import token_name
+from gpt_cli.serve.completion import CompletionResponse, Room
+from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import Json, no_such_model, read, token_name
-from gpt_cli.serve.refusals import BUG, RequestError, refusal
-from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
+from gpt_cli.serve.protocol import Json, no_such_model, read
+from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError, described, refusal
+from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
+from gpt_cli.serve.structured import FIELDS
 
 _COMPILED = 2  # constraints at a time; more would leave no threads for other requests
 
@@ -41,39 +42,32 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     """
     limits = {"max_batch": settings.max_batch, "max_queue": settings.max_queue}
     scheduler = Scheduler(engine.model, engine.tokenizer, engine.speculator, **limits)
-    routes = _Routes(engine, scheduler)
-    app = Starlette(
-        routes=[
-            Route("/", routes.page),
-            Route("/health", routes.health),
-            Route("/metrics", routes.metrics),
-            Route("/v1/completions", routes.completions, methods=["POST"]),
-            Route("/v1/models", routes.models),
-            Route("/v1/models/{name:path}", routes.model),
-            Route("/tokenize", routes.tokenize, methods=["POST"]),
-            Route("/detokenize", routes.detokenize, methods=["POST"]),
-            Route("/tokenizer_info", routes.tokenizer_info),
-        ],
-        exception_handlers={  # asynchronous: others would wait for a thread
-            RequestError: _refuse,
-            QueueFullError: routes.refuse_busy,
-            GPTCLIError: _fail,
-            HTTPException: _no_route,
-            Exception: _bug,
-        },
-    )
+    metrics = Metrics(scheduler)
+    handlers = _Handlers(engine, scheduler, metrics)
+    routes = [
+        Route("/", handlers.page),
+        Route("/health", handlers.health),
+        Route("/metrics", handlers.metrics),
+        Route("/v1/completions", handlers.completions, methods=["POST"]),
+        Route("/v1/models", handlers.models),
+        Route("/v1/models/{name:path}", handlers.model),
+        Route("/tokenize", handlers.tokenize, methods=["POST"]),
+        Route("/detokenize", handlers.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", handlers.tokenizer_info),
+    ]
+    metrics.paths = frozenset(route.path for route in routes)
+    errors = {  # the handlers are asynchronous: others would wait for a thread
+        QueueFullError: handlers.refuse_busy,
+        GPTCLIError: _refuse,
+        HTTPException: _no_route,
+        Exception: _refuse,  # Starlette raises the error again, for `guard` to log it
+    }
+    app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
-    paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
-    return routes.counted(app, paths), scheduler
+    return guarded(app, settings, metrics.add_request), scheduler
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)  # noqa: S101 (narrows the type)
-    code = "model_not_found" if error.status == 404 else None
-    return refusal(error.status, str(error), code, error.field)
-
-
-async def _fail(request: Request, error: Exception) -> Response:
     return refusal(*described(error))
 
 
@@ -91,7 +85,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 def _policy(page: str) -> str:
-    """Return the Content-Security-Policy of the page: its own code, and its own server only."""
+    """Return the Content-Security-Policy that allows the page its code and this server only."""
 
     def digest(tag: str) -> str:
         (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
@@ -105,44 +99,34 @@ def _policy(page: str) -> str:
     )
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    return refusal(500, BUG, "bug")  # Starlette raises the error again, for `guard` to log it
-
-
-class _Routes:
+class _Handlers:
     """The handlers of the routes."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler):
-        self._engine, self._scheduler = engine, scheduler
-        self._metrics = Metrics(scheduler)
+    def __init__(self, engine: Engine, scheduler: Scheduler, metrics: Metrics):
+        self._engine, self._scheduler, self._metrics = engine, scheduler, metrics
+        self._room = Room()
         self._created = int(time.time())
         self._compiling = asyncio.Semaphore(_COMPILED)
-        # Not the loop's own: to end that starts a thread, for which memory may be missing.
+        # Not the loop's executor: to end that starts a thread, for which memory may be missing.
         self._workers = ThreadPoolExecutor()
-        self.counted = self._metrics.counting
         self._page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
         self._policy = _policy(self._page)
 
     async def page(self, request: Request) -> Response:
-        """Answer with the page."""
         return HTMLResponse(self._page, headers={"Content-Security-Policy": self._policy})
 
     async def health(self, request: Request) -> Response:
-        """Say whether requests are answered."""
         if self._scheduler.stopped:
             raise StoppedError("the server is shutting down")
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        """Answer with counters for Prometheus."""
         return Response(self._metrics.text(), media_type=self._metrics.media_type)
 
     async def models(self, request: Request) -> Response:
-        """List the one model."""
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        """Describe the model."""
         name = request.path_params["name"]
         if name != self._engine.name:
             raise no_such_model(name, self._engine)
@@ -162,16 +146,17 @@ class _Routes:
         text = (await _json(request)).get("prompt")
         if not isinstance(text, str):
             raise RequestError("prompt must be a text", "prompt")
-        ids = await self._in_thread(_naming("prompt", self._engine.encode), text, special=True)
+        ids = await self._in_thread(
+            _about, "prompt", lambda: self._engine.encode(text, special=True)
+        )
         length = self._engine.model.config.n_positions
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": length})
 
     async def detokenize(self, request: Request) -> Response:
-        """Return the text of ids."""
         ids = (await _json(request)).get("tokens")
         if not isinstance(ids, list) or not all(type(id) is int for id in ids):
             raise RequestError("tokens must be a list of token ids", "tokens")
-        text = await self._in_thread(_naming("tokens", self._engine.decode), ids)
+        text = await self._in_thread(_about, "tokens", lambda: self._engine.decode(ids))
         return JSONResponse({"prompt": text})
 
     async def tokenizer_info(self, request: Request) -> Response:
@@ -191,21 +176,20 @@ class _Routes:
     async def completions(self, request: Request) -> Response:
         """Continue or score the prompts of a request."""
         body = await _json(request)
-        has_constraint = any(body.get(name) is not None for name in structured.FIELDS)
+        has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
             # In another thread, since to tokenize a long text takes a while.
-            asked = await self._in_thread(read, self._engine, body)
-        return CompletionResponse(self._engine, asked, self._scheduler, self._metrics)
+            parsed = await self._in_thread(read, self._engine, body)
+        return CompletionResponse(self._engine, parsed, self._scheduler, self._metrics, self._room)
 
-    def _in_thread(self, call: Callable[..., Any], *given: Any, **options: Any) -> Awaitable[Any]:
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._workers, partial(call, *given, **options))
+        return await loop.run_in_executor(self._workers, function, *arguments)
 
     async def refuse_busy(self, request: Request, error: Exception) -> Response:
-        """Answer that the queue is full."""
+        """Answer that too much is being computed."""
         seconds = min(60, max(1, math.ceil(self._metrics.mean_seconds)))
-        headers = {"Retry-After": str(seconds)}
-        return refusal(429, str(error), "server_busy", **headers)
+        return refusal(429, str(error), "server_busy", **{"Retry-After": str(seconds)})
 
 
 async def _json(request: Request) -> Json:
@@ -218,13 +202,9 @@ async def _json(request: Request) -> Json:
     return body
 
 
-def _naming(field: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose errors name a field."""
-
-    def call(*given: Any, **options: Any) -> Any:
-        try:
-            return function(*given, **options)
-        except InputError as error:
-            raise RequestError(f"{field}: {error}", field) from None
-
-    return call
+def _about(field: str, function: Callable[[], Any]) -> Any:
+    """Call a function whose errors are about a field."""
+    try:
+        return function()
+    except InputError as error:
+        raise RequestError(f"{field}: {error}", field) from None

@@ -18,8 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.serve.guard import guarded
+from gpt_cli.errors import ResourceError
+from gpt_cli.options.declare import OptionError
 from gpt_cli.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,15 +40,10 @@ def run(
     """Serve until SIGTERM or SIGINT, and then what is running, for up to `settings.grace` seconds.
 
     Args:
-        engine: the loaded model, or a function that loads it, which is called once the address is
+        engine: the loaded model, or a function that loads it; it is called once the address is
             known to be free.
-        settings: the defaults if not given.
-        ready: is called with the address, such as http://127.0.0.1:8000, when requests are
-            answered.
-
-    Raises:
-        InputError: there is no such address, or no such folder for a Unix socket.
-        ResourceError: the address is in use, or not allowed.
+        settings: by default, those of `Settings()`.
+        ready: called with the address, such as http://127.0.0.1:8000, when the server answers.
     """
     settings = settings or Settings()
     with bind(settings) as listening:
@@ -57,7 +52,7 @@ def run(
 
         app, scheduler = application(loaded, settings)
         try:
-            serve(guarded(app, settings), listening, settings.grace, scheduler.stop, ready)
+            Server(app, settings.grace, scheduler.stop, ready).serve_on(listening)
         finally:
             scheduler.stop()
             scheduler.join()
@@ -68,60 +63,84 @@ def bind(settings: Settings) -> Iterator[socket.socket]:
     """Listen at the address of the settings; a client that connects waits for an answer.
 
     Raises:
-        InputError: there is no such address or folder.
-        ResourceError: the address is in use, or not allowed.
+        OptionError: there is no such address or folder.
+        ResourceError: the address is in use or not allowed.
     """
-    if settings.unix_socket is None:
+    path = settings.unix_socket
+    if path is None:
         with _bind_port(settings.host, settings.port) as listening:
             yield listening
         return
-    path = settings.unix_socket
     with _bind_path(path) as listening:
-        own = path.stat()
+        created = path.stat()
         try:
             yield listening
         finally:
-            with suppress(OSError):
-                if os.path.samestat(own, path.stat()):
+            with suppress(OSError), _locked(path.parent):
+                if os.path.samestat(created, path.stat()):
                     path.unlink()
 
 
 def _bind_port(host: str, port: int) -> socket.socket:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # the latter from a text that is no name
-        raise InputError(f"--host {host}: {getattr(error, 'strerror', None) or error}") from None
-    # Of the addresses of a name such as localhost, every client tries that of IPv4.
-    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError("host", f"{host}: {reason}") from None
+    # A name such as localhost has several addresses; every client tries that of IPv4.
+    family, *_, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
         return socket.create_server(address, family=family, dualstack_ipv6=both)
     except OSError as error:
         message = f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}"
-        raise ResourceError(f"{message}; choose another --port, or another --host") from None
+        raise ResourceError(f"{message}; choose another port or another host") from None
 
 
 def _bind_path(path: Path) -> socket.socket:
     if not hasattr(socket, "AF_UNIX"):
-        raise InputError("--unix-socket: this system has none; use --host and --port")
-    cure = "choose another --unix-socket"
+        raise OptionError("unix_socket", "is not possible on this system; use host and port")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _locked(path.parent):
+            _remove_dead(path)
+            mask = os.umask(0o177)  # so that the file is never open to others
+            try:
+                listening.bind(str(path))
+                listening.listen()
+            finally:
+                os.umask(mask)
+    except BaseException as error:
+        listening.close()
+        if not isinstance(error, OSError):
+            raise
+        reason = f"{path}: cannot listen there: {error.strerror or error}; choose another path"
+        raise OptionError("unix_socket", reason) from None
+    return listening
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder: another start may find our socket before it listens, and remove it."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove the socket of a server that was killed."""
     if os.path.lexists(path):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise InputError(f"{path} is there, and is no socket: {cure}")
+            raise OptionError("unix_socket", f"{path} exists and is not a socket; choose another")
         if _answers(path):
-            raise ResourceError(f"another server listens on {path}: stop it, or {cure}")
-        path.unlink()  # of a server that was killed
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)  # so that the file is never open to others
-    try:
-        listening.bind(str(path))
-        listening.listen()
-    except OSError as error:
-        listening.close()
-        raise InputError(f"cannot listen on {path}: {error.strerror or error}; {cure}") from None
-    finally:
-        os.umask(mask)
-    return listening
+            cure = "stop it, or choose another unix_socket"
+            raise ResourceError(f"another server listens on {path}: {cure}")
+        path.unlink()
 
 
 def _answers(path: Path) -> bool:
@@ -144,23 +163,12 @@ def address_of(listening: socket.socket) -> str:
     return f"http://{name[0]}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}"
 
 
-def serve(
-    app: ASGIApp,
-    listening: socket.socket,
-    grace: float,
-    on_grace: Callable[[], None],
-    ready: Callable[[str], None],
-) -> None:
-    """Serve an application on a socket until a signal; see `Server`."""
-    Server(app, grace, on_grace, ready).serve_on(listening)
-
-
 class Server(uvicorn.Server):
-    """uvicorn's server with our ends: of the process, and of connections whose clients sleep.
+    """uvicorn's server with our own end: of the process, and of connections whose clients sleep.
 
-    The first SIGTERM or SIGINT stops it from accepting. What is running has `grace` seconds, after
-    which `on_grace` must make it end. A second signal ends at once, by the handlers that were there
-    before.
+    The first SIGTERM or SIGINT stops it from accepting. Running requests have `grace` seconds;
+    then `on_grace` must make them end. A second signal ends the process at once, by the handlers
+    that were there before.
     """
 
     def __init__(
@@ -217,7 +225,7 @@ class Server(uvicorn.Server):
         """Stop accepting at the first signal, and end at the second."""
         if self.should_exit:
             self._second = sig
-            # Not an exception from here, which may stand in a request: uvicorn would catch it.
+            # Not an exception: this may run within a request, and uvicorn would catch it.
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self.should_exit = True
 
@@ -241,7 +249,7 @@ class Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, which may not wait for its client for ever."""
+    """uvicorn's connection, with a limit to the time that it waits for its client."""
 
     _state: tuple[Any, ...] = ()
     _since = 0.0
@@ -252,10 +260,10 @@ class _Connection(H11Protocol):
             transport.abort()
 
     def end_if_asleep(self, now: float) -> None:
-        """End the connection if we have waited for the client for too long.
+        """End the connection if the client has slept for too long.
 
-        Of an answer the client must take some bytes (the transport holds those that it has not
-        taken), and without a request running it must send a whole one.
+        While an answer is sent, the client must read some bytes; the transport holds the others.
+        While no request runs, it must send a whole one.
         """
         unsent = self.transport.get_write_buffer_size()
         running = self.cycle is not None and not self.cycle.response_complete
@@ -266,9 +274,9 @@ class _Connection(H11Protocol):
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what goes wrong outside of requests, but not that no more files can be opened.
+    """Report an error outside of requests, unless no more files can be opened.
 
-    The loop accepts connections again a second later.
+    In that case, the loop accepts connections again a second later.
     """
     if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
         loop.default_exception_handler(context)

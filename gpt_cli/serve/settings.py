@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from gpt_cli.errors import InputError
-from gpt_cli.options.declare import PATH, TEXT, Declared, Range, option
+from gpt_cli.options.declare import PATH, TEXT, Declared, OptionError, Range, option
 
 _COUNT = Range(lambda count: count >= 1, "1 or more")
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
@@ -20,7 +19,7 @@ class Settings(Declared):
     """The options of a server.
 
     Raises:
-        InputError: a value is out of range, or anyone could use the server without a key.
+        OptionError: a value is out of range, or anyone could use the server without a key.
     """
 
     host: str = option(
@@ -62,7 +61,7 @@ class Settings(Declared):
         "Let pages of this origin use the server, such as https://example.com; * is any, null a "
         "page in a file; repeatable.",
         Range(
-            lambda origins: all(each in _ANY_PAGE or _ORIGIN.fullmatch(each) for each in origins),
+            lambda origins: all(page in _ANY_PAGE or _ORIGIN.fullmatch(page) for page in origins),
             "origins, such as https://example.com:8080, without a path",
         ),
         metavar="ORIGIN",
@@ -80,13 +79,13 @@ class Settings(Declared):
         super().__post_init__()
         if self.api_key or self.allow_anyone:
             return
+        cure = "set api_key (or GPT_CLI_API_KEY), or allow_anyone"
         if self.unix_socket is None and not _is_loopback(self.host):
-            reason = f"--host {self.host}: other machines may reach this address"
-        elif _ANY_PAGE & {*self.cors}:
-            reason = "--cors: any page that a browser of this machine opens could use the server"
-        else:
-            return
-        raise InputError(f"{reason}; set --api-key (or GPT_CLI_API_KEY), or --allow-anyone")
+            reason = "other machines may reach this address"
+            raise OptionError("host", f"{self.host}: {reason}; {cure}")
+        if _ANY_PAGE & {*self.cors}:
+            reason = "any page that a browser of this machine opens could use the server"
+            raise OptionError("cors", f"must not be * or null without a key: {reason}; {cure}")
 
 
 def _is_address(host: str) -> bool:
