@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import Counter
 
+import numpy as np
 import pytest
 from checkpoints import VOCAB
 from hypothesis import given, settings
@@ -456,6 +457,47 @@ def test_an_error_ends_its_texts_and_others_are_computed(
     caller.wait([good])
     assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
     assert (shared.running, shared.waiting) == (0, 0)
+
+
+def damaged_at(native, position):
+    """Return a model with a damaged weight that only texts use that reach this position."""
+    model = model_of(native("float32"), **SMALL)
+    model.wpe[position] = np.nan
+    return model
+
+
+def test_damaged_weights_end_only_the_texts_that_use_them(native, tokenizer, running):
+    model = damaged_at(native, 60)
+    shared, caller = running(model, tokenizer, Speculator(model)), Caller()
+    options = Options(max_tokens=50, temperature=0, ignore_eos=True)
+    long, *short = [caller.task(Request([n] * length, options)) for n, length in ((3, 40), (5, 2))]
+    short += [caller.task(Request([1, 2, 3] * 3, options))]
+    with shared._changed:  # so that all are there at the next turn
+        shared.submit([long, *short])
+    caller.wait([long, *short])
+    assert isinstance(caller.errors.pop(long.number), CheckpointError)
+    assert not caller.errors
+    assert len(caller.completions[long.number].ids) == 21  # those before the position
+    for text in short:
+        assert_same(caller.completions[text.number], alone(model, tokenizer, text.request))
+    assert (shared.running, shared._batch.rows) == (0, [])
+
+
+def test_damaged_weights_end_only_the_scores_that_use_them(native, tokenizer, running):
+    model = damaged_at(native, 20)
+    shared, caller = running(model, tokenizer), Caller()
+    one_token = Options(max_tokens=1, seed=1)
+    bad, good = (
+        caller.task(Request([n] * length, one_token), score=1) for n, length in ((3, 30), (4, 18))
+    )
+    with shared._changed:  # so that both are computed side by side
+        shared.submit([bad, good])
+    caller.wait([bad, good])
+    assert isinstance(caller.errors.pop(bad.number), CheckpointError)
+    assert not caller.errors
+    (expected,) = score(model, tokenizer, [good.request.prompt])
+    assert caller.scores[good.number].logprobs == expected.token_logprobs[1:]
+    assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
 
 
 @pytest.mark.parametrize(

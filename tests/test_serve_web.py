@@ -748,6 +748,41 @@ def test_the_socket_of_a_killed_server_is_replaced(tmp_path):
 
 
 @posix
+def test_of_two_starts_at_one_moment_one_listens(tmp_path, monkeypatch):
+    path, answers, met = tmp_path / "s.sock", server._answers, threading.Barrier(2)
+    outcomes, checked = queue.Queue(), threading.Event()
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+
+    def slow_answers(path):
+        answer = answers(path)
+        with suppress(threading.BrokenBarrierError):
+            met.wait(1)  # both have looked at the socket of the killed server
+        return answer
+
+    def start():
+        try:
+            with server.bind(Settings(unix_socket=path)):
+                outcomes.put("listens")
+                checked.wait(10)
+        except (ResourceError, OSError) as error:
+            outcomes.put(str(error))
+
+    monkeypatch.setattr(server, "_answers", slow_answers)
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    first, second = sorted(outcomes.get(timeout=10) for _ in threads)
+    assert first.startswith("another server listens on")
+    assert second == "listens"
+    assert answers(path)
+    checked.set()
+    for thread in threads:
+        thread.join()
+    assert not path.exists()
+
+
+@posix
 def test_the_socket_of_a_running_server_and_other_files_stay(tmp_path):
     path = tmp_path / "s.sock"
     with server.bind(Settings(unix_socket=path)):
@@ -775,7 +810,7 @@ def test_the_socket_of_a_later_server_is_not_removed(tmp_path):
 @posix
 @pytest.mark.parametrize("name", ["missing/s.sock", "s" * 120, "\0"])
 def test_a_path_that_cannot_be_a_socket_is_an_error(tmp_path, name):
-    with pytest.raises(InputError, match="^unix_socket "):
+    with pytest.raises(InputError, match=r"^unix_socket "):
         server.bind(Settings(unix_socket=tmp_path / name)).__enter__()
 
 
