@@ -13,7 +13,8 @@ from gpt_cli.generation.row import Request
 from gpt_cli.serve.prompts import Event, PendingText, PromptScore
 from gpt_cli.serve.protocol import Completions, Json, Prompt
 
-_ENDED = ("stop", "eos", "complete")  # OpenAI has one name for these, and "length" for others
+_STOPPED = ("stop", "eos", "complete")  # "stop" for OpenAI; the other reasons are "length"
+_COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class Answer:
@@ -32,18 +33,6 @@ class Answer:
             CompletionChoice(engine, request, prompt, index) for index, prompt in enumerate(prompts)
         ]
 
-    def pending(self, deliver: Callable[[int, Event], None]) -> list[PendingText]:
-        """Return the texts to compute; `deliver` receives the index of a choice and its events."""
-        request, decode = self._request, self._request.fields.max_tokens > 0
-
-        def text(choice: CompletionChoice) -> PendingText:
-            row = Request(choice.prompt.ids, request.options, choice.index)
-            return PendingText(
-                row, lambda event: deliver(choice.index, event), request.score, decode
-            )
-
-        return [text(choice) for choice in self.choices if not choice.finish_reason]
-
     @property
     def finished(self) -> bool:
         """Return whether all texts have ended."""
@@ -58,18 +47,15 @@ class Answer:
             if candidates > n:
                 choices.sort(key=lambda choice: -choice.mean_logprob)
             best += choices[:n]
-        choices_json = [choice.new() | {"index": index} for index, choice in enumerate(best)]
-        return self._frame | {"choices": choices_json, "usage": self.usage}
+        parts = [choice.new_part() | {"index": index} for index, choice in enumerate(best)]
+        return self._frame | {"choices": parts, "usage": self.usage}
 
     def chunks(self) -> Iterator[Json]:
-        """Yield the objects of a stream with the new part of each text."""
+        """Yield the objects of a stream that have the new parts of texts, and then the usage."""
         for choice in self.choices:
             if choice.is_new:
-                yield self._frame | {"choices": [choice.new()]}
-
-    def last_chunks(self) -> Iterator[Json]:
-        """Yield the objects that end a stream, if any."""
-        if self._request.include_usage:
+                yield self._frame | {"choices": [choice.new_part()]}
+        if self.finished and self._request.include_usage:
             yield self._frame | {"choices": [], "usage": self.usage}
 
     @property
@@ -77,24 +63,21 @@ class Answer:
         """Return the number of tokens read and generated."""
         prompts = sum(len(prompt.ids) for prompt in self._request.prompts)
         generated = sum(choice.tokens for choice in self.choices)
-        return {
-            "prompt_tokens": prompts,
-            "completion_tokens": generated,
-            "total_tokens": prompts + generated,
-        }
+        counts = {"prompt_tokens": prompts, "completion_tokens": generated}
+        return counts | {"total_tokens": prompts + generated}
 
 
 class CompletionChoice:
     """One text of an answer.
 
     Attributes:
-        tokens: the number of generated ones.
-        is_new: whether a part of the text has not been returned by `new`.
+        tokens: number of generated ones.
+        is_new: whether a part of the text has not been returned.
         finish_reason: OpenAI's name, once the text has ended.
     """
 
     def __init__(self, engine: Engine, request: Completions, prompt: Prompt, index: int):
-        self.prompt, self.index, self.tokens = prompt, index, 0
+        self._prompt, self._index, self.tokens = prompt, index, 0
         self._request, self._fields = request, request.fields
         self._logprob = 0.0
         self._text = prompt.text if self._fields.echo else ""  # the new part
@@ -103,6 +86,11 @@ class CompletionChoice:
         self.finish_reason = None if to_come else "length"
         # The text of a prompt comes with its log-probabilities.
         self.is_new = request.score is None and (self._fields.echo or not to_come)
+
+    def pending(self, deliver: Callable[[Event], None]) -> PendingText:
+        """Return the text to compute."""
+        row = Request(self._prompt.ids, self._request.options, self._index)
+        return PendingText(row, deliver, self._request.score, self._fields.max_tokens > 0)
 
     @property
     def mean_logprob(self) -> float:
@@ -121,23 +109,23 @@ class CompletionChoice:
         if self._fields.logprobs is not None:
             self._logprobs.add(event.id, event.logprob, event.top_logprobs)
         if event.finish_reason:
-            self.finish_reason = "stop" if event.finish_reason in _ENDED else "length"
+            self.finish_reason = "stop" if event.finish_reason in _STOPPED else "length"
 
     def _push_score(self, score: PromptScore) -> None:
-        first, *ids = self.prompt.ids
+        first, *ids = self._prompt.ids
         self._logprobs.add(first, None, [])
-        if not self.prompt.text:  # the start token stands for an empty prompt
+        if not self._prompt.text:  # the start token stands for an empty prompt
             self._logprobs.offset = 0
         for entry in zip(ids, score.logprobs, score.top_logprobs, strict=True):
             self._logprobs.add(*entry)
         self.finish_reason = None if self._fields.max_tokens else "length"
 
-    def new(self) -> Json:
+    def new_part(self) -> Json:
         """Return the part of the text since the last call."""
         part = {
-            "index": self.index,
+            "index": self._index,
             "text": self._text,
-            "logprobs": None if self._fields.logprobs is None else self._logprobs.new(),
+            "logprobs": None if self._fields.logprobs is None else self._logprobs.new_entries(),
             "finish_reason": self.finish_reason,
             "seed": self._request.options.seed,
         }
@@ -149,7 +137,7 @@ class Logprobs:
     """Tokens with their log-probabilities, as OpenAI writes them.
 
     Attributes:
-        offset: the position of the next token in the text, in characters.
+        offset: position of the next token in the text, in characters.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -168,12 +156,10 @@ class Logprobs:
             start = self.offset - len(name)
         self._entries.append((name, logprob, likeliest, start))
 
-    def new(self) -> Json:
+    def new_entries(self) -> Json:
         """Return the entries since the last call."""
-        names = "tokens", "token_logprobs", "top_logprobs", "text_offset"
-        columns = [list(column) for column in zip(*self._entries, strict=True)] or [[], [], [], []]
-        self._entries = []
-        return dict(zip(names, columns, strict=True))
+        entries, self._entries = self._entries, []
+        return {name: [entry[i] for entry in entries] for i, name in enumerate(_COLUMNS)}
 
 
 def token_name(tokenizer: Tokenizer, id: int) -> str:

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -23,11 +24,11 @@ from starlette.types import ASGIApp
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
 from gpt_cli.serve.answer import token_name
-from gpt_cli.serve.completion import CompletionResponse, Room
+from gpt_cli.serve.completion import CompletionResponse, Service
 from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import Json, no_such_model, read
-from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError, described, refusal
+from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError
 from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
 from gpt_cli.serve.structured import FIELDS
@@ -43,7 +44,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     limits = {"max_batch": settings.max_batch, "max_queue": settings.max_queue}
     scheduler = Scheduler(engine.model, engine.tokenizer, engine.speculator, **limits)
     metrics = Metrics(scheduler)
-    handlers = _Handlers(engine, scheduler, metrics)
+    handlers = _Handlers(Service(engine, scheduler, metrics))
     routes = [
         Route("/", handlers.page),
         Route("/health", handlers.health),
@@ -58,8 +59,8 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     metrics.paths = frozenset(route.path for route in routes)
     errors = {  # the handlers are asynchronous: others would wait for a thread
         QueueFullError: handlers.refuse_busy,
-        GPTCLIError: _refuse,
         HTTPException: _no_route,
+        GPTCLIError: _refuse,
         Exception: _refuse,  # Starlette raises the error again, for `guard` to log it
     }
     app = Starlette(routes=routes, exception_handlers=errors)
@@ -68,7 +69,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return refusal(*described(error))
+    return RequestError.of(error).response
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -81,7 +82,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
         message = "GPT-2 is a base model and cannot chat: use /v1/completions"
     elif not path.startswith("/v1/"):
         message += "; OpenAI's begin with /v1"
-    return refusal(error.status_code, message, **headers)
+    return RequestError(message, status=error.status_code, **headers).response
 
 
 def _policy(page: str) -> str:
@@ -102,26 +103,25 @@ def _policy(page: str) -> str:
 class _Handlers:
     """The handlers of the routes."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, metrics: Metrics):
-        self._engine, self._scheduler, self._metrics = engine, scheduler, metrics
-        self._room = Room()
+    def __init__(self, service: Service):
+        self._service, self._engine = service, service.engine
         self._created = int(time.time())
         self._compiling = asyncio.Semaphore(_COMPILED)
         # Not the loop's executor: to end that starts a thread, for which memory may be missing.
         self._workers = ThreadPoolExecutor()
-        self._page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
-        self._policy = _policy(self._page)
+        page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
+        self._page = HTMLResponse(page, headers={"Content-Security-Policy": _policy(page)})
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(self._page, headers={"Content-Security-Policy": self._policy})
+        return self._page
 
     async def health(self, request: Request) -> Response:
-        if self._scheduler.stopped:
+        if self._service.scheduler.stopped:
             raise StoppedError("the server is shutting down")
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics.text(), media_type=self._metrics.media_type)
+        return Response(self._service.metrics.text(), media_type=Metrics.media_type)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -133,22 +133,16 @@ class _Handlers:
         return JSONResponse(self._model())
 
     def _model(self) -> Json:
-        return {
-            "id": self._engine.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "gpt-cli",
-            "max_model_len": self._engine.model.config.n_positions,
-        }
+        model = {"id": self._engine.name, "object": "model", "created": self._created}
+        length = self._engine.model.config.n_positions
+        return model | {"owned_by": "gpt-cli", "max_model_len": length}
 
     async def tokenize(self, request: Request) -> Response:
         """Return the ids of a text, in which `<|endoftext|>` is the special token."""
         text = (await _json(request)).get("prompt")
         if not isinstance(text, str):
             raise RequestError("prompt must be a text", "prompt")
-        ids = await self._in_thread(
-            _about, "prompt", lambda: self._engine.encode(text, special=True)
-        )
+        ids = await self._about("prompt", partial(self._engine.encode, text, special=True))
         length = self._engine.model.config.n_positions
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": length})
 
@@ -156,8 +150,20 @@ class _Handlers:
         ids = (await _json(request)).get("tokens")
         if not isinstance(ids, list) or not all(type(id) is int for id in ids):
             raise RequestError("tokens must be a list of token ids", "tokens")
-        text = await self._in_thread(_about, "tokens", lambda: self._engine.decode(ids))
+        text = await self._about("tokens", partial(self._engine.decode, ids))
         return JSONResponse({"prompt": text})
+
+    async def _about(self, field: str, function: Callable[[], Any]) -> Any:
+        """Call a function whose errors are about a field."""
+        try:
+            return await self._in_thread(function)
+        except InputError as error:
+            raise RequestError(f"{field}: {error}", field) from None
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in another thread: to tokenize a long text takes a while."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, function, *arguments)
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Name the special tokens."""
@@ -178,18 +184,14 @@ class _Handlers:
         body = await _json(request)
         has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
-            # In another thread, since to tokenize a long text takes a while.
             parsed = await self._in_thread(read, self._engine, body)
-        return CompletionResponse(self._engine, parsed, self._scheduler, self._metrics, self._room)
-
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, function, *arguments)
+        return CompletionResponse(self._service, parsed)
 
     async def refuse_busy(self, request: Request, error: Exception) -> Response:
         """Answer that too much is being computed."""
-        seconds = min(60, max(1, math.ceil(self._metrics.mean_seconds)))
-        return refusal(429, str(error), "server_busy", **{"Retry-After": str(seconds)})
+        seconds = min(60, max(1, math.ceil(self._service.metrics.mean_seconds)))
+        after = {"Retry-After": str(seconds)}
+        return RequestError(str(error), None, 429, "server_busy", **after).response
 
 
 async def _json(request: Request) -> Json:
@@ -200,11 +202,3 @@ async def _json(request: Request) -> Json:
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     return body
-
-
-def _about(field: str, function: Callable[[], Any]) -> Any:
-    """Call a function whose errors are about a field."""
-    try:
-        return function()
-    except InputError as error:
-        raise RequestError(f"{field}: {error}", field) from None

@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -13,14 +15,14 @@ from starlette.types import Receive, Scope, Send
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError
 from gpt_cli.generation.decode import Step
-from gpt_cli.serve.answer import Answer
+from gpt_cli.serve.answer import Answer, CompletionChoice
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event
 from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Json
-from gpt_cli.serve.refusals import QueueFullError, described, error_object, refusal
+from gpt_cli.serve.refusals import QueueFullError, RequestError
 from gpt_cli.serve.scheduler import Scheduler
 
-_MOST_UNREAD = 4 * MOST_ENTRIES  # of all answers that are not read to their end: 400 MB
+_MOST_UNREAD = 4 * MOST_ENTRIES  # 400 MB
 _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would keep the events until there are many
@@ -28,56 +30,53 @@ _HEADERS = {
 _logger = logging.getLogger("gpt_cli")
 
 
-class Room:
-    """Bounds the memory of all answers that clients have not read to their end."""
+@dataclass
+class Service:
+    """What all requests share."""
 
-    def __init__(self) -> None:
-        self._left = _MOST_UNREAD
+    engine: Engine
+    scheduler: Scheduler
+    metrics: Metrics
+    unread: int = 0  # entries of answers that are being computed, or that clients have not read
 
     @contextmanager
     def reserved(self, entries: int) -> Iterator[None]:
-        """Reserve room for an answer; raise QueueFullError if there is not enough."""
-        if entries > self._left:
+        """Reserve memory for an answer; raise QueueFullError if there is not enough."""
+        if self.unread + entries > _MOST_UNREAD:
             raise QueueFullError("too many large answers are computed or unread; try again later")
-        self._left -= entries
+        self.unread += entries
         try:
             yield
         finally:
-            self._left += entries
+            self.unread -= entries
 
 
 class CompletionResponse(StreamingResponse):
     """The answer to a request for completions; its texts are dropped if the client leaves."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        request: Completions,
-        scheduler: Scheduler,
-        metrics: Metrics,
-        room: Room,
-    ):
+    def __init__(self, service: Service, request: Completions):
         super().__init__(self._server_sent(), headers=_HEADERS, media_type="text/event-stream")
-        self._answer, self._request = Answer(engine, request), request
-        self._scheduler, self._metrics, self._room = scheduler, metrics, room
+        self._service, self._request = service, request
+        self._answer = Answer(service.engine, request)
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # bounded by `room`
+        self._events: asyncio.Queue[tuple[CompletionChoice, Event]] = asyncio.Queue()
         self._start, self._has_begun = time.perf_counter(), False
-
-    def _deliver(self, index: int, event: Event) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, until it is read or the client has left."""
-        texts = self._answer.pending(self._deliver)
-        with self._room.reserved(self._request.entries):
-            self._scheduler.submit(texts)
+        choices = [choice for choice in self._answer.choices if not choice.finish_reason]
+        texts = [choice.pending(partial(self._deliver, choice)) for choice in choices]
+        with self._service.reserved(self._request.entries):
+            self._service.scheduler.submit(texts)
             try:
                 await super().__call__(scope, receive, send)
             finally:
                 for text in texts:
                     text.cancelled = True
+
+    def _deliver(self, choice: CompletionChoice, event: Event) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (choice, event))
 
     async def stream_response(self, send: Send) -> None:
         """Send the events, or the whole answer, whose status is known at its end."""
@@ -96,7 +95,7 @@ class CompletionResponse(StreamingResponse):
                 await self._next_events()
             response: Response = JSONResponse(self._answer.whole())
         except Exception as error:
-            response = refusal(*_described(error))
+            response = _failure(error).response
         self._count()
         return response
 
@@ -108,10 +107,8 @@ class CompletionResponse(StreamingResponse):
                 await self._next_events()
                 for chunk in self._answer.chunks():
                     yield _event(chunk)
-            for chunk in self._answer.last_chunks():
-                yield _event(chunk)
         except Exception as error:
-            yield _event(error_object(*_described(error)))
+            yield _event(_failure(error).json)
         self._count()
         yield "data: [DONE]\n\n"
 
@@ -122,16 +119,16 @@ class CompletionResponse(StreamingResponse):
             events.append(self._events.get_nowait())
         if not self._has_begun:
             self._has_begun = True
-            self._metrics.add_first(self._seconds)
-        for index, event in events:
+            self._service.metrics.add_first(self._seconds)
+        for choice, event in events:
             if isinstance(event, Exception):
                 raise event
             if isinstance(event, Step):
-                self._metrics.add_step(event)
-            self._answer.choices[index].push(event)
+                self._service.metrics.add_step(event)
+            choice.push(event)
 
     def _count(self) -> None:
-        self._metrics.add_completion(self._answer.usage["prompt_tokens"], self._seconds)
+        self._service.metrics.add_completion(self._answer.usage["prompt_tokens"], self._seconds)
 
     @property
     def _seconds(self) -> float:
@@ -142,7 +139,7 @@ def _event(data: Json) -> str:
     return f"data: {json.dumps(data)}\n\n"
 
 
-def _described(error: Exception) -> tuple[int, str, str | None, str | None]:
+def _failure(error: Exception) -> RequestError:
     if not isinstance(error, GPTCLIError):
         _logger.error("a bug in a request for completions", exc_info=error)
-    return described(error)
+    return RequestError.of(error)

@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from ipaddress import ip_address
+from functools import partial
 from typing import TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpt_cli.serve.refusals import BUG, refusal
-from gpt_cli.serve.settings import Settings
+from gpt_cli.serve.refusals import RequestError
+from gpt_cli.serve.settings import Settings, is_address
 
 BODY_SECONDS = 30.0  # to receive a body
 OPEN = ("/", "/health")  # without a key
@@ -27,8 +26,8 @@ OPEN = ("/", "/health")  # without a key
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 _logger = logging.getLogger("gpt_cli")
 
-# Receives a path and headers; returns an answer that refuses the request, or None.
-Check: TypeAlias = Callable[[str, Headers], Response | None]
+# Receives a path and headers; raises RequestError to refuse the request.
+Check: TypeAlias = Callable[[str, Headers], None]
 # Receives the path and the status of a request; None if the client left before an answer.
 Count: TypeAlias = Callable[[str, int | None], None]
 
@@ -37,81 +36,64 @@ def guarded(app: ASGIApp, settings: Settings, count: Count = lambda path, status
     """Return the application behind the checks that the settings ask for, logged and counted."""
     app = _with_body(app, settings.max_body)
     if settings.api_key is not None:
-        app = _checked(app, _key_check(settings.api_key))
+        app = _checked(app, partial(_check_key, settings.api_key))
     if settings.cors:  # outside of the key, which a browser's preflight request does not have
-        app = CORSMiddleware(
-            app,
-            settings.cors,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["Retry-After"],
-        )
-    app = _checked(app, _origin_check(settings.cors))
+        methods, after = ["GET", "POST"], ["Retry-After"]
+        app = CORSMiddleware(app, settings.cors, methods, ["*"], expose_headers=after)
+    app = _checked(app, partial(_check_origin, settings.cors))
     # The key also stops pages of a rebound name; through a Unix socket, no page comes.
     if settings.api_key is None and settings.unix_socket is None:
-        app = _checked(app, _host_check(settings.host))
+        app = _checked(app, partial(_check_host, settings.host))
     return _watched(app, settings.access_log, count)
 
 
 def _checked(app: ASGIApp, check: Check) -> ASGIApp:
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        answer = check(scope["path"], Headers(scope=scope)) or app
+        answer = app
+        try:
+            check(scope["path"], Headers(scope=scope))
+        except RequestError as error:
+            answer = error.response
         await answer(scope, receive, send)
 
     return call
 
 
-def _host_check(known: str) -> Check:
-    """Return a check against DNS rebinding: a page whose host name leads to this server.
+def _check_host(known: str, path: str, headers: Headers) -> None:
+    """Refuse DNS rebinding: a page whose host name leads to this server.
 
     Browsers send the name in the address of the page, so a foreign name is a foreign page.
     """
-
-    def check(path: str, headers: Headers) -> Response | None:
-        host = headers.get("host", "")
-        match = _HOST.fullmatch(host)
-        name = match[1].strip("[]").lower() if match else ""
-        if name in ("localhost", known.lower()):
-            return None
-        with suppress(ValueError):
-            ip_address(name)
-            return None
+    host = headers.get("host", "")
+    match = _HOST.fullmatch(host)
+    name = match[1].strip("[]").lower() if match else ""
+    if not is_address(name) and name not in ("localhost", known.lower()):
         message = (
             f"this server does not know the name in Host {host!r:.100}: use its IP address or "
             "localhost, or start it with this name as host, or with an api_key"
         )
-        return refusal(403, message, "unknown_host")
-
-    return check
+        raise RequestError(message, None, 403, "unknown_host")
 
 
-def _origin_check(allowed: tuple[str, ...]) -> Check:
-    """Return a check against foreign pages, whose simplest requests browsers do not hold back."""
-
-    def check(path: str, headers: Headers) -> Response | None:
-        origin, host = headers.get("origin"), headers.get("host", "")
-        same = (f"http://{host}", f"https://{host}")  # the latter behind a proxy
-        if origin is None or "*" in allowed or origin in allowed or origin.lower() in same:
-            return None
+def _check_origin(allowed: tuple[str, ...], path: str, headers: Headers) -> None:
+    """Refuse foreign pages, whose simplest requests browsers do not hold back."""
+    origin, host = headers.get("origin"), headers.get("host", "")
+    same = (f"http://{host}", f"https://{host}")  # the latter behind a proxy
+    if not (origin is None or "*" in allowed or origin in allowed or origin.lower() in same):
         message = (
             f"pages of {origin!r:.100} may not use this server: start it with cors {origin:.100}"
         )
-        return refusal(403, message, "unknown_origin")
-
-    return check
+        raise RequestError(message, None, 403, "unknown_origin")
 
 
-def _key_check(key: str) -> Check:
-    def check(path: str, headers: Headers) -> Response | None:
-        scheme, _, sent = headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(sent.strip().encode(), key.encode())
-        if path in OPEN or (is_right and scheme.lower() == "bearer"):
-            return None
+def _check_key(key: str, path: str, headers: Headers) -> None:
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
+    is_right = hmac.compare_digest(sent.strip().encode(), key.encode())
+    if path not in OPEN and not (is_right and scheme.lower() == "bearer"):
         message = "the API key is wrong" if sent else "an API key is needed"
         message += ": send the header `Authorization: Bearer KEY`"
-        return refusal(401, message, "invalid_api_key", **{"WWW-Authenticate": "Bearer"})
-
-    return check
+        needed = {"WWW-Authenticate": "Bearer"}
+        raise RequestError(message, None, 401, "invalid_api_key", **needed)
 
 
 def _with_body(app: ASGIApp, most: int) -> ASGIApp:
@@ -124,9 +106,10 @@ def _with_body(app: ASGIApp, most: int) -> ASGIApp:
                 receive = await _received(Headers(scope=scope), receive, most)
         except TimeoutError:
             message = f"the body did not come within {BODY_SECONDS:.0f} seconds"
-            answer = refusal(408, message, "body_too_slow", Connection="close")
-        except OverflowError:
-            answer = refusal(413, f"a body may have up to {most} bytes (max_body)", "body_too_long")
+            close = {"Connection": "close"}
+            answer = RequestError(message, None, 408, "body_too_slow", **close).response
+        except RequestError as error:
+            answer = error.response
         except ConnectionError:
             return
         await answer(scope, receive, send)
@@ -135,23 +118,24 @@ def _with_body(app: ASGIApp, most: int) -> ASGIApp:
 
 
 async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
-    """Receive a body; return a channel that repeats it, and then continues.
+    """Receive a body; return a channel that repeats it as one message, and then continues.
 
     Raises:
-        OverflowError: it is too long.
+        RequestError: it is too long.
         ConnectionError: the client has left.
     """
-    if int(headers.get("content-length", 0)) > most:
-        raise OverflowError
-    body, more = bytearray(), True
-    while more:
+    body, size, more = bytearray(), int(headers.get("content-length", 0)), True
+    while more and size <= most:
         message = await receive()
         if message["type"] != "http.request":
             raise ConnectionError
         body += message.get("body", b"")
-        if len(body) > most:  # its length was not declared
-            raise OverflowError
+        size = max(size, len(body))  # its length may not have been declared
         more = message.get("more_body", False)
+    if size > most:
+        raise RequestError(
+            f"a body may have up to {most} bytes (max_body)", None, 413, "body_too_long"
+        )
     messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def repeat() -> Message:
@@ -174,10 +158,10 @@ def _watched(app: ASGIApp, log: bool, count: Count) -> ASGIApp:
 
         try:
             await app(scope, receive, watched)
-        except Exception:
+        except Exception as error:
             _logger.exception("a bug in the answer to %s %r", scope["method"], scope["path"])
             if status is None:
-                await refusal(500, BUG, "bug")(scope, receive, watched)
+                await RequestError.of(error).response(scope, receive, watched)
         finally:
             count(scope["path"], status)
             if log:

@@ -18,7 +18,7 @@ from gpt_cli.ops import Array
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
 
 
-@dataclass(frozen=True)
+@dataclass
 class PromptScore:
     """The log-probabilities of the tokens of a prompt after its first."""
 
@@ -77,9 +77,7 @@ class Prompts:
         rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
         self._ids, self._lengths = right_pad(rests)
         self._start = 0
-        self._unscored = [text for text in texts if text.score is not None]
-        self._logprobs: list[float] = []  # of the first unscored text
-        self._top: list[TopLogprobs] = []
+        self._scores = {text: PromptScore([], []) for text in texts if text.score is not None}
 
     @property
     def cancelled(self) -> bool:
@@ -90,9 +88,15 @@ class Prompts:
         """Compute the next piece; return whether all is done."""
         if self._start < self._ids.shape[1]:
             self._compute()
-        elif self._unscored:
-            self._score(self._unscored[0])
-        return self._start >= self._ids.shape[1] and not self._unscored
+        elif self._scores:
+            text, score = next(iter(self._scores.items()))
+            try:
+                self._score(text, score)
+            except CheckpointError as error:  # damaged weights that perhaps only this text uses
+                text.fail(error)
+            if text.cancelled or len(score.logprobs) == len(text.known):
+                del self._scores[text]
+        return self._start >= self._ids.shape[1] and not self._scores
 
     def _compute(self) -> None:
         model, width = self._model, max(1, PIECE // len(self.texts))
@@ -103,27 +107,17 @@ class Prompts:
             states.append(row[:length])
         self._start += width
 
-    def _score(self, text: PendingText) -> None:
-        """Score the next tokens of the first unscored text."""
-        ops, done = self._model.ops, len(self._logprobs)
+    def _score(self, text: PendingText, score: PromptScore) -> None:
+        """Score the next tokens of a text; deliver the score when it is complete."""
+        ops, done = self._model.ops, len(score.logprobs)
         states = self.states(self.texts.index(text))[done : done + PIECE]
         if len(states):
-            try:
-                logits = unembed(self._model, states)
-            except CheckpointError as error:  # the damaged weights may concern this text only
-                text.fail(error)
-                self._next_unscored()
-                return
+            logits = unembed(self._model, states)
             targets = ops.xp.asarray(text.request.prompt[done + 1 : done + 1 + len(states)])
-            self._logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
-            self._top += top_logprobs(ops, logits, [text.score or 0] * len(states))
-        if len(self._logprobs) == len(text.known):
-            text.deliver(PromptScore(self._logprobs, self._top))
-            self._next_unscored()
-
-    def _next_unscored(self) -> None:
-        self._logprobs, self._top = [], []
-        del self._unscored[0]
+            score.logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
+            score.top_logprobs += top_logprobs(ops, logits, [text.score or 0] * len(states))
+        if len(score.logprobs) == len(text.known):
+            text.deliver(score)
 
     def states(self, row: int) -> Array:
         """Return the states (n, C) of a text's tokens so far."""

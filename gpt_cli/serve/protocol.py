@@ -170,7 +170,7 @@ def _fields(engine: Engine, values: Json) -> Fields:
 def no_such_model(name: str | None, engine: Engine) -> RequestError:
     """Return the error for a model with another name."""
     message = f"this server has no model {name!r:.80}, only {engine.name!r}"
-    return RequestError(message, "model", 404)
+    return RequestError(message, "model", 404, "model_not_found")
 
 
 def _options(

@@ -49,7 +49,8 @@ class Scheduler:
     """Computes texts for many callers at once, in a thread of its own.
 
     Attributes:
-        reused: tokens of prompts that were not computed again.
+        stopped: whether no more texts are computed.
+        reused: number of tokens of prompts that were not computed again.
     """
 
     def __init__(
@@ -61,14 +62,10 @@ class Scheduler:
         max_batch: int = 32,
         max_queue: int = 64,
     ):
-        """Start the thread.
+        """Start the thread, which alone may use the model until it has stopped.
 
-        Args:
-            model: the weights; only this scheduler may use them until it has stopped.
-            tokenizer: of the texts.
-            speculator: makes drafts where they pay.
-            max_batch: texts at a time; fewer if memory is short.
-            max_queue: requests that may wait because not all of their texts are computed yet.
+        It computes up to `max_batch` texts at a time, fewer if memory is short. Beyond them,
+        `max_queue` requests may have texts that wait.
         """
         self._model, self._tokenizer = model, tokenizer
         self._max_batch, self._max_queue = _fitting(model, max_batch), max_queue
@@ -79,16 +76,11 @@ class Scheduler:
         self._waiting: list[_Waiting] = []  # a heap
         self._prefixes = PrefixCache(model, room(model))
         self._numbers, self._round = count(), 0
-        self._stopped = False
+        self.stopped = False
         self._changed = threading.Condition()
         self.reused = 0
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
-
-    @property
-    def stopped(self) -> bool:
-        """Return whether no more texts are computed."""
-        return self._stopped
 
     @property
     def running(self) -> int:
@@ -101,14 +93,9 @@ class Scheduler:
         return sum(not entry.text.cancelled for entry in list(self._waiting))
 
     def submit(self, texts: Sequence[PendingText]) -> None:
-        """Queue the texts of one request.
-
-        Raises:
-            QueueFullError: too many requests are waiting already.
-            StoppedError: the scheduler has stopped.
-        """
+        """Queue the texts of one request; raise QueueFullError or StoppedError."""
         with self._changed:
-            if self._stopped:
+            if self.stopped:
                 raise StoppedError("the server is shutting down")
             waiting = {entry.request for entry in self._waiting if not entry.text.cancelled}
             if len(waiting) >= self._max_queue + max(0, self._max_batch - self.running):
@@ -121,7 +108,7 @@ class Scheduler:
     def stop(self) -> None:
         """End all texts with a StoppedError, and the thread."""
         with self._changed:
-            self._stopped = True
+            self.stopped = True
             self._changed.notify()
 
     def join(self) -> None:
@@ -131,9 +118,9 @@ class Scheduler:
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopped:
+        while not self.stopped:
             with self._changed:
-                while not (self._stopped or self._waiting or self.running):
+                while not (self.stopped or self._waiting or self.running):
                     if not self._changed.wait(_IDLE_SECONDS):
                         self._batch.begin([])
             try:
@@ -276,7 +263,7 @@ class Scheduler:
         self._prompts.clear()
         self._decoded.clear()
         self._batch.begin([])
-        if self._stopped:
+        if self.stopped:
             with self._changed:
                 texts = [entry.text for entry in self._waiting]
                 self._waiting.clear()

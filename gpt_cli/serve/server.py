@@ -40,9 +40,8 @@ def run(
     """Serve until SIGTERM or SIGINT, and then what is running, for up to `settings.grace` seconds.
 
     Args:
-        engine: the loaded model, or a function that loads it; it is called once the address is
-            known to be free.
-        settings: by default, those of `Settings()`.
+        engine: the loaded model, or a function that loads it once the address is known to be free.
+        settings: of the server, by default `Settings()`.
         ready: called with the address, such as http://127.0.0.1:8000, when the server answers.
     """
     settings = settings or Settings()
@@ -60,12 +59,7 @@ def run(
 
 @contextmanager
 def bind(settings: Settings) -> Iterator[socket.socket]:
-    """Listen at the address of the settings; a client that connects waits for an answer.
-
-    Raises:
-        OptionError: there is no such address or folder.
-        ResourceError: the address is in use or not allowed.
-    """
+    """Listen at the address of the settings; a client that connects waits for an answer."""
     path = settings.unix_socket
     if path is None:
         with _bind_port(settings.host, settings.port) as listening:
@@ -100,22 +94,26 @@ def _bind_port(host: str, port: int) -> socket.socket:
 def _bind_path(path: Path) -> socket.socket:
     if not hasattr(socket, "AF_UNIX"):
         raise OptionError("unix_socket", "is not possible on this system; use host and port")
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _locked(path.parent):
             _remove_dead(path)
-            mask = os.umask(0o177)  # so that the file is never open to others
-            try:
-                listening.bind(str(path))
-                listening.listen()
-            finally:
-                os.umask(mask)
-    except BaseException as error:
-        listening.close()
-        if not isinstance(error, OSError):
-            raise
+            return _listen(path)
+    except OSError as error:
         reason = f"{path}: cannot listen there: {error.strerror or error}; choose another path"
         raise OptionError("unix_socket", reason) from None
+
+
+def _listen(path: Path) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)  # so that the file is never open to others
+    try:
+        listening.bind(str(path))
+        listening.listen()
+    except OSError:
+        listening.close()
+        raise
+    finally:
+        os.umask(mask)
     return listening
 
 

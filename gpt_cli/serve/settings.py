@@ -16,17 +16,13 @@ _ORIGIN = re.compile(r"https?://[^\s/?#@]+")
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # an error must not show the key
 class Settings(Declared):
-    """The options of a server.
-
-    Raises:
-        OptionError: a value is out of range, or anyone could use the server without a key.
-    """
+    """The options of a server; without a key, they must not let anyone use it."""
 
     host: str = option(
         "127.0.0.1",
         "Address to listen on.",
         Range(
-            lambda host: _is_address(host) or _NAME.fullmatch(host) is not None,
+            lambda host: is_address(host) or _NAME.fullmatch(host) is not None,
             "an address or a name, without a port",
         ),
     )
@@ -88,7 +84,8 @@ class Settings(Declared):
             raise OptionError("cors", f"must not be * or null without a key: {reason}; {cure}")
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Return whether a host is an IP address, and not a name."""
     with suppress(ValueError):
         return bool(ip_address(host))
     return False
@@ -96,7 +93,4 @@ def _is_address(host: str) -> bool:
 
 def _is_loopback(host: str) -> bool:
     """Return whether only this machine reaches an address; False for a name that is not known."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    return ip_address(host).is_loopback if is_address(host) else host.lower() == "localhost"

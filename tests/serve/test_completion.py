@@ -1,4 +1,4 @@
-"""The answer to a request: how long its room is reserved, and what a client that leaves ends."""
+"""The answer to a request: how long it counts as unread, and what a client that leaves ends."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 from gpt_cli.serve import completion
-from gpt_cli.serve.completion import CompletionResponse, Room
+from gpt_cli.serve.completion import CompletionResponse, Service
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import read
 from gpt_cli.serve.refusals import QueueFullError, StoppedError
@@ -17,19 +17,20 @@ SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
 
 
 @pytest.fixture
-def scheduler(tiny):
-    running = Scheduler(tiny.model, tiny.tokenizer)
-    yield running
-    running.stop()
-    running.join()
+def service(tiny):
+    scheduler = Scheduler(tiny.model, tiny.tokenizer)
+    yield Service(tiny, scheduler, Metrics(scheduler))
+    scheduler.stop()
+    scheduler.join()
 
 
 class Client:
     """A client that reads the answer to a request, from the moment on that `reads` is set."""
 
-    def __init__(self, tiny, scheduler, room, **fields):
-        self.request = read(tiny, {"prompt": "Once", "seed": 1, "max_tokens": 5} | fields)
-        self.response = CompletionResponse(tiny, self.request, scheduler, Metrics(scheduler), room)
+    def __init__(self, service, **fields):
+        body = {"prompt": "Once", "seed": 1, "max_tokens": 5} | fields
+        self.request = read(service.engine, body)
+        self.response = CompletionResponse(service, self.request)
         self.reads, self.leaves, self.sent = asyncio.Event(), asyncio.Event(), []
         self.has_begun = asyncio.Event()
 
@@ -54,21 +55,19 @@ class Client:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_room_is_reserved_until_the_answer_is_read(stream, tiny, scheduler):
+def test_an_answer_counts_until_it_is_read(stream, service):
     async def run():
-        room = Room()
-        total = room._left
-        client = Client(tiny, scheduler, room, stream=stream, logprobs=3)
+        client = Client(service, stream=stream, logprobs=3)
         asking = client.ask()
         await asyncio.wait_for(client.has_begun.wait(), 60)
         await asyncio.sleep(0.05)  # the text has ended
-        assert total - room._left == client.request.entries == 5 * 4
+        assert service.unread == client.request.entries == 5 * 4
         client.reads.set()
         await asyncio.wait_for(asking, 60)
-        assert room._left == total
         return client
 
     client = asyncio.run(run())
+    assert service.unread == 0
     assert client.sent[0]["status"] == 200
     assert client.sent[-1].get("more_body", False) is False
     if not stream:
@@ -78,42 +77,38 @@ def test_room_is_reserved_until_the_answer_is_read(stream, tiny, scheduler):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_gives_its_room_back(stream, tiny, scheduler):
+def test_the_answer_of_a_client_that_leaves_counts_no_more(stream, service):
     async def run():
-        room = Room()
-        total = room._left
-        client = Client(tiny, scheduler, room, stream=stream, max_tokens=400, ignore_eos=True)
+        client = Client(service, stream=stream, max_tokens=400, ignore_eos=True)
         asking = client.ask()
         await asyncio.sleep(0.05)
-        assert room._left < total
+        assert service.unread == 400
         client.leaves.set()
         await asyncio.wait_for(asking, 60)
-        assert room._left == total
-        while scheduler.running:
+        while service.scheduler.running:
             await asyncio.sleep(0.01)
 
     asyncio.run(run())
+    assert service.unread == 0
 
 
-def test_without_room_nothing_is_computed(tiny, scheduler, monkeypatch):
+def test_an_answer_beyond_the_bound_is_not_computed(service, monkeypatch):
     monkeypatch.setattr(completion, "_MOST_UNREAD", 9)
 
     async def run():
-        client = Client(tiny, scheduler, Room(), n=2)
+        client = Client(service, n=2)
         with pytest.raises(QueueFullError, match="try again later"):
             await client.ask()
-        assert (client.sent, scheduler.running, scheduler.waiting) == ([], 0, 0)
+        assert (client.sent, service.scheduler.running, service.scheduler.waiting) == ([], 0, 0)
 
     asyncio.run(run())
 
 
-def test_a_request_that_cannot_be_queued_gives_its_room_back(tiny, scheduler):
+def test_an_answer_that_cannot_be_queued_counts_no_more(service):
     async def run():
-        room = Room()
-        scheduler.stop()
-        total = room._left
+        service.scheduler.stop()
         with pytest.raises(StoppedError):
-            await Client(tiny, scheduler, room).ask()
-        assert room._left == total
+            await Client(service).ask()
 
     asyncio.run(run())
+    assert service.unread == 0
