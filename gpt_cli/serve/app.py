@@ -56,7 +56,11 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
         Route("/detokenize", handlers.detokenize, methods=["POST"]),
         Route("/tokenizer_info", handlers.tokenizer_info),
     ]
-    metrics.paths = frozenset(route.path for route in routes)
+    paths = {route.path for route in routes}
+
+    def count(path: str, status: int | None) -> None:
+        metrics.add_request(path if path in paths else "other", status)
+
     errors = {  # the handlers are asynchronous: others would wait for a thread
         QueueFullError: handlers.refuse_busy,
         HTTPException: _no_route,
@@ -65,7 +69,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     }
     app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
-    return guarded(app, settings, metrics.add_request), scheduler
+    return guarded(app, settings, count), scheduler
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

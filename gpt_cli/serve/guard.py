@@ -26,8 +26,6 @@ OPEN = ("/", "/health")  # without a key
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 _logger = logging.getLogger("gpt_cli")
 
-# Receives a path and headers; raises RequestError to refuse the request.
-Check: TypeAlias = Callable[[str, Headers], None]
 # Receives the path and the status of a request; None if the client left before an answer.
 Count: TypeAlias = Callable[[str, int | None], None]
 
@@ -47,7 +45,9 @@ def guarded(app: ASGIApp, settings: Settings, count: Count = lambda path, status
     return _watched(app, settings.access_log, count)
 
 
-def _checked(app: ASGIApp, check: Check) -> ASGIApp:
+def _checked(app: ASGIApp, check: Callable[[str, Headers], None]) -> ASGIApp:
+    """Answer requests that a check refuses by a RequestError."""
+
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         answer = app
         try:
@@ -120,9 +120,7 @@ def _with_body(app: ASGIApp, most: int) -> ASGIApp:
 async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
     """Receive a body; return a channel that repeats it as one message, and then continues.
 
-    Raises:
-        RequestError: it is too long.
-        ConnectionError: the client has left.
+    Raise RequestError if it is too long, and ConnectionError if the client has left.
     """
     body, size, more = bytearray(), int(headers.get("content-length", 0)), True
     while more and size <= most:

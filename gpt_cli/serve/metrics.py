@@ -1,6 +1,5 @@
 """Counters of a server, for Prometheus."""
 
-from collections.abc import Collection
 from typing import Any
 
 from prometheus_client import (
@@ -22,7 +21,6 @@ class Metrics:
     """The counters of `/metrics`.
 
     Attributes:
-        paths: of requests that are counted by path.
         mean_seconds: of recent completions.
     """
 
@@ -30,7 +28,6 @@ class Metrics:
 
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
-        self.paths: Collection[str] = ()
         self._registry = CollectorRegistry()
         shared: Any = {"namespace": "gpt_cli", "registry": self._registry}
         self._requests = Counter("requests", "Requests.", ["path", "status"], **shared)
@@ -57,7 +54,6 @@ class Metrics:
 
     def add_request(self, path: str, status: int | None) -> None:
         """Count a request; without a status, the client has left before an answer."""
-        path = path if path in self.paths else "other"
         self._requests.labels(path, status or "left").inc()
 
     def add_step(self, step: Step) -> None:

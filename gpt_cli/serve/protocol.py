@@ -20,7 +20,7 @@ from gpt_cli.serve.structured import FIELDS, Constrained, constraint_of
 Json: TypeAlias = dict[str, Any]
 
 _MOST_TEXTS = 2048  # of a request
-_MOST_STOPS, _MOST_STOP_CHARACTERS = 64, 4096  # after each token, the text is searched for all
+_MOST_STOPS, _MOST_STOP_CHARACTERS = 64, 4096  # every text is searched for all
 MOST_ENTRIES = 500_000  # of an answer; an entry takes up to 200 bytes
 _CANDIDATES = Range(lambda n: 1 <= n <= 128, "from 1 to 128")
 
@@ -42,7 +42,7 @@ class Fields(Declared):
 
     @property
     def candidates(self) -> int:
-        """Return the number of texts for each prompt."""
+        """Return the number of texts for a prompt."""
         return self.best_of or self.n
 
 
@@ -90,11 +90,7 @@ class Completions:
 
 
 def read(engine: Engine, body: Json) -> Completions:
-    """Return the request that a body describes.
-
-    Raises:
-        RequestError: a field is unknown, has the wrong type or is out of range.
-    """
+    """Return the request that a body describes; raise RequestError if a field is not valid."""
     values = _parse(body)
     fields, constraint = _fields(engine, values), constraint_of(values)
     options, include_usage = _options(engine, values, fields, constraint), _include_usage(values)

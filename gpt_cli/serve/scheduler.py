@@ -1,4 +1,4 @@
-"""Continuous batching: many texts share the passes of one model, in a thread of its own.
+"""Continuous batching: many texts share the passes of one model, in one thread.
 
 A text waits, its prompt is computed, and then it is decoded beside the others. A turn of the
 thread computes a piece of some prompts, and one pass for all texts that are being decoded:
@@ -46,7 +46,7 @@ class _Waiting:
 
 
 class Scheduler:
-    """Computes texts for many callers at once, in a thread of its own.
+    """Computes texts for many callers at once, in another thread.
 
     Attributes:
         stopped: whether no more texts are computed.
@@ -139,9 +139,10 @@ class Scheduler:
             self._waiting = [entry for entry in self._waiting if not entry.text.cancelled]
             heapq.heapify(self._waiting)
         self._drop([row for row in self._batch.rows if self._decoded[row.place].cancelled])
-        for prompts in [prompts for prompts in self._prompts if prompts.cancelled]:
-            self._prompts.remove(prompts)
-            self._running.difference_update(prompts.texts)
+        for prompts in list(self._prompts):
+            if prompts.cancelled:
+                self._prompts.remove(prompts)
+                self._running.difference_update(prompts.texts)
 
     def _drop(self, rows: Sequence[Row]) -> list[PendingText]:
         """Drop rows from the batch; return their texts."""
@@ -240,15 +241,11 @@ class Scheduler:
         """Compute one pass for the texts whose prompts are ready."""
         try:
             steps = self._batch.step()
-        except NotFiniteError as error:  # damaged weights that only these texts use
-            rows = [self._batch.rows[index] for index in error.rows] or list(self._batch.rows)
-            self._end(self._drop(rows), error)
-            return
         except (GPTCLIError, MemoryError) as error:
-            self._batch.begin([])
-            texts = list(self._decoded.values())
-            self._decoded.clear()
-            self._end(texts, error)
+            # Perhaps only some texts use the damaged weights.
+            damaged = error.rows if isinstance(error, NotFiniteError) else ()
+            rows = [self._batch.rows[index] for index in damaged] or list(self._batch.rows)
+            self._end(self._drop(rows), error)
             return
         for step in steps:
             text = self._decoded[step.row]

@@ -9,7 +9,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -57,22 +57,10 @@ def run(
             scheduler.join()
 
 
-@contextmanager
-def bind(settings: Settings) -> Iterator[socket.socket]:
+def bind(settings: Settings) -> AbstractContextManager[socket.socket]:
     """Listen at the address of the settings; a client that connects waits for an answer."""
     path = settings.unix_socket
-    if path is None:
-        with _bind_port(settings.host, settings.port) as listening:
-            yield listening
-        return
-    with _bind_path(path) as listening:
-        created = path.stat()
-        try:
-            yield listening
-        finally:
-            with suppress(OSError), _locked(path.parent):
-                if os.path.samestat(created, path.stat()):
-                    path.unlink()
+    return _bind_path(path) if path else _bind_port(settings.host, settings.port)
 
 
 def _bind_port(host: str, port: int) -> socket.socket:
@@ -91,30 +79,34 @@ def _bind_port(host: str, port: int) -> socket.socket:
         raise ResourceError(f"{message}; choose another port or another host") from None
 
 
-def _bind_path(path: Path) -> socket.socket:
+@contextmanager
+def _bind_path(path: Path) -> Iterator[socket.socket]:
     if not hasattr(socket, "AF_UNIX"):
         raise OptionError("unix_socket", "is not possible on this system; use host and port")
-    try:
-        with _locked(path.parent):
-            _remove_dead(path)
-            return _listen(path)
-    except OSError as error:
-        reason = f"{path}: cannot listen there: {error.strerror or error}; choose another path"
-        raise OptionError("unix_socket", reason) from None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        try:
+            with _locked(path.parent):
+                _remove_dead(path)
+                _listen(listening, path)
+                created = path.stat()
+        except OSError as error:
+            reason = f"{path}: cannot listen there: {error.strerror or error}; choose another path"
+            raise OptionError("unix_socket", reason) from None
+        try:
+            yield listening
+        finally:
+            with suppress(OSError), _locked(path.parent):
+                if os.path.samestat(created, path.stat()):
+                    path.unlink()
 
 
-def _listen(path: Path) -> socket.socket:
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _listen(listening: socket.socket, path: Path) -> None:
     mask = os.umask(0o177)  # so that the file is never open to others
     try:
         listening.bind(str(path))
         listening.listen()
-    except OSError:
-        listening.close()
-        raise
     finally:
         os.umask(mask)
-    return listening
 
 
 @contextmanager
@@ -162,7 +154,7 @@ def address_of(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with our own end: of the process, and of connections whose clients sleep.
+    """uvicorn's server, which ends requests after a time and connections whose clients sleep.
 
     The first SIGTERM or SIGINT stops it from accepting. Running requests have `grace` seconds;
     then `on_grace` must make them end. A second signal ends the process at once, by the handlers
@@ -170,11 +162,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        grace: float,
-        on_grace: Callable[[], None],
-        ready: Callable[[str], None],
+        self, app: ASGIApp, grace: float, on_grace: Callable[[], None], ready: Callable[[str], None]
     ):
         config = uvicorn.Config(
             app,
@@ -202,14 +190,14 @@ class Server(uvicorn.Server):
         """Serve until `should_exit` is set or a signal comes."""
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave
         with suppress(asyncio.CancelledError):
-            asyncio.run(self._main([listening]))
+            asyncio.run(self._main(listening))
         if self._second:
             signal.raise_signal(self._second)  # for the handlers of before
 
-    async def _main(self, sockets: list[socket.socket]) -> None:
+    async def _main(self, listening: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_complain)
-        self._serving = self._loop.create_task(self.serve(sockets))
+        self._serving = self._loop.create_task(self.serve([listening]))
         await self._serving
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -258,11 +246,7 @@ class _Connection(H11Protocol):
             transport.abort()
 
     def end_if_asleep(self, now: float) -> None:
-        """End the connection if the client has slept for too long.
-
-        While an answer is sent, the client must read some bytes; the transport holds the others.
-        While no request runs, it must send a whole one.
-        """
+        """End the connection if the client neither reads an answer nor sends a whole request."""
         unsent = self.transport.get_write_buffer_size()
         running = self.cycle is not None and not self.cycle.response_complete
         if (state := (unsent, self.cycle, running)) != self._state:
@@ -272,10 +256,8 @@ class _Connection(H11Protocol):
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report an error outside of requests, unless no more files can be opened.
-
-    In that case, the loop accepts connections again a second later.
-    """
+    """Report an error outside of requests, unless no more files can be opened."""
+    # In that case, the loop accepts connections again a second later.
     if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
         loop.default_exception_handler(context)
 

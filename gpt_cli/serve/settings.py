@@ -57,7 +57,7 @@ class Settings(Declared):
         "Let pages of this origin use the server, such as https://example.com; * is any, null a "
         "page in a file; repeatable.",
         Range(
-            lambda origins: all(page in _ANY_PAGE or _ORIGIN.fullmatch(page) for page in origins),
+            lambda pages: all(page in _ANY_PAGE or _ORIGIN.fullmatch(page) for page in pages),
             "origins, such as https://example.com:8080, without a path",
         ),
         metavar="ORIGIN",

@@ -28,11 +28,7 @@ class Constrained(NamedTuple):
 
 
 def constraint_of(body: Mapping[str, Any]) -> Constrained | None:
-    """Return the constraint of a request, if it has one.
-
-    Raises:
-        RequestError: a field is not understood, or there are several constraints.
-    """
+    """Return the constraint of a request, if any; raise RequestError if it is not valid."""
     values = {field: body[field] for field in FIELDS if body.get(field) is not None}
     constraints = [item for field, value in values.items() for item in _read(field, value)]
     for _, value, field in constraints:
