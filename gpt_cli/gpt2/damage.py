@@ -1,7 +1,7 @@
 """Detect damaged weights in the logits, and find the damaged weight."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -13,14 +13,23 @@ from gpt_cli.ops import Array
 _log = logging.getLogger(__name__)
 
 
+class NotFiniteError(CheckpointError):
+    """Logits are not finite; `rows` are their indices."""
+
+    rows: Sequence[int] = ()
+
+
 def check_finite(model: Any, logits: Array) -> None:
-    """Raise CheckpointError if the logits of a model are not finite; the log names a weight."""
+    """Raise NotFiniteError if logits (..., V) are not finite; the log names a damaged weight."""
     if not np.isfinite(float(logits.max() - logits.min())):
         _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
-        raise CheckpointError(
+        error = NotFiniteError(
             "the model's results are not finite: if --dtype float32 does not help, its weights "
             "are damaged (-v names one): get the model again"
         )
+        ops = model.ops
+        error.rows = np.flatnonzero(~ops.to_host(ops.xp.isfinite(logits).all(-1))).tolist()
+        raise error
 
 
 def damaged_weight(model: Any) -> str | None:

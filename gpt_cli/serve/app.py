@@ -6,7 +6,7 @@ import math
 import re
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -23,13 +23,15 @@ from starlette.types import ASGIApp
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
-from gpt_cli.serve import structured
-from gpt_cli.serve.completion import CompletionResponse, described
+from gpt_cli.serve.answer import token_name
+from gpt_cli.serve.completion import CompletionResponse, Service
+from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import Json, no_such_model, read, token_name
-from gpt_cli.serve.refusals import BUG, RequestError, refusal
-from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
+from gpt_cli.serve.protocol import Json, no_such_model, read
+from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError
+from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
+from gpt_cli.serve.structured import FIELDS
 
 _COMPILED = 2  # constraints at a time; more would leave no threads for other requests
 
@@ -41,40 +43,37 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     """
     limits = {"max_batch": settings.max_batch, "max_queue": settings.max_queue}
     scheduler = Scheduler(engine.model, engine.tokenizer, engine.speculator, **limits)
-    routes = _Routes(engine, scheduler)
-    app = Starlette(
-        routes=[
-            Route("/", routes.page),
-            Route("/health", routes.health),
-            Route("/metrics", routes.metrics),
-            Route("/v1/completions", routes.completions, methods=["POST"]),
-            Route("/v1/models", routes.models),
-            Route("/v1/models/{name:path}", routes.model),
-            Route("/tokenize", routes.tokenize, methods=["POST"]),
-            Route("/detokenize", routes.detokenize, methods=["POST"]),
-            Route("/tokenizer_info", routes.tokenizer_info),
-        ],
-        exception_handlers={  # asynchronous: others would wait for a thread
-            RequestError: _refuse,
-            QueueFullError: routes.refuse_busy,
-            GPTCLIError: _fail,
-            HTTPException: _no_route,
-            Exception: _bug,
-        },
-    )
+    metrics = Metrics(scheduler)
+    handlers = _Handlers(Service(engine, scheduler, metrics))
+    routes = [
+        Route("/", handlers.page),
+        Route("/health", handlers.health),
+        Route("/metrics", handlers.metrics),
+        Route("/v1/completions", handlers.completions, methods=["POST"]),
+        Route("/v1/models", handlers.models),
+        Route("/v1/models/{name:path}", handlers.model),
+        Route("/tokenize", handlers.tokenize, methods=["POST"]),
+        Route("/detokenize", handlers.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", handlers.tokenizer_info),
+    ]
+    paths = {route.path for route in routes}
+
+    def count(path: str, status: int | None) -> None:
+        metrics.add_request(path if path in paths else "other", status)
+
+    errors = {  # the handlers are asynchronous: others would wait for a thread
+        QueueFullError: handlers.refuse_busy,
+        HTTPException: _no_route,
+        GPTCLIError: _refuse,
+        Exception: _refuse,  # Starlette raises the error again, for `guard` to log it
+    }
+    app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
-    paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
-    return routes.counted(app, paths), scheduler
+    return guarded(app, settings, count), scheduler
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)  # noqa: S101 (narrows the type)
-    code = "model_not_found" if error.status == 404 else None
-    return refusal(error.status, str(error), code, error.field)
-
-
-async def _fail(request: Request, error: Exception) -> Response:
-    return refusal(*described(error))
+    return RequestError.of(error).response
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -87,11 +86,11 @@ async def _no_route(request: Request, error: Exception) -> Response:
         message = "GPT-2 is a base model and cannot chat: use /v1/completions"
     elif not path.startswith("/v1/"):
         message += "; OpenAI's begin with /v1"
-    return refusal(error.status_code, message, **headers)
+    return RequestError(message, status=error.status_code, **headers).response
 
 
 def _policy(page: str) -> str:
-    """Return the Content-Security-Policy of the page: its own code, and its own server only."""
+    """Return the Content-Security-Policy that allows the page its code and this server only."""
 
     def digest(tag: str) -> str:
         (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
@@ -105,74 +104,70 @@ def _policy(page: str) -> str:
     )
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    return refusal(500, BUG, "bug")  # Starlette raises the error again, for `guard` to log it
-
-
-class _Routes:
+class _Handlers:
     """The handlers of the routes."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler):
-        self._engine, self._scheduler = engine, scheduler
-        self._metrics = Metrics(scheduler)
+    def __init__(self, service: Service):
+        self._service, self._engine = service, service.engine
         self._created = int(time.time())
         self._compiling = asyncio.Semaphore(_COMPILED)
-        # Not the loop's own: to end that starts a thread, for which memory may be missing.
+        # Not the loop's executor: to end that starts a thread, for which memory may be missing.
         self._workers = ThreadPoolExecutor()
-        self.counted = self._metrics.counting
-        self._page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
-        self._policy = _policy(self._page)
+        page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
+        self._page = HTMLResponse(page, headers={"Content-Security-Policy": _policy(page)})
 
     async def page(self, request: Request) -> Response:
-        """Answer with the page."""
-        return HTMLResponse(self._page, headers={"Content-Security-Policy": self._policy})
+        return self._page
 
     async def health(self, request: Request) -> Response:
-        """Say whether requests are answered."""
-        if self._scheduler.stopped:
+        if self._service.scheduler.stopped:
             raise StoppedError("the server is shutting down")
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        """Answer with counters for Prometheus."""
-        return Response(self._metrics.text(), media_type=self._metrics.media_type)
+        return Response(self._service.metrics.text(), media_type=Metrics.media_type)
 
     async def models(self, request: Request) -> Response:
-        """List the one model."""
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        """Describe the model."""
         name = request.path_params["name"]
         if name != self._engine.name:
             raise no_such_model(name, self._engine)
         return JSONResponse(self._model())
 
     def _model(self) -> Json:
-        return {
-            "id": self._engine.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "gpt-cli",
-            "max_model_len": self._engine.model.config.n_positions,
-        }
+        model = {"id": self._engine.name, "object": "model", "created": self._created}
+        length = self._engine.model.config.n_positions
+        return model | {"owned_by": "gpt-cli", "max_model_len": length}
 
     async def tokenize(self, request: Request) -> Response:
         """Return the ids of a text, in which `<|endoftext|>` is the special token."""
         text = (await _json(request)).get("prompt")
         if not isinstance(text, str):
             raise RequestError("prompt must be a text", "prompt")
-        ids = await self._in_thread(_naming("prompt", self._engine.encode), text, special=True)
+        ids = await self._about("prompt", partial(self._engine.encode, text, special=True))
         length = self._engine.model.config.n_positions
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": length})
 
     async def detokenize(self, request: Request) -> Response:
-        """Return the text of ids."""
         ids = (await _json(request)).get("tokens")
         if not isinstance(ids, list) or not all(type(id) is int for id in ids):
             raise RequestError("tokens must be a list of token ids", "tokens")
-        text = await self._in_thread(_naming("tokens", self._engine.decode), ids)
+        text = await self._about("tokens", partial(self._engine.decode, ids))
         return JSONResponse({"prompt": text})
+
+    async def _about(self, field: str, function: Callable[[], Any]) -> Any:
+        """Call a function whose errors are about a field."""
+        try:
+            return await self._in_thread(function)
+        except InputError as error:
+            raise RequestError(f"{field}: {error}", field) from None
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in another thread: to tokenize a long text takes a while."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, function, *arguments)
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Name the special tokens."""
@@ -191,21 +186,16 @@ class _Routes:
     async def completions(self, request: Request) -> Response:
         """Continue or score the prompts of a request."""
         body = await _json(request)
-        has_constraint = any(body.get(name) is not None for name in structured.FIELDS)
+        has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
-            # In another thread, since to tokenize a long text takes a while.
-            asked = await self._in_thread(read, self._engine, body)
-        return CompletionResponse(self._engine, asked, self._scheduler, self._metrics)
-
-    def _in_thread(self, call: Callable[..., Any], *given: Any, **options: Any) -> Awaitable[Any]:
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._workers, partial(call, *given, **options))
+            parsed = await self._in_thread(read, self._engine, body)
+        return CompletionResponse(self._service, parsed)
 
     async def refuse_busy(self, request: Request, error: Exception) -> Response:
-        """Answer that the queue is full."""
-        seconds = min(60, max(1, math.ceil(self._metrics.mean_seconds)))
-        headers = {"Retry-After": str(seconds)}
-        return refusal(429, str(error), "server_busy", **headers)
+        """Answer that too much is being computed."""
+        seconds = min(60, max(1, math.ceil(self._service.metrics.mean_seconds)))
+        after = {"Retry-After": str(seconds)}
+        return RequestError(str(error), None, 429, "server_busy", **after).response
 
 
 async def _json(request: Request) -> Json:
@@ -216,15 +206,3 @@ async def _json(request: Request) -> Json:
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     return body
-
-
-def _naming(field: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose errors name a field."""
-
-    def call(*given: Any, **options: Any) -> Any:
-        try:
-            return function(*given, **options)
-        except InputError as error:
-            raise RequestError(f"{field}: {error}", field) from None
-
-    return call

@@ -4,134 +4,142 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gpt_cli.engine import Engine
-from gpt_cli.errors import GPTCLIError, ResourceError
+from gpt_cli.errors import GPTCLIError
 from gpt_cli.generation.decode import Step
+from gpt_cli.serve.answer import Answer, CompletionChoice
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.prompts import Event, Task
-from gpt_cli.serve.protocol import Answer, Completions
-from gpt_cli.serve.refusals import BUG, error_object, refusal
-from gpt_cli.serve.scheduler import Scheduler, StoppedError
+from gpt_cli.serve.prompts import Event
+from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Json
+from gpt_cli.serve.refusals import QueueFullError, RequestError
+from gpt_cli.serve.scheduler import Scheduler
 
+_MOST_UNREAD = 4 * MOST_ENTRIES  # 400 MB
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would keep the events until there are many
+}
 _logger = logging.getLogger("gpt_cli")
 
 
-class CompletionResponse(Response):
+@dataclass
+class Service:
+    """What all requests share."""
+
+    engine: Engine
+    scheduler: Scheduler
+    metrics: Metrics
+    unread: int = 0  # entries of answers that are being computed, or that clients have not read
+
+    @contextmanager
+    def reserved(self, entries: int) -> Iterator[None]:
+        """Reserve memory for an answer; raise QueueFullError if there is not enough."""
+        if self.unread + entries > _MOST_UNREAD:
+            raise QueueFullError("too many large answers are computed or unread; try again later")
+        self.unread += entries
+        try:
+            yield
+        finally:
+            self.unread -= entries
+
+
+class CompletionResponse(StreamingResponse):
     """The answer to a request for completions; its texts are dropped if the client leaves."""
 
-    def __init__(self, engine: Engine, asked: Completions, scheduler: Scheduler, metrics: Metrics):
-        self._answer, self._asked, self._metrics = Answer(engine, asked), asked, metrics
+    def __init__(self, service: Service, request: Completions):
+        super().__init__(self._server_sent(), headers=_HEADERS, media_type="text/event-stream")
+        self._service, self._request = service, request
+        self._answer = Answer(service.engine, request)
         self._loop = asyncio.get_running_loop()
-        # Without a limit of its own: `protocol.read` bounds an answer.
-        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._tasks: list[Task] = self._answer.tasks(self._deliver)
-        self._begun, self._begins = time.perf_counter(), False
-        scheduler.submit(self._tasks)
-        self.background = None
-
-    def _deliver(self, index: int, event: Event) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+        self._events: asyncio.Queue[tuple[CompletionChoice, Event]] = asyncio.Queue()
+        self._start, self._has_begun = time.perf_counter(), False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, until all is sent or the client has left."""
-        send_all = self._stream if self._asked.fields.stream else self._whole
-        try:
-            await _until_gone(send_all(scope, receive, send), receive)
-        finally:
-            for task in self._tasks:
-                task.cancelled = True
+        """Send the answer, until it is read or the client has left."""
+        choices = [choice for choice in self._answer.choices if not choice.finish_reason]
+        texts = [choice.pending(partial(self._deliver, choice)) for choice in choices]
+        with self._service.reserved(self._request.entries):
+            self._service.scheduler.submit(texts)
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                for text in texts:
+                    text.cancelled = True
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _deliver(self, choice: CompletionChoice, event: Event) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (choice, event))
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events, or the whole answer, whose status is known at its end."""
+        if self._request.fields.stream:
+            await super().stream_response(send)
+            return
+        whole = await self._whole()
+        head = {"status": whole.status_code, "headers": whole.raw_headers}
+        await send({"type": "http.response.start", **head})
+        await send({"type": "http.response.body", "body": whole.body, "more_body": True})
+        await send({"type": "http.response.body"})  # once the client has read what is before it
+
+    async def _whole(self) -> Response:
         try:
             while not self._answer.finished:
                 await self._next_events()
             response: Response = JSONResponse(self._answer.whole())
         except Exception as error:
-            response = refusal(*described(error))
+            response = _failure(error).response
         self._count()
-        await response(scope, receive, send)
-
-    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = b"text/event-stream; charset=utf-8"
-        headers = [
-            (b"content-type", kind),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # nginx would keep the events until there are many
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for event in self._server_sent():
-            body = f"data: {event}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return response
 
     async def _server_sent(self) -> AsyncIterator[str]:
-        """Yield the data of each event of a stream."""
         try:
             for chunk in self._answer.chunks():
-                yield json.dumps(chunk)
+                yield _event(chunk)
             while not self._answer.finished:
                 await self._next_events()
                 for chunk in self._answer.chunks():
-                    yield json.dumps(chunk)
-            for chunk in self._answer.last_chunks():
-                yield json.dumps(chunk)
+                    yield _event(chunk)
         except Exception as error:
-            yield json.dumps(error_object(*described(error)))
+            yield _event(_failure(error).json)
         self._count()
-        yield "[DONE]"
+        yield "data: [DONE]\n\n"
 
     async def _next_events(self) -> None:
-        """Wait for an event, and take all that are there; raise the error that one is."""
+        """Wait for an event, and add all that have come; raise an error that is one of them."""
         events = [await self._events.get()]
         while not self._events.empty():
             events.append(self._events.get_nowait())
-        if not self._begins:
-            self._begins = True
-            self._metrics.add_first(self._seconds)
-        for index, event in events:
+        if not self._has_begun:
+            self._has_begun = True
+            self._service.metrics.add_first(self._seconds)
+        for choice, event in events:
             if isinstance(event, Exception):
                 raise event
             if isinstance(event, Step):
-                self._metrics.add_step(event)
-            self._answer.choices[index].push(event)
+                self._service.metrics.add_step(event)
+            choice.push(event)
 
     def _count(self) -> None:
-        self._metrics.add_completion(self._answer.usage["prompt_tokens"], self._seconds)
+        self._service.metrics.add_completion(self._answer.usage["prompt_tokens"], self._seconds)
 
     @property
     def _seconds(self) -> float:
-        return time.perf_counter() - self._begun
+        return time.perf_counter() - self._start
 
 
-def described(error: Exception) -> tuple[int, str]:
-    """Return the status of an error, 503 if a client may try again, and what it is told."""
-    if isinstance(error, GPTCLIError):
-        return 503 if isinstance(error, StoppedError | ResourceError) else 500, str(error)
-    _logger.error("a bug in a request for completions", exc_info=error)
-    return 500, BUG
+def _event(data: Json) -> str:
+    return f"data: {json.dumps(data)}\n\n"
 
 
-async def _until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Await some work, or cancel it when the client has left."""
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    both = [asyncio.ensure_future(work), asyncio.ensure_future(gone())]
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if both[0].done():
-            both[0].result()
-    finally:
-        for each in both:
-            each.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
+def _failure(error: Exception) -> RequestError:
+    if not isinstance(error, GPTCLIError):
+        _logger.error("a bug in a request for completions", exc_info=error)
+    return RequestError.of(error)

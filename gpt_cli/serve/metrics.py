@@ -10,7 +10,6 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpt_cli.generation.decode import Step
 from gpt_cli.serve.scheduler import Scheduler
@@ -30,18 +29,18 @@ class Metrics:
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
         self._registry = CollectorRegistry()
-        own: Any = {"namespace": "gpt_cli", "registry": self._registry}
-        self._requests = Counter("requests", "Requests.", ["path", "status"], **own)
-        self._prompts = Counter("prompt_tokens", "Tokens of prompts.", **own)
-        self._reused = Counter("reused_tokens", "Tokens of prompts not computed again.", **own)
-        self._generated = Counter("generated_tokens", "Generated tokens.", **own)
-        self._drafted = Counter("drafted_tokens", "Drafted tokens.", **own)
-        self._accepted = Counter("accepted_tokens", "Drafted tokens in texts.", **own)
-        self._request_seconds = Histogram("request_seconds", "Time of a completion.", **own)
-        self._first_seconds = Histogram("first_token_seconds", "Time to the first token.", **own)
-        running = Gauge("texts_running", "Texts that are being computed.", **own)
+        shared: Any = {"namespace": "gpt_cli", "registry": self._registry}
+        self._requests = Counter("requests", "Requests.", ["path", "status"], **shared)
+        self._prompts = Counter("prompt_tokens", "Tokens of prompts.", **shared)
+        self._reused = Counter("reused_tokens", "Tokens of prompts not computed again.", **shared)
+        self._generated = Counter("generated_tokens", "Generated tokens.", **shared)
+        self._drafted = Counter("drafted_tokens", "Drafted tokens.", **shared)
+        self._accepted = Counter("accepted_tokens", "Drafted tokens in texts.", **shared)
+        self._request_seconds = Histogram("request_seconds", "Time of a completion.", **shared)
+        self._first_seconds = Histogram("first_token_seconds", "Time to the first token.", **shared)
+        running = Gauge("texts_running", "Texts that are being computed.", **shared)
         running.set_function(lambda: scheduler.running)
-        waiting = Gauge("texts_waiting", "Texts that wait for a place.", **own)
+        waiting = Gauge("texts_waiting", "Texts in the queue.", **shared)
         waiting.set_function(lambda: scheduler.waiting)
         self._reused_before = 0
         self.mean_seconds = 0.0
@@ -52,6 +51,10 @@ class Metrics:
         self._reused.inc(reused - self._reused_before)
         self._reused_before = reused
         return generate_latest(self._registry)
+
+    def add_request(self, path: str, status: int | None) -> None:
+        """Count a request; without a status, the client has left before an answer."""
+        self._requests.labels(path, status or "left").inc()
 
     def add_step(self, step: Step) -> None:
         """Count a generated token."""
@@ -68,22 +71,3 @@ class Metrics:
         self._prompts.inc(prompt_tokens)
         self._request_seconds.observe(seconds)
         self.mean_seconds = _OLDER * (self.mean_seconds or seconds) + (1 - _OLDER) * seconds
-
-    def counting(self, app: ASGIApp, paths: frozenset[str]) -> ASGIApp:
-        """Return an application whose requests are counted; other paths have no name."""
-
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            status = "left"  # the client, before an answer
-
-            async def watched(message: Message) -> None:
-                nonlocal status
-                status = str(message.get("status", status))
-                await send(message)
-
-            try:
-                await app(scope, receive, watched)
-            finally:
-                path = scope["path"] if scope["path"] in paths else "other"
-                self._requests.labels(path, status).inc()
-
-        return counted

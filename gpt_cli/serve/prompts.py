@@ -1,4 +1,4 @@
-"""Tasks, and the computation of their prompts, a piece at a time."""
+"""Pending texts, and the computation of their prompts, a piece at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.decode import Step, TopLogprobs, top_logprobs
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
@@ -17,7 +18,7 @@ from gpt_cli.ops import Array
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
 
 
-@dataclass(frozen=True)
+@dataclass
 class PromptScore:
     """The log-probabilities of the tokens of a prompt after its first."""
 
@@ -29,16 +30,16 @@ Event: TypeAlias = PromptScore | Step | Exception
 
 
 @dataclass(eq=False)
-class Task:
-    """One text that somebody wants.
+class PendingText:
+    """One text to compute.
 
     Attributes:
         request: its prompt and options.
-        deliver: takes the score of the prompt if that is wanted, each step, or an error that ends
-            the text. It is called in the scheduler's thread, and must return at once.
-        score: also return the log-probabilities of the prompt's tokens, with so many likeliest.
+        deliver: receives the score of the prompt if requested, then the steps, or an error that
+            ends the text. It is called in the scheduler's thread and must return at once.
+        score: number of likeliest tokens at each position of the prompt, which is scored; or None.
         decode: whether tokens are generated.
-        cancelled: set it if the text is no longer wanted.
+        cancelled: set by the caller when the text is no longer needed.
     """
 
     request: Request
@@ -49,69 +50,76 @@ class Task:
 
     @property
     def known(self) -> list[int]:
-        """Return the tokens to compute before the first new one: the last is left to `Batch`."""
+        """Return the tokens to compute before the first new one: `Batch` computes the last."""
         return self.request.prompt[:-1]
+
+    def fail(self, error: Exception) -> None:
+        """End the text with an error."""
+        self.cancelled = True
+        self.deliver(error)
 
 
 class Prompts:
-    """Prompts that are computed side by side, a piece at a time, and then scored if wanted."""
+    """Prompts that are computed side by side, a piece at a time, and then scored if requested."""
 
-    def __init__(self, model: GPT2, tasks: Sequence[Task], prefixes: PrefixCache):
-        self._model, self.tasks = model, tasks
-        texts = [task.known for task in tasks]
-        self.cache = KVCache(model.config, model.ops, len(tasks), max(map(len, texts)))
-        self._states: list[list[Array]] = []  # of each text
-        for place, text in enumerate(texts):
-            found, n = prefixes.find(text)
+    def __init__(self, model: GPT2, texts: Sequence[PendingText], prefixes: PrefixCache):
+        self._model, self.texts = model, texts
+        known = [text.known for text in texts]
+        self.cache = KVCache(model.config, model.ops, len(texts), max(map(len, known)))
+        self._states: list[list[Array]] = []  # of the tokens of each text
+        for row, ids in enumerate(known):
+            prefix, length = prefixes.find(ids)
             self._states.append([model.ops.xp.empty((0, model.config.n_embd), "f4")])
-            if found:
-                self.cache.begin(place, found.cache, 0, n)
-                self._states[place].append(found.states[:n])
+            if prefix:
+                self.cache.begin(row, prefix.cache, 0, length)
+                self._states[row].append(prefix.states[:length])
         self.reused = int(self.cache.lengths.sum())
-        rests = [text[n:] for text, n in zip(texts, self.cache.lengths, strict=True)]
+        rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
         self._ids, self._lengths = right_pad(rests)
         self._start = 0
-        self._unscored = [task for task in tasks if task.score is not None]
-        self._logprobs: list[float] = []  # of the first unscored
-        self._top: list[TopLogprobs] = []
+        self._scores = {text: PromptScore([], []) for text in texts if text.score is not None}
 
     @property
     def cancelled(self) -> bool:
-        """Return whether no text is wanted any more."""
-        return all(task.cancelled for task in self.tasks)
+        """Return whether no text is needed any more."""
+        return all(text.cancelled for text in self.texts)
 
     def advance(self) -> bool:
         """Compute the next piece; return whether all is done."""
         if self._start < self._ids.shape[1]:
             self._compute()
-        elif self._unscored:
-            self._score()
-        return self._start >= self._ids.shape[1] and not self._unscored
+        elif self._scores:
+            text, score = next(iter(self._scores.items()))
+            try:
+                self._score(text, score)
+            except CheckpointError as error:  # damaged weights that perhaps only this text uses
+                text.fail(error)
+            if text.cancelled or len(score.logprobs) == len(text.known):
+                del self._scores[text]
+        return self._start >= self._ids.shape[1] and not self._scores
 
     def _compute(self) -> None:
-        model, width = self._model, max(1, PIECE // len(self.tasks))
-        some = self._ids[:, self._start : self._start + width]
-        new = np.clip(self._lengths - self._start, 0, some.shape[1])
-        x = hidden_states(model, model.ops.xp.asarray(some), self.cache, new)
+        model, width = self._model, max(1, PIECE // len(self.texts))
+        piece = self._ids[:, self._start : self._start + width]
+        new = np.clip(self._lengths - self._start, 0, piece.shape[1])
+        x = hidden_states(model, model.ops.xp.asarray(piece), self.cache, new)
         for states, row, length in zip(self._states, x, new.tolist(), strict=True):
             states.append(row[:length])
         self._start += width
 
-    def _score(self) -> None:
-        """Score the next tokens of the first unscored prompt."""
-        task, ops, done = self._unscored[0], self._model.ops, len(self._logprobs)
-        states = self.states(self.tasks.index(task))[done : done + PIECE]
+    def _score(self, text: PendingText, score: PromptScore) -> None:
+        """Score the next tokens of a text; deliver the score when it is complete."""
+        ops, done = self._model.ops, len(score.logprobs)
+        states = self.states(self.texts.index(text))[done : done + PIECE]
         if len(states):
             logits = unembed(self._model, states)
-            targets = ops.xp.asarray(task.request.prompt[done + 1 : done + 1 + len(states)])
-            self._logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
-            self._top += top_logprobs(ops, logits, [task.score or 0] * len(states))
-        if len(self._logprobs) == len(task.known):
-            task.deliver(PromptScore(self._logprobs, self._top))
-            self._logprobs, self._top = [], []
-            del self._unscored[0]
+            targets = ops.xp.asarray(text.request.prompt[done + 1 : done + 1 + len(states)])
+            score.logprobs += ops.to_host(log_probabilities(ops, logits, targets)).tolist()
+            score.top_logprobs += top_logprobs(ops, logits, [text.score or 0] * len(states))
+        if len(score.logprobs) == len(text.known):
+            text.deliver(score)
 
-    def states(self, place: int) -> Array:
+    def states(self, row: int) -> Array:
         """Return the states (n, C) of a text's tokens so far."""
-        self._states[place] = [self._model.ops.xp.concatenate(self._states[place])]
-        return self._states[place][0]
+        self._states[row] = [self._model.ops.xp.concatenate(self._states[row])]
+        return self._states[row][0]

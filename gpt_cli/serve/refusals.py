@@ -5,31 +5,49 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gpt_cli.errors import InputError
-
-BUG = "a bug; standard error of the server has it"
+from gpt_cli.errors import GPTCLIError, ResourceError
 
 
-def refusal(
-    status: int, message: str, code: str | None = None, field: str | None = None, **headers: str
-) -> Response:
-    """Return the answer to a request that is refused, or has failed."""
-    # In ASCII: it quotes the request, whose texts may have no UTF-8 (such as "\ud800").
-    body = json.dumps(error_object(status, message, code, field))
-    return Response(body, status, headers, "application/json")
+class QueueFullError(GPTCLIError):
+    """Too much is being computed already."""
 
 
-def error_object(
-    status: int, message: str, code: str | None = None, field: str | None = None
-) -> dict[str, Any]:
-    """Return the JSON of an error."""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+class StoppedError(GPTCLIError):
+    """The scheduler has stopped."""
 
 
-class RequestError(InputError):
-    """A request cannot be answered; `field` is what is wrong in it, if it is a field."""
+class RequestError(GPTCLIError):
+    """A request is refused or has failed; `field` is the one that is wrong, if it is a field."""
 
-    def __init__(self, message: str, field: str | None = None, status: int = 400):
+    def __init__(
+        self,
+        message: str,
+        field: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+        **headers: str,
+    ):
         super().__init__(message)
-        self.field, self.status = field, status
+        self.field, self.status, self.code, self.headers = field, status, code, headers
+
+    @classmethod
+    def of(cls, error: Exception) -> "RequestError":
+        """Return any error as one with a status; 503 lets a client try again."""
+        if isinstance(error, RequestError):
+            return error
+        if isinstance(error, GPTCLIError):
+            can_retry = isinstance(error, StoppedError | ResourceError)
+            return cls(str(error), status=503 if can_retry else 500)
+        return cls("a bug; standard error of the server has it", status=500, code="bug")
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """Return the body of the answer."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        about = {"type": kind, "param": self.field, "code": self.code}
+        return {"error": {"message": str(self)} | about}
+
+    @property
+    def response(self) -> Response:
+        """Return the answer, in ASCII: it may quote a text that is not valid Unicode."""
+        return Response(json.dumps(self.json), self.status, self.headers, "application/json")

@@ -1,6 +1,6 @@
-"""Continuous batching: many texts share the passes of one model, which one thread owns.
+"""Continuous batching: many texts share the passes of one model, in one thread.
 
-A text waits, its prompt is computed, and then it is decoded with the others. Each turn of the
+A text waits, its prompt is computed, and then it is decoded beside the others. A turn of the
 thread computes a piece of some prompts, and one pass for all texts that are being decoded:
 
     turn      1        2        3        4        5
@@ -8,9 +8,8 @@ thread computes a piece of some prompts, and one pass for all texts that are bei
     text B    .        piece    piece    token    token     a long prompt takes several turns
     text C    .        .        .        piece    token
 
-So a text may join at any turn, and leaves when it ends or nobody wants it any more. Its tokens do
-not depend on what is computed beside them (`Ops.batch_invariant`): a text is the same on a busy
-server and on an idle one.
+So a text may join at any turn. It leaves when it ends or is cancelled. Its tokens do not depend on
+the texts beside it (`Ops.batch_invariant`): they are the same on a busy server and on an idle one.
 """
 
 import heapq
@@ -27,36 +26,31 @@ from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.drafts import Speculator
 from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, PrefixCache, common_length, room
 from gpt_cli.generation.row import Row
+from gpt_cli.gpt2.damage import NotFiniteError
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.serve.prompts import PIECE, Prompts, Task
+from gpt_cli.serve.prompts import PIECE, PendingText, Prompts
+from gpt_cli.serve.refusals import QueueFullError, StoppedError
 
-_LOOK_AHEAD = 16  # waiting texts that others may pass
-_IDLE_SECONDS = 60.0  # after which the memory of earlier texts is given back
-
-
-class QueueFullError(GPTCLIError):
-    """Too many texts are waiting."""
-
-
-class StoppedError(GPTCLIError):
-    """The scheduler has stopped."""
+_LOOK_AHEAD = 16  # waiting texts that others may overtake
+_IDLE_SECONDS = 60.0  # until the memory of earlier texts is released
 
 
 @dataclass(order=True)
 class _Waiting:
-    """A task in the queue. Texts of one request are a round apart, so that requests take turns."""
+    """A text in the queue. Texts of one request are a round apart, so that requests take turns."""
 
     round: int
     request: int  # its number
-    task: Task = field(compare=False)
+    text: PendingText = field(compare=False)
 
 
 class Scheduler:
-    """Computes texts for many callers at once, in a thread of its own.
+    """Computes texts for many callers at once, in another thread.
 
     Attributes:
-        reused: tokens of prompts that were not computed again.
+        stopped: whether no more texts are computed.
+        reused: number of tokens of prompts that were not computed again.
     """
 
     def __init__(
@@ -68,34 +62,25 @@ class Scheduler:
         max_batch: int = 32,
         max_queue: int = 64,
     ):
-        """Start the thread.
+        """Start the thread, which alone may use the model until it has stopped.
 
-        Args:
-            model: the weights; only this scheduler may use them until it has stopped.
-            tokenizer: of the texts.
-            speculator: makes drafts where they pay.
-            max_batch: texts at a time; fewer if memory is short.
-            max_queue: requests that may wait for a place for some of their texts.
+        It computes up to `max_batch` texts at a time, fewer if memory is short. Beyond them,
+        `max_queue` requests may have texts that wait.
         """
         self._model, self._tokenizer = model, tokenizer
         self._max_batch, self._max_queue = _fitting(model, max_batch), max_queue
         self._batch = Batch(model, tokenizer, speculator, self._max_batch)
-        self._running: set[Task] = set()  # those that do not wait
-        self._decoded: dict[int, Task] = {}  # by `Row.place`
+        self._running: set[PendingText] = set()  # those that do not wait
+        self._decoded: dict[int, PendingText] = {}  # by `Row.place`
         self._prompts: deque[Prompts] = deque()
         self._waiting: list[_Waiting] = []  # a heap
         self._prefixes = PrefixCache(model, room(model))
         self._numbers, self._round = count(), 0
-        self._stopped = False
+        self.stopped = False
         self._changed = threading.Condition()
         self.reused = 0
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
-
-    @property
-    def stopped(self) -> bool:
-        """Return whether no more texts are computed."""
-        return self._stopped
 
     @property
     def running(self) -> int:
@@ -104,31 +89,26 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Return the number of texts that wait for a place."""
-        return sum(not each.task.cancelled for each in list(self._waiting))
+        """Return the number of texts in the queue."""
+        return sum(not entry.text.cancelled for entry in list(self._waiting))
 
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Queue the texts of one request.
-
-        Raises:
-            QueueFullError: too many requests are waiting already.
-            StoppedError: the scheduler has stopped.
-        """
+    def submit(self, texts: Sequence[PendingText]) -> None:
+        """Queue the texts of one request; raise QueueFullError or StoppedError."""
         with self._changed:
-            if self._stopped:
+            if self.stopped:
                 raise StoppedError("the server is shutting down")
-            waiting = {entry.request for entry in self._waiting if not entry.task.cancelled}
+            waiting = {entry.request for entry in self._waiting if not entry.text.cancelled}
             if len(waiting) >= self._max_queue + max(0, self._max_batch - self.running):
                 raise QueueFullError(f"{len(waiting)} requests are waiting; try again later")
             number = next(self._numbers)
-            for turn, task in enumerate(tasks):
-                heapq.heappush(self._waiting, _Waiting(self._round + turn, number, task))
+            for turn, text in enumerate(texts):
+                heapq.heappush(self._waiting, _Waiting(self._round + turn, number, text))
             self._changed.notify()
 
     def stop(self) -> None:
         """End all texts with a StoppedError, and the thread."""
         with self._changed:
-            self._stopped = True
+            self.stopped = True
             self._changed.notify()
 
     def join(self) -> None:
@@ -138,130 +118,141 @@ class Scheduler:
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopped:
+        while not self.stopped:
             with self._changed:
-                while not (self._stopped or self._waiting or self.running):
+                while not (self.stopped or self._waiting or self.running):
                     if not self._changed.wait(_IDLE_SECONDS):
                         self._batch.begin([])
             try:
-                self._turn()
+                self._drop_cancelled()
+                self._admit()
+                if self._prompts:
+                    self._advance(self._prompts[0])
+                if self._batch.rows:
+                    self._decode()
             except Exception as error:  # a bug must not end the server
                 self._fail(error)
         self._fail(StoppedError("the server is shutting down"))
 
-    def _turn(self) -> None:
-        """Admit texts, compute a piece of some prompts, and one pass for the texts after them."""
-        self._drop_cancelled()
-        self._admit()
-        if self._prompts:
-            prompts = self._prompts[0]
-            try:
-                if prompts.advance():
-                    self._finish(prompts)
-                    self._prompts.popleft()
-                else:
-                    self._prompts.rotate(-1)  # others take the next turn
-            except (GPTCLIError, MemoryError) as error:
-                self._prompts.popleft()
-                self._end(prompts.tasks, error)
-        if self._batch.rows:
-            try:
-                steps = self._batch.step()
-            except (GPTCLIError, MemoryError) as error:
-                self._batch.begin([])
-                tasks = list(self._decoded.values())
-                self._decoded.clear()
-                self._end(tasks, error)
-                return
-            for step in steps:
-                task = self._decoded[step.row]
-                if step.finish_reason:
-                    del self._decoded[step.row]
-                    self._running.discard(task)
-                task.deliver(step)
-
     def _drop_cancelled(self) -> None:
         with self._changed:
-            self._waiting = [entry for entry in self._waiting if not entry.task.cancelled]
+            self._waiting = [entry for entry in self._waiting if not entry.text.cancelled]
             heapq.heapify(self._waiting)
-        gone = [number for number, task in self._decoded.items() if task.cancelled]
-        self._batch.drop([row for row in self._batch.rows if row.place in gone])
-        for number in gone:
-            self._running.discard(self._decoded.pop(number))
-        for prompts in [each for each in self._prompts if each.cancelled]:
-            self._prompts.remove(prompts)
-            self._running.difference_update(prompts.tasks)
+        self._drop([row for row in self._batch.rows if self._decoded[row.place].cancelled])
+        for prompts in list(self._prompts):
+            if prompts.cancelled:
+                self._prompts.remove(prompts)
+                self._running.difference_update(prompts.texts)
+
+    def _drop(self, rows: Sequence[Row]) -> list[PendingText]:
+        """Drop rows from the batch; return their texts."""
+        self._batch.drop(rows)
+        texts = [self._decoded.pop(row.place) for row in rows]
+        self._running.difference_update(texts)
+        return texts
 
     def _admit(self) -> None:
         """Let texts join whose prompts are known, and begin others that fit one pass together."""
-        taken: list[Task] = []
+        new: list[PendingText] = []
         passed: list[_Waiting] = []
-        longest = 0  # of the tokens to compute
+        longest = 0  # number of tokens to compute for a prompt
         try:
             while len(passed) < _LOOK_AHEAD and self.running < self._max_batch:
                 with self._changed:
                     if not self._waiting:
                         break
                     entry = heapq.heappop(self._waiting)
-                task = entry.task
-                self._running.add(task)  # at once, so that any error ends it
-                found, known = self._prefixes.find(task.known)
-                new = max(longest, len(task.known) - known)
-                too_many = taken and new * (len(taken) + 1) > PIECE
-                is_known = known == len(task.known) and task.score is None
-                if not is_known and (too_many or self._will_be_known(task, known, taken)):
-                    self._running.discard(task)
-                    passed.append(entry)
-                    continue
+                text = entry.text
+                self._running.add(text)  # at once, so that any error ends it
+                prefix, known = self._prefixes.find(text.known)
+                if known == len(text.known) and text.score is None:
+                    self._join_known(text, prefix)
+                else:
+                    width = max(longest, len(text.known) - known)
+                    too_many = new and width * (len(new) + 1) > PIECE
+                    if too_many or self._will_be_known(text, known, new):
+                        self._running.discard(text)
+                        passed.append(entry)
+                        continue
+                    new.append(text)
+                    longest = width
                 self._round = max(self._round, entry.round)
-                if not is_known:
-                    taken.append(task)
-                    longest = new
-                    continue
-                try:
-                    self._join(task, found.cache if found else None)
-                    self.reused += known
-                except (GPTCLIError, MemoryError) as error:
-                    self._end([task], error)
         finally:
             with self._changed:
                 for entry in passed:
                     heapq.heappush(self._waiting, entry)
-        if taken:
+        if new:
             try:
-                made = Prompts(self._model, taken, self._prefixes)
+                prompts = Prompts(self._model, new, self._prefixes)
             except MemoryError as error:
-                self._end(taken, error)
+                self._end(new, error)
             else:
-                self.reused += made.reused
-                self._prompts.append(made)
+                self.reused += prompts.reused
+                self._prompts.append(prompts)
 
-    def _will_be_known(self, task: Task, known: int, taken: Sequence[Task]) -> bool:
+    def _will_be_known(self, text: PendingText, known: int, new: Sequence[PendingText]) -> bool:
         """Return whether more of a prompt will be known once those being computed are ready."""
         if not self._prefixes.keeps:
             return False
-        others = [*taken, *(other for each in self._prompts for other in each.tasks)]
-        common = [common_length(task.known, other.known) for other in others]
+        others = [*new, *(other for prompts in self._prompts for other in prompts.texts)]
+        common = [common_length(text.known, other.known) for other in others]
         return max(common, default=0) >= max(known + 1, SHORTEST)
+
+    def _advance(self, prompts: Prompts) -> None:
+        """Compute a piece of the first prompts; once they are ready, let their texts join."""
+        try:
+            if prompts.advance():
+                self._finish(prompts)
+                self._prompts.popleft()
+            else:
+                self._prompts.rotate(-1)  # others have the next turn
+        except (GPTCLIError, MemoryError) as error:
+            self._prompts.popleft()
+            self._end(prompts.texts, error)
 
     def _finish(self, prompts: Prompts) -> None:
         """Keep prompts that are ready, and let their texts join."""
-        for place, task in enumerate(prompts.tasks):
-            if self._prefixes.keeps and len(task.known) >= SHORTEST:
-                alone = len(prompts.tasks) == 1
-                cache = prompts.cache if alone else prompts.cache.select([place], len(task.known))
-                self._prefixes.keep(Prefix(task.known, cache, prompts.states(place)))
-            if task.decode and not task.cancelled:
-                self._join(task, prompts.cache, place)
+        for row, text in enumerate(prompts.texts):
+            if self._prefixes.keeps and len(text.known) >= SHORTEST:
+                alone = len(prompts.texts) == 1
+                cache = prompts.cache if alone else prompts.cache.select([row], len(text.known))
+                self._prefixes.keep(Prefix(text.known, cache, prompts.states(row)))
+            if text.decode and not text.cancelled:
+                self._join(text, prompts.cache, row)
             else:
-                self._running.discard(task)
+                self._running.discard(text)
 
-    def _join(self, task: Task, cache: KVCache | None, place: int = 0) -> None:
-        """Let a text join the batch; all its tokens but the last are in a place of a cache."""
+    def _join_known(self, text: PendingText, prefix: Prefix | None) -> None:
+        """Let a text join whose prompt is a prefix that was kept, or has one token."""
+        try:
+            self._join(text, prefix.cache if prefix else None, 0)
+            self.reused += len(text.known)
+        except (GPTCLIError, MemoryError) as error:
+            self._end([text], error)
+
+    def _join(self, text: PendingText, cache: KVCache | None, cache_row: int) -> None:
+        """Let a text join the batch; all its tokens but the last are in a row of a cache."""
         number = next(self._numbers)
-        row = Row(number, task.request, self._tokenizer, self._model.config)
-        self._batch.add(row, cache, place)
-        self._decoded[number] = task
+        row = Row(number, text.request, self._tokenizer, self._model.config)
+        self._batch.add(row, cache, cache_row)
+        self._decoded[number] = text
+
+    def _decode(self) -> None:
+        """Compute one pass for the texts whose prompts are ready."""
+        try:
+            steps = self._batch.step()
+        except (GPTCLIError, MemoryError) as error:
+            # Perhaps only some texts use the damaged weights.
+            damaged = error.rows if isinstance(error, NotFiniteError) else ()
+            rows = [self._batch.rows[index] for index in damaged] or list(self._batch.rows)
+            self._end(self._drop(rows), error)
+            return
+        for step in steps:
+            text = self._decoded[step.row]
+            if step.finish_reason:
+                del self._decoded[step.row]
+                self._running.discard(text)
+            text.deliver(step)
 
     def _fail(self, error: Exception) -> None:
         """End all texts that are being computed, and after `stop` those that wait, too."""
@@ -269,29 +260,28 @@ class Scheduler:
         self._prompts.clear()
         self._decoded.clear()
         self._batch.begin([])
-        if self._stopped:
+        if self.stopped:
             with self._changed:
-                tasks = [entry.task for entry in self._waiting]
+                texts = [entry.text for entry in self._waiting]
                 self._waiting.clear()
-            self._end(tasks, error)
+            self._end(texts, error)
 
-    def _end(self, tasks: Iterable[Task], error: Exception) -> None:
+    def _end(self, texts: Iterable[PendingText], error: Exception) -> None:
         """End texts with an error."""
         if isinstance(error, MemoryError):
             self._prefixes.release()
             if not self._batch.rows:
-                self._batch.begin([])  # gives back the memory of earlier rows
+                self._batch.begin([])  # releases the memory of earlier rows
             error = ResourceError("there is not enough memory for this text now; try again later")
-        for task in list(tasks):
-            self._running.discard(task)
-            task.cancelled = True  # it may have joined already
-            task.deliver(error)
+        for text in list(texts):
+            self._running.discard(text)
+            text.fail(error)  # cancelled, since it may have joined already
 
 
 def _fitting(model: GPT2, texts: int) -> int:
-    """Return how many texts of full length fit half of the free memory, up to a number."""
+    """Return how many texts of full length fit half of the free memory, at most `texts`."""
     free = model.ops.free_memory()
     if free is None:
         return texts
-    one = KVCache(model.config, model.ops, 0, 0).token_bytes * model.config.n_positions
-    return max(1, min(texts, math.floor(free / 2 / one)))
+    text_bytes = KVCache(model.config, model.ops, 0, 0).token_bytes * model.config.n_positions
+    return max(1, min(texts, math.floor(free / 2 / text_bytes)))

@@ -9,7 +9,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -18,8 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.serve.guard import guarded
+from gpt_cli.errors import ResourceError
+from gpt_cli.options.declare import OptionError
 from gpt_cli.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,15 +40,9 @@ def run(
     """Serve until SIGTERM or SIGINT, and then what is running, for up to `settings.grace` seconds.
 
     Args:
-        engine: the loaded model, or a function that loads it, which is called once the address is
-            known to be free.
-        settings: the defaults if not given.
-        ready: is called with the address, such as http://127.0.0.1:8000, when requests are
-            answered.
-
-    Raises:
-        InputError: there is no such address, or no such folder for a Unix socket.
-        ResourceError: the address is in use, or not allowed.
+        engine: the loaded model, or a function that loads it once the address is known to be free.
+        settings: of the server, by default `Settings()`.
+        ready: called with the address, such as http://127.0.0.1:8000, when the server answers.
     """
     settings = settings or Settings()
     with bind(settings) as listening:
@@ -57,71 +51,86 @@ def run(
 
         app, scheduler = application(loaded, settings)
         try:
-            serve(guarded(app, settings), listening, settings.grace, scheduler.stop, ready)
+            Server(app, settings.grace, scheduler.stop, ready).serve_on(listening)
         finally:
             scheduler.stop()
             scheduler.join()
 
 
-@contextmanager
-def bind(settings: Settings) -> Iterator[socket.socket]:
-    """Listen at the address of the settings; a client that connects waits for an answer.
-
-    Raises:
-        InputError: there is no such address or folder.
-        ResourceError: the address is in use, or not allowed.
-    """
-    if settings.unix_socket is None:
-        with _bind_port(settings.host, settings.port) as listening:
-            yield listening
-        return
+def bind(settings: Settings) -> AbstractContextManager[socket.socket]:
+    """Listen at the address of the settings; a client that connects waits for an answer."""
     path = settings.unix_socket
-    with _bind_path(path) as listening:
-        own = path.stat()
-        try:
-            yield listening
-        finally:
-            with suppress(OSError):
-                if os.path.samestat(own, path.stat()):
-                    path.unlink()
+    return _bind_path(path) if path else _bind_port(settings.host, settings.port)
 
 
 def _bind_port(host: str, port: int) -> socket.socket:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # the latter from a text that is no name
-        raise InputError(f"--host {host}: {getattr(error, 'strerror', None) or error}") from None
-    # Of the addresses of a name such as localhost, every client tries that of IPv4.
-    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError("host", f"{host}: {reason}") from None
+    # A name such as localhost has several addresses; every client tries that of IPv4.
+    family, *_, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
         return socket.create_server(address, family=family, dualstack_ipv6=both)
     except OSError as error:
         message = f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}"
-        raise ResourceError(f"{message}; choose another --port, or another --host") from None
+        raise ResourceError(f"{message}; choose another port or another host") from None
 
 
-def _bind_path(path: Path) -> socket.socket:
+@contextmanager
+def _bind_path(path: Path) -> Iterator[socket.socket]:
     if not hasattr(socket, "AF_UNIX"):
-        raise InputError("--unix-socket: this system has none; use --host and --port")
-    cure = "choose another --unix-socket"
-    if os.path.lexists(path):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise InputError(f"{path} is there, and is no socket: {cure}")
-        if _answers(path):
-            raise ResourceError(f"another server listens on {path}: stop it, or {cure}")
-        path.unlink()  # of a server that was killed
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        raise OptionError("unix_socket", "is not possible on this system; use host and port")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        try:
+            with _locked(path.parent):
+                _remove_dead(path)
+                _listen(listening, path)
+                created = path.stat()
+        except OSError as error:
+            reason = f"{path}: cannot listen there: {error.strerror or error}; choose another path"
+            raise OptionError("unix_socket", reason) from None
+        try:
+            yield listening
+        finally:
+            with suppress(OSError), _locked(path.parent):
+                if os.path.samestat(created, path.stat()):
+                    path.unlink()
+
+
+def _listen(listening: socket.socket, path: Path) -> None:
     mask = os.umask(0o177)  # so that the file is never open to others
     try:
         listening.bind(str(path))
         listening.listen()
-    except OSError as error:
-        listening.close()
-        raise InputError(f"cannot listen on {path}: {error.strerror or error}; {cure}") from None
     finally:
         os.umask(mask)
-    return listening
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder: another start may find our socket before it listens, and remove it."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove the socket of a server that was killed."""
+    if os.path.lexists(path):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OptionError("unix_socket", f"{path} exists and is not a socket; choose another")
+        if _answers(path):
+            cure = "stop it, or choose another unix_socket"
+            raise ResourceError(f"another server listens on {path}: {cure}")
+        path.unlink()
 
 
 def _answers(path: Path) -> bool:
@@ -144,31 +153,16 @@ def address_of(listening: socket.socket) -> str:
     return f"http://{name[0]}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}"
 
 
-def serve(
-    app: ASGIApp,
-    listening: socket.socket,
-    grace: float,
-    on_grace: Callable[[], None],
-    ready: Callable[[str], None],
-) -> None:
-    """Serve an application on a socket until a signal; see `Server`."""
-    Server(app, grace, on_grace, ready).serve_on(listening)
-
-
 class Server(uvicorn.Server):
-    """uvicorn's server with our ends: of the process, and of connections whose clients sleep.
+    """uvicorn's server, which ends requests after a time and connections whose clients sleep.
 
-    The first SIGTERM or SIGINT stops it from accepting. What is running has `grace` seconds, after
-    which `on_grace` must make it end. A second signal ends at once, by the handlers that were there
-    before.
+    The first SIGTERM or SIGINT stops it from accepting. Running requests have `grace` seconds;
+    then `on_grace` must make them end. A second signal ends the process at once, by the handlers
+    that were there before.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        grace: float,
-        on_grace: Callable[[], None],
-        ready: Callable[[str], None],
+        self, app: ASGIApp, grace: float, on_grace: Callable[[], None], ready: Callable[[str], None]
     ):
         config = uvicorn.Config(
             app,
@@ -196,14 +190,14 @@ class Server(uvicorn.Server):
         """Serve until `should_exit` is set or a signal comes."""
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave
         with suppress(asyncio.CancelledError):
-            asyncio.run(self._main([listening]))
+            asyncio.run(self._main(listening))
         if self._second:
             signal.raise_signal(self._second)  # for the handlers of before
 
-    async def _main(self, sockets: list[socket.socket]) -> None:
+    async def _main(self, listening: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_complain)
-        self._serving = self._loop.create_task(self.serve(sockets))
+        self._serving = self._loop.create_task(self.serve([listening]))
         await self._serving
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -217,7 +211,7 @@ class Server(uvicorn.Server):
         """Stop accepting at the first signal, and end at the second."""
         if self.should_exit:
             self._second = sig
-            # Not an exception from here, which may stand in a request: uvicorn would catch it.
+            # Not an exception: this may run within a request, and uvicorn would catch it.
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self.should_exit = True
 
@@ -241,7 +235,7 @@ class Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, which may not wait for its client for ever."""
+    """uvicorn's connection, with a limit to the time that it waits for its client."""
 
     _state: tuple[Any, ...] = ()
     _since = 0.0
@@ -252,11 +246,7 @@ class _Connection(H11Protocol):
             transport.abort()
 
     def end_if_asleep(self, now: float) -> None:
-        """End the connection if we have waited for the client for too long.
-
-        Of an answer the client must take some bytes (the transport holds those that it has not
-        taken), and without a request running it must send a whole one.
-        """
+        """End the connection if the client neither reads an answer nor sends a whole request."""
         unsent = self.transport.get_write_buffer_size()
         running = self.cycle is not None and not self.cycle.response_complete
         if (state := (unsent, self.cycle, running)) != self._state:
@@ -266,10 +256,8 @@ class _Connection(H11Protocol):
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what goes wrong outside of requests, but not that no more files can be opened.
-
-    The loop accepts connections again a second later.
-    """
+    """Report an error outside of requests, unless no more files can be opened."""
+    # In that case, the loop accepts connections again a second later.
     if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
         loop.default_exception_handler(context)
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from gpt_cli.errors import InputError
-from gpt_cli.options.declare import PATH, TEXT, Declared, Range, option
+from gpt_cli.options.declare import PATH, TEXT, Declared, OptionError, Range, option
 
 _COUNT = Range(lambda count: count >= 1, "1 or more")
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
@@ -17,17 +16,13 @@ _ORIGIN = re.compile(r"https?://[^\s/?#@]+")
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # an error must not show the key
 class Settings(Declared):
-    """The options of a server.
-
-    Raises:
-        InputError: a value is out of range, or anyone could use the server without a key.
-    """
+    """The options of a server; without a key, they must not let anyone use it."""
 
     host: str = option(
         "127.0.0.1",
         "Address to listen on.",
         Range(
-            lambda host: _is_address(host) or _NAME.fullmatch(host) is not None,
+            lambda host: is_address(host) or _NAME.fullmatch(host) is not None,
             "an address or a name, without a port",
         ),
     )
@@ -62,7 +57,7 @@ class Settings(Declared):
         "Let pages of this origin use the server, such as https://example.com; * is any, null a "
         "page in a file; repeatable.",
         Range(
-            lambda origins: all(each in _ANY_PAGE or _ORIGIN.fullmatch(each) for each in origins),
+            lambda pages: all(page in _ANY_PAGE or _ORIGIN.fullmatch(page) for page in pages),
             "origins, such as https://example.com:8080, without a path",
         ),
         metavar="ORIGIN",
@@ -80,16 +75,17 @@ class Settings(Declared):
         super().__post_init__()
         if self.api_key or self.allow_anyone:
             return
+        cure = "set api_key (or GPT_CLI_API_KEY), or allow_anyone"
         if self.unix_socket is None and not _is_loopback(self.host):
-            reason = f"--host {self.host}: other machines may reach this address"
-        elif _ANY_PAGE & {*self.cors}:
-            reason = "--cors: any page that a browser of this machine opens could use the server"
-        else:
-            return
-        raise InputError(f"{reason}; set --api-key (or GPT_CLI_API_KEY), or --allow-anyone")
+            reason = "other machines may reach this address"
+            raise OptionError("host", f"{self.host}: {reason}; {cure}")
+        if _ANY_PAGE & {*self.cors}:
+            reason = "any page that a browser of this machine opens could use the server"
+            raise OptionError("cors", f"must not be * or null without a key: {reason}; {cure}")
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Return whether a host is an IP address, and not a name."""
     with suppress(ValueError):
         return bool(ip_address(host))
     return False
@@ -97,7 +93,4 @@ def _is_address(host: str) -> bool:
 
 def _is_loopback(host: str) -> bool:
     """Return whether only this machine reaches an address; False for a name that is not known."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    return ip_address(host).is_loopback if is_address(host) else host.lower() == "localhost"

@@ -1,10 +1,10 @@
-"""The fields of a request that say what a text must match: OpenAI's and vLLM's.
+"""The fields of a request that constrain a text: OpenAI's and vLLM's.
 
 https://platform.openai.com/docs/guides/structured-outputs
 https://docs.vllm.ai/en/latest/features/structured_outputs.html
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpt_cli.serve.refusals import RequestError
@@ -19,39 +19,35 @@ _FORMATS = (
 )
 
 
-class Asked(NamedTuple):
-    """The value of an option, and the field that it comes from."""
+class Constrained(NamedTuple):
+    """An option that constrains a text, its value, and the field that it comes from."""
 
-    field: str
+    option: str
     value: Any
+    field: str
 
 
-def take(given: dict[str, Any]) -> dict[str, Asked]:
-    """Remove the fields from a request; return the option that they ask for, if any.
-
-    Raises:
-        RequestError: a field is not understood, or there are several.
-    """
-    given.pop("guided_decoding_backend", None)  # there is only one
-    own = {field: given.pop(field) for field in FIELDS if given.get(field) is not None}
-    found = [each for field, value in own.items() for each in _read(field, value)]
-    for _, (field, value) in found:
+def constraint_of(body: Mapping[str, Any]) -> Constrained | None:
+    """Return the constraint of a request, if any; raise RequestError if it is not valid."""
+    values = {field: body[field] for field in FIELDS if body.get(field) is not None}
+    constraints = [item for field, value in values.items() for item in _read(field, value)]
+    for _, value, field in constraints:
         if value in ("", []):
             raise RequestError(f"{field} must not be empty", field)
-    if len(found) > 1:
-        _, second = found[1]
-        raise RequestError(f"{second.field} must be the only constraint of a text", second.field)
-    return dict(found)
+    if len(constraints) > 1:
+        field = constraints[1].field
+        raise RequestError(f"{field} must be the only constraint of a text", field)
+    return constraints[0] if constraints else None
 
 
-def _read(field: str, value: Any) -> Iterator[tuple[str, Asked]]:
-    """Yield the options of one field."""
+def _read(field: str, value: Any) -> Iterator[Constrained]:
+    """Yield the constraints of one field."""
     if field == "structured_outputs":
         yield from _structured_outputs(value)
     elif field != "response_format":
-        yield _OPTIONS[field.removeprefix("guided_")], Asked(field, value)
+        yield Constrained(_OPTIONS[field.removeprefix("guided_")], value, field)
     elif (schema := _schema_of(value)) is not None:
-        yield "json_schema", Asked(field, schema)
+        yield Constrained("json_schema", schema, field)
 
 
 def _schema_of(format: Any) -> Any:
@@ -61,7 +57,7 @@ def _schema_of(format: Any) -> Any:
             return None
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
             return schema
-        # Written like this for llama.cpp's server, and others.
+        # The form for llama.cpp's server, and others.
         case {"type": "json_schema" | "json_object", "schema": dict() as schema}:
             return schema
         case {"type": "json_object", **more} if more.get("schema") is None:
@@ -69,18 +65,18 @@ def _schema_of(format: Any) -> Any:
     raise RequestError(f"response_format must be {_FORMATS}", "response_format")
 
 
-def _structured_outputs(given: Any) -> Iterator[tuple[str, Asked]]:
-    """Yield the options of vLLM's "structured_outputs", at least one."""
+def _structured_outputs(value: Any) -> Iterator[Constrained]:
+    """Yield the constraints of vLLM's "structured_outputs", at least one."""
     known = ", ".join((*_OPTIONS, "json_object"))
-    asked = isinstance(given, dict) and any(given.get(name) is not None for name in _OPTIONS)
-    if not (asked or (isinstance(given, dict) and given.get("json_object") is True)):
+    parts = value if isinstance(value, dict) else {}
+    if parts.get("json_object") is not True and all(parts.get(name) is None for name in _OPTIONS):
         message = f"structured_outputs must be an object with one of {known}"
         raise RequestError(message, "structured_outputs")
-    for name, value in given.items():
+    for name, part in parts.items():
         field = f"structured_outputs.{name:.40}"
-        if name in _OPTIONS and value is not None:
-            yield _OPTIONS[name], Asked(field, value)
-        elif name == "json_object" and value is True:
-            yield "json_schema", Asked(field, _ANY_OBJECT)
-        elif value not in (None, False) and name != "disable_fallback":
+        if name in _OPTIONS and part is not None:
+            yield Constrained(_OPTIONS[name], part, field)
+        elif name == "json_object" and part is True:
+            yield Constrained("json_schema", _ANY_OBJECT, field)
+        elif part not in (None, False) and name != "disable_fallback":
             raise RequestError(f"{field} is not known here; there are {known}", field)

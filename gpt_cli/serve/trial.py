@@ -1,4 +1,4 @@
-"""Try a client's constraint in a process of its own, before the server compiles it.
+"""Try a client's constraint in another process, before the server compiles it.
 
 A schema of 60 characters, such as one with a "multipleOf" of eight digits, may take years and all
 memory to compile. llguidance limits neither, and a thread cannot be stopped.
@@ -20,14 +20,9 @@ _KNOWN = 64  # constraints
 
 
 def check(option: str, value: Any) -> None:
-    """Check that a constraint can be compiled in little time and memory, if it is valid.
-
-    Raises:
-        OptionError: it cannot.
-        ResourceError: llguidance is not installed.
-    """
+    """Raise OptionError if a valid constraint takes too much time or memory to compile."""
     import_llguidance()
-    if option != "choices":  # a list of texts ends, and requests may have a list of their own each
+    if option != "choices":  # these are quick, and every request may have another list
         _check(option, json.dumps(value))
 
 
@@ -50,7 +45,7 @@ def _check(option: str, value: str) -> None:
 
 
 def _main(option: str, most_bytes: int) -> None:
-    """Compile the constraint on standard input. One that is not valid is quick to find."""
+    """Compile the constraint on standard input; one that is not valid fails soon."""
     if sys.platform != "win32":
         import resource
 

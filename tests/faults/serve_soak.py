@@ -35,7 +35,7 @@ from gpt_cli.generation.generate import Completion, generate
 from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
-from gpt_cli.serve.protocol import token_name
+from gpt_cli.serve.answer import token_name
 
 CLIENTS = 24
 FLAGS = [

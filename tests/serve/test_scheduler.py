@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
 from gpt_cli.serve import prompts, scheduler
-from gpt_cli.serve.prompts import PromptScore, Task
+from gpt_cli.serve.prompts import PendingText, PromptScore
 from gpt_cli.serve.scheduler import QueueFullError, Scheduler, StoppedError
 from support.checkpoints import VOCAB
 from support.models import DTYPES, computing, model_of
@@ -60,7 +61,7 @@ class Caller:
     def task(self, request, score=None, decode=True):
         number = len(self.completions)
         self.completions[number] = Completion(len(request.prompt), request.seed)
-        task = Task(request, lambda event: self.events.put((number, event)), score, decode)
+        task = PendingText(request, lambda event: self.events.put((number, event)), score, decode)
         task.number = number
         return task
 
@@ -279,7 +280,7 @@ def test_others_go_on_while_a_long_prompt_is_computed(native, tokenizer, running
     shared, order = running(model, tokenizer), queue.Queue()
 
     def task(name, request):
-        return Task(request, lambda event: order.put(name))
+        return PendingText(request, lambda event: order.put(name))
 
     shared.submit([task("short", Request([1], Options(max_tokens=100, ignore_eos=True)))])
     order.get(timeout=60)
@@ -296,7 +297,7 @@ def test_texts_of_several_requests_take_turns(native, tokenizer, running):
     ended = queue.Queue()
 
     def task(name):
-        return Task(Request([1], Options(max_tokens=1)), lambda event: ended.put(name))
+        return PendingText(Request([1], Options(max_tokens=1)), lambda event: ended.put(name))
 
     shared.submit([task("first") for _ in range(30)])
     shared.submit([task("second") for _ in range(3)])
@@ -311,7 +312,7 @@ def test_a_request_that_comes_later_does_not_overtake_what_waits(native, tokeniz
     names, done = [], threading.Event()
 
     def task(name):
-        return Task(Request([1], Options(max_tokens=1)), lambda event: end(name))
+        return PendingText(Request([1], Options(max_tokens=1)), lambda event: end(name))
 
     def end(name):
         names.append(name)
@@ -456,6 +457,47 @@ def test_an_error_ends_its_texts_and_others_are_computed(
     caller.wait([good])
     assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
     assert (shared.running, shared.waiting) == (0, 0)
+
+
+def damaged_at(native, position):
+    """Return a model with a damaged weight that only texts use that reach this position."""
+    model = model_of(native("float32"), **SMALL)
+    model.wpe[position] = np.nan
+    return model
+
+
+def test_damaged_weights_end_only_the_texts_that_use_them(native, tokenizer, running):
+    model = damaged_at(native, 60)
+    shared, caller = running(model, tokenizer, Speculator(model)), Caller()
+    options = Options(max_tokens=50, temperature=0, ignore_eos=True)
+    long, *short = [caller.task(Request([n] * length, options)) for n, length in ((3, 40), (5, 2))]
+    short += [caller.task(Request([1, 2, 3] * 3, options))]
+    with shared._changed:  # so that all are there at the next turn
+        shared.submit([long, *short])
+    caller.wait([long, *short])
+    assert isinstance(caller.errors.pop(long.number), CheckpointError)
+    assert not caller.errors
+    assert len(caller.completions[long.number].ids) == 21  # those before the position
+    for text in short:
+        assert_same(caller.completions[text.number], alone(model, tokenizer, text.request))
+    assert (shared.running, shared._batch.rows) == (0, [])
+
+
+def test_damaged_weights_end_only_the_scores_that_use_them(native, tokenizer, running):
+    model = damaged_at(native, 20)
+    shared, caller = running(model, tokenizer), Caller()
+    one_token = Options(max_tokens=1, seed=1)
+    bad, good = (
+        caller.task(Request([n] * length, one_token), score=1) for n, length in ((3, 30), (4, 18))
+    )
+    with shared._changed:  # so that both are computed side by side
+        shared.submit([bad, good])
+    caller.wait([bad, good])
+    assert isinstance(caller.errors.pop(bad.number), CheckpointError)
+    assert not caller.errors
+    (expected,) = score(model, tokenizer, [good.request.prompt])
+    assert caller.scores[good.number].logprobs == expected.token_logprobs[1:]
+    assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
 
 
 @pytest.mark.parametrize(

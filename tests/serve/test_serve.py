@@ -257,6 +257,20 @@ def test_another_model_is_not_found(server):
 
 
 @pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"max_tokens": 300, "n": 17, "logprobs": 100}, "logprobs"),
+        ({"prompt": [[5] * 500] * 2000, "max_tokens": 0, "echo": True}, "prompt"),
+        ({"prompt": ["Once"] * 2000, "max_tokens": 300}, "max_tokens"),
+    ],
+)
+def test_an_answer_that_is_too_large_is_refused_with_its_field(body, field, server):
+    error = server.ask(COMPLETIONS, {"prompt": "Once"} | body).error(400)
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field}: an answer may have 500000 tokens")
+
+
+@pytest.mark.parametrize(
     "body", [b"", b"{", b"[1]", b"3", b"null", b'"x"', b"\xff", b"{'a': 1}", b'{"n": 1, "n": }']
 )
 def test_a_body_that_is_no_json_object_is_refused(body, server):
@@ -619,6 +633,20 @@ def test_a_client_that_leaves_frees_its_place(stream, server):
     connection.close()
     after = server.wait_until_idle()["gpt_cli_generated_tokens_total"]
     assert after - before < 16 * 500 / 2
+
+
+def test_answers_that_nobody_reads_are_bounded_in_all(server):
+    large = LONG | {"max_tokens": 300, "logprobs": 100}  # nearly the most for one answer
+    many = [server.begin(**large, stream=place % 2 > 0) for place in range(4)]
+    server.wait_for(lambda values: values["gpt_cli_texts_waiting"] >= 16)
+    answer = server.ask(COMPLETIONS, large)
+    assert answer.error(429)["code"] == "server_busy"
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert server.complete(prompt="Once", max_tokens=2)["choices"]  # there is room for small ones
+    for connection in many:
+        connection.close()
+    server.wait_until_idle()
+    assert server.complete(**large | {"n": 15, "max_tokens": 10})["choices"]
 
 
 def test_one_connection_serves_many_requests(server, tiny):

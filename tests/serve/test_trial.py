@@ -55,7 +55,7 @@ def test_constraints_that_take_long_leave_threads_for_others(monkeypatch):
         await asyncio.gather(*slow)
 
     monkeypatch.setattr(app, "read", read)
-    routes = app._Routes(None, Mock())
+    routes = app._Handlers(Mock())
     asyncio.run(ask_all())
 
 
