@@ -26,7 +26,7 @@ from support.processes import on_terminal, path_with_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-LINKING = [*PAGES, *(ROOT / f for f in ("CONTRIBUTING.md", "SECURITY.md", "weights/README.md"))]
+LINKING = [*PAGES, *ROOT.glob("[CS]*.md"), ROOT / "weights/README.md"]
 LINKING += ROOT.glob("benchmarks/**/*.md")
 
 # Lines that are not run, with the reason.
