@@ -26,7 +26,7 @@ from support.processes import on_terminal, path_with_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-LINKING = [*PAGES, *(ROOT / f for f in ("CONTRIBUTING.md", "SECURITY.md", "weights/README.md"))]
+LINKING = [*PAGES, *ROOT.glob("[CS]*.md"), ROOT / "weights/README.md"]
 LINKING += ROOT.glob("benchmarks/**/*.md")
 
 # Lines that are not run, with the reason.
@@ -226,3 +226,21 @@ def test_each_option_is_in_the_guide():
         if declared.row:
             assert f"`{option.name}`" in pages["batch"]
             assert f"--{option.name.replace('_', '-')}" in pages["generate"]
+
+
+def test_faults_that_security_names_are_in_the_tables():
+    security = (ROOT / "SECURITY.md").read_text("utf-8")
+    cited = re.findall(r'"([^"]+)"', " ".join(re.findall(r"\|([^|]*)\|$", security, re.MULTILINE)))
+    tables = (ROOT / "tests/faults/RESULTS.md").read_text("utf-8")
+    names = set(re.findall(r"^\| (.*?) \|", tables, re.MULTILINE))
+    assert cited
+    assert set(cited) <= names
+
+
+def test_actions_are_pinned_and_run_targets_of_the_makefile():
+    workflows = "\n".join(path.read_text("utf-8") for path in ROOT.glob(".github/workflows/*.yml"))
+    used = re.findall(r"uses: (.*)", workflows)
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v[\d.]+", action) for action in used)
+    run = set(re.findall(r"make ([a-z][a-z0-9-]*)", workflows))
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert {"test", "check", "faults", "fuzz", "sanitize"} <= run <= set(targets)

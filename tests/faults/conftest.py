@@ -1,4 +1,4 @@
-"""Fixtures for faults: a separate, watched world, a time limit, and a row of the table."""
+"""Fixtures for faults: a separate, watched world, a time limit, and rows of the tables."""
 
 import platform
 import subprocess
@@ -68,7 +68,10 @@ def survive(record_property) -> Callable[[int], None]:
 def pytest_runtest_makereport(item, call):
     report = yield
     if marker := item.get_closest_marker("fault"):
-        report.user_properties.append(("fault", [*marker.args, marker.kwargs.get("intact", "")]))
+        about, *_ = item.module.__doc__.split("\n")
+        section = f"## {item.path.name}\n\n{about}"
+        intact = marker.kwargs.get("intact", "")
+        report.user_properties.append(("fault", [section, *marker.args, intact]))
     return report
 
 
@@ -84,20 +87,22 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def _table(reports) -> str:
-    rows: dict[tuple[int, str], dict[str, object]] = {}
+    """Return a table for each test module, sorted by the numbers and the names of faults."""
+    sections: dict[str, dict[tuple[int, str], dict[str, object]]] = {}
     outcomes: Counter[str] = Counter()
     kills = compared = 0
     for report in reports:
-        found = dict(report.user_properties)
-        if "fault" not in found:
+        properties = dict(report.user_properties)
+        if "fault" not in properties:
             continue
-        number, name, code, intact = found["fault"]
+        section, number, name, code, intact = properties["fault"]
+        rows = sections.setdefault(section, {})
         row = rows.setdefault((number, name), {"results": Counter()})
-        row |= {"code": code, "intact": intact, "message": found.get("message", "")}
+        row |= {"code": code, "intact": intact, "message": properties.get("message", "")}
         row["results"][report.outcome] += 1
         outcomes[report.outcome] += 1
-        kills += found.get("kills", 0)
-        compared += found.get("rows", 0)
+        kills += properties.get("kills", 0)
+        compared += properties.get("rows", 0)
     return "\n".join(
         [
             "# Faults and their results",
@@ -109,15 +114,27 @@ def _table(reports) -> str:
             f"signal or by their reader: {kills}. Rows compared after 25 such ends of each run: "
             f"{compared}; none was lost or duplicate.",
             "",
-            "| no. | fault | exit | message | what stays intact | result |",
-            "|-|-|-|-|-|-|",
-            *(_row(*key, **row) for key, row in sorted(rows.items())),
-            "",
+            *(
+                line
+                for section in sorted(sections)
+                for line in _section(section, sections[section])
+            ),
         ]
     )
 
 
-def _row(number, name, *, code, message, intact, results) -> str:
+def _section(section: str, rows: dict[tuple[int, str], dict[str, object]]) -> list[str]:
+    return [
+        section,
+        "",
+        "| fault | exit | message | what stays intact | result |",
+        "|-|-|-|-|-|",
+        *(_row(name, **rows[number, name]) for number, name in sorted(rows)),
+        "",
+    ]
+
+
+def _row(name, *, code, message, intact, results) -> str:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in results.items())
-    cells = [number, name, code, message, intact, counts]
+    cells = [name, code, message, intact, counts]
     return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
