@@ -166,7 +166,8 @@ class Scheduler:
                 self._running.add(text)  # at once, so that any error ends it
                 prefix, known = self._prefixes.find(text.known)
                 if known == len(text.known) and text.score is None:
-                    self._join_known(text, prefix)
+                    self._join(text, prefix.cache if prefix else None, 0)
+                    self.reused += known
                 else:
                     width = max(longest, len(text.known) - known)
                     too_many = new and width * (len(new) + 1) > PIECE
@@ -222,20 +223,15 @@ class Scheduler:
             else:
                 self._running.discard(text)
 
-    def _join_known(self, text: PendingText, prefix: Prefix | None) -> None:
-        """Let a text join whose prompt is a prefix that was kept, or has one token."""
-        try:
-            self._join(text, prefix.cache if prefix else None, 0)
-            self.reused += len(text.known)
-        except (GPTCLIError, MemoryError) as error:
-            self._end([text], error)
-
     def _join(self, text: PendingText, cache: KVCache | None, cache_row: int) -> None:
         """Let a text join the batch; all its tokens but the last are in a row of a cache."""
         number = next(self._numbers)
-        row = Row(number, text.request, self._tokenizer, self._model.config)
-        self._batch.add(row, cache, cache_row)
-        self._decoded[number] = text
+        try:
+            row = Row(number, text.request, self._tokenizer, self._model.config)
+            self._batch.add(row, cache, cache_row)
+            self._decoded[number] = text
+        except (GPTCLIError, MemoryError) as error:
+            self._end([text], error)
 
     def _decode(self) -> None:
         """Compute one pass for the texts whose prompts are ready."""

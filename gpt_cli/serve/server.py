@@ -25,10 +25,10 @@ from gpt_cli.serve.settings import Settings
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
 
-IDLE_SECONDS = 60.0  # for a client to send a request, or to take more of an answer
+IDLE_SECONDS = 60.0  # for a client to send a request, or to read more of an answer
 LAST_SECONDS = 5.0  # for requests to end after `on_grace`
 MOST_CONNECTIONS = 500  # or half of the files that this process may open
-_AT_ONCE = 16  # connections that are accepted before the first of them is looked at
+_AT_ONCE = 16  # connections that are accepted before the first of them is read
 _HEADERS_SIZE = 1 << 16  # bytes; a browser sends the cookies of all servers of this machine
 
 
@@ -37,7 +37,7 @@ def run(
     settings: Settings | None = None,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and then what is running, for up to `settings.grace` seconds.
+    """Serve until SIGTERM or SIGINT; running requests then have `settings.grace` seconds.
 
     Args:
         engine: the loaded model, or a function that loads it once the address is known to be free.
@@ -116,7 +116,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(OSError):  # such as of NFS, which has no locks of folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
@@ -157,8 +158,8 @@ class Server(uvicorn.Server):
     """uvicorn's server, which ends requests after a time and connections whose clients sleep.
 
     The first SIGTERM or SIGINT stops it from accepting. Running requests have `grace` seconds;
-    then `on_grace` must make them end. A second signal ends the process at once, by the handlers
-    that were there before.
+    then `on_grace` must make them end. A second signal ends the process at once, by the earlier
+    handlers.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class Server(uvicorn.Server):
         with suppress(asyncio.CancelledError):
             asyncio.run(self._main(listening))
         if self._second:
-            signal.raise_signal(self._second)  # for the handlers of before
+            signal.raise_signal(self._second)  # for the earlier handlers
 
     async def _main(self, listening: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
@@ -201,7 +202,7 @@ class Server(uvicorn.Server):
         await self._serving
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, and say so."""
+        """Accept connections, and call `ready`."""
         await super().startup(sockets)
         for listening in sockets or []:
             listening.listen(MOST_CONNECTIONS)  # more may wait in the system
@@ -222,7 +223,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for what is running."""
+        """Wait for running requests."""
         self._loop.call_later(self._grace, self._on_grace)
         try:
             await super().shutdown(sockets)

@@ -33,7 +33,7 @@ class Settings(Declared):
     )
     unix_socket: Path | None = option(
         None,
-        "Listen on a Unix socket that only this user can open, in place of a port.",
+        "Listen on a Unix socket that only this user can open, instead of a port.",
         kind=PATH,
         metavar="PATH",
     )

@@ -498,6 +498,8 @@ def test_what_was_done_is_counted(server):
     before = server.wait_until_idle()
     used = server.complete(prompt=["Once upon a time", "The fox"], n=2, seed=1)["usage"]
     server.ask(COMPLETIONS, {"prompt": "x", "n": 0}).error(400)
+    server.ask(COMPLETIONS, {"prompt": "x"}, Host="evil.example").error(403)
+    server.ask("/v1/nothing").error(404)
     answer = server.ask("/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
     after = server.wait_until_idle()
@@ -509,6 +511,8 @@ def test_what_was_done_is_counted(server):
     assert grown("gpt_cli_generated_tokens_total") == used["completion_tokens"]
     assert grown("gpt_cli_requests_total{path=/v1/completions,status=400}") == 1
     assert grown("gpt_cli_requests_total{path=/v1/completions,status=200}") == 1
+    assert grown("gpt_cli_requests_total{path=/v1/completions,status=403}") == 1
+    assert grown("gpt_cli_requests_total{path=other,status=404}") == 1
     assert grown("gpt_cli_request_seconds_count") >= 1
     assert grown("gpt_cli_first_token_seconds_count") >= 1
     for name in ("reused", "drafted", "accepted"):

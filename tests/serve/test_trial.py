@@ -3,6 +3,7 @@
 import asyncio
 import json
 import subprocess
+import sys
 import threading
 from unittest.mock import Mock
 
@@ -29,6 +30,13 @@ def test_a_constraint_without_an_end_of_compiling_leaves_nothing_behind(monkeypa
         read(tiny, {"prompt": "Once", "guided_json": ENDLESS})
     assert caught.value.field == "guided_json"
     assert threading.active_count() == threads
+
+
+def test_without_llguidance_the_field_is_named(monkeypatch, tiny):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RequestError, match="pip install llguidance") as caught:
+        read(tiny, {"prompt": "Once", "structured_outputs": {"regex": "a"}})
+    assert (caught.value.status, caught.value.field) == (501, "structured_outputs.regex")
 
 
 def test_constraints_that_take_long_leave_threads_for_others(monkeypatch):
