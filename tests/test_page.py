@@ -179,6 +179,7 @@ def look(window, tmp_path):
         tab.on("request", lambda request: asked.append(request.url))
         opened.append((tab, file.as_uri()))
         tab.goto(file.as_uri())
+        assert tab.locator("header p").inner_text().endswith(".")  # the introduction
         return tab
 
     yield look
