@@ -1,4 +1,4 @@
-"""Input that nobody thought of: what the fuzzer has collected, and random flags and logits."""
+"""Unexpected input: the inputs that the fuzzer has collected, random flags and random logits."""
 
 import math
 import os
@@ -19,7 +19,7 @@ CORPUS = Path(__file__).parent / "fuzz" / "corpus"
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_nothing_that_the_fuzzer_has_collected_goes_wrong(target, request, monkeypatch):
+def test_the_inputs_of_the_fuzzer_are_handled(target, request, monkeypatch):
     if target == "constraints":
         pytest.importorskip("llguidance")
     if target == "compressed":
@@ -33,7 +33,7 @@ def test_nothing_that_the_fuzzer_has_collected_goes_wrong(target, request, monke
 
 # --- flags ---------------------------------------------------------------------------------------
 
-# No slash, lest it be a path to anywhere; "\udcff" is a byte that is not UTF-8.
+# No slash, because it would be a path to anywhere; "\udcff" is a byte that is not UTF-8.
 short_text = st.text(st.sampled_from("ab1.,- \n\u00e9\U0001f600\udcff"), max_size=8)
 numbers = st.one_of(
     st.integers(-2, 5),
@@ -67,7 +67,7 @@ SAMPLING = {
     "--overflow": one_of("error", "truncate", "shift"),
 }
 PERPLEXITIES = {"--max-perplexity": values, "--min-perplexity": values}
-# Each with its flags that have a value, its switches, and what its argument is.
+# Commands with their flags that have a value, their switches, and their argument.
 COMMANDS = {
     "generate": (
         MODEL | SAMPLING | {"--samples": few, "--file": files},
@@ -105,27 +105,27 @@ COMMANDS = {
     "detokenize": ({"--file": files}, ["--offline"], values),
 }
 
-# What is always given, but may be given again.
+# Flags that are always there, but may be repeated.
 FIRST = {"generate": ["-n2"], "batch": ["-n2"], "rank": ["--choices=a,b"]}
 
 
 @st.composite
 def command_lines(draw) -> list[str]:
-    """A command with some of its flags and switches, and mostly one argument."""
+    """Return a command with a few flags and switches, and mostly one argument."""
     command = draw(st.sampled_from(sorted(COMMANDS)))
     flags, switches, argument = COMMANDS[command]
     chosen = draw(st.lists(st.sampled_from(sorted(flags)), max_size=2, unique=True))
-    given = [f"{flag}={draw(flags[flag])}" for flag in chosen]
-    given += draw(st.lists(st.sampled_from(switches), max_size=2))
+    chosen = [f"{flag}={draw(flags[flag])}" for flag in chosen]
+    chosen += draw(st.lists(st.sampled_from(switches), max_size=2))
     count = draw(st.sampled_from([1, 1, 1, 1, 0, 2]))
     arguments = [draw(argument) for _ in range(count)]
     first = FIRST.get(command, [])
-    return [*command.split(), "--model=tiny", "--quiet", *first, *given, "--", *arguments]
+    return [*command.split(), "--model=tiny", "--quiet", *first, *chosen, "--", *arguments]
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, thread_variables):
-    """A folder with two files, in which commands are run; nothing comes through a pipe."""
+    """Run commands in a folder with two files; nothing comes through a pipe."""
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("Once upon a time\n\nthere was\n", encoding="utf-8")
     Path("rows.jsonl").write_text('{"prompt": "Once", "top_k": 1}\n[]\n', encoding="utf-8")
@@ -136,7 +136,7 @@ def here(tmp_path, monkeypatch, thread_variables):
 
 @given(arguments=command_lines())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
-def test_whatever_the_flags_an_error_is_one_line_with_a_known_exit_code(here, capfd, arguments):
+def test_an_error_of_any_flags_is_one_line_with_a_known_exit_code(here, capfd, arguments):
     code = app.run(arguments)
     out, err = capfd.readouterr()
     assert code in (0, 2, 5, 6)
@@ -161,7 +161,7 @@ valid_params = st.builds(
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
 )
-# Far larger than any model's, and yet no penalty or temperature makes them infinite.
+# Far larger than those of models, but no penalty or temperature makes them infinite.
 logit = st.one_of(
     st.floats(-(2.0**66), 2.0**66, width=32),
     st.sampled_from([-math.inf, 0.0, -0.0, 1.0, 1e-45, -1e-45]).map(np.float32),
@@ -172,17 +172,17 @@ rows_of_logits = arrays(np.float32, st.tuples(st.just(2), st.integers(1, 70)), e
 @given(
     logits=rows_of_logits,
     params=valid_params,
-    places=st.tuples(st.floats(0, 1, exclude_max=True), st.just(1 - 2**-53)),
+    uniforms=st.tuples(st.floats(0, 1, exclude_max=True), st.just(1 - 2**-53)),
     data=st.data(),
 )
 @settings(max_examples=150)
-def test_whatever_the_parameters_a_possible_token_is_drawn(ops, logits, params, places, data):
+def test_a_possible_token_is_drawn_with_any_parameters(ops, logits, params, uniforms, data):
     V = logits.shape[1]
     logits[:, data.draw(st.integers(0, V - 1))] = 1.5  # something is possible
     seen = data.draw(st.tuples(*[st.lists(st.integers(0, V - 1), min_size=1, max_size=5)] * 2))
-    given = logits.copy()
-    ids = sample(ops, logits, np.array(places), params, seen, seen)
-    assert np.array_equal(logits, given)
+    before = logits.copy()
+    ids = sample(ops, logits, np.array(uniforms), params, seen, seen)
+    assert np.array_equal(logits, before)
     for row, id in zip(logits, ids.tolist(), strict=True):
         assert 0 <= id < V
         assert math.isfinite(row[id])

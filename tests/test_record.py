@@ -1,4 +1,4 @@
-"""`tools/record.py`: what the moving picture of a terminal shows, and when."""
+"""`tools/record.py`: the contents of the moving picture, and their times."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Make tests/golden/lm_eval.json: answers of lm-evaluation-harness's own model `hf`.
+"""Make tests/golden/lm_eval.json: answers of the model `hf` of lm-evaluation-harness.
 
 It needs PyTorch, transformers and accelerate, which the tests do not. Use a separate environment:
 
@@ -30,7 +30,7 @@ from support.checkpoints import CASES  # noqa: E402 (it is not installed)
 
 
 def main() -> None:
-    """Write the file, with a line for each task of each model."""
+    """Write the file, with a line per model and task."""
     lines = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -42,7 +42,7 @@ def main() -> None:
             n_positions = json.loads((path / "config.json").read_bytes())["n_positions"]
             tasks = folder / f"{model}-tasks"
             names = write_tasks(tasks, n_positions)
-            found = simple_evaluate(
+            results = simple_evaluate(
                 "hf",
                 {"pretrained": str(path), "dtype": "float32"},
                 names,
@@ -51,12 +51,12 @@ def main() -> None:
                 task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
             )
             for name in names:
-                samples = sorted(found["samples"][name], key=lambda sample: sample["doc_id"])
+                samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
                 golden = {
                     "answers": [sample["resps"] for sample in samples],
                     "metrics": {
                         metric.removesuffix(",none"): float(value)
-                        for metric, value in found["results"][name].items()
+                        for metric, value in results["results"][name].items()
                         if metric.endswith(",none") and "stderr" not in metric
                     },
                 }

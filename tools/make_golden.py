@@ -106,7 +106,7 @@ def load_model(case: str, folder: Path) -> GPT2LMHeadModel:
 
 
 def model_arrays(case: str, model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
-    """Return logits of ROWS, and their greedy continuations with the margin of each choice."""
+    """Return logits of ROWS, and their greedy continuations with the margins of the choices."""
     ids = torch.tensor(ROWS)
     logits = model(ids).logits
     margins = []
@@ -143,7 +143,7 @@ def padded_arrays(model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
 
 
 def inner_arrays(model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
-    """Return the inner states of a pass over the first row of ROWS, and logits of each layer."""
+    """Return the inner states of a pass over the first row of ROWS, and the logits by layer."""
     output = model(torch.tensor(ROWS[:1]), output_attentions=True, output_hidden_states=True)
     states = []  # transformers returns the last one after ln_f
     handle = model.transformer.h[-1].register_forward_hook(
@@ -162,7 +162,7 @@ def inner_arrays(model: GPT2LMHeadModel) -> dict[str, np.ndarray]:
 
 
 def scored(model: GPT2LMHeadModel, ids: list[int]) -> dict[str, Any]:
-    """Return log-likelihoods of a text, and the perplexity of transformers' own loss."""
+    """Return log-likelihoods of a text, and the perplexity by the loss of transformers."""
     row = torch.tensor([ids])
     output = model(row, labels=row)
     logprobs = output.logits[0, :-1].double().log_softmax(dim=-1)
@@ -207,18 +207,18 @@ def tokenized(folder: Path) -> list[list[int]]:
 
 def processors(params: dict[str, float]) -> LogitsProcessorList:
     """Return the filters of transformers, in the order in which it applies them."""
-    made = {
+    filters = {
         "repeat_penalty": RepetitionPenaltyLogitsProcessor,
         "temperature": TemperatureLogitsWarper,
         "top_k": TopKLogitsWarper,
         "top_p": TopPLogitsWarper,
         "min_p": MinPLogitsWarper,
     }
-    return LogitsProcessorList([made[name](params[name]) for name in made if name in params])
+    return LogitsProcessorList([filters[name](params[name]) for name in filters if name in params])
 
 
 def sampling() -> dict[str, Any]:
-    """Return the tokens that survive each set of filters, with their probabilities."""
+    """Return the tokens that survive the sets of filters, with their probabilities."""
     logits = (1.8 * noise("sampling", 3, 60)).astype(np.float32)
     # Positive and negative, likely and unlikely ones, and a duplicate.
     texts = [np.argsort(row)[[-1, -2, -5, 30, 0, 30]].tolist() for row in logits]
@@ -246,9 +246,9 @@ def tiny_known() -> dict[str, Any]:
     continuations = []
     for prompt in ("Once upon a time", "One day, a fox", "The old woman looked at the sea."):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        found = model.generate(ids, do_sample=False, max_new_tokens=60)[0, ids.shape[1] :]
-        text = tokenizer.decode(found, skip_special_tokens=True)
-        continuations.append({"prompt": prompt, "tokens": len(found), "text": text})
+        new_ids = model.generate(ids, do_sample=False, max_new_tokens=60)[0, ids.shape[1] :]
+        text = tokenizer.decode(new_ids, skip_special_tokens=True)
+        continuations.append({"prompt": prompt, "tokens": len(new_ids), "text": text})
     files = ("config.json", "merges.txt", "model.safetensors", "vocab.json")
     return {
         "source": "tools/make_golden.py, by transformers",
@@ -260,7 +260,7 @@ def tiny_known() -> dict[str, Any]:
 
 
 def write_json(name: str, value: Any) -> None:
-    """Write a JSON file with a line for each top-level entry."""
+    """Write a JSON file with a line per top-level entry."""
     lines = [f"{json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()]
     (GOLDEN / name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="ascii")
 

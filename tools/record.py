@@ -3,10 +3,10 @@
     pip install ".[docs]"
     python tools/record.py
 
-Each command is typed slowly and run by bash on a pseudo-terminal. Its output appears at the real
-speed, but long waits are shortened. pyte emulates the terminal. Each version of a row is a part of
-the SVG, and CSS shows it for the time that it was on the screen. This needs no script, so it also
-works in an <img>. Readers who prefer reduced motion see the last screen.
+The commands are typed slowly and run by bash on a pseudo-terminal. Their output appears at the real
+speed, but long waits are shortened. pyte emulates the terminal. All versions of a row are parts of
+the SVG, and CSS shows them for the time that they were on the screen. This needs no script, so it
+also works in an <img>. Readers who prefer reduced motion see the last screen.
 """
 
 import os
@@ -69,7 +69,7 @@ COLOURS = {
 
 
 def run(command: str, folder: Path) -> Iterator[tuple[float, bytes]]:
-    """Run a command on a pseudo-terminal; yield pieces of its output, with the wait before each."""
+    """Run a command on a pseudo-terminal; yield waits in seconds, and output."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # finds gpt-cli
@@ -134,7 +134,7 @@ def parts(screen: pyte.Screen) -> list[str]:
 
 
 def row(y: int, cells: list[Char]) -> str:
-    """Return a row, with an explicit position for each run of words."""
+    """Return a row, in which runs of words have explicit positions."""
     svg = ""
     x = 0
     # Characters beyond ASCII may come from another font, with another width.
@@ -168,7 +168,7 @@ def look(cell: Char) -> tuple[str, str, bool, bool]:
 
 
 def rectangle(x: float, y: int, width: float, colour: str) -> str:
-    """Return a coloured rectangle with the width of some cells."""
+    """Return a coloured rectangle, `width` cells wide."""
     return (
         f'<rect x="{MARGIN + x * CELL:g}" y="{MARGIN + y * LINE:g}"'
         f' width="{width * CELL:g}" height="{LINE}" fill="{colour}"/>'

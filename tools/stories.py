@@ -65,24 +65,24 @@ class Teller:
 
         Outer choices come first, so alternatives that are not chosen cost nothing.
         """
-        told = []
+        words = []
         position = 0
         while position < len(template):
             char = template[position]
             if char not in OPENERS:
-                told.append(char)
+                words.append(char)
                 position += 1
                 continue
             end = _closing(template, position)
             inside = template[position + 1 : end]
             if char == "[":
-                told.append(self.tell(self.pick(*_alternatives(inside))))
+                words.append(self.tell(self.pick(*_alternatives(inside))))
             elif char == "<":
-                told.append(self.tell(self.pick(RULES[inside])))
+                words.append(self.tell(self.pick(RULES[inside])))
             else:
-                told.append(self.tell(self.look_up(inside)))
+                words.append(self.tell(self.look_up(inside)))
             position = end + 1
-        return "".join(told)
+        return "".join(words)
 
     def look_up(self, slot: str) -> str:
         """Return the words for `hero`, `thing.look`, `friend.his` or the hero's `he`."""
@@ -103,8 +103,8 @@ class Teller:
         """Choose a person or an animal that is not yet in the story."""
         folk = self.pick(("people", "animals"))
         he = self.pick(("she", "he"))
-        taken = {part["name"] for part in self.parts.values()}
-        name = self.pick([name for name in NAMES[folk, he] if name not in taken])
+        used = {part["name"] for part in self.parts.values()}
+        name = self.pick([name for name in NAMES[folk, he] if name not in used])
         if folk == "people":
             kind = "girl" if he == "she" else "boy"
         else:
@@ -118,14 +118,14 @@ def write_story(rng: random.Random) -> Story:
     """Write a story, which depends only on the state of `rng`."""
     teller = Teller(rng, PARTS)
     plot = teller.pick(tuple(PLOTS))
-    blocks = PLOTS[plot].strip().split("\n\n")
-    paragraphs = [_tidy(teller.tell(_one_line(block))) for block in blocks]
+    templates = PLOTS[plot].strip().split("\n\n")
+    paragraphs = [_tidy(teller.tell(_one_line(template))) for template in templates]
     return Story("\n\n".join(filter(None, paragraphs)), teller.nats, plot)
 
 
-def _one_line(block: str) -> str:
+def _one_line(template: str) -> str:
     """Join lines with spaces, but without a space after a bar or a bracket."""
-    return re.sub(r"([|\[]) ", r"\1", " ".join(line.strip() for line in block.splitlines()))
+    return re.sub(r"([|\[]) ", r"\1", " ".join(line.strip() for line in template.splitlines()))
 
 
 def _tidy(text: str) -> str:
@@ -178,7 +178,7 @@ def find_mistakes(text: str) -> list[str]:
     """Return the names of the mistakes in a story's form."""
     paragraphs = text.split("\n\n")
     mistakes = [
-        what for what, bad in MISTAKES.items() if any(re.search(bad, p) for p in paragraphs)
+        name for name, bad in MISTAKES.items() if any(re.search(bad, p) for p in paragraphs)
     ]
     if any(paragraph.count('"') % 2 for paragraph in paragraphs):
         mistakes.append("unbalanced quotes")

@@ -69,7 +69,7 @@ SAMPLE_SEEDS = (1, 2, 3)
 
 
 def train_tokenizer() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Learn byte pairs; number tokens as GPT-2 does: bytes, merges in order, then the end token.
+    """Learn byte pairs; number tokens like GPT-2: bytes, merges in order, then the end token.
 
     The trainer may produce one string by two merges. Only the first is kept, so that the n-th merge
     always makes token 256 + n. A few spare merges replace the others.
@@ -106,7 +106,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def training_batches(tokenizer: Tokenizer) -> Iterator[torch.Tensor]:
-    """Yield rows of new stories, each followed by the end token.
+    """Yield rows of new stories, which are followed by the end token.
 
     Every other row starts with the end token, as an empty prompt does; the others start with a
     story, as a typed prompt does. The last story of a row is cut at the row's end.
@@ -134,7 +134,7 @@ def train(
     minutes: float | None,
     write: Callable[[Path, GPT2LMHeadModel], None],
 ) -> GPT2LMHeadModel:
-    """Train for a number of steps, or of minutes if given."""
+    """Train for a number of steps, or for a number of minutes."""
     torch.manual_seed(TRAINING_SEED)
     model = GPT2LMHeadModel(CONFIG)
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
@@ -176,8 +176,7 @@ def train(
         if time.monotonic() - checkpoint > 240:
             write(Path(tempfile.gettempdir()) / "tiny-checkpoint", model)
             checkpoint = time.monotonic()
-    taken = (time.monotonic() - start) / 60
-    print(f"{step} steps, {tokens:,} tokens, {taken:.1f} minutes")
+    print(f"{step} steps, {tokens:,} tokens, {(time.monotonic() - start) / 60:.1f} minutes")
     return model
 
 

@@ -1,4 +1,4 @@
-"""Plots of the time of each token against its position in the text, as text or as a picture."""
+"""Plots of the time per token against the position in the text, as text or as a picture."""
 
 import io
 import itertools
@@ -17,55 +17,54 @@ if TYPE_CHECKING:
 _COLUMNS, _LINES = 60, 12
 _X_LABEL = "position in the text, in tokens"
 _Y_LABEL = "milliseconds for each token after the first"
-
-_STYLES = {  # of each mode: mark, colour (safe for the colour-blind), legend
-    "cache off": (
-        "o",
-        "#d55e00",
-        "without the cache: the whole text is computed again for each token",
-    ),
+# The mark of a mode, its colour (safe for the colour-blind), and its description.
+_OFF = "without the cache: the whole text is computed again for each token"
+_STYLES = {
+    "cache off": ("o", "#d55e00", _OFF),
     "cache on": ("*", "#0072b2", "with the cache: only the new token is computed"),
     "speculation": ("+", "#009e73", "with speculation: a pass gives one or more tokens"),
 }
 
 
-def curves(found: "Benchmark") -> str:
+def curves(benchmark: "Benchmark") -> str:
     """Plot milliseconds per token over the position in the text, in characters."""
-    positions, times = _points(found)
-    heights = {name: _columns(token_s) for name, token_s in times.items()}
+    positions, times = _points(benchmark)
+    heights = {name: _columns(milliseconds) for name, milliseconds in times.items()}
     top = max(map(max, heights.values()))
     grid = [[" "] * _COLUMNS for _ in range(_LINES)]
-    legend = []
-    for name, (mark, _, text) in _STYLES.items():
-        if name in heights:
-            legend.append(f"{'':9}{mark}  {text}")
-            for column, height in enumerate(heights[name]):
-                grid[round(height / top * (_LINES - 1))][column] = mark
-    labels = {_LINES - 1: number(1000 * top), 0: "0"}
+    for name, columns in heights.items():
+        for column, height in enumerate(columns):
+            grid[round(height / top * (_LINES - 1))][column] = _STYLES[name][0]
+    labels = {_LINES - 1: number(top), 0: "0"}
     rows = [f"{labels.get(y, ''):>7} |{''.join(row)}".rstrip() for y, row in enumerate(grid)]
     first, last = str(positions[0]), str(positions[-1])
     x_axis = f"{'':9}{first}{_X_LABEL:^{_COLUMNS - len(first) - len(last)}}{last}"
     base = f"{'':8}+{'-' * _COLUMNS}"
+    styles = [_STYLES[name] for name in times]
+    legend = [f"{'':9}{mark}  {text}" for mark, _, text in styles]
     return "\n".join([_Y_LABEL, "", *reversed(rows), base, x_axis, "", *legend])
 
 
-def _points(found: "Benchmark") -> tuple[list[int], dict[str, list[float]]]:
-    """Return positions, and seconds per mode.
+def _points(benchmark: "Benchmark") -> tuple[list[int], dict[str, list[float]]]:
+    """Return positions, and milliseconds per mode.
 
     The first token is left out if there are others: it includes the time of the prompt, which would
     flatten the curves.
     """
-    start = 1 if len(found.positions) > 1 else 0
-    times = {name: mode.token_s[start:] for name, mode in found.modes.items()}
-    return found.positions[start:], times
+    start = 1 if len(benchmark.positions) > 1 else 0
+    times = {
+        name: [1000 * seconds for seconds in benchmark.modes[name].token_s[start:]]
+        for name in _STYLES
+        if name in benchmark.modes
+    }
+    return benchmark.positions[start:], times
 
 
-def _columns(token_s: list[float]) -> list[float]:
-    """Return a median for each column; few tokens take several columns each."""
-    count = len(token_s)
-    edges = [column * count // _COLUMNS for column in range(_COLUMNS + 1)]
+def _columns(times: list[float]) -> list[float]:
+    """Return a median per column; few tokens take several columns each."""
+    edges = [column * len(times) // _COLUMNS for column in range(_COLUMNS + 1)]
     return [
-        statistics.median(token_s[start : max(end, start + 1)])
+        statistics.median(times[start : max(end, start + 1)])
         for start, end in itertools.pairwise(edges)
     ]
 
@@ -85,24 +84,23 @@ def check(option: str, file: Path, endings: Sequence[str]) -> None:
         raise ResourceError(message) from None
 
 
-def save(found: "Benchmark", file: Path) -> None:
+def save(benchmark: "Benchmark", file: Path) -> None:
     """Plot the curves to a file; raise ResourceError if it cannot be written."""
     from matplotlib.figure import Figure  # pyplot would need a display
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    positions, times = _points(found)
-    for name, (_, colour, text) in _STYLES.items():
-        if name in times:
-            milliseconds = [1000 * seconds for seconds in times[name]]
-            axes.plot(positions, milliseconds, ".-", markersize=3, color=colour, label=text)
-            end, shift = (positions[-1], milliseconds[-1]), (6, 0)
-            axes.annotate(name, end, shift, textcoords="offset points", va="center", color=colour)
-    rows = "" if found.batch == 1 else f", {found.batch} rows side by side"
+    positions, times = _points(benchmark)
+    for name, times_ms in times.items():
+        _, colour, label = _STYLES[name]
+        axes.plot(positions, times_ms, ".-", markersize=3, color=colour, label=label)
+        end, shift = (positions[-1], times_ms[-1]), (6, 0)
+        axes.annotate(name, end, shift, textcoords="offset points", va="center", color=colour)
+    rows = "" if benchmark.batch == 1 else f", {benchmark.batch} rows side by side"
     figure.suptitle(
-        f"{found.model}, {found.max_tokens} tokens after a prompt of {found.prompt_tokens}{rows}: "
-        "time for each token",
+        f"{benchmark.model}, {benchmark.max_tokens} tokens after a prompt of "
+        f"{benchmark.prompt_tokens}{rows}: time for each token",
         wrap=True,
         parse_math=False,  # the name of a folder may contain a $
     )

@@ -9,7 +9,7 @@ from gpt_cli.cli.layout import counted
 from gpt_cli.cli.streams import note, on_terminal, remark, write_error
 from gpt_cli.jobs import Observer
 
-LONG = 2.0  # seconds until the progress of work that is mostly short is shown
+LONG = 2.0  # seconds until commands that are mostly short show progress
 _LOG_PAUSE = 30.0  # seconds between two lines that are not replaced
 _SETTLED = 5.0  # seconds before the time left is estimated
 
@@ -17,14 +17,12 @@ _SETTLED = 5.0  # seconds before the time left is estimated
 class StatusLine:
     """A line of progress. A terminal replaces it; elsewhere it is shown only if `logged`."""
 
-    def __init__(
-        self, *, shown: bool, delay: float = 0.0, pause: float = 0.2, logged: bool = False
-    ):
+    def __init__(self, *, shown: bool, pause: float = 0.2, logged: bool = False):
         self._replaced = on_terminal(sys.stderr)
         self.shown = shown and (self._replaced or logged)
         self._pause = pause if self._replaced else _LOG_PAUSE  # seconds between two lines
         self._start = time.perf_counter()
-        self._due = self._start + (delay if self._replaced else _LOG_PAUSE)
+        self._due = self._start + (0.0 if self._replaced else _LOG_PAUSE)
 
     @property
     def seconds(self) -> float:

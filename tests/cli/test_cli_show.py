@@ -29,9 +29,9 @@ def run(view, *arguments, **env):
 
 
 def record(view, *arguments):
-    (found,) = records_here("show", view, "--model", "tiny", *arguments, "--json")
-    assert (found["view"], found["model"]) == (view, "tiny")
-    return found
+    (record,) = records_here("show", view, "--model", "tiny", *arguments, "--json")
+    assert (record["view"], record["model"]) == (view, "tiny")
+    return record
 
 
 def look(tiny, view, text=TEXT, top=5):
@@ -62,22 +62,22 @@ def test_attention_equals_the_trace(tiny):
 
 def test_lens_equals_the_trace(tiny):
     ids, logprobs = tiny.trace(TEXT).lens(3)
-    found = record("lens", TEXT, "-k", "3")
-    assert found["layers"] == ["embedding", "h.0", "h.1", "h.2", "h.3"]
-    shown = [[[token["id"] for token in at] for at in layer] for layer in found["predictions"]]
+    lens = record("lens", TEXT, "-k", "3")
+    assert lens["layers"] == ["embedding", "h.0", "h.1", "h.2", "h.3"]
+    shown = [[[token["id"] for token in at] for at in layer] for layer in lens["predictions"]]
     assert np.array_equal(shown, ids)
-    shown = [[[token["logprob"] for token in at] for at in layer] for layer in found["predictions"]]
+    shown = [[[token["logprob"] for token in at] for at in layer] for layer in lens["predictions"]]
     assert np.allclose(shown, logprobs, atol=1e-3)
 
 
 def test_surprise_equals_the_score(tiny):
     score = tiny.score(TEXT)
-    found = record("surprise", TEXT)
-    assert [token["id"] for token in found["tokens"]] == score.ids
-    assert found["tokens"][0]["logprob"] is None
-    rest = [token["logprob"] for token in found["tokens"][1:]]
+    surprise = record("surprise", TEXT)
+    assert [token["id"] for token in surprise["tokens"]] == score.ids
+    assert surprise["tokens"][0]["logprob"] is None
+    rest = [token["logprob"] for token in surprise["tokens"][1:]]
     assert np.allclose(rest, score.token_logprobs[1:], atol=1e-3)
-    assert found["perplexity"] == pytest.approx(score.perplexity, rel=1e-3)
+    assert surprise["perplexity"] == pytest.approx(score.perplexity, rel=1e-3)
 
 
 def test_tree_equals_the_engine(tiny):
@@ -88,9 +88,9 @@ def test_tree_equals_the_engine(tiny):
             assert branch["probability"] == pytest.approx(math.exp(node.total_logprob), rel=1e-3)
             check(branch["branches"], node.children)
 
-    found = record("tree", TEXT, "-k", "30")
-    assert found["prompt"] == TEXT
-    check(found["branches"], tiny.tree(TEXT, 30))
+    tree = record("tree", TEXT, "-k", "30")
+    assert tree["prompt"] == TEXT
+    check(tree["branches"], tiny.tree(TEXT, 30))
 
 
 @pytest.mark.parametrize("view", ["attention", "lens", "tree"])
@@ -134,7 +134,7 @@ def test_output_to_a_pipe_is_plain_text_within_the_width(tiny, view):
 
 
 def rows_of_map(lines):
-    """Return the cells of each line of a map without colours."""
+    """Return the cells of the lines of a map without colours."""
     rows = [re.fullmatch(r' *(\d+) (".*(?:"|…)) *(\S.*)', line) for line in lines]
     return [row[3] for row in rows if row]
 
@@ -150,20 +150,20 @@ def test_a_wide_map_shows_numbers(tiny):
     rows = rows_of_map(lines)
     expected = view.weights.mean(axis=(0, 1))
     assert len(rows) == len(expected)
-    for place, row in enumerate(rows):
-        assert row.split() == [f"{share:.0%}" for share in expected[place, : place + 1]]
+    for i, row in enumerate(rows):
+        assert row.split() == [f"{share:.0%}" for share in expected[i, : i + 1]]
 
 
 def check_ruler(lines, columns, together):
     """Check that the numbers of a ruler are above their tokens, about one per ten columns."""
-    place = next(place for place, line in enumerate(lines) if line.lstrip().startswith('0 "'))
-    start = re.match(r' *0 "Once" *|0 "E" *', lines[place]).end()
-    numbers = list(re.finditer(r"\d+", lines[place - 1]))
+    first = next(first for first, line in enumerate(lines) if line.lstrip().startswith('0 "'))
+    start = re.match(r' *0 "Once" *|0 "E" *', lines[first]).end()
+    numbers = list(re.finditer(r"\d+", lines[first - 1]))
     for number in numbers:
         assert (number.start() - start) % columns == 0
         assert (number.start() - start) // columns * together == int(number[0])
     assert int(numbers[0][0]) == 0
-    assert len(numbers) >= len(lines[place - 1]) // 10 - 1
+    assert len(numbers) >= len(lines[first - 1]) // 10 - 1
 
 
 @pytest.mark.parametrize(("count", "columns", "together"), [(20, 2, 1), (40, 1, 1), (120, 1, 2)])
@@ -176,9 +176,9 @@ def test_a_narrow_map_shows_characters(tiny, count, columns, together):
     rows = rows_of_map(lines)
     expected = view.weights.mean(axis=(0, 1))
     assert len(rows) == count / together
-    for place, row in enumerate(rows):
-        some = expected[place * together : (place + 1) * together]
-        shares = [some[:, i * together : (i + 1) * together].max() for i in range(place + 1)]
+    for i, row in enumerate(rows):
+        part = expected[i * together : (i + 1) * together]
+        shares = [part[:, j * together : (j + 1) * together].max() for j in range(i + 1)]
         steps = [sum(share >= bound for bound in (0.04, 0.16, 0.36, 0.64)) for share in shares]
         assert row == "".join("·░▒▓█"[step] * columns for step in steps)
 
@@ -245,8 +245,8 @@ def test_tree_as_text_has_a_line_for_each_token(tiny):
 
     lines = shown(view, 200)[3:-1]
     for line, branch in zip(lines, every(view.branches), strict=True):
-        own, whole, rest = line.split(maxsplit=2)
-        assert own == f"{math.exp(branch['token']['logprob']):.1%}"
+        single, whole, rest = line.split(maxsplit=2)
+        assert single == f"{math.exp(branch['token']['logprob']):.1%}"
         assert whole == f"{branch['probability']:.1%}"
         assert rest.lstrip("├│└ ") == json.dumps(branch["token"]["token"])
 
@@ -274,8 +274,8 @@ def test_ids_unknown_to_the_tokenizer_have_a_name(case_folder):
     missing = engine.tokenizer.missing_ids(count)
     assert missing
     names = [f"<{id}>" for id in missing]
-    told = records_here("next", "the sand", "-m", folder, "-k", count)
-    assert {token["token"] for token in told if not token["bytes"]} == set(names)
+    records = records_here("next", "the sand", "-m", folder, "-k", count)
+    assert {token["token"] for token in records if not token["bytes"]} == set(names)
     view = look(engine, "lens", "the sand", count)
     assert any(names[0] in line for line in shown(view, 20_000))
     view.record()
@@ -391,8 +391,8 @@ def test_maps_are_labelled_with_tokens_or_heads(tiny):
     one = views.attention(tiny, TEXT + " x" * 5, 2, 1, special=False)
     names = [json.dumps(token["token"]) for token in one.tokens]
     assert labels(one) == [names, names]
-    some = views.attention(tiny, TEXT, 2, None, special=False)
-    assert labels(some) == [["0", "1", "2", "3"], ["2"]]
+    layer = views.attention(tiny, TEXT, 2, None, special=False)
+    assert labels(layer) == [["0", "1", "2", "3"], ["2"]]
 
 
 def test_each_colour_is_behind_its_text(tiny):
@@ -443,7 +443,7 @@ def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "what"),
+    ("arguments", "expected"),
     [
         (["attention", "x", "--head", "1"], "--layer"),
         (["attention", "x", "--layer", "4"], "from 0 to 3"),
@@ -458,8 +458,8 @@ def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
         (["tree", "x", "--png", "picture.svg"], ".png"),
     ],
 )
-def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, what):
-    assert what in refusal("show", *arguments, "--model", "tiny")
+def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, expected):
+    assert expected in refusal("show", *arguments, "--model", "tiny")
 
 
 @posix

@@ -53,7 +53,9 @@ def test_a_page_is_one_file_that_loads_nothing(kind, see):
     assert not re.search(r"https?:|url\(|@import|fetch\(|import\(|eval\(|innerHTML", text)
     attributes = {name for _, attributes in parts.tags for name in attributes}
     assert attributes <= {"lang", "charset", "http-equiv", "content", "name", "type", "id"}
-    (policy,) = [found["content"] for _, found in parts.tags if "http-equiv" in found]
+    (policy,) = [
+        attributes["content"] for _, attributes in parts.tags if "http-equiv" in attributes
+    ]
     style, script = parts.texts["style"][0], parts.texts["script"][1]
     hashes = [
         base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
@@ -95,10 +97,10 @@ def test_weights_are_exact_to_a_65535th(see):
     layers, heads, T, _ = view.weights.shape
     packed = weights_of(page.page(view))
     assert packed.shape == (layers, heads, T * (T + 1) // 2)
-    found = np.zeros(view.weights.shape)
-    found[..., *np.tril_indices(T)] = packed / 65535
-    assert abs(found - view.weights).max() <= 0.51 / 65535
-    assert found[:, :, 0, 0].tolist() == [[1.0] * heads] * layers
+    unpacked = np.zeros(view.weights.shape)
+    unpacked[..., *np.tril_indices(T)] = packed / 65535
+    assert abs(unpacked - view.weights).max() <= 0.51 / 65535
+    assert unpacked[:, :, 0, 0].tolist() == [[1.0] * heads] * layers
 
 
 def test_a_page_too_large_for_browsers_is_refused_early(see, monkeypatch):
@@ -141,24 +143,25 @@ browser_only = pytest.mark.browser
 @pytest.fixture
 def look(window, tmp_path):
     """Open the page of a view; it must not load anything, fail, or exceed the window's width."""
-    said, asked, opened = [], [], []
+    messages, requests, opened = [], [], []
 
     def look(view):
         file = tmp_path / f"{len(opened)}.html"
         file.write_text(page.page(view), encoding="utf-8", newline="")
         tab = window.new_page()
         tab.set_default_timeout(5000)
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("dialog", lambda dialog: said.append(dialog.message))
-        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("console", lambda message: messages.append(message.text))
+        tab.on("pageerror", lambda error: messages.append(str(error)))
+        tab.on("dialog", lambda dialog: messages.append(dialog.message))
+        tab.on("request", lambda request: requests.append(request.url))
         opened.append((tab, file.as_uri()))
         tab.goto(file.as_uri())
+        assert tab.locator("header p").inner_text().endswith(".")  # the introduction
         return tab
 
     yield look
-    assert said == []
-    assert asked == [uri for _, uri in opened]
+    assert messages == []
+    assert requests == [uri for _, uri in opened]
     for tab, _ in opened:
         wide = tab.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0
@@ -191,9 +194,9 @@ def chips(tab):
 
 
 def chosen(tab, selector):
-    found = tab.locator(f"{selector}[aria-selected=true]")
-    assert found.count() == 1
-    return found
+    selected = tab.locator(f"{selector}[aria-selected=true]")
+    assert selected.count() == 1
+    return selected
 
 
 @browser_only
@@ -229,16 +232,16 @@ def test_the_map_describes_each_pair_of_tokens(look, see):
     canvas.scroll_into_view_if_needed()
     size = canvas.bounding_box()["width"] / len(view.tokens)
     point(tab, canvas, position={"x": 1.5 * size, "y": 3.5 * size}, force=True)
-    told = tab.locator(".panel strong").inner_text()
-    assert re.fullmatch(r"token 3 “·round” → token 1 “·moon”: [\d.]+%", told)
-    check_percents([told.split()[-1]], [f"{view.weights[0, 0, 3, 1]:.1%}"])
+    pair = tab.locator(".panel strong").inner_text()
+    assert re.fullmatch(r"token 3 “·round” → token 1 “·moon”: [\d.]+%", pair)
+    check_percents([pair.split()[-1]], [f"{view.weights[0, 0, 3, 1]:.1%}"])
     check_percents(chips(tab), percents(view, 0, 0, 3))
     canvas.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight"):
         canvas.press(key)
-    told = tab.locator(".panel strong").inner_text()
-    assert told.startswith("token 4 “.” → token 4 “.”: ")
-    check_percents([told.split()[-1]], [f"{view.weights[0, 0, 4, 4]:.1%}"])
+    pair = tab.locator(".panel strong").inner_text()
+    assert pair.startswith("token 4 “.” → token 4 “.”: ")
+    check_percents([pair.split()[-1]], [f"{view.weights[0, 0, 4, 4]:.1%}"])
 
 
 @browser_only
@@ -305,8 +308,8 @@ def test_a_cell_of_the_lens_shows_its_likeliest_tokens(look, see):
 
     def expected(layer, token):
         return [
-            (found["token"].replace(" ", "·"), f"{math.exp(found['logprob']):.1%}")
-            for found in view.predictions[layer][token]
+            (candidate["token"].replace(" ", "·"), f"{math.exp(candidate['logprob']):.1%}")
+            for candidate in view.predictions[layer][token]
         ]
 
     assert bars(tab) == expected(-1, -1)
@@ -350,15 +353,15 @@ def test_surprise_shows_the_bits_of_each_token(look, see):
     point(tab, pieces.nth(0))
     assert "the first token has no prediction" in tab.locator(".panel").inner_text()
     point(tab, pieces.nth(1))
-    told = tab.locator(".panel").inner_text()
-    assert f"“·moon”: {bits[1]:.2f} bits" in told
-    assert f"id {view.tokens[1]['id']}; " in told
+    panel = tab.locator(".panel").inner_text()
+    assert f"“·moon”: {bits[1]:.2f} bits" in panel
+    assert f"id {view.tokens[1]['id']}; " in panel
     # The tokens of one character are merged.
-    parts = [place for place, token in enumerate(view.tokens) if "\ufffd" in token["token"]]
+    parts = [i for i, token in enumerate(view.tokens) if "\ufffd" in token["token"]]
     fox = tab.locator(".text span", has_text="🦊")
     assert fox.inner_text() == "🦊"
     point(tab, fox)
-    total = math.fsum(bits[place] for place in parts[:4])
+    total = math.fsum(bits[i] for i in parts[:4])
     assert f"“🦊”: {total:.2f} bits" in tab.locator(".panel").inner_text()
     # The bars below select tokens.
     last = tab.locator(".strip span").last
@@ -400,7 +403,7 @@ def test_invisible_characters_are_shown(look, tiny):
 @browser_only
 def test_a_long_text_has_a_bar_for_several_tokens(look):
     token = {"id": 0, "token": " a", "bytes": [32, 97]}
-    logprobs = [None, *(-1 - place % 7 / 10 for place in range(7999))]
+    logprobs = [None, *(-1 - i % 7 / 10 for i in range(7999))]
     logprobs[4300:4400] = [-20.0] * 100
     tab = look(views.SurpriseView("m", [token | {"logprob": value} for value in logprobs], 3.0))
     assert tab.locator(".text span").count() == 8000
@@ -425,11 +428,11 @@ def test_the_tree_shows_and_folds_branches(look, see):
     lines = tab.locator("button.line")
     assert lines.count() == len(expected) == 20
     for line, (_, branch) in zip(lines.all(), expected, strict=True):
-        own = math.exp(branch["token"]["logprob"])
+        probability = math.exp(branch["token"]["logprob"])
         token = branch["token"]["token"].replace(" ", "·")
         assert line.locator(".token").inner_text() == token
         numbers = line.locator(".number").all_inner_texts()
-        check_percents(numbers, [f"{own:.1%}", f"{branch['probability']:.1%}"])
+        check_percents(numbers, [f"{probability:.1%}", f"{branch['probability']:.1%}"])
     lines.first.focus()
     for _ in range(5):
         tab.keyboard.press("ArrowDown")
@@ -489,9 +492,9 @@ _CONTRASTS = """() => {
 @browser_only
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_is_readable_on_every_colour(kind, look, see):
-    found = look(see(kind)).evaluate(_CONTRASTS)
-    assert len(found) > 20
-    assert min(found)[0] >= 4.5, min(found)
+    contrasts = look(see(kind)).evaluate(_CONTRASTS)
+    assert len(contrasts) > 20
+    assert min(contrasts)[0] >= 4.5, min(contrasts)
 
 
 @browser_only

@@ -1,8 +1,8 @@
 """Fuzz the targets: `python tests/fuzz/run.py SECONDS [TARGET ...] [--keep]`.
 
-Two processes at a time share the seconds. Inputs that reach something new are collected in
-build/fuzz/corpus; inputs that show an error are written to build/fuzz/findings, and then the exit
-code is 1. A target ends with its first finding: the next ones are mostly the same again.
+Two processes share the seconds. Inputs that reach new code are collected in build/fuzz/corpus.
+Inputs that show an error are written to build/fuzz/findings, and the exit code is then 1. A target
+ends with its first finding, because the next ones are mostly the same.
 """
 
 import argparse
@@ -22,15 +22,15 @@ HERE = Path(__file__).parent
 KEPT = HERE / "corpus"
 BUILD = HERE.parents[1] / "build" / "fuzz"
 PROCESSES = 2
-# Bytes of an input; some take the square of its length, or more.
-LONGEST = dict.fromkeys(TARGETS, 8000) | {"constraints": 300, "compressed": 400}
-LONGEST |= {"stops": 48, "decoder": 48}
-SHM = Path("/dev/shm")  # a target writes its files here: on a disk, they would take all the time
+# Bytes of an input. The time of a target may grow with the square of it, or faster.
+MAX_BYTES = dict.fromkeys(TARGETS, 8000) | {"constraints": 300, "compressed": 400}
+MAX_BYTES |= {"stops": 48, "decoder": 48}
+SHM = Path("/dev/shm")  # for the files of a target: writing them to a disk would be slow
 
 
 @dataclass
 class Result:
-    """What has come of fuzzing one target."""
+    """The result of fuzzing one target."""
 
     target: str
     executions: int
@@ -56,7 +56,7 @@ HEADER = """\
 
 
 def fuzz(target: str, seconds: int) -> Result:
-    """Fuzz one target, in a process of its own."""
+    """Fuzz one target in a new process."""
     collected, findings = BUILD / "corpus" / target, BUILD / "findings" / target
     for folder in (collected, findings):
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def fuzz(target: str, seconds: int) -> Result:
         f"-max_total_time={seconds}",
         "-timeout=10",  # seconds for one input
         "-rss_limit_mb=2048",
-        f"-max_len={LONGEST[target]}",
+        f"-max_len={MAX_BYTES[target]}",
         f"-artifact_prefix={findings}/",
         "-print_final_stats=1",
         str(collected),
@@ -76,7 +76,7 @@ def fuzz(target: str, seconds: int) -> Result:
     )
     elapsed = time.perf_counter() - start
     (BUILD / f"{target}.log").write_text(log, encoding="utf-8")
-    found = [path.name.partition("-")[0] for path in findings.iterdir()]
+    kinds = [path.name.partition("-")[0] for path in findings.iterdir()]
     status = re.findall(r"^#(\d+)\s.*cov: (\d+) ft: (\d+) corp: (\d+)", log, re.MULTILINE)
     executions, edges, features, corpus = map(int, status[-1]) if status else (0, 0, 0, 0)
     return Result(
@@ -86,25 +86,21 @@ def fuzz(target: str, seconds: int) -> Result:
         corpus,
         edges,
         features,
-        crashes=sum(kind in ("crash", "oom") for kind in found),
-        hangs=found.count("timeout"),
+        crashes=sum(kind in ("crash", "oom") for kind in kinds),
+        hangs=kinds.count("timeout"),
     )
 
 
 def keep(target: str) -> None:
-    """Copy the collected inputs that reach what no kept one does, as few as can be."""
-    # Without counters: how often an edge is taken is new too often.
+    """Copy the fewest collected inputs that reach all code that no kept input reaches."""
+    # Without counters: the number of passes over an edge is new too often.
     libfuzzer(
         target, "-merge=1", "-use_counters=0", str(KEPT / target), str(BUILD / "corpus" / target)
     )
 
 
 def libfuzzer(target: str, *arguments: str) -> str:
-    """Run the fuzzer and return what it says.
-
-    Raises:
-        RuntimeError: it has ended by itself, and not for an input that shows an error.
-    """
+    """Run the fuzzer and return its log; raise RuntimeError if the fuzzer itself fails."""
     with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as folder:
         finished = subprocess.run(
             [sys.executable, HERE / "fuzzer.py", target, *arguments],
@@ -116,7 +112,7 @@ def libfuzzer(target: str, *arguments: str) -> str:
             check=False,
         )
     if finished.returncode and "Test unit written to" not in finished.stdout:
-        raise RuntimeError(f"the fuzzer of {target} has failed:\n{finished.stdout[-2000:]}")
+        raise RuntimeError(f"the fuzzer of {target} failed:\n{finished.stdout[-2000:]}")
     return finished.stdout
 
 
@@ -136,7 +132,7 @@ def main() -> int:
             list(pool.map(keep, targets))
     print(HEADER, *(result.row() for result in results), sep="\n")
     if any(result.crashes or result.hangs for result in results):
-        print(f"\nThe inputs are in {BUILD / 'findings'}, and what was said in {BUILD}/TARGET.log.")
+        print(f"\nThe inputs are in {BUILD / 'findings'}, and the logs are {BUILD}/TARGET.log.")
         return 1
     return 0
 

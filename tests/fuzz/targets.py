@@ -1,6 +1,6 @@
-"""What is fuzzed: functions that take any bytes, and raise where the program is wrong about them.
+"""The targets of the fuzzer: functions of any bytes, which raise if the program handles them badly.
 
-Each knows what may come of its bytes: a result that it checks, or an error that a user is told.
+The bytes must give a result, which the target checks, or an error message for a user.
 """
 
 import atexit
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from io import BytesIO
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -63,12 +63,12 @@ def safetensors(data: bytes) -> None:
     """The bytes are `model.safetensors`."""
     WEIGHTS.write_bytes(data)
     try:
-        found = checkpoint.find_tensors(WEIGHTS.parent)
+        stored = checkpoint.find_tensors(WEIGHTS.parent)
     except CheckpointError as error:
         assert str(error)
         return
     tensors: list[Tensor] = []
-    for rows in found.values():
+    for rows in stored.values():
         tensors += (rows.weight, rows.scale) if isinstance(rows, Int8Rows) else (rows,)
     end_of_last = 8 + int.from_bytes(data[:8], "little")
     for tensor in sorted(tensors, key=span):
@@ -81,14 +81,14 @@ def safetensors(data: bytes) -> None:
 
 
 def span(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor begins and ends in its file."""
+    """Return where a tensor begins and ends in its file."""
     bits = math.prod(tensor.shape) * BITS[tensor.dtype]
     assert bits % 8 == 0
     return tensor.offset, tensor.offset + bits // 8
 
 
 def check_numbers(tensor: Tensor, data: bytes) -> None:
-    """Read a tensor whole, and compare it with its bytes."""
+    """Read a tensor, and compare it with its bytes."""
     if tensor.dtype in ("F32", "F16", "BF16", "I8"):
         with tensor.opened() as (file, offset):
             file.seek(offset)
@@ -112,7 +112,7 @@ fresh("shards/folder.safetensors")
 
 
 def shards(data: bytes) -> None:
-    """The bytes are `model.safetensors.index.json`, beside two shards and what is none."""
+    """The bytes are `model.safetensors.index.json`, beside two shards and other files."""
     (SHARDS / "model.safetensors.index.json").write_bytes(data)
     try:
         paths = tensors.weight_files(SHARDS)
@@ -130,7 +130,7 @@ CONFIG = fresh("config")
 
 
 def config(data: bytes) -> None:
-    """The bytes are `config.json` and, behind a zero byte if there is one, the other file."""
+    """The bytes are `config.json`, and after a zero byte `generation_config.json`."""
     first, *others = data.split(b"\0", 1)
     (CONFIG / "config.json").write_bytes(first)
     generation = CONFIG / "generation_config.json"
@@ -157,11 +157,11 @@ def config(data: bytes) -> None:
         assert type(id) is int
         assert 0 <= id <= 2**20
     assert next(names.expected_shapes(config)) == ("wte.weight", (V, C))
-    block = 4 * C * C + 2 * C * inner + inner + 9 * C
+    per_block = 4 * C * C + 2 * C * inner + inner + 9 * C
     heads = 1 if config.tie_word_embeddings else 2
     for dtype in ("float32", "bfloat16", "float16", "int8"):
         sizes = checkpoint.memory(config, dtype)
-        assert sizes["parameters"] == (heads * V + S + 2) * C + L * block
+        assert sizes["parameters"] == (heads * V + S + 2) * C + L * per_block
         assert sizes["parameters"] < sizes["weights_bytes"] <= 4 * sizes["parameters"]
 
 
@@ -173,9 +173,9 @@ TEXTS = ("", " the  then\n\n", "H\u00e9, \U0001f600\u200d <|endoftext|>'s", "\0\
 
 
 def byte_tokens() -> bytes:
-    """The part of a vocabulary that every one has: a token for each byte."""
+    """Return the part that all vocabularies have: the tokens of single bytes."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = (chr(0x100 + place) for place in range(256 - len(visible)))
+    hidden = (chr(0x100 + index) for index in range(256 - len(visible)))
     tokens = [*map(chr, sorted(visible)), *hidden]
     return json.dumps({token: id for id, token in enumerate(tokens)})[1:-1].encode()
 
@@ -184,13 +184,12 @@ BYTE_TOKENS = byte_tokens()
 
 
 def tokenizer(data: bytes) -> None:
-    """The bytes are the files, with zero bytes between them; an empty one is not there.
+    """The bytes are the files, with zero bytes between them; empty files are left out.
 
-    A byte 1 in them stands for a token of each byte, with the ids 0 to 255: inputs stay short.
+    A byte 1 stands for the tokens of single bytes, with the ids 0 to 255, so that inputs are short.
     """
-    parts = data.split(b"\0")[: len(TOKENIZER_FILES)]
-    for place, name in enumerate(TOKENIZER_FILES):
-        part = parts[place] if place < len(parts) else b""
+    parts = data.split(b"\0")
+    for name, part in zip_longest(TOKENIZER_FILES, parts[: len(TOKENIZER_FILES)], fillvalue=b""):
         if part:
             (TOKENIZER / name).write_bytes(part.replace(b"\1", BYTE_TOKENS))
         else:
@@ -211,16 +210,16 @@ def tokenizer(data: bytes) -> None:
 # --- rows of a batch -----------------------------------------------------------------------------
 
 ROWS = fresh("rows") / "rows"
-FORMS = ("auto", "lines", "jsonl")
+FORMATS = ("auto", "lines", "jsonl")
 DEFAULTS = Options(seed=1)
 
 
 def rows(data: bytes) -> None:
-    """The first byte chooses the form, the others are the file."""
-    form, data = FORMS[data[0] % len(FORMS) if data else 0], data[1:]
+    """The first byte chooses the format, the others are the file."""
+    format, data = FORMATS[data[0] % len(FORMATS) if data else 0], data[1:]
     ROWS.write_bytes(data)
-    source = Source(str(ROWS), form, Generation.fields, window=3)
-    rows = [row for block in source.rows() for row in block]
+    source = Source(str(ROWS), format, Generation.fields, window=3)
+    rows = [row for window in source.rows() for row in window]
     assert source.total == len(rows)
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     filled = [number for number, line in enumerate(lines, 1) if line.strip()]
@@ -228,26 +227,26 @@ def rows(data: bytes) -> None:
     assert [row.index for row in rows] == list(range(len(rows)))
     for row in rows:
         request = row.fields
-        told = {"index": row.index, "id": row.id}
+        record = {"index": row.index, "id": row.id}
         if row.error:
-            json_line(told | of_error(row.error)).encode()
+            json_line(record | of_error(row.error)).encode()
             continue
-        if form == "lines":
+        if format == "lines":
             line = lines[row.line - 1]
             ended = row.line < len(lines)
             assert request == {"prompt": (line.removesuffix(b"\r") if ended else line).decode()}
-        own = {name: value for name, value in request.items() if name != "prompt"}
+        fields = {name: value for name, value in request.items() if name != "prompt"}
         try:
-            options = DEFAULTS.with_row(own)
+            options = DEFAULTS.with_row(fields)
         except InputError as error:
-            json_line(told | of_error(error)).encode()
+            json_line(record | of_error(error)).encode()
             continue
         check_options(options)
-        json_line(told | vars(options)).encode(errors="surrogatepass")
+        json_line(record | vars(options)).encode(errors="surrogatepass")
 
 
 def check_options(options: Options) -> None:
-    """Check what the fields may be, each by itself."""
+    """Check the types and ranges of the fields."""
     for whole, least in ("max_tokens", 1), ("top_k", 0), ("seed", 0):
         assert type(getattr(options, whole)) is int
         assert getattr(options, whole) >= least
@@ -262,11 +261,11 @@ def check_options(options: Options) -> None:
 
 # --- constraints ---------------------------------------------------------------------------------
 
-# The vocabulary of the bytes, some pairs of them and an end token: a text is followed faster.
+# A small vocabulary makes matchers fast: single bytes, a few pairs and an end token.
 SMALL = fresh("small")
 PAIRS = ("he", "in", "an", "1,", '":', '{"', "ab")
 TOKENS = json.loads("{" + BYTE_TOKENS.decode() + "}")
-TOKENS |= {token: 256 + place for place, token in enumerate((*PAIRS, "<|endoftext|>"))}
+TOKENS |= {token: id for id, token in enumerate((*PAIRS, "<|endoftext|>"), 256)}
 (SMALL / "vocab.json").write_text(json.dumps(TOKENS), encoding="utf-8")
 (SMALL / "merges.txt").write_text("\n".join(map(" ".join, PAIRS)), encoding="utf-8")
 SIZES = {"n_positions": 64, "n_embd": 16, "n_head": 2, "n_layer": 1}
@@ -277,7 +276,7 @@ SMALL_CONFIG = GPT2Config.from_dict(
 
 
 def constraints(data: bytes) -> None:
-    """The first byte chooses the kind, the second the tokens; the others are the constraint."""
+    """The first byte chooses the kind, the second one the tokens; the others are the constraint."""
     if len(data) < 3:
         return
     kind = CONSTRAINTS[data[0] % len(CONSTRAINTS)]
@@ -324,7 +323,7 @@ def codec() -> Codec:
 
 
 def compressed(data: bytes) -> None:
-    """Behind a byte 0, the bytes are a file; else its blocks, which get a header and a CRC-32."""
+    """After a byte 0, the bytes are a file; else its blocks, which get a header and a CRC-32."""
     first, data = data[:1], data[1:]
     if first != b"\0":
         data = codec().header.pack() + repaired(data)
@@ -334,7 +333,7 @@ def compressed(data: bytes) -> None:
             kept = b"".join(codec().decompress(reader))
         except InputError as error:
             if "no undamaged block" not in str(error):
-                assert first == b"\0", "another version, model or machine is in a header"
+                assert first == b"\0", "only a header can name another version, model or machine"
             reader = None
         try:
             whole = b"".join(codec().decompress(Reader(BytesIO(data))))
@@ -350,23 +349,23 @@ def compressed(data: bytes) -> None:
 
 
 def repaired(data: bytes) -> bytes:
-    """Return data in which all blocks have their CRC-32."""
+    """Return the data with the right CRC-32 in all blocks."""
     out, at = b"", 0
     while fields := FIELDS.search(data, at):
-        length = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(fields[1]))
+        length = sum((byte & 0x7F) << 7 * index for index, byte in enumerate(fields[1]))
         crc, at = fields.end(), fields.end() + 4 + length
         code = data[crc + 4 : at]
         out += fields[0] + crc32(code, crc32(fields[0][1:])).to_bytes(4, "little") + code
     return out + data[at:]
 
 
-# --- text while it comes -------------------------------------------------------------------------
+# --- streams of text -----------------------------------------------------------------------------
 
 
 def stops(data: bytes) -> None:
-    """The parts between bytes 255 are stop strings, but for the last, which is the text.
+    """The parts between bytes 255 are stop strings; the last part is the text.
 
-    The lower two bits of a byte are a letter. The text is cut behind a byte with the highest bit.
+    The lower two bits of a byte are a letter. The text is cut after a byte with the highest bit.
     """
     *parts, text_part = data.split(b"\xff")
     strings = [stop for stop in map(letters, parts) if stop]
@@ -378,9 +377,9 @@ def stops(data: bytes) -> None:
             continue
         passed += filter.push(text[start:end])
         start = end
-        expected, found = before_stop(text[:end], strings)
-        assert filter.found == found
-        if found:
+        expected, stopped = before_stop(text[:end], strings)
+        assert filter.found == stopped
+        if stopped:
             assert passed == expected
             assert filter.flush() == ""
             return
@@ -393,7 +392,7 @@ def letters(data: bytes) -> str:
 
 
 def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Return what is before the stop string that is complete first, and whether there is one."""
+    """Return the text before the stop string that ends first, and whether there is one."""
     for end in range(len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -402,17 +401,17 @@ def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 def undecided(text: str, stops: Sequence[str]) -> int:
-    """Return how much of the end of a text may be the beginning of a stop string."""
+    """Return the length of the longest end of a text that begins a stop string."""
     lengths = range(len(text) + 1)
     return max(n for n in lengths if n == 0 or any(stop.startswith(text[-n:]) for stop in stops))
 
 
-# What may follow the beginning of a character: nothing, or what completes it, whichever it is.
+# These bytes may follow the beginning of a character: none, or those that complete any character.
 FOLLOWING = (b"", b"\x8f\xbf\xbf", b"\xbf\xbf\xbf")
 
 
 def decoder(data: bytes) -> None:
-    """The bytes before a byte 255 say in their lower two bits how long the tokens behind it are."""
+    """The bytes before a byte 255 have the lengths of tokens in their lower two bits."""
     lengths, _, rest = data.partition(b"\xff")
     tokens = []
     for length in lengths:
@@ -420,21 +419,21 @@ def decoder(data: bytes) -> None:
         rest = rest[length & 3 :]
     tokens.append(rest)
     decoder = StreamDecoder(SimpleNamespace(token_bytes=tokens.__getitem__))
-    taken, given = b"", ""
+    data, text = b"", ""
     for id, token in enumerate(tokens):
-        taken += token
-        given += decoder.push(id)
-        late = certain(taken).removeprefix(given)
+        data += token
+        text += decoder.push(id)
+        late = certain(data).removeprefix(text)
         # Python waits for a third byte also where the first two can only be half of a surrogate.
-        assert not late or (late == "\ufffd\ufffd" and taken[-2] == 0xED), late
-    assert given + decoder.flush() == taken.decode(errors="replace")
+        assert not late or (late == "\ufffd\ufffd" and data[-2] == 0xED), late
+    assert text + decoder.flush() == data.decode(errors="replace")
 
 
 def certain(data: bytes) -> str:
     """Return the part of a text that no further bytes can change."""
     texts = ((data + more).decode(errors="replace") for more in FOLLOWING)
-    alike = takewhile(lambda found: len(set(found)) == 1, zip(*texts, strict=False))
-    return "".join(found[0] for found in alike)
+    alike = takewhile(lambda signs: len(set(signs)) == 1, zip(*texts, strict=False))
+    return "".join(signs[0] for signs in alike)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -12,9 +12,9 @@ IDS = [72, 5, 258, 286, 199]
 
 @pytest.mark.parametrize("name", ["residual", "attention", "logits"])
 def test_a_trace_is_that_of_transformers(load_case, golden, name):
-    found, expected = getattr(trace(load_case("saved"), IDS), name), golden("inner.npz")[name]
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() < 1e-4 * expected.std()
+    values, expected = getattr(trace(load_case("saved"), IDS), name), golden("inner.npz")[name]
+    assert values.shape == expected.shape
+    assert np.abs(values - expected).max() < 1e-4 * expected.std()
 
 
 def test_the_last_lens_is_the_model_itself(engine):

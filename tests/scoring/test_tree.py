@@ -32,19 +32,19 @@ def total_logprob(model, ids, path):
 def test_the_tree_has_the_likeliest_continuations_of_all_lengths(make_model, count, sharpness):
     model = make_model(vocab_size=5, eos_token_id=None)
     model.ln_f.weight[:] *= sharpness  # sharper distributions have longer likeliest continuations
-    found = list(paths(tree(model, IDS, count)))
-    assert len(found) == count
-    assert count < 17 or max(len(path) for path, _ in found) > 2
-    for path, logprob in found:
+    likeliest = list(paths(tree(model, IDS, count)))
+    assert len(likeliest) == count
+    assert count < 17 or max(len(path) for path, _ in likeliest) > 2
+    for path, logprob in likeliest:
         assert logprob == pytest.approx(total_logprob(model, IDS, path), abs=1e-4)
     every = {
         path: total_logprob(model, IDS, path)
         for length in range(1, 4)
         for path in itertools.product(range(5), repeat=length)
     }
-    worst = min(logprob for _, logprob in found)
+    worst = min(logprob for _, logprob in likeliest)
     missing = [path for path, logprob in every.items() if logprob > worst + 1e-4]
-    assert set(missing) <= {path for path, _ in found}
+    assert set(missing) <= {path for path, _ in likeliest}
 
 
 def test_children_follow_their_parents_and_the_likeliest_comes_first(engine):
@@ -62,15 +62,15 @@ def test_children_follow_their_parents_and_the_likeliest_comes_first(engine):
 
 def test_nothing_follows_the_end_token(make_model):
     model = make_model(vocab_size=5, eos_token_id=2)
-    found = [path for path, _ in paths(tree(model, IDS, 60))]
-    assert any(path[-1] == 2 for path in found)
-    assert not any(2 in path[:-1] for path in found)
+    continuations = [path for path, _ in paths(tree(model, IDS, 60))]
+    assert any(path[-1] == 2 for path in continuations)
+    assert not any(2 in path[:-1] for path in continuations)
 
 
 def test_a_tree_ends_with_the_context(make_model):
     model = make_model(vocab_size=3, n_positions=5, eos_token_id=None)
-    found = [path for path, _ in paths(tree(model, IDS, 100))]
-    assert sorted(found) == sorted(
+    continuations = [path for path, _ in paths(tree(model, IDS, 100))]
+    assert sorted(continuations) == sorted(
         path for length in (1, 2) for path in itertools.product(range(3), repeat=length)
     )
 

@@ -85,13 +85,14 @@ def generate(
 def _finish(run: "Run", prefix: str | None, *, shown: bool) -> bool:
     """Run to the end, writing the text after `prefix` if there is one; False if interrupted."""
     try:
-        with StatusLine(shown=shown, delay=LONG) as status:
+        with StatusLine(shown=shown) as status:
             if prefix:
                 write(prefix)
             for count, step in enumerate(run, 1):
                 if prefix is not None:
                     write(step.text)
-                status.show(f"{count:,} tokens of {len(run.completions):,} texts")
+                if step.seconds > LONG:
+                    status.show(f"{count:,} tokens of {len(run.completions):,} texts")
     except KeyboardInterrupt:
         return False
     return True

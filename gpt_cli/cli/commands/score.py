@@ -77,7 +77,7 @@ def _write_lines(engine: "Engine", file: str, form: Form, *, quiet: bool) -> Non
     if aligned and form.plain and not form.filters:
         write(HEADER)
     number = failed = tokens = 0
-    with StatusLine(shown=not quiet and not aligned, delay=LONG) as status:
+    with StatusLine(shown=not quiet and not aligned) as status:
         for line in score_lines(engine, file, form.options):
             number, score = line.number, line.score
             error = isinstance(score, InputError)
@@ -89,7 +89,8 @@ def _write_lines(engine: "Engine", file: str, form: Form, *, quiet: bool) -> Non
                 write(form.of_line(engine, line, aligned=aligned))
             tokens += 0 if isinstance(score, InputError) else score.tokens_scored
             errors = f" ({failed:,} failed)" if failed else ""
-            status.show(f"{counted(number, 'row')}{errors}, {status.rate(tokens)}")
+            if status.seconds > LONG:
+                status.show(f"{counted(number, 'row')}{errors}, {status.rate(tokens)}")
     if failed:
         raise RowsError(f"{failed} of {number} lines could not be scored")
 

@@ -91,9 +91,9 @@ def attention(
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show how much each token attends to the tokens before it.
+    """Show how much tokens attend to the tokens before them.
 
-    Each row is a token; the blocks of the row are the tokens that it attends to. The default is the
+    A row is a token; the cells of the row are the tokens that it attends to. The default is the
     mean of all heads, with a list of notable heads. --layer shows the mean of one layer; --layer
     with --head shows one head.
 
@@ -115,7 +115,7 @@ def lens(
         "Number of tokens per layer; text and pictures show those that fit.",
         aliases=("-k",),
         min=1,
-        max=100,  # for each token of the prompt, in each layer
+        max=100,  # per token of the prompt and layer
         metavar="N",
     ),
     file: Path | None = flags.PROMPT_FILE,
@@ -125,9 +125,9 @@ def lens(
 ) -> None:
     """Show the next token that each layer would predict.
 
-    The output of each layer goes through the final layer norm and the output matrix, as if the
-    model ended there (the "logit lens"). The page and the JSON show the predictions after every
-    token of PROMPT.
+    The output of a layer goes through the final layer norm and the output matrix, as if the model
+    ended there (the "logit lens"). The page and the JSON show the predictions after every token of
+    PROMPT.
 
     Examples:
         gpt-cli show lens -m tiny 'Every day, the fox'
@@ -143,7 +143,7 @@ def surprise(
     output: Output,
     loading: flags.Loading,
 ) -> None:
-    """Show how surprising each token of PROMPT is.
+    """Show how surprising the tokens of PROMPT are.
 
     Surprise is the negative base-2 logarithm of the probability, in bits: 1 bit is a probability of
     1/2, and 10 bits is about 1/1000.

@@ -15,25 +15,6 @@ from gpt_cli.errors import InputError
 _MAX_BYTES = 64_000_000  # of a page, so that a phone can show it
 _MAX_TOKENS = 20_000  # of a text in `surprise`; all are nodes, and more take many seconds
 
-_LEADS = {
-    "attention": (
-        "How much each token attends to itself and to the tokens before it, in one head of one "
-        "layer (counted from 0). Choose a token of the text, or another head if there are several."
-    ),
-    "lens": (
-        "Each cell is the next token that a layer (row, counted from 0) would predict after a "
-        "token of the text (column), if the model ended there. Choose a cell for its alternatives."
-    ),
-    "surprise": (
-        "The redder a token, the less the model expected it after the tokens before it: 1 bit is a "
-        "probability of 1/2, and 10 bits is about 1/1000."
-    ),
-    "tree": (
-        "The likeliest continuations. Each token has its probability after the tokens before it, "
-        "and the probability of its path from the prompt. A click folds or unfolds a branch."
-    ),
-}
-
 
 def page(view: View) -> str:
     """Return a view as a self-contained page; raise InputError if a browser could not show it."""
@@ -46,7 +27,7 @@ def page(view: View) -> str:
     # ASCII without `<` is safe within the page.
     data = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
     _check_size(len(data))
-    style, script = _part("page.css"), _part("page.js")
+    style, script = _part("page.css"), _part("shared.js") + _part(f"{view.kind}.js")
     # The browser applies only this style and this script, whatever a prompt or a token contains.
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -56,7 +37,6 @@ def page(view: View) -> str:
         policy=policy,
         # Bytes of a path that are not UTF-8 become `?`.
         title=html.escape(f"{view.model} · {view.kind}").encode(errors="replace").decode(),
-        lead=_LEADS[view.kind],
         style=style,
         data=data,
         script=script,
@@ -91,4 +71,4 @@ def _hash(text: str) -> str:
 
 
 def _part(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return Path(__file__).with_name("web").joinpath(name).read_text(encoding="utf-8")

@@ -16,13 +16,13 @@ from gpt_cli.cli.layout import bar, quoted, token_label
 from gpt_cli.cli.show import views
 from gpt_cli.cli.streams import on_terminal, visible, write
 
-# Shares from 0 to 1: viridis over their square root, or a character from each bound on.
+# Shares from 0 to 1: viridis over their square root, or characters with their lower bounds.
 _VIRIDIS = [*map(bytes.fromhex, ("440154", "3b528b", "21918c", "5ec962", "fde725"))]
 _CHARACTERS = {0: "·", 0.04: "░", 0.16: "▒", 0.36: "▓", 0.64: "█"}
 _NUMBER = 5  # columns of a share as a number
 _MIN_WIDTH = 30  # columns
 _SCREEN = 20  # lines that surely fit a screen
-# Bits: a colour from each bound on (ColorBrewer's OrRd, safe for the colour-blind); none below 1.
+# Bits: lower bounds and their colours (ColorBrewer's OrRd, safe for the colour-blind).
 _BITS = (1, 2, 4, 8, 16)
 _OR_RD = [*map(bytes.fromhex, ("fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000"))]
 
@@ -42,13 +42,9 @@ def print_view(view: views.View) -> None:
 
 def parts(view: views.View, width: int, *, coloured: bool) -> Iterator[Text]:
     """Return the parts of a view, which begin on new lines."""
-    drawers: dict[str, Any] = {
-        "attention": _attention,
-        "lens": _lens,
-        "surprise": _surprise,
-        "tree": _tree,
-    }
-    return drawers[view.kind](view, width, coloured)
+    drawers = {"attention": _attention, "lens": _lens, "surprise": _surprise, "tree": _tree}
+    draw: Any = drawers[view.kind]
+    return draw(view, width, coloured)
 
 
 def _attention(view: views.AttentionView, width: int, coloured: bool) -> Iterator[Text]:
@@ -75,7 +71,7 @@ def _attention(view: views.AttentionView, width: int, coloured: bool) -> Iterato
     if coloured or columns < _NUMBER:
         yield _share_legend(coloured)
     if size > 1:
-        yield Text(f"A block shows the maximum of {size} x {size} tokens.")
+        yield Text(f"A cell shows the maximum of {size} x {size} tokens.")
     if len(view.layers) * len(view.heads) > 1 and T > 1:
         yield from _notable_heads(view, width)
 
@@ -97,7 +93,7 @@ def _cell(share: float, columns: int, coloured: bool) -> str:
 
 
 def _notable_heads(view: views.AttentionView, width: int) -> Iterator[Text]:
-    """Yield the heads that attend most to each of three targets."""
+    """Yield the heads that attend most to three targets."""
     rows = np.arange(1, len(view.tokens))
     targets = {"the token before": rows - 1, "the first token": 0 * rows, "the token itself": rows}
     yield Text("\nHeads (layer.head) with the highest mean attention to")
@@ -178,7 +174,7 @@ def _characters(tokens: Sequence[views.Token]) -> Iterator[tuple[bytes, float | 
 
 def _tree(view: views.TreeView, width: int, coloured: bool) -> Iterator[Text]:
     yield Text(f"{view.model}: the probability of each token, and of its path from the prompt\n")
-    yield _line("  token   path  ", _end(quoted(view.prompt.encode()), width - 16))
+    yield Text(f"  token   path  {_end(quoted(view.prompt.encode()), width - 16)}", no_wrap=True)
     yield from _branches(view.branches, "", coloured)
 
 
@@ -191,13 +187,9 @@ def _branches(branches: Sequence[views.Branch], indent: str, coloured: bool) -> 
         token = branch["token"]
         probability = math.exp(token["logprob"])
         numbers = f"{_percent(probability):>7}{_percent(branch['probability']):>7}  "
-        line = _line(numbers, indent, fork)
-        yield line.append(token_label(token), _share_style(probability, coloured))
+        label = token_label(token), _share_style(probability, coloured)
+        yield Text.assemble(numbers, indent, fork, label, no_wrap=True, overflow="ellipsis")
         yield from _branches(branch["branches"], indent + below, coloured)
-
-
-def _line(*texts: str) -> Text:
-    return Text("".join(texts), no_wrap=True, overflow="ellipsis")
 
 
 def _percent(probability: float, digits: int = 1) -> str:
@@ -246,8 +238,4 @@ def cut(text: str, width: int) -> str:
 
 def _end(text: str, width: int) -> str:
     """Return a quoted text, or its end if it is wider than `width` columns."""
-    if len(text) > width:
-        text = '"…' + text[2 - width :]
-    while cell_len(text) > width:
-        text = '"…' + text[3:]
-    return text
+    return '"' + cut(text[:0:-1], width - 1)[::-1]

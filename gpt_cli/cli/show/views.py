@@ -91,17 +91,15 @@ def attention(
 
 
 def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
-    """Reduce maps (..., T, T) to at most `most` cells in each direction.
+    """Reduce maps (..., T, T) to at most `most` cells a side.
 
     A cell has the maximum of its weights, because a mean would hide single tokens. Return the cells
     and the number of tokens in the side of a cell.
     """
     T = weights.shape[-1]
     size = -(-T // most)
-    n = -(-T // size)
-    padding = [(0, 0)] * (weights.ndim - 2) + [(0, n * size - T)] * 2
-    cells = np.pad(weights, padding).reshape(*weights.shape[:-2], n, size, n, size)
-    return cells.max((-3, -1)), size
+    starts = np.arange(0, T, size)
+    return np.maximum.reduceat(np.maximum.reduceat(weights, starts, -1), starts, -2), size
 
 
 def _indices(flag: str, index: int | None, count: int) -> list[int]:
