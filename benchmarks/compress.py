@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from stories import write_story
 
 import gpt_cli
-from gpt_cli.compression.archive import BLOCK, Reader
+from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.ops.bindings import levels, use_level
@@ -47,7 +47,7 @@ except ImportError:
 
 STORIES, HELD_OUT_SEED = 64, 3_000  # the seed of the stories that train_tiny.py holds out
 TEMPERATURES = (0.7, 1.0, 1.3, 1.6)
-BLOCKS = (1024, 4096, BLOCK, 65536)
+BLOCKS = (1024, 4096, SEGMENT_TOKENS, 65536)
 MOST_RATIO, MOST_MORE = 1.02, 64  # of a file to `score`
 SCORED = 2048  # tokens
 SIDE_BY_SIDE = (1, 4, 8, 16, 32)
@@ -103,11 +103,11 @@ def measure_sizes(tiny: Engine, texts: dict[str, str]) -> None:
         found = tiny.score(text, bos=True)
         least = -found.total_logprob / math.log(2) / 8
         sizes = {block: len(tiny.compress(text.encode(), block=block)) for block in BLOCKS}
-        reached = sizes[BLOCK] <= MOST_RATIO * least + MOST_MORE
+        reached = sizes[SEGMENT_TOKENS] <= MOST_RATIO * least + MOST_MORE
         cells = [len(text.encode()), found.tokens_scored, round(least), *sizes.values()]
         numbers = " | ".join(f"{cell:,}" for cell in cells)
         goal = "reached" if reached else "MISSED"
-        print(f"| {name} | {numbers} | {sizes[BLOCK] / least:.4f} | {goal} |", flush=True)
+        print(f"| {name} | {numbers} | {sizes[SEGMENT_TOKENS] / least:.4f} | {goal} |", flush=True)
 
 
 def measure_programs(tiny: Engine, texts: dict[str, str]) -> None:
@@ -169,14 +169,14 @@ def measure_decompressing(engine: Engine, ids: list[int], rounds: int) -> None:
     for rows in SIDE_BY_SIDE:
         data = engine.decode(beginning(engine, ids, rows * ROW)).encode()
         code = b"".join(codec.compress(BytesIO(data), ROW))
-        blocks = list(Reader(BytesIO(code)).blocks())
+        blocks = list(ArchiveReader(BytesIO(code)).segments())
         if len(blocks) != rows or any(block.stored for block in blocks):
             sys.exit("the model does not predict stories: it must make each block smaller")
         tokens = sum(block.size for block in blocks)
         rates = []
         for _ in range(rounds):
             batch, _ = timed(lambda: [*engine.batch([""] * rows, options, batch_size=rows)])  # noqa: B023
-            own, found = timed(lambda: [*codec.decompress(Reader(BytesIO(code)))])  # noqa: B023
+            own, found = timed(lambda: [*codec.decompress(ArchiveReader(BytesIO(code)))])  # noqa: B023
             if b"".join(found) != data:
                 sys.exit("the data differ")
             rates.append((rows * ROW / batch, tokens / own))

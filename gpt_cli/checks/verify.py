@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.compression.archive import Reader
+from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
@@ -213,7 +213,7 @@ def _check_round_trip(engine: Engine) -> Check:
     for level in levels:
         with _computing(ops, level, 1):
             try:
-                passed = b"".join(codec.decompress(Reader(BytesIO(packed)))) == data
+                passed = b"".join(codec.decompress(ArchiveReader(BytesIO(packed)))) == data
             except InputError:
                 passed = False
         if not passed:

@@ -12,7 +12,7 @@ from gpt_cli.cli.inputs import or_pipe
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import note, on_terminal, write
-from gpt_cli.compression.archive import BLOCK, LARGEST_BLOCK, Reader
+from gpt_cli.compression.archive import MAX_SEGMENT_TOKENS, SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import PATH, WHOLE, option
@@ -38,12 +38,12 @@ def compress(
     *,
     output: Path | None = _OUTPUT,
     block: int = option(
-        BLOCK,
+        SEGMENT_TOKENS,
         "Tokens of a block. Blocks are decompressed side by side, so small ones are ready sooner; "
         "large ones take fewer bytes.",
         kind=WHOLE,
         min=1,
-        max=LARGEST_BLOCK,
+        max=MAX_SEGMENT_TOKENS,
     ),
     dtype: str = option(
         "auto", "Weights in float32 or int8; auto: as stored. decompress uses the same."
@@ -92,7 +92,7 @@ def decompress(
     file = or_pipe(file, "no data: give a FILE")
     prepare(threads)
     with _copying(file, output, model) as progress:
-        reader = Reader(progress, storage.label(file), salvage=salvage)
+        reader = ArchiveReader(progress, storage.label(file), salvage=salvage)
         # 16-bit weights are used as they are stored.
         codec = _codec(model, reader.dtype if reader.dtype in ("float32", "int8") else "auto")
         progress.write(codec.decompress(reader, progress.advance))
