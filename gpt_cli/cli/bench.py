@@ -1,9 +1,10 @@
 """`gpt-cli bench`: measure generation with and without the KV cache, or speculation."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from gpt_cli.checks.plan import Plan
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import on_terminal, write
@@ -15,10 +16,7 @@ from gpt_cli.system.startup import prepare
 
 def bench(
     *,
-    prompt_tokens: int = option(32, "Prompt length in tokens.", aliases=("-p",)),
-    max_tokens: flags.MaxTokens = 128,
-    batch: int = option(1, "Number of texts per batch.", aliases=("-b",)),
-    repetitions: int = option(3, "Number of runs in each mode.", aliases=("-r",)),
+    plan: Plan,
     cache: bool | None = option(
         None, "Measure only one mode; both if not set.", kind=SWITCH, flag="--cache/--no-cache"
     ),
@@ -45,23 +43,21 @@ def bench(
         plots.check("--plot", plot, (".png", ".svg", ".pdf"))
     if speculate and cache is False:
         raise InputError("--speculate needs the cache: leave out --no-cache")
+    if speculate:
+        plan = replace(plan, modes=("speculation", "cache on"))
+    elif cache is not None:
+        plan = replace(plan, modes=("cache on" if cache else "cache off",))
     prepare(loading.threads)
-    from gpt_cli.checks.bench import ModeName, Plan, measure
+    from gpt_cli.checks.bench import measure
     from gpt_cli.cli import bench_format
 
-    modes: tuple[ModeName, ...] = ("cache on", "cache off")
-    if speculate:
-        modes = ("speculation", "cache on")
-    elif cache is not None:
-        modes = ("cache on",) if cache else ("cache off",)
-    plan = Plan(prompt_tokens, max_tokens, batch, repetitions, modes)
     engine = loading.load()
     shown = on_terminal(sys.stderr) and not loading.quiet
     try:
-        found = measure(engine, plan, lambda what: renew(f"gpt-cli: {what}") if shown else None)
+        benchmark = measure(engine, plan, lambda step: renew(f"gpt-cli: {step}") if shown else None)
     finally:
         if shown:
             renew("")
-    write(json_line(asdict(found)) if as_json else bench_format.as_text(found))
+    write(json_line(asdict(benchmark)) if as_json else bench_format.as_text(benchmark))
     if plot is not None:
-        plots.save(found, plot)
+        plots.save(benchmark, plot)
