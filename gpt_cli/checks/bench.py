@@ -49,7 +49,7 @@ class Mode:
     model_s: Spread | None  # mean per token after the first: drafts and forward pass
     other_s: Spread | None  # mean per token after the first: sampling and decoding
     total_s: Spread  # from the texts to the last token
-    token_s: list[float]  # median time of each new token; the first includes tokenization
+    token_s: list[float]  # median times of the new tokens; the first includes tokenization
     growth: float | None  # time of the `late` tokens / time of the `early` tokens
 
 
@@ -63,7 +63,7 @@ class Benchmark:
     dtype: str  # of the weights
     ops: str  # the implementation
     threads: int
-    prompt_tokens: int  # of each row
+    prompt_tokens: int  # per row
     max_tokens: int
     batch: int
     repetitions: int
@@ -77,9 +77,9 @@ class Benchmark:
     speculation: Mode | None
     drafted: int | None  # tokens of a text, as a median; None without speculation
     accepted: int | None  # drafted tokens that are in the text
-    ratio: dict[str, float] | None  # speed with speculation or the cache / without, for each figure
+    ratio: dict[str, float] | None  # speed with speculation or the cache / without, by figure
     ids_equal: bool | None  # in both modes; None if only one was measured
-    ids: list[list[int]]  # the new tokens of each row
+    ids: list[list[int]]  # the new tokens, by row
 
     @property
     def modes(self) -> dict[str, Mode]:
@@ -93,10 +93,10 @@ class _Run:
     """The results and times of one generation."""
 
     name: str
-    ids: list[list[int]]  # of each row
+    ids: list[list[int]]  # by row
     tokenize_s: float
     prefill_s: float  # the first step
-    token_s: list[float]  # the time of each token; the first includes tokenization
+    token_s: list[float]  # times of the tokens; the first includes tokenization
     model_s: float  # the part of tokens after the first in drafts and forward passes
     drafted: int  # tokens of all rows
     accepted: int
@@ -105,13 +105,13 @@ class _Run:
 def measure(
     engine: Engine, plan: Plan, starting: Callable[[str], None] = lambda step: None
 ) -> Benchmark:
-    """Generate greedily in each mode, and return the times; `starting` takes the name of each step.
+    """Generate greedily in the modes of the plan, and return the times.
+
+    `starting` is called with the name of the next step.
 
     Raises:
         InputError: prompt and new tokens do not fit the context, or speculation is not possible.
         MismatchError: two runs chose different tokens.
-        ResourceError: there is not enough memory for all rows.
-        CheckpointError: the weights are damaged.
     """
     length, n_positions = plan.prompt_tokens + plan.max_tokens, engine.model.config.n_positions
     if length > n_positions:
@@ -133,7 +133,7 @@ def measure(
 def _run_modes(
     engine: Engine, plan: Plan, texts: Sequence[str], starting: Callable[[str], None]
 ) -> dict[ModeName, list[_Run]]:
-    """Run each mode in turn, as often as the plan says; raise MismatchError if ids differ."""
+    """Run the modes in turn, as often as the plan says; raise MismatchError if ids differ."""
     engines = {mode: _engine(engine, mode) for mode in plan.modes}
     starting("warming up")
     for mode, mode_engine in engines.items():
@@ -187,10 +187,10 @@ def _summary(
 
 
 def prompts(engine: Engine, tokens: int, batch: int) -> list[str]:
-    """Return `batch` texts of `tokens` tokens each, from different positions of `TEXT`.
+    """Return `batch` texts of `tokens` tokens, from different positions of `TEXT`.
 
-    They repeat if there are more texts than positions. All have the same number of tokens, which
-    is below `tokens` only if no position gives exactly that: cut text may tokenize differently.
+    They repeat if there are more texts than positions. If no position gives this number of tokens,
+    because cut text may tokenize differently, all texts have the next smaller number.
     """
     period = len(engine.encode(TEXT))
     ids = engine.encode(TEXT * (tokens // period + 2))
@@ -244,7 +244,7 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, 
 
 
 def _arrivals(start: float, steps: Sequence[tuple[Step, float]]) -> list[float]:
-    """Return when each token of a row came, with the tokens of a pass spread evenly over it."""
+    """Return when the tokens of a row came; those of a pass are spread evenly over its time."""
     arrivals: list[float] = []
     passes = [index for index, (step, _) in enumerate(steps) if step.model_seconds]
     for first, stop in pairwise([*passes, len(steps)]):
@@ -304,7 +304,7 @@ def _edge(new_tokens: int) -> int:
 
 
 def _ratio(mode: Mode, other: Mode) -> dict[str, float]:
-    """Return the speed in a mode / the speed in the other, for each figure that depends on it."""
+    """Return the speed in a mode / the speed in the other, by the figures that depend on it."""
     ratios = {}
     for name, spread in vars(mode).items():
         if isinstance(spread, Spread) and name != "tokenize_s":

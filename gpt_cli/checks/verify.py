@@ -64,10 +64,9 @@ def known() -> dict[str, Any]:
 
 
 def verify(name: str, folder: Path) -> Iterator[Check]:
-    """Yield the result of each check of the model in `folder`; the user calls it `name`.
+    """Yield the results of checking the model in `folder`, which the user calls `name`.
 
-    Raises:
-        GPTCLIError: the model cannot be loaded.
+    Raise GPTCLIError if it cannot be loaded.
     """
     facts = _facts(name, folder)
     yield _check_files(folder, facts.get("sha256", {}))
@@ -197,16 +196,15 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
             digests[level, count] = of_bits(engine.model, engine.tokenizer)
     digest = digests[levels[0], 1]
     known = facts.get("digests", {}).get(ops.dtype, digest)
-    alike = set(digests.values()) == {digest}
     ways = f"with {counts[0]} and {counts[1]} threads, at {', '.join(levels)}"
-    detail = f"{digest} {ways}" if alike else f"digests differ {ways}: {digests}"
-    if alike and digest != known:
-        detail = f"{digest}, expected {known}"
-    return Check(name, alike and digest == known, detail, digest=digest)
+    if set(digests.values()) != {digest}:
+        return Check(name, False, f"digests differ {ways}: {digests}", digest=digest)
+    detail = f"{digest} {ways}" if digest == known else f"{digest}, expected {known}"
+    return Check(name, digest == known, detail, digest=digest)
 
 
 def _check_round_trip(engine: Engine) -> Check:
-    """Compress the sample text at the highest level, and decompress it at each with one thread."""
+    """Compress the sample text at the highest level, and decompress it at all with one thread."""
     name, ops = "compress, decompress", engine.model.ops
     if ops.name != "native":
         return Check(name, None, _ONLY_NATIVE)
