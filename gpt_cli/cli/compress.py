@@ -12,10 +12,15 @@ from gpt_cli.cli.inputs import or_pipe
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import note, on_terminal, write
-from gpt_cli.compression.archive import MAX_SEGMENT_TOKENS, SEGMENT_TOKENS, ArchiveReader
+from gpt_cli.compression.archive import (
+    MAX_SEGMENT_TOKENS,
+    SEGMENT_RANGE,
+    SEGMENT_TOKENS,
+    ArchiveReader,
+)
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import PATH, WHOLE, option
+from gpt_cli.options.declare import PATH, option
 from gpt_cli.system.atomic import new_file
 from gpt_cli.system.machine import format_size
 from gpt_cli.system.startup import prepare
@@ -39,11 +44,9 @@ def compress(
     output: Path | None = _OUTPUT,
     block: int = option(
         SEGMENT_TOKENS,
-        "Tokens of a block. Blocks are decompressed side by side, so small ones are ready sooner; "
-        "large ones take fewer bytes.",
-        kind=WHOLE,
-        min=1,
-        max=MAX_SEGMENT_TOKENS,
+        f"Tokens of a block, up to {MAX_SEGMENT_TOKENS}. Blocks are decompressed side by side, so "
+        "small ones are ready sooner; large ones take fewer bytes.",
+        SEGMENT_RANGE,
     ),
     dtype: str = option(
         "auto", "Weights in float32 or int8; auto: as stored. decompress uses the same."

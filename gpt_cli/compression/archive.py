@@ -20,9 +20,11 @@ from typing import Protocol
 from zlib import crc32
 
 from gpt_cli.errors import InputError
+from gpt_cli.options.declare import Range
 
 SEGMENT_TOKENS = 32_768  # by default
 MAX_SEGMENT_TOKENS = 65_536
+SEGMENT_RANGE = Range(lambda n: 1 <= n <= MAX_SEGMENT_TOKENS, f"from 1 to {MAX_SEGMENT_TOKENS}")
 MAX_CODE_BYTES = 8 * MAX_SEGMENT_TOKENS  # a token takes fewer than 64 bits
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
 _MAGIC, _VERSION, _MARK = b"GPTZ", 1, b"\xb5"

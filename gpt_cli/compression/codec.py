@@ -22,7 +22,7 @@ import numpy as np
 
 from gpt_cli.compression.archive import (
     MAX_CODE_BYTES,
-    MAX_SEGMENT_TOKENS,
+    SEGMENT_RANGE,
     SEGMENT_TOKENS,
     ArchiveReader,
     Header,
@@ -101,8 +101,8 @@ class Codec:
             InputError: `block` is out of range.
             CheckpointError: the weights are damaged.
         """
-        if not 1 <= block <= MAX_SEGMENT_TOKENS:
-            raise OptionError("block", f"must be from 1 to {MAX_SEGMENT_TOKENS}")
+        if not SEGMENT_RANGE.contains(block):
+            raise OptionError("block", f"must be {SEGMENT_RANGE.name}")
         yield self.header.pack()
         index = size = crc = 0
         segments = self._segments(file, block)
