@@ -262,6 +262,13 @@ def test_another_version_or_an_unknown_type_is_refused(place, says):
         read(bytes(data))
 
 
+@pytest.mark.parametrize("rest", [b"\xb5", b"\xb5\0", b"\xb5\0\0\0", b"\xb5\0\0\0\0\0\0\0\0"])
+def test_a_segment_that_is_cut_is_no_end(rest):
+    for data in (rest, rest + bytes(3)):
+        with pytest.raises(InputError, match="its end is missing"):
+            read(HEADER.pack() + data)
+
+
 @given(st.binary(max_size=3000))
 def test_any_bytes_are_read_or_refused(junk):
     for how in ({}, {"salvage": True}):

@@ -54,7 +54,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Header:
-    """The model that wrote a file."""
+    """What identifies the model that wrote a file."""
 
     dtype: str  # of its weights in memory
     weights: bytes  # the first 8 bytes of the digest of the weights
@@ -99,7 +99,8 @@ def check(data: bytes) -> int:
 class ArchiveReader:
     """Read compressed data from start to end, in bounded memory and linear time.
 
-    Damage raises InputError. With `salvage`, it is noted in `lost` instead.
+    Damage raises InputError. With `salvage`, it is noted in `lost` instead, but data of another
+    version, or without an undamaged segment, is refused.
 
     Attributes:
         header: None if it is damaged beyond repair.
@@ -109,11 +110,6 @@ class ArchiveReader:
     """
 
     def __init__(self, file: Readable, name: str = "the data", *, salvage: bool = False):
-        """Read the header.
-
-        Raises:
-            InputError: it is damaged or of another version, or this is no compressed file.
-        """
         self._file, self._name, self._salvage = file, name, salvage
         self._data, self._at = b"", 0
         self._budget = _CHECKED_AT_FIRST
@@ -165,11 +161,7 @@ class ArchiveReader:
         self._damaged("its end is missing")
 
     def finish(self, size: int, crc: int) -> None:
-        """Compare the size and the CRC-32 of all data with those in the end of the file.
-
-        Raises:
-            InputError: they differ, or nothing was salvaged.
-        """
+        """Compare the size and the CRC-32 of all data with those in the end of the file."""
         if self.lost and not size:
             raise InputError(f"{self._name}: no undamaged block is left: {_ANOTHER}")
         if not self.lost and (size, crc) != (self.size, self.crc):
@@ -208,9 +200,8 @@ class ArchiveReader:
             self._skip(match.start() - self._at)
             self._fill()  # the whole segment
             index, kind, length = map(_unpack_number, match.groups())
-            cost = _CHECKED_PER_MARK
-            if index >= expected and length <= MAX_CODE_BYTES:
-                stop = self._at + len(match[0]) + 6 + length
+            cost, stop = _CHECKED_PER_MARK, self._at + len(match[0]) + 6 + length
+            if index >= expected and length <= MAX_CODE_BYTES and stop <= len(self._data):
                 record = self._data[self._at + 1 : stop]
                 if segment := _unpack_segment(record, index, kind, length):
                     self._at = stop

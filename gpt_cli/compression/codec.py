@@ -53,6 +53,8 @@ Progress = Callable[[int], None]  # is called with the number of tokens of each 
 class Codec:
     """Both ends of the compressor, for one model.
 
+    They raise CheckpointError if the weights are damaged.
+
     Attributes:
         header: of the files that it writes.
     """
@@ -91,15 +93,8 @@ class Codec:
     ) -> Iterator[bytes]:
         """Yield the compressed file, a part at a time.
 
-        Args:
-            file: the data, any bytes.
-            block: tokens of a segment. Small segments are decompressed sooner, side by side; large
-                ones take fewer bytes.
-            advance: counts tokens.
-
-        Raises:
-            InputError: `block` is out of range.
-            CheckpointError: the weights are damaged.
+        Small segments, of few tokens (`block`), are decompressed sooner, side by side; large ones
+        take fewer bytes.
         """
         if not SEGMENT_RANGE.contains(block):
             raise OptionError("block", f"must be {SEGMENT_RANGE.name}")
@@ -170,14 +165,12 @@ class Codec:
     def decompress(
         self, reader: ArchiveReader, advance: Progress = lambda _: None
     ) -> Iterator[bytes]:
-        """Yield the data of a compressed file, a segment at a time, each as soon as it is checked.
+        """Yield the data of a compressed file, a segment as soon as it is checked.
 
         If the reader salvages, damaged segments are left out.
 
         Raises:
             InputError: the file is damaged, or was written with another model or other bits.
-            CheckpointError: the weights are damaged.
-            ResourceError: there is not enough memory.
         """
         if reader.header:
             self._check(reader.header)
