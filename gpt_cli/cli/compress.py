@@ -12,12 +12,7 @@ from gpt_cli.cli.inputs import or_pipe
 from gpt_cli.cli.layout import counted
 from gpt_cli.cli.progress import renew
 from gpt_cli.cli.streams import note, on_terminal, write
-from gpt_cli.compression.archive import (
-    MAX_SEGMENT_TOKENS,
-    SEGMENT_RANGE,
-    SEGMENT_TOKENS,
-    ArchiveReader,
-)
+from gpt_cli.compression.archive import SEGMENT_RANGE, SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import PATH, option
@@ -44,8 +39,8 @@ def compress(
     output: Path | None = _OUTPUT,
     block: int = option(
         SEGMENT_TOKENS,
-        f"Tokens of a block, up to {MAX_SEGMENT_TOKENS}. Blocks are decompressed side by side, so "
-        "small ones are ready sooner; large ones take fewer bytes.",
+        f"Tokens of a block, {SEGMENT_RANGE.name}. Blocks are decompressed side by side, so small "
+        "ones are ready sooner; large ones take fewer bytes.",
         SEGMENT_RANGE,
     ),
     dtype: str = option(

@@ -47,13 +47,13 @@ _TOGETHER = 32_768  # tokens whose intervals are computed at a time
 _SIDE_BY_SIDE = 64  # segments that are decoded at a time, if memory allows
 _PROBABLY_TEXT = 1024  # bytes; longer text is smaller after deflate
 
-Progress = Callable[[int], None]  # is called with the number of tokens of each step
+CountTokens = Callable[[int], None]  # is called with the number of tokens of each step
 
 
 class Codec:
     """Both ends of the compressor, for one model.
 
-    They raise CheckpointError if the weights are damaged.
+    Both ends raise CheckpointError if the weights are damaged.
 
     Attributes:
         header: of the files that it writes.
@@ -89,12 +89,12 @@ class Codec:
         return ops.to_host(forward(self._model, ops.xp.asarray([[self._start]])))[0, 0]
 
     def compress(
-        self, file: Readable, block: int = SEGMENT_TOKENS, advance: Progress = lambda _: None
+        self, file: Readable, block: int = SEGMENT_TOKENS, advance: CountTokens = lambda _: None
     ) -> Iterator[bytes]:
         """Yield the compressed file, a part at a time.
 
-        Small segments, of few tokens (`block`), are decompressed sooner, side by side; large ones
-        take fewer bytes.
+        A segment has up to `block` tokens. Small segments are decompressed sooner, side by side;
+        large ones take fewer bytes.
         """
         if not SEGMENT_RANGE.contains(block):
             raise OptionError("block", f"must be {SEGMENT_RANGE.name}")
@@ -113,7 +113,7 @@ class Codec:
         yield end(index, size, crc).pack()
 
     def _segments(self, file: Readable, tokens: int) -> Iterator[list[int]]:
-        """Yield the ids of each segment."""
+        """Yield the ids of the segments."""
         ids: list[int] = []
         while piece := file.read(_PIECE):
             ids += self._encode(piece)
@@ -144,9 +144,9 @@ class Codec:
         )
 
     def _codes(
-        self, texts: Sequence[list[int]], parts: Sequence[bytes], advance: Progress
+        self, texts: Sequence[list[int]], parts: Sequence[bytes], advance: CountTokens
     ) -> list[bytes]:
-        """Return the code of each segment, or its data if that is no text."""
+        """Return the codes of segments, or their data if that is no text."""
 
         def measure(ops: Ops, logits: Array, ids: Array) -> Array:
             advance(len(ids))
@@ -163,7 +163,7 @@ class Codec:
         return codes
 
     def decompress(
-        self, reader: ArchiveReader, advance: Progress = lambda _: None
+        self, reader: ArchiveReader, advance: CountTokens = lambda _: None
     ) -> Iterator[bytes]:
         """Yield the data of a compressed file, a segment as soon as it is checked.
 
@@ -231,8 +231,8 @@ class Codec:
         most = (free or sys.maxsize) // (2 * (cache + logits_and_counts))
         return max(1, min(_SIDE_BY_SIDE, most))
 
-    def _decoded(self, segments: Sequence[Segment], advance: Progress) -> list[bytes | None]:
-        """Return the data of each segment; None for a code that no encoder writes."""
+    def _decoded(self, segments: Sequence[Segment], advance: CountTokens) -> list[bytes | None]:
+        """Return the data of segments; None for a code that no encoder writes."""
         texts = {n: _Text(self._start, s) for n, s in enumerate(segments) if not s.stored}
         self._decode(sorted(texts.values(), key=lambda text: -text.size), advance)
         data: list[bytes | None] = [s.code if s.stored else None for s in segments]
@@ -242,8 +242,8 @@ class Codec:
                     data[n] = b"".join(map(self._tokenizer.token_bytes, text.ids[1:]))
         return data
 
-    def _decode(self, texts: Sequence["_Text"], advance: Progress) -> None:
-        """Decode texts side by side, the longest first, a token of each at a time."""
+    def _decode(self, texts: Sequence["_Text"], advance: CountTokens) -> None:
+        """Decode texts side by side, the longest first, in steps of one token."""
         model = self._model
         longest = max((text.size for text in texts), default=0)
         for w in windows(1 + longest, model.config.n_positions, self._stride):
@@ -291,7 +291,7 @@ class _Text:
 
 
 def intervals(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return where each row's token is in the running sum of counts: start, end, total (B, 3)."""
+    """Return the intervals of tokens in the running sum of counts: start, end, total (B, 3)."""
     sums, rows = ops.cumulative_counts(logits), ops.xp.arange(len(ids))
     starts = ops.xp.where(ids > 0, sums[rows, ids - 1], 0)
     return ops.xp.stack([starts, sums[rows, ids], sums[:, -1]], axis=-1)
