@@ -21,7 +21,7 @@ from typing import Any, Self, TypeAlias
 HOST = "127.0.0.1"
 START = 120.0  # seconds that a server may take to start, and to end
 EVENT = b"data: "
-Pieces: TypeAlias = list[tuple[float, bytes]]  # of a body, each with the time when it came
+Pieces: TypeAlias = list[tuple[float, bytes]]  # of a body, with the times when they came
 
 
 class Connection:
@@ -40,13 +40,13 @@ class Connection:
         self.writer.write(data)
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """Read the status and the headers, whose names are made small."""
+        """Read the status and the headers, with their names in lower case."""
         lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         fields = (line.partition(":") for line in lines[1:] if line)
         return int(lines[0].split()[1]), {name.lower(): text.strip() for name, _, text in fields}
 
     async def body(self, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """Read the body, in the pieces in which it was sent."""
+        """Read the body, in the pieces that were sent."""
         if headers.get("transfer-encoding") != "chunked":
             length = headers.get("content-length")
             yield await (
@@ -80,10 +80,10 @@ class Connection:
 def request(path: str, body: bytes | None = None, **headers: str) -> bytes:
     """Return the bytes of a POST; without a body, of a GET."""
     lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1"]
-    given = {"Host": HOST} | headers
+    fields = {"Host": HOST} | headers
     if body is not None:
-        given |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
-    lines += [f"{name}: {text}" for name, text in given.items()]
+        fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    lines += [f"{name}: {text}" for name, text in fields.items()]
     return "\r\n".join([*lines, "\r\n"]).encode() + (body or b"")
 
 
@@ -94,7 +94,7 @@ class Answer:
     status: int
     headers: dict[str, str]
     sent: float  # time.perf_counter() when the request was sent
-    pieces: Pieces  # of the body, each with the time when it came
+    pieces: Pieces  # of the body, with the times when they came
 
     @property
     def seconds(self) -> float:
@@ -108,11 +108,11 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """Return what the body says."""
+        """Return the body as JSON."""
         return json.loads(self.body)
 
     def events(self) -> Iterator[tuple[float, Any]]:
-        """Yield each event of a stream but the last, `[DONE]`, with the time when it was whole."""
+        """Yield the events of a stream but `[DONE]`, and the times when they were whole."""
         rest = b""
         for seconds, piece in self.pieces:
             *events, rest = (rest + piece).split(b"\n\n")
@@ -128,10 +128,10 @@ async def ask(
     path: str = "/v1/completions",
     pieces: Pieces | None = None,
 ) -> Answer:
-    """Return the answer to a JSON body, by POST; without one, to a GET.
+    """Return the answer to a POST of JSON; without fields, to a GET.
 
-    The pieces of the answer's body are put into `pieces` as they come. A task of this leaves when
-    it is cancelled.
+    Pieces of the answer's body are appended to `pieces` as they come. A task that is cancelled
+    closes its connection.
     """
     connection = await Connection.open(port)
     try:
@@ -142,7 +142,7 @@ async def ask(
 
 
 class Server:
-    """A process that serves on a free port, which `{port}` stands for in its command."""
+    """A process that serves on a free port, which replaces `{port}` in its command."""
 
     def __init__(self, command: Sequence[str], errors: Path, **variables: str):
         with socket.create_server((HOST, 0)) as free:
@@ -188,5 +188,5 @@ class Server:
 
 
 def command(folder: str, *flags: str) -> list[str]:
-    """Return the command of our own server."""
+    """Return the command of gpt-cli's server."""
     return [sys.executable, "-m", "gpt_cli", "serve", "-m", folder, "--port", "{port}", *flags]

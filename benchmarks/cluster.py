@@ -3,7 +3,7 @@
     python benchmarks/cluster.py [--save NAME] [--pairs N] [equal] [overhead] [driver]
 
 It needs the extra `ray` and takes half an hour. By default it runs all parts:
-    equal     5,000 ragged rows, some of them invalid, through the bundled model: on this machine;
+    equal     5,000 ragged rows, a few of them invalid, through the bundled model: on this machine;
               on a cluster of four nodes; with a node killed after a fifth of the records; with the
               driver killed then and the job resumed. Apart from times, all must give the same
               records. The same for scores, as Parquet.
@@ -22,9 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +69,17 @@ def records(file: Path) -> list[dict[str, Any]]:
     if file.suffix == ".parquet":
         import pyarrow.parquet
 
-        found = pyarrow.parquet.read_table(file).to_pylist()
+        rows = pyarrow.parquet.read_table(file).to_pylist()
     else:
-        found = [json.loads(line) for line in file.read_text().splitlines()]
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
     return [
         {name: value for name, value in record.items() if name != "timing" and value is not None}
-        for record in found
+        for record in rows
     ]
 
 
 def run(*arguments: object) -> float:
-    """Run a command, in which some rows may fail; return its seconds."""
+    """Run a command, whose rows may fail; return its seconds."""
     start = time.perf_counter()
     finished = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, check=False)
     if finished.returncode not in (0, 6):
@@ -90,7 +91,7 @@ def run(*arguments: object) -> float:
 def cluster(nodes: int, cpus: int) -> Iterator[tuple[Cluster, list[Any]]]:
     """Start a cluster of worker nodes and a head node that does not compute."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    started: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
         yield started, [started.add_node(num_cpus=cpus) for _ in range(nodes)]
     finally:
@@ -113,58 +114,20 @@ def lines_of(file: Path) -> int:
 
 def measure_equal(scratch: Path) -> list[str]:
     """Run jobs that must all give the same records."""
-    source = scratch / "in.jsonl"
+    source, alone, output = (scratch / f"{name}.jsonl" for name in ("in", "alone", "nodes"))
     write_rows(source, ROWS, 48)
     job = ["batch", source, "--model", "tiny", "--seed", 1, "--threads", 1]
-    alone = scratch / "alone.jsonl"
     seconds = run(*job, "-o", alone)
     expected = records(alone)
     table = [row("on this machine, one process", seconds, len(expected), "")]
-
-    def add(name: str, seconds: float, output: Path, note: str = "") -> None:
-        found = records(output)
-        same = sum(one == other for one, other in zip(expected, found, strict=False))
-        table.append(row(name, seconds, len(found), f"{same} of {len(expected)}{note}"))
-
     with cluster(NODES, 1) as (nodes, workers):
-        there = [*job, "--engine", "ray", "--address", nodes.address]
-        output = scratch / "nodes.jsonl"
-        add(f"{NODES} nodes", run(*there, "-o", output), output)
-
-        output = scratch / "driver.jsonl"
-        start = time.perf_counter()
-        process = begin(*there, "-o", output)
-        process.kill()
-        process.wait()
-        before = lines_of(output)
-        run(*there, "-o", output, "--resume")
-        took = time.perf_counter() - start
-        add("the driver killed, and resumed", took, output, f"; {before} before it")
-
-        output = scratch / "killed.jsonl"
-        start = time.perf_counter()
-        process = begin(*there, "-o", output)
-        before = lines_of(output)
-        nodes.remove_node(workers.pop(), allow_graceful=False)
-        process.wait()
-        took = time.perf_counter() - start
-        add("a node killed", took, output, f"; {before} before it")
-
-        texts = scratch / "texts.jsonl"
-        texts.write_text(
-            "".join(
-                json.dumps({"id": record["id"], "text": record["prompt"] + record["text"]}) + "\n"
-                for record in expected
-                if "error" not in record
-            )
-        )
-        score = ["score", texts, "--model", "tiny", "--threads", 1]
-        one, other = scratch / "one.parquet", scratch / "other.parquet"
-        seconds = run(*score, "-o", one)
-        expected = records(one)
-        table.append(row("scores as Parquet, on this machine", seconds, len(expected), ""))
-        there = [*score, "--engine", "ray", "--address", nodes.address]
-        add("scores as Parquet, on the remaining nodes", run(*there, "-o", other), other)
+        remote = [*job, "--engine", "ray", "--address", nodes.address]
+        seconds = run(*remote, "-o", output)
+        table.append(compared(f"{NODES} nodes", seconds, output, expected))
+        table.append(kill_driver(remote, scratch / "driver.jsonl", expected))
+        kill = partial(nodes.remove_node, workers[-1], allow_graceful=False)
+        table.append(kill_node(remote, scratch / "killed.jsonl", expected, kill))
+        table += measure_scores(scratch, nodes.address, expected)
     return [
         f"{ROWS} ragged rows through `tiny`, a thread for each worker:",
         "",
@@ -172,6 +135,58 @@ def measure_equal(scratch: Path) -> list[str]:
         "|-|-|-|-|",
         *table,
     ]
+
+
+def compared(
+    name: str, seconds: float, output: Path, expected: list[dict[str, Any]], note: str = ""
+) -> str:
+    """Return a row that says how many records of an output are the expected ones."""
+    actual = records(output)
+    same = sum(one == other for one, other in zip(expected, actual, strict=False))
+    return row(name, seconds, len(actual), f"{same} of {len(expected)}{note}")
+
+
+def kill_driver(job: list[Any], output: Path, expected: list[dict[str, Any]]) -> str:
+    """Kill the driver of a job after a fifth of the records, and resume the job."""
+    start = time.perf_counter()
+    process = begin(*job, "-o", output)
+    process.kill()
+    process.wait()
+    before = lines_of(output)
+    run(*job, "-o", output, "--resume")
+    seconds = time.perf_counter() - start
+    name = "the driver killed, and resumed"
+    return compared(name, seconds, output, expected, f"; {before} before it")
+
+
+def kill_node(
+    job: list[Any], output: Path, expected: list[dict[str, Any]], kill: Callable[[], None]
+) -> str:
+    """Kill a node after a fifth of the records of a job."""
+    start = time.perf_counter()
+    process = begin(*job, "-o", output)
+    before = lines_of(output)
+    kill()
+    process.wait()
+    seconds = time.perf_counter() - start
+    return compared("a node killed", seconds, output, expected, f"; {before} before it")
+
+
+def measure_scores(scratch: Path, address: str, continued: list[dict[str, Any]]) -> list[str]:
+    """Score the texts of records, as Parquet: on this machine, and on the cluster."""
+    texts, one, other = (scratch / name for name in ("texts.jsonl", "one.parquet", "other.parquet"))
+    rows = [
+        {"id": record["id"], "text": record["prompt"] + record["text"]}
+        for record in continued
+        if "error" not in record
+    ]
+    texts.write_text("".join(json.dumps(fields) + "\n" for fields in rows))
+    score = ["score", texts, "--model", "tiny", "--threads", 1]
+    seconds = run(*score, "-o", one)
+    expected = records(one)
+    alone = row("scores as Parquet, on this machine", seconds, len(expected), "")
+    seconds = run(*score, "--engine", "ray", "--address", address, "-o", other)
+    return [alone, compared("scores as Parquet, on the remaining nodes", seconds, other, expected)]
 
 
 def row(*cells: object) -> str:
@@ -190,28 +205,28 @@ def measure_overhead(scratch: Path, pairs: int) -> list[str]:
         "|-|-|-|-|-|",
     ]
     names = ("without Ray", "Ray started for the job", "on a running cluster")
-    there = ["--engine", "ray", "--workers", 1]
-    for threads, rows in ((1, 384), (2, 768)):  # each takes about as long
+    remote = ["--engine", "ray", "--workers", 1]
+    for threads, rows in ((1, 384), (2, 768)):  # they take about as long
         write_rows(source, rows, 48)
-        found: dict[str, list[float]] = {name: [] for name in names}
+        times: dict[str, list[float]] = {name: [] for name in names}
         outputs: list[Path] = []
         for _ in range(pairs):
             for name in names:
                 outputs.append(scratch / f"{threads} {len(outputs)}")
                 command = [*job, "--threads", threads, "-o", outputs[-1]]
                 if name == names[0]:
-                    found[name].append(run(*command))
+                    times[name].append(run(*command))
                 elif name == names[1]:
-                    found[name].append(run(*command, *there))
+                    times[name].append(run(*command, *remote))
                 else:
                     with cluster(1, 2) as (nodes, _):
-                        found[name].append(run(*command, *there, "--address", nodes.address))
-                print(threads, name, found[name][-1], file=sys.stderr, flush=True)
+                        times[name].append(run(*command, *remote, "--address", nodes.address))
+                print(threads, name, times[name][-1], file=sys.stderr, flush=True)
         expected = records(outputs[0])
         if any(records(output) != expected for output in outputs):
             sys.exit("the records differ")
-        for name, seconds in found.items():
-            ratios = [one / local for one, local in zip(seconds, found[names[0]], strict=True)]
+        for name, seconds in times.items():
+            ratios = [one / local for one, local in zip(seconds, times[names[0]], strict=True)]
             lines.append(row(name, rows, threads, spread(seconds, 1), spread(ratios, 3)))
     return [*lines, "", "All records with the same number of threads are equal."]
 
@@ -227,7 +242,7 @@ class Echo(Generation):
     """A task that makes records as long as those of `batch`, without a model."""
 
     def results(self, engine: Engine, rows: Sequence[Row]) -> Iterator[Record]:
-        """Yield a result for each row."""
+        """Yield a result per row."""
         for _ in rows:
             yield {"text": "x" * 300}
 

@@ -3,9 +3,9 @@
 
     compress.py [--model FOLDER] [--rounds 5] > results/compress.md    # needs zstandard
 
-Sizes are those of files of stories with `tiny`: held-out ones and its own, at several temperatures.
-`score` in bytes is what its bits take, and the goal is 1.02 times as much and 64 bytes. Times of
-both ends are in seconds. Then a file is compressed at every level of this processor.
+Files of stories are compressed with `tiny`: held-out ones, and those that it writes at several
+temperatures. `score` is their likelihood in bytes, and the goal is 1.02 times as much and 64 bytes.
+Times of both ends are in seconds. Then a file is compressed at every level of this processor.
 
 With --model, a checkpoint in the shapes of GPT-2 that predicts stories: the rate of compressing and
 that of `score` of the same text, in turns; and that of decompressing blocks side by side and that
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from stories import write_story
 
 import gpt_cli
-from gpt_cli.compression.archive import BLOCK, Reader
+from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.ops.bindings import levels, use_level
@@ -47,15 +47,15 @@ except ImportError:
 
 STORIES, HELD_OUT_SEED = 64, 3_000  # the seed of the stories that train_tiny.py holds out
 TEMPERATURES = (0.7, 1.0, 1.3, 1.6)
-BLOCKS = (1024, 4096, BLOCK, 65536)
+BLOCKS = (1024, 4096, SEGMENT_TOKENS, 65536)
 MOST_RATIO, MOST_MORE = 1.02, 64  # of a file to `score`
 SCORED = 2048  # tokens
 SIDE_BY_SIDE = (1, 4, 8, 16, 32)
-ROW = 64  # tokens of each block and row
+ROW = 64  # tokens of a block and of a row
 DTYPES = ("float32", "int8")
 THREADS = (1, 2)
 
-# Both ends of each program.
+# Both ends of a program.
 Ends = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 PROGRAMS: dict[str, Ends] = {
     "gzip -9": (lambda data: gzip.compress(data, 9), gzip.decompress),
@@ -91,7 +91,7 @@ def story_files(tiny: Engine) -> dict[str, str]:
     for seed, temperature in enumerate(TEMPERATURES):
         options = {"temperature": temperature, "seed": seed, "max_tokens": 500}
         written = tiny.generate([""] * STORIES, **options)
-        texts[f"temperature {temperature}"] = "\n".join(each.text for each in written)
+        texts[f"temperature {temperature}"] = "\n".join(story.text for story in written)
     return texts
 
 
@@ -100,14 +100,14 @@ def measure_sizes(tiny: Engine, texts: dict[str, str]) -> None:
     blocks = [f"--block {block:,}" for block in BLOCKS]
     table("stories", "bytes", "tokens", "`score`", *blocks, "default / `score`", "goal")
     for name, text in texts.items():
-        found = tiny.score(text, bos=True)
-        least = -found.total_logprob / math.log(2) / 8
+        score = tiny.score(text, bos=True)
+        bound = -score.total_logprob / math.log(2) / 8
         sizes = {block: len(tiny.compress(text.encode(), block=block)) for block in BLOCKS}
-        reached = sizes[BLOCK] <= MOST_RATIO * least + MOST_MORE
-        cells = [len(text.encode()), found.tokens_scored, round(least), *sizes.values()]
+        reached = sizes[SEGMENT_TOKENS] <= MOST_RATIO * bound + MOST_MORE
+        cells = [len(text.encode()), score.tokens_scored, round(bound), *sizes.values()]
         numbers = " | ".join(f"{cell:,}" for cell in cells)
         goal = "reached" if reached else "MISSED"
-        print(f"| {name} | {numbers} | {sizes[BLOCK] / least:.4f} | {goal} |", flush=True)
+        print(f"| {name} | {numbers} | {sizes[SEGMENT_TOKENS] / bound:.4f} | {goal} |", flush=True)
 
 
 def measure_programs(tiny: Engine, texts: dict[str, str]) -> None:
@@ -117,15 +117,15 @@ def measure_programs(tiny: Engine, texts: dict[str, str]) -> None:
     for (name, text), (program, (compress, decompress)) in product(texts.items(), programs.items()):
         data = text.encode()
         there, code = timed(lambda: compress(data))  # noqa: B023
-        back, found = timed(lambda: decompress(code))  # noqa: B023
-        if found != data:
+        back, restored = timed(lambda: decompress(code))  # noqa: B023
+        if restored != data:
             sys.exit(f"{program}: the data differ")
         part = len(code) / len(data)
         print(f"| {name} | {program} | {len(code):,} | {part:.2%} | {there:.3f} | {back:.3f} |")
 
 
 def measure_levels(text: str) -> None:
-    """Print digests of the file at each level, with each number of threads."""
+    """Print the digest of the file at all levels, with all numbers of threads."""
     table("weights", "levels", "threads", "SHA-256 of the file")
     for dtype in DTYPES:
         engine = gpt_cli.load("tiny", device="cpu", dtype=dtype, speculate=False)
@@ -169,24 +169,24 @@ def measure_decompressing(engine: Engine, ids: list[int], rounds: int) -> None:
     for rows in SIDE_BY_SIDE:
         data = engine.decode(beginning(engine, ids, rows * ROW)).encode()
         code = b"".join(codec.compress(BytesIO(data), ROW))
-        blocks = list(Reader(BytesIO(code)).blocks())
-        if len(blocks) != rows or any(block.stored for block in blocks):
-            sys.exit("the model does not predict stories: it must make each block smaller")
-        tokens = sum(block.size for block in blocks)
+        segments = list(ArchiveReader(BytesIO(code)).segments())
+        if len(segments) != rows or any(segment.stored for segment in segments):
+            sys.exit("the model does not predict stories: it must make all blocks smaller")
+        tokens = sum(segment.size for segment in segments)
         rates = []
         for _ in range(rounds):
             batch, _ = timed(lambda: [*engine.batch([""] * rows, options, batch_size=rows)])  # noqa: B023
-            own, found = timed(lambda: [*codec.decompress(Reader(BytesIO(code)))])  # noqa: B023
-            if b"".join(found) != data:
+            back, parts = timed(lambda: [*codec.decompress(ArchiveReader(BytesIO(code)))])  # noqa: B023
+            if b"".join(parts) != data:
                 sys.exit("the data differ")
-            rates.append((rows * ROW / batch, tokens / own))
-        batch, own = (statistics.median(column) for column in zip(*rates, strict=True))
-        ratio = statistics.median(own / batch for batch, own in rates)
-        print(f"| {rows} | {batch:.0f} | {own:.0f} | {ratio:.3f} |", flush=True)
+            rates.append((rows * ROW / batch, tokens / back))
+        batch, back = (statistics.median(column) for column in zip(*rates, strict=True))
+        ratio = statistics.median(back / batch for batch, back in rates)
+        print(f"| {rows} | {batch:.0f} | {back:.0f} | {ratio:.3f} |", flush=True)
 
 
 def beginning(engine: Engine, ids: list[int], most: int) -> list[int]:
-    """Return the first ids, which are those of their text, too: the next one begins a word."""
+    """Return the first ids. The next one begins a word, so their text has the same ids."""
     while not engine.tokenizer.token_bytes(ids[most]).startswith(b" "):
         most -= 1
     return ids[:most]
@@ -197,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     tiny = gpt_cli.load("tiny", device="cpu", dtype="float32", speculate=False)
     for name, value in {**machine(), "threads": tiny.model.ops.threads}.items():
         print(f"- {name}: {value}")
@@ -205,13 +205,13 @@ def main() -> None:
     measure_sizes(tiny, texts)
     measure_programs(tiny, texts)
     measure_levels(texts["held out"])
-    for dtype in DTYPES if given.model else ():
-        engine = gpt_cli.load(given.model, device="cpu", dtype=dtype, speculate=False)
+    for dtype in DTYPES if arguments.model else ():
+        engine = gpt_cli.load(arguments.model, device="cpu", dtype=dtype, speculate=False)
         # Without line ends, at which blocks would end before they are full.
         ids = engine.encode(held_out(STORIES).replace("\n", " "))
         print(f"\n124M, {dtype}:")
-        measure_compressing(engine, ids, given.rounds)
-        measure_decompressing(engine, ids, given.rounds)
+        measure_compressing(engine, ids, arguments.rounds)
+        measure_decompressing(engine, ids, arguments.rounds)
 
 
 if __name__ == "__main__":

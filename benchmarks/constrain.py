@@ -3,10 +3,11 @@
 
     constrain.py [--dtype float32] [--rounds 5] [--llama PYTHON FILE] FOLDER > results/constrain.md
 
-FOLDER has GPT-2's vocabulary. The set-up is that of a new process. Then each round continues a
-prompt by TOKENS tokens with each constraint, and without one. The part of a constraint is the time
-in `Matcher.push` and `Chooser.constrain`, token by token. The constraint that allows every token is
-compared with none, whose text it repeats. Last, ROWS texts side by side, and one with drafts.
+FOLDER has GPT-2's vocabulary. The set-up is that of a new process. Then every round continues
+a prompt by TOKENS tokens with all constraints, and without one. The part of a constraint is the
+time in `Matcher.push` and `Chooser.constrain`, token by token. The constraint that allows every
+token is compared with none, whose text it repeats. Last, ROWS texts side by side, and one with
+drafts.
 
 With --llama, llama.cpp follows the schema of a person, too, with the same weights in FILE; PYTHON
 has llama-cpp-python.
@@ -79,14 +80,14 @@ file, prompt, tokens, rounds, schema = sys.argv[1:]
 model = Llama(file, n_ctx=512, n_threads=2, verbose=False)
 times = {"without": [], "a person": []}
 for seed in range(int(rounds)):
-    for name, found in times.items():
-        given = {}
+    for name, seconds in times.items():
+        grammar = {}
         if name == "a person":
-            given["grammar"] = LlamaGrammar.from_json_schema(schema, verbose=False)
+            grammar["grammar"] = LlamaGrammar.from_json_schema(schema, verbose=False)
         before = None
-        for _ in model(prompt, max_tokens=int(tokens), seed=seed, stream=True, **given):
+        for _ in model(prompt, max_tokens=int(tokens), seed=seed, stream=True, **grammar):
             now = time.perf_counter()
-            found += [now - before] if before else []
+            seconds += [now - before] if before else []
             before = now
 print(json.dumps(times))
 """
@@ -101,23 +102,23 @@ class Part:
             setattr(owner, name, self._timed(getattr(owner, name)))
 
     def _timed(self, function: Any) -> Any:
-        def call(*given: Any) -> Any:
+        def call(*arguments: Any) -> Any:
             start = time.perf_counter()
             try:
-                return function(*given)
+                return function(*arguments)
             finally:
                 self.seconds += time.perf_counter() - start
 
         return call
 
     def take(self) -> float:
-        """Return the seconds, and begin anew."""
+        """Return the seconds, and start again from 0."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
 
 def follow(engine: Engine, part: Part, seed: int, constraint: dict[str, Any]) -> Any:
-    """Return the seconds of each token after the first, those of the constraint, and the text."""
+    """Return the seconds of the tokens after the first, those of the constraint, and the text."""
     options = Options(max_tokens=TOKENS, seed=seed, ignore_eos=True, **constraint)
     run = engine.run([PROMPT], options)
     tokens, parts, before = [], [], time.perf_counter()
@@ -139,19 +140,19 @@ def measure_tokens(engine: Engine, part: Part, rounds: int) -> None:
         texts, medians = {}, {}
         names.append(names.pop(0))  # none is always the first for another
         for name in names:
-            tokens, own, texts[name] = follow(engine, part, seed, CONSTRAINTS[name])
+            tokens, constraint, texts[name] = follow(engine, part, seed, CONSTRAINTS[name])
             medians[name] = statistics.median(tokens)
             seconds[name] += tokens
-            parts[name] += own
+            parts[name] += constraint
         if texts["every token"].ids != texts["none"].ids:
             sys.exit("the texts differ")
         ratios.append(medians["none"] / medians["every token"])
     print("\n| constraint | tokens | ms a token | of these the constraint | worst, ms | part |")
     print("|-|-|-|-|-|-|")
     for name in CONSTRAINTS:
-        token, own = statistics.median(seconds[name]), statistics.median(parts[name])
-        numbers = f"{1e3 * token:.2f} | {1e3 * own:.3f} | {1e3 * max(parts[name]):.2f}"
-        print(f"| {name} | {len(parts[name])} | {numbers} | {own / token:.1%} |")
+        token, constraint = statistics.median(seconds[name]), statistics.median(parts[name])
+        numbers = f"{1e3 * token:.2f} | {1e3 * constraint:.3f} | {1e3 * max(parts[name]):.2f}"
+        print(f"| {name} | {len(parts[name])} | {numbers} | {constraint / token:.1%} |")
     print(f"\nrate with every token allowed / without: {statistics.median(ratios):.3f}")
 
 
@@ -189,8 +190,8 @@ def measure_llama(python: str, file: str, rounds: int) -> None:
     """Print llama.cpp's time of a token, without and with the schema of a person."""
     command = [python, "-c", LLAMA, file, PROMPT, str(TOKENS), str(rounds), json.dumps(PERSON)]
     times = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    for name, each in times.items():
-        print(f"- llama.cpp, {name}: {1e3 * statistics.median(each):.2f} ms a token")
+    for name, seconds in times.items():
+        print(f"- llama.cpp, {name}: {1e3 * statistics.median(seconds):.2f} ms a token")
 
 
 def main() -> None:
@@ -200,26 +201,26 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "FILE"))
-    given = parser.parse_args()
-    for name, value in {**machine(), "weights": given.dtype}.items():
+    arguments = parser.parse_args()
+    for name, value in {**machine(), "weights": arguments.dtype}.items():
         print(f"- {name}: {value}")
-    command = [sys.executable, "-c", SETUP, given.folder]
+    command = [sys.executable, "-c", SETUP, arguments.folder]
     root = Path(gpt_cli.__file__).parents[1]
     setups = [
         float(subprocess.run(command, check=True, capture_output=True, cwd=root).stdout)
-        for _ in range(given.rounds)
+        for _ in range(arguments.rounds)
     ]
     print(f"\nset-up in a new process: {statistics.median(setups):.3f} s (worst {max(setups):.3f})")
-    engine, part = gpt_cli.load(given.folder, dtype=given.dtype), Part()
+    engine, part = gpt_cli.load(arguments.folder, dtype=arguments.dtype), Part()
     speculator, engine.speculator = engine.speculator, None
-    measure_tokens(engine, part, given.rounds)
+    measure_tokens(engine, part, arguments.rounds)
     print()
-    measure_batch(engine, given.rounds)
+    measure_batch(engine, arguments.rounds)
     engine.speculator = speculator
-    measure_drafts(engine, part, given.rounds)
-    if given.llama:
-        python, file = given.llama
-        measure_llama(python, file, given.rounds)
+    measure_drafts(engine, part, arguments.rounds)
+    if arguments.llama:
+        python, file = arguments.llama
+        measure_llama(python, file, arguments.rounds)
 
 
 if __name__ == "__main__":

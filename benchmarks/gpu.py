@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --peer PYTHON [--size 1.5B] [--dtype float16] [--save NAME]
 
 PYTHON is an interpreter with torch (for CUDA) and transformers; this one needs the extra cuda12 or
-cuda13. Each round measures each engine in a fresh process, after a warm-up.
+cuda13. A round measures all engines in fresh processes, after a warm-up.
     gpt-cli   --device cuda
     eager     transformers with its defaults
     compiled  transformers with a static cache, which uses torch.compile
@@ -47,9 +47,9 @@ def gpt_cli_engine(folder: Path, dtype: str, device: str) -> tuple[Generate, Fig
     ops = get_ops(device, dtype)
     model = checkpoint.load(folder, ops)
     ids = np.random.default_rng(0).integers(model.config.vocab_size, size=(1, 64))
-    found = ops.to_host(forward(model, ops.xp.asarray(ids)))
+    logits = ops.to_host(forward(model, ops.xp.asarray(ids)))
     exact = forward(checkpoint.load(folder, get_ops("cpu", "float32")), ids)
-    error = float(abs(found - exact).max() / abs(exact).max())
+    error = float(abs(logits - exact).max() / abs(exact).max())
     return greedy(model, Tokenizer.from_folder(folder)), {"error": error}
 
 
@@ -85,7 +85,7 @@ def measure(engine: str, folder: Path, dtype: str, device: str) -> Figures:
     else:
         generate, figures = transformers_engine(folder, dtype, device, engine == "compiled")
     for batch in (1, 8, 64):
-        # The first two runs of each length compile and capture.
+        # The first two runs of a length compile and capture.
         first, whole = (min([generate(batch, 32, new) for _ in range(5)][2:]) for new in (1, 128))
         figures[f"decode_{batch}"] = 127 * batch / (whole - first)
     generate(1, 896, 1)

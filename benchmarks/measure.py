@@ -16,9 +16,9 @@ Prompts are random ids; decoding is greedy and never ends early. Rates are token
     decode_busy 64 new tokens after a prompt of 32, without the prefill, beside processes that keep
                 all cores busy
     prefill     a prompt of 896, up to its first new token
-    batch_8     8 prompts of 32 with 64 new tokens each, with the prefill
-    batch_64    64 prompts of 32 with 64 new tokens each, with the prefill
-llama.cpp computes the logits of given tokens, without sampling, and is not measured with batches.
+    batch_8     8 prompts of 32 with 64 new tokens, with the prefill
+    batch_64    64 prompts of 32 with 64 new tokens, with the prefill
+llama.cpp computes logits without sampling, and is not measured with batches.
 Of gpt-cli only, the median of three runs:
     forward     a text of 1024, with the logits of every token
     score       a text of 1024, with the log-likelihood of every token
@@ -188,7 +188,7 @@ def ctranslate2_engine(
 
 
 def llama_engine(file: Path, threads: int, dtype: str) -> tuple[Generate, dict[str, Seconds]]:
-    """Return llama.cpp through its Python binding: its own evaluation, one text at a time."""
+    """Return llama.cpp through its Python binding, which evaluates one text at a time."""
     from llama_cpp import Llama
 
     model = Llama(
@@ -226,7 +226,7 @@ BATCHES = ENGINES.keys() - {"llama.cpp"}
 @contextmanager
 def busy_cores() -> Iterator[None]:
     """Keep the cores busy with a power of two of processes, at most one per core."""
-    forks = (os.cpu_count() or 1).bit_length() - 1  # each fork doubles the processes
+    forks = (os.cpu_count() or 1).bit_length() - 1  # a fork doubles the processes
     loops = f"import os\nfor _ in range({forks}): os.fork()\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", loops], start_new_session=True)
     try:
@@ -237,26 +237,26 @@ def busy_cores() -> Iterator[None]:
 
 
 def figures(generate: Generate, others: dict[str, Seconds], batches: bool) -> dict[str, float]:
-    """Measure each figure once."""
+    """Measure all figures once."""
     generate(1, 32, 8)  # warm-up
     generate(1, 896, 65)  # warm-up: memory for a long text is allocated once
-    found = {
+    rates_once = {
         "decode": 128 / (generate(1, 32, 129) - generate(1, 32, 1)),
         "decode_896": 64 / (generate(1, 896, 65) - generate(1, 896, 1)),
         "prefill": 896 / generate(1, 896, 1),
     }
     with busy_cores():
-        found["decode_busy"] = 64 / (generate(1, 32, 65) - generate(1, 32, 1))
+        rates_once["decode_busy"] = 64 / (generate(1, 32, 65) - generate(1, 32, 1))
     if batches:
         generate(8, 32, 32)  # warm-up for small batches
-        found["batch_8"] = 8 * 64 / generate(8, 32, 64)
-        found["batch_64"] = 64 * 64 / generate(64, 32, 64)
-    # In turns, because they are compared with each other.
+        rates_once["batch_8"] = 8 * 64 / generate(8, 32, 64)
+        rates_once["batch_64"] = 64 * 64 / generate(64, 32, 64)
+    # In turns, because they are compared.
     rates: dict[str, list[float]] = {name: [] for name in others}
     for _ in range(3):
         for name, seconds in others.items():
             rates[name].append(1024 / seconds(1024))
-    return found | {name: statistics.median(values) for name, values in rates.items()}
+    return rates_once | {name: statistics.median(values) for name, values in rates.items()}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ which is a float16 lookup table. Its keys and values are float32 here; its defau
 
 A model in a FOLDER reads random ids, because its weights may be random, too. With --own, or with
 a name such as `tiny`, a model reads texts that it has written itself, in float32 at temperature 1:
-one after another, each with its end token.
+one after another, with their end tokens.
 """
 
 import argparse
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpt_cli import Engine
 
 HERE = Path(__file__).parent
-EVALUATE = "--evaluate"  # this script calls itself so with the interpreter of llama.cpp
+EVALUATE = "--evaluate"  # the script calls itself with this in the interpreter of llama.cpp
 
 RANDOM = {"texts": 4, "tokens": 256}
 OWN = {"texts": 8, "tokens": 400}
@@ -72,7 +72,7 @@ def own_texts(engine: "Engine", texts: int, tokens: int, seed: int) -> list[Ids]
 
 
 def all_logits(engine: "Engine", texts: list[Ids]) -> list[Logits]:
-    """Compute the logits of each text."""
+    """Compute the logits of all texts."""
     return [engine.logits([ids])[0] for ids in texts]
 
 
@@ -84,7 +84,7 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
 
 
 def compare(
-    texts: list[Ids], reference: list[Logits], others: Iterable[Logits], own: bool
+    texts: list[Ids], reference: list[Logits], others: Iterable[Logits], written: bool
 ) -> Figures:
     """Return figures of the difference between other logits and the reference."""
     kl, same, lead, loss, change = [], [], [], [], []
@@ -103,19 +103,19 @@ def compare(
             loss.append(-q[rows, following])
             change.append(p[rows, following] - q[rows, following])
     agrees, leads = np.concatenate(same), np.concatenate(lead)
-    found = {
+    figures = {
         "kl": float(np.concatenate(kl).mean()),
         "top1": float(agrees.mean()),
         "top1_clear": float(agrees[leads >= np.median(leads)].mean()),
     }
-    if own:
-        found["perplexity"] = math.exp(np.concatenate(loss).mean())
-        found["perplexity_change"] = math.expm1(np.concatenate(change).mean())
-    return found
+    if written:
+        figures["perplexity"] = math.exp(np.concatenate(loss).mean())
+        figures["perplexity_change"] = math.expm1(np.concatenate(change).mean())
+    return figures
 
 
 def in_float32(folder: Path, scratch: Path) -> Path:
-    """Return the checkpoint, or a copy in float32: llama.cpp needs some tensors in float32."""
+    """Return the checkpoint, or a copy in float32: llama.cpp needs vectors in float32."""
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
@@ -129,7 +129,7 @@ def in_float32(folder: Path, scratch: Path) -> Path:
 
 
 def llama_logits(python: str, folder: Path, dtype: str, texts: list[Ids]) -> Iterable[Logits]:
-    """Yield the logits of each text, computed by llama.cpp in a separate process."""
+    """Yield the logits of all texts, computed by llama.cpp in a separate process."""
     with tempfile.TemporaryDirectory() as scratch:
         model, ids, out = (Path(scratch, name) for name in ("model.gguf", "ids.npz", "out.npz"))
         source = in_float32(folder, Path(scratch))
@@ -162,12 +162,12 @@ def evaluate(model: str, ids: str, out: str) -> None:
         logits_all=True,
         verbose=False,
     )
-    found = []
+    logits = []
     for text in texts:
         llama.reset()
         llama.eval(text)
-        found.append(llama.scores[: len(text)].copy())
-    np.savez(out, *found)
+        logits.append(llama.scores[: len(text)].copy())
+    np.savez(out, *logits)
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -176,26 +176,26 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     from gpt_cli import hub
 
     folder = hub.resolve(name)
-    own = arguments.own or not Path(name).is_dir()
-    size = OWN if own else RANDOM
+    written = arguments.own or not Path(name).is_dir()
+    size = OWN if written else RANDOM
     engine = gpt_cli.load(name, dtype="float32")
     count = arguments.texts or size["texts"]
     tokens = min(arguments.tokens or size["tokens"], engine.model.config.n_positions)
-    texts = (own_texts if own else random_texts)(engine, count, tokens, arguments.seed)
+    texts = (own_texts if written else random_texts)(engine, count, tokens, arguments.seed)
     reference = all_logits(engine, texts)
     del engine
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "checkpoint": Path(name).absolute().name if Path(name).is_dir() else name,
-        "texts": f"{count} x {tokens} {'own' if own else 'random'}",
+        "texts": f"{count} x {tokens} {'own' if written else 'random'}",
     }
     ours = all_logits(gpt_cli.load(name, dtype="int8"), texts)
-    found["int8"] = compare(texts, reference, ours, own)
+    figures["int8"] = compare(texts, reference, ours, written)
     del ours
     if arguments.llama:
         for label, dtype in (("Q8_0", "int8"), ("llama_float32", "float32")):
             theirs = llama_logits(arguments.llama, folder, dtype, texts)
-            found[label] = compare(texts, reference, theirs, own)
-    return found
+            figures[label] = compare(texts, reference, theirs, written)
+    return figures
 
 
 def table(checkpoints: list[dict[str, Any]]) -> str:
@@ -206,13 +206,13 @@ def table(checkpoints: list[dict[str, Any]]) -> str:
     columns += [f"{unit} {kind}" for unit in units.values() for kind in kinds]
     columns += ["KL llama.cpp float32"]
     lines = ["| " + " | ".join(["", *columns]) + " |", "|" + "-|" * (len(columns) + 1)]
-    for found in checkpoints:
-        kl = {kind: found.get(kind, {}).get("kl") for kind in (*kinds, "llama_float32")}
-        cells = [found["checkpoint"], found["texts"]]
+    for figures in checkpoints:
+        kl = {kind: figures.get(kind, {}).get("kl") for kind in (*kinds, "llama_float32")}
+        cells = [figures["checkpoint"], figures["texts"]]
         cells += ["" if kl[kind] is None else f"{kl[kind]:.2e}" for kind in kinds]
         cells += [f"{kl['int8'] / kl['Q8_0']:.3g}" if kl["Q8_0"] else ""]
         for unit in units:
-            values = [found.get(kind, {}).get(unit) for kind in kinds]
+            values = [figures.get(kind, {}).get(unit) for kind in kinds]
             form = "+.3%" if unit == "perplexity_change" else ".1%"
             cells += ["" if value is None else format(value, form) for value in values]
         cells += ["" if kl["llama_float32"] is None else f"{kl['llama_float32']:.2e}"]
@@ -227,7 +227,7 @@ def main() -> None:
     )
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument(
-        "--own", action="store_true", help="models in folders write their own texts, too"
+        "--own", action="store_true", help="models in folders write their texts, too"
     )
     parser.add_argument("--texts", type=int, help="number of texts (default: 4 random, 8 own)")
     parser.add_argument("--tokens", type=int, help="tokens per text (default: 256 random, 400 own)")

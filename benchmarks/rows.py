@@ -55,25 +55,25 @@ def measure_rows(engine: Engine, texts: list[str], rows: int, apart: int) -> Non
     for name, choices in CHOICES.items():
         questions = [Question(template + line, "abc", choices) for line in lines[:rows]]
 
-        def run(some: list[Question]) -> list[list[list[float]]]:
-            return continuations(engine.model, some, PrefixCache(engine.model))
+        def run(part: list[Question]) -> list[list[list[float]]]:
+            return continuations(engine.model, part, PrefixCache(engine.model))
 
-        together, found = timed(lambda: run(questions))  # noqa: B023
+        together, results = timed(lambda: run(questions))  # noqa: B023
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        alone, expected = timed(lambda: [run([each])[0] for each in questions[:apart]])  # noqa: B023
-        if found[:apart] != expected:
+        alone, expected = timed(lambda: [run([question])[0] for question in questions[:apart]])  # noqa: B023
+        if results[:apart] != expected:
             sys.exit("the results differ")
-        shared, each = 1e3 * together / rows, 1e3 * alone / apart
+        shared, single = 1e3 * together / rows, 1e3 * alone / apart
         above = (peak - weights) / 1e6
-        print(f"| {name} | {shared:.1f} | {each:.1f} | {each / shared:.1f} | {above:.0f} |")
+        print(f"| {name} | {shared:.1f} | {single:.1f} | {single / shared:.1f} | {above:.0f} |")
 
 
 def measure_processes(
     engine: Engine, folder: str, dtype: str, texts: list[str], rounds: int
 ) -> None:
-    """Print the seconds of whole processes of `rank` over some lines."""
-    with tempfile.TemporaryDirectory() as place:
-        rows, template = Path(place, "lines"), Path(place, "template")
+    """Print the seconds of whole processes of `rank`."""
+    with tempfile.TemporaryDirectory() as folder_name:
+        rows, template = Path(folder_name, "lines"), Path(folder_name, "template")
         rows.write_text("".join(f"{text!r}\n" for text in texts[:LINES]))
         ids = (engine.encode(texts[-1]) * TEMPLATE)[:TEMPLATE]
         template.write_text(engine.decode(ids).replace("{", "").replace("}", "") + "{line}")
@@ -86,7 +86,7 @@ def measure_processes(
 
 def measure_words(engine: Engine, texts: list[str], rounds: int) -> None:
     """Print the rate of `score` with words, relative to that without."""
-    engine.score_many(texts[:1], words=True)  # makes the table of tokens that begin a word
+    engine.score_many(texts[:1], words=True)  # builds the table of tokens that begin a word
     ratios = []
     for _ in range(rounds):
         plain = timed(lambda: engine.score_many(texts))[0]

@@ -10,7 +10,7 @@ another version, `numpy` runs without the compiled library, and `float32` is for
 another --dtype. With --dtype bfloat16, the checkpoint is stored in bfloat16.
 
 The checkpoint has the shapes of GPT-2 with 124M parameters (or --size 355M) and random weights,
-unless a FOLDER is given. Engines take turns, each round in fresh processes, so that a slow minute
+unless a FOLDER is given. Engines take turns in fresh processes, so that a slow minute
 of the machine affects all.
 """
 
@@ -121,7 +121,7 @@ def one_round(engine: str, python: str, converted: Path, threads: int, dtype: st
     name = "gpt-cli" if engine in OURS else engine
     measure = [python, str(HERE / "measure.py"), name, str(converted)]
     measure += ["--threads", str(threads), "--dtype", dtype]
-    found: Figures = json.loads(
+    figures: Figures = json.loads(
         subprocess.run(
             measure, check=True, capture_output=True, env=os.environ | variables
         ).stdout.splitlines()[-1]
@@ -129,17 +129,17 @@ def one_round(engine: str, python: str, converted: Path, threads: int, dtype: st
     prompt = "The computer"
     if engine in OURS:
         start = [python, "-P", "-m", "gpt_cli"]  # -P: the installed package, not this folder
-        found["help"] = process([*start, "--help"])[0]
+        figures["help"] = process([*start, "--help"])[0]
         command = [*start, "generate", "-m", str(converted), "--device", "cpu"]
         command += ["--temperature", "0", "--ignore-eos", prompt, "-n"]
-        found["process_20"], found["memory_20"] = process([*command, "20"], **variables)
-        found["process_200"], found["memory_200"] = process([*command, "200"], **variables)
+        figures["process_20"], figures["memory_20"] = process([*command, "20"], **variables)
+        figures["process_200"], figures["memory_200"] = process([*command, "200"], **variables)
     elif engine in ("transformers", "llama.cpp"):
         script = str(HERE / f"{engine.partition('.')[0]}_script.py")
         for new in (20, 200):
             command = [python, script, str(converted), prompt, str(new)]
-            found[f"process_{new}"], found[f"memory_{new}"] = process(command)
-    return found
+            figures[f"process_{new}"], figures[f"memory_{new}"] = process(command)
+    return figures
 
 
 def versions(python: str, packages: list[str]) -> dict[str, str]:
@@ -148,11 +148,11 @@ def versions(python: str, packages: list[str]) -> dict[str, str]:
         "import importlib.metadata as m, sys\n"
         "sys.path = [path for path in sys.path if path]  # not this folder\n"
         "for name in sys.argv[1:]:\n"
-        "    own = name == 'gpt-cli'  # its distribution has had several names\n"
-        "    print(__import__('gpt_cli').__version__ if own else m.version(name))\n"
+        "    ours = name == 'gpt-cli'  # its distribution has had several names\n"
+        "    print(__import__('gpt_cli').__version__ if ours else m.version(name))\n"
     )
-    found = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True)
-    return dict(zip(packages, found.stdout.decode().split(), strict=True))
+    printed = subprocess.run([python, "-c", code, *packages], check=True, capture_output=True)
+    return dict(zip(packages, printed.stdout.decode().split(), strict=True))
 
 
 def machine() -> dict[str, Any]:
@@ -176,7 +176,7 @@ def report(
     save: str | None,
     where: dict[str, Any],
 ) -> None:
-    """Print the table; save it, with the machine and versions, if `save` is given."""
+    """Print the table; with `save`, also write it to files of this name, with `where`."""
     print(table(rounds, units), end="")
     if save:
         results = HERE / "results" / save
@@ -188,7 +188,7 @@ def report(
 
 
 def table(rounds: dict[str, list[Figures]], units: dict[str, str]) -> str:
-    """Return a table of medians with ranges, and for each peer the median ratio of ours to it."""
+    """Return a table of medians with ranges, and the median ratios of ours to the peers."""
     ours, *peers = rounds
     columns = [ours, *(cell for peer in peers for cell in (peer, "ratio"))]
     lines = ["| " + " | ".join(["", "unit", *columns]) + " |", "|" + "-|" * (len(columns) + 2)]
@@ -218,7 +218,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--size", choices=SIZES, default="124M", help="if no folder is given")
+    parser.add_argument("--size", choices=SIZES, default="124M", help="without a folder")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), default="float32")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--rounds", type=int, default=5)
@@ -231,8 +231,8 @@ def main() -> None:
     where = machine() | {"threads": arguments.threads, "dtype": arguments.dtype}
     where |= versions(sys.executable, ["gpt2-cli", "numpy"])
     for peer, python in peers.items():
-        found = versions(python, PACKAGES[peer])
-        where |= {f"{peer}: {name}" if peer == "before" else name: found[name] for name in found}
+        prefix = f"{peer}: " if peer == "before" else ""
+        where |= {prefix + name: text for name, text in versions(python, PACKAGES[peer]).items()}
     engines = {"gpt-cli": sys.executable} | peers
     rounds: dict[str, list[Figures]] = {engine: [] for engine in engines}
     with tempfile.TemporaryDirectory() as scratch:

@@ -9,7 +9,7 @@ By default it runs all parts:
     latency   the time to the first token, idle and beside 7 others; the longest gap between the
               tokens of 7 while a long prompt arrives
     clients   1, 8 and 32 clients, greedy, beside the peers `llama.cpp` (llama_cpp.server) and
-              `transformers` (transformers serve), each round in fresh processes
+              `transformers` (transformers serve), in fresh processes for every round
     overload  half and twice the requests that it can take, at random times
 
 Prompts have 32 tokens, and no two begin alike. A text has 64 new tokens and does not end early. A
@@ -56,7 +56,7 @@ PACKAGES = {
     "llama.cpp": ["llama-cpp-python"],
     "transformers": ["torch", "transformers"],
 }
-CLIENTS = {1: 4, 8: 2, 32: 1}  # the number of clients, with the requests of each
+CLIENTS = {1: 4, 8: 2, 32: 1}  # numbers of clients, with the requests of one client
 PROBES = 5  # of the latency, in a round
 SECONDS = 60.0  # of a load
 
@@ -89,7 +89,7 @@ class Setting:
 
     @contextmanager
     def server(self, *flags: str) -> Iterator[Server]:
-        """Run our own server."""
+        """Run gpt-cli's server."""
         with Server(command(self.folder, *flags), self.scratch / "errors") as server:
             yield server
 
@@ -147,22 +147,24 @@ async def measure_batch(setting: Setting) -> None:
             used: list[float] = []  # share of a core by this process, the client
             for number in range(setting.rounds + 1):
                 rows = [
-                    {"prompt": prompt, "seed": 8 * number + place}
-                    for place, prompt in enumerate(islice(prompts, 8))
+                    {"prompt": prompt, "seed": 8 * number + client}
+                    for client, prompt in enumerate(islice(prompts, 8))
                 ]
                 start = time.perf_counter()
-                found = list(setting.engine.batch(rows, options))
+                completions = list(setting.engine.batch(rows, options))
                 seconds = [time.perf_counter() - start]
-                texts = [each.text for each in found if not isinstance(each, InputError)]
+                texts = [c.text for c in completions if not isinstance(c, InputError)]
                 for stream in (False, True):
                     fields = {"max_tokens": NEW, "ignore_eos": True, "stream": stream, **sampling}
                     cpu = time.process_time()
-                    took, answers = await at_once(server.port, [fields | each for each in rows])
+                    took, answers = await at_once(
+                        server.port, [fields | row_fields for row_fields in rows]
+                    )
                     used.append((time.process_time() - cpu) / took)
                     seconds.append(took)
                     if [text(answer) for answer in answers] != texts:
                         sys.exit(f"8 clients, round {number}: the texts differ")
-                rates.append([8 * NEW / each for each in seconds])
+                rates.append([8 * NEW / run_seconds for run_seconds in seconds])
             ours, plain, streaming = map(list, zip(*rates[1:], strict=True))
             cells = spread(plain), ratios(plain, ours), spread(streaming), ratios(streaming, ours)
             row(name, spread(ours), *cells)
@@ -170,7 +172,7 @@ async def measure_batch(setting: Setting) -> None:
 
 
 async def measure_decode(setting: Setting) -> None:
-    """Print the rate of one client that streams, relative to the engine's own stream."""
+    """Print the rate of one client that streams, relative to `Engine.stream`."""
     print(f"\n## 1 client, {DECODED} new tokens: tokens a second after the first")
     table("", "`Engine.stream`", "server", "ratio")
     engine = setting.engine
@@ -194,7 +196,7 @@ async def measure_decode(setting: Setting) -> None:
                     if text(answer) != "".join(piece for _, piece in pieces):
                         sys.exit(f"1 client, round {seed}: the texts differ")
                     times = [seconds for seconds, _ in pieces], arrivals(answer)
-                    rates.append([(DECODED - 1) / (each[-1] - each[0]) for each in times])
+                    rates.append([(DECODED - 1) / (arrived[-1] - arrived[0]) for arrived in times])
                 ours, served = map(list, zip(*rates[1:], strict=True))
                 row(f"`{flag}`, {name}", spread(ours), spread(served), ratios(served, ours))
 
@@ -208,7 +210,7 @@ async def first_token(port: int, prompt: str) -> float:
 
 @asynccontextmanager
 async def decoding(port: int, prompts: Iterator[str]) -> AsyncIterator[list[Pieces]]:
-    """Let 7 streams decode; yield what comes of each."""
+    """Let 7 streams decode; yield the pieces of their answers."""
     streams: list[Pieces] = [[] for _ in range(7)]
     fields = {"max_tokens": LONG, "ignore_eos": True, "stream": True, **OURS}
     tasks = [
@@ -272,26 +274,26 @@ class Service:
 def services(setting: Setting) -> dict[str, Service]:
     """Return our server and those of the peers, which compute with as many threads."""
     folder, port = setting.folder, ["--port", "{port}", "--host", "127.0.0.1"]
-    found = {"gpt-cli": Service(command(folder), {"ignore_eos": True}, {})}
+    servers = {"gpt-cli": Service(command(folder), {"ignore_eos": True}, {})}
     if python := setting.peers.get("llama.cpp"):
         file = convert("llama.cpp", python, Path(folder), setting.scratch, "float32")
         threads = ["--n_threads", str(THREADS), "--n_threads_batch", str(THREADS)]
-        given = ["--model", str(file), "--n_ctx", "1024", "--logits_all", "false", *threads]
-        found["llama_cpp.server"] = Service(
-            [python, "-m", "llama_cpp.server", *given, *port], {}, {}
+        flags = ["--model", str(file), "--n_ctx", "1024", "--logits_all", "false", *threads]
+        servers["llama_cpp.server"] = Service(
+            [python, "-m", "llama_cpp.server", *flags, *port], {}, {}
         )
     if python := setting.peers.get("transformers"):
         start = [python, "-m", "transformers.cli.transformers", "serve", folder, *port]
         start += ["--device", "cpu", "--dtype", "float32"]
         variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(THREADS)}
-        found["transformers serve"] = Service(start, {"model": folder}, variables)
+        servers["transformers serve"] = Service(start, {"model": folder}, variables)
         # Without these numbers, its cache takes most of the memory.
         batching = ["--continuous-batching", "--cb-num-blocks", "64", "--cb-block-size", "128"]
         batching += ["--cb-max-batch-tokens", "256"]
-        found["the same with `--continuous-batching`"] = Service(
+        servers["the same with `--continuous-batching`"] = Service(
             [*start, *batching], {"model": folder}, variables
         )
-    return found
+    return servers
 
 
 async def tried(port: int, fields: dict[str, Any]) -> Answer | None:
@@ -309,33 +311,33 @@ async def closed_loop(
     waiting = iter(prompts)
 
     async def client() -> list[Answer | None]:
-        given = {"max_tokens": NEW, **fields}
-        return [await tried(port, {"prompt": prompt, **given}) for prompt in waiting]
+        options = {"max_tokens": NEW, **fields}
+        return [await tried(port, {"prompt": prompt, **options}) for prompt in waiting]
 
     start = time.perf_counter()
     answers = await asyncio.gather(*(client() for _ in range(clients)))
     seconds = time.perf_counter() - start
-    return seconds, [answer for some in answers for answer in some]
+    return seconds, [answer for of_client in answers for answer in of_client]
 
 
 async def measure_clients(setting: Setting) -> None:
-    """Print the rates of some numbers of clients, beside the peers."""
+    """Print the rates of several numbers of clients, beside the peers."""
     print("\n## Clients that ask for one text after the other, greedy")
-    found = services(setting)
+    servers = services(setting)
     rates: dict[tuple[str, int], list[float]] = {}
     failed: Counter[tuple[str, int]] = Counter()
     prompts = setting.prompts()
     for _ in range(setting.rounds):
         texts = {
-            clients: list(islice(prompts, clients * each)) for clients, each in CLIENTS.items()
+            clients: list(islice(prompts, clients * count)) for clients, count in CLIENTS.items()
         }
         warm = next(prompts)
-        for name, service in found.items():
+        for name, service in servers.items():
             with Server(service.command, setting.scratch / "errors", **service.variables) as server:
-                given = {"temperature": 0, **service.fields}
-                await closed_loop(server.port, 1, [warm], **given)
-                for clients, some in texts.items():
-                    seconds, answers = await closed_loop(server.port, clients, some, **given)
+                fields = {"temperature": 0, **service.fields}
+                await closed_loop(server.port, 1, [warm], **fields)
+                for clients, part in texts.items():
+                    seconds, answers = await closed_loop(server.port, clients, part, **fields)
                     whole = [
                         answer
                         for answer in answers
@@ -347,7 +349,7 @@ async def measure_clients(setting: Setting) -> None:
                     rates.setdefault((name, clients), []).append(len(whole) / seconds)
     table("clients", "server", "requests a second", "tokens a second", "gpt-cli / this", "failed")
     for clients in CLIENTS:
-        for name in found:
+        for name in servers:
             mine, these = rates["gpt-cli", clients], rates[name, clients]
             tokens = spread([NEW * rate for rate in these])
             cells = spread(these), tokens, ratios(mine, these), str(failed[name, clients])
@@ -355,11 +357,11 @@ async def measure_clients(setting: Setting) -> None:
 
 
 async def open_loop(port: int, rate: float, prompts: Iterator[str]) -> list[Answer | None]:
-    """Return the answers to requests that come at random times, whatever became of the others."""
+    """Return the answers to requests that come at random times, also while others wait."""
     choose = random.Random(1)  # noqa: S311
     gaps = [choose.expovariate(rate) for _ in range(int(rate * SECONDS))]
-    given = {"max_tokens": NEW, "ignore_eos": True, **OURS}
-    bodies = [given | {"prompt": prompt} for prompt in islice(prompts, len(gaps))]
+    options = {"max_tokens": NEW, "ignore_eos": True, **OURS}
+    bodies = [options | {"prompt": prompt} for prompt in islice(prompts, len(gaps))]
     tasks = []
     start = time.perf_counter()
     for after, body in zip(accumulate(gaps), bodies, strict=True):
@@ -369,14 +371,14 @@ async def open_loop(port: int, rate: float, prompts: Iterator[str]) -> list[Answ
 
 
 async def measure_overload(setting: Setting) -> None:
-    """Print what becomes of requests at half and at twice the rate that the server can take."""
+    """Print the fate of requests at half and at twice the rate that the server can take."""
     prompts = setting.prompts()
     lines = []
     with setting.server() as server:
         await closed_loop(server.port, 32, list(islice(prompts, 32)), ignore_eos=True, **OURS)
-        some = list(islice(prompts, 128))
-        seconds, _ = await closed_loop(server.port, 32, some, ignore_eos=True, **OURS)
-        most = len(some) / seconds
+        texts = list(islice(prompts, 128))
+        seconds, _ = await closed_loop(server.port, 32, texts, ignore_eos=True, **OURS)
+        most = len(texts) / seconds
         for load in (0.5, 2.0):
             cpu, begin = time.process_time(), time.perf_counter()
             answers = await open_loop(server.port, load * most, prompts)
@@ -385,12 +387,12 @@ async def measure_overload(setting: Setting) -> None:
             for answer in answers:
                 if answer and answer.status in seconds_of:
                     seconds_of[answer.status].append(answer.seconds)
-            taken, refused = seconds_of[200], seconds_of[429]
-            cuts = statistics.quantiles(taken, n=100, method="inclusive")
-            others = len(answers) - len(taken) - len(refused)
+            answered, refused = seconds_of[200], seconds_of[429]
+            cuts = statistics.quantiles(answered, n=100, method="inclusive")
+            others = len(answers) - len(answered) - len(refused)
             lines.append(
-                [f"{load:g} of it", len(answers), len(taken), len(refused), others]
-                + [f"{each:.2f}" for each in (cuts[49], cuts[98], max(taken))]
+                [f"{load:g} of it", len(answers), len(answered), len(refused), others]
+                + [f"{latency:.2f}" for latency in (cuts[49], cuts[98], max(answered))]
                 + [f"{1e3 * max(refused):.0f}" if refused else "", f"{used:.1%}"]
             )
     print(f"\n## {SECONDS:g} s of requests at random times")

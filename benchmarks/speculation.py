@@ -3,7 +3,7 @@
 
     speculation.py [--rounds 5] [--dtype float32] NAME=FOLDER ... > results/speculation.md
 
-For each checkpoint, decode after short and long prompts, with the default options and greedily;
+With every checkpoint, decode after short and long prompts, with the default options and greedily;
 then drafts from n-grams alone, for a table, code and a story. A rate is tokens per second after the
 first, and a ratio the median of the rounds' ratios. Acceptance is the share of right drafts among
 those that follow only right ones. Both ways must generate the same ids and log-probabilities.
@@ -38,7 +38,7 @@ class Work:
     """What to generate."""
 
     name: str
-    prompts: Sequence[str]  # one for each round, and one to warm up
+    prompts: Sequence[str]  # one for every round, and one to warm up
     new: int
     options: dict[str, Any]
 
@@ -53,7 +53,9 @@ class Speculating:
     def measure(self, work: Work) -> str:
         """Return the row of a table."""
         plain, drafting, passes = [], [], []
-        for seed, prompt in enumerate(work.prompts):  # the first warms up, and makes the twin
+        for seed, prompt in enumerate(
+            work.prompts
+        ):  # the first warms up, and builds the draft model
             options = Options(max_tokens=work.new, seed=seed, ignore_eos=True, **work.options)
             (one, _), (other, steps) = (
                 run(engine, prompt, options) for engine in (self.plain, self.drafting)
@@ -68,7 +70,7 @@ class Speculating:
         wrong = sum(right < count for count, right in passes)
         share = f"{accepted / (accepted + wrong):.3f}" if drafted else "-"
         ratio = statistics.median(b / a for a, b in zip(plain, drafting, strict=True))
-        figures = [f"{statistics.median(each):.1f}" for each in (plain, drafting)]
+        figures = [f"{statistics.median(rates):.1f}" for rates in (plain, drafting)]
         cells = work.name, *figures, f"{ratio:.2f}", share, f"{accepted} of {drafted}"
         return f"| {' | '.join(cells)} |"
 
@@ -79,21 +81,21 @@ def run(engine: Engine, prompt: str, options: Options) -> tuple[Completion, list
     return next(iter(running.completions)), list(running)
 
 
-def rate(made: Completion) -> float:
+def rate(completion: Completion) -> float:
     """Return the tokens per second after the first."""
-    return (len(made.ids) - 1) / (made.seconds[-1] - made.seconds[0])
+    return (len(completion.ids) - 1) / (completion.seconds[-1] - completion.seconds[0])
 
 
 def verified(steps: Sequence[Step]) -> Iterator[tuple[int, int]]:
-    """Yield the drafts of each pass that verified any, and how many were right."""
-    starts = [place for place, step in enumerate(steps) if step.model_seconds]
+    """Yield the numbers of drafts and of right ones, of all passes that verified any."""
+    starts = [index for index, step in enumerate(steps) if step.model_seconds]
     for start, end in zip(starts, [*starts[1:], len(steps)], strict=True):
         if steps[start].drafted:
             yield steps[start].drafted, sum(step.accepted for step in steps[start:end])
 
 
 def main() -> None:
-    """Print a table for each model."""
+    """Print a table for every model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--rounds", type=int, default=5)
@@ -104,14 +106,14 @@ def main() -> None:
     for model in a.models:
         name, _, folder = model.partition("=")
         engine = gpt_cli.load(folder, dtype=a.dtype)
-        short, long = (bench.prompts(engine, each, a.rounds + 1) for each in (SHORT, LONG))
+        short, long = (bench.prompts(engine, tokens, a.rounds + 1) for tokens in (SHORT, LONG))
         columns = "plain", "speculating", "ratio", "acceptance", "accepted"
         print(f"\n| {' | '.join((f'{name}, {engine.model.ops.dtype}', *columns))} |")
         print("|-|-|-|-|-|-|", flush=True)
         runs = Speculating(engine, Speculator(engine.model))
         for kind, options in (("default options", {}), ("greedy", {"temperature": 0.0})):
-            for place, prompts, new in ((SHORT, short, 200), (LONG, long, 100)):
-                work = Work(f"{kind}, after {place}", prompts, new, options)
+            for before, prompts, new in ((SHORT, short, 200), (LONG, long, 100)):
+                work = Work(f"{kind}, after {before}", prompts, new, options)
                 print(runs.measure(work), flush=True)
         speculator = Speculator(engine.model)
         speculator.may_have_twin = False

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import hub
-from gpt_cli.compression.archive import BLOCK, Reader
+from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.folder.tensors import unchanged
@@ -281,7 +281,7 @@ class Engine:
         scores = iter(found)
         return [row if isinstance(row, InputError) else next(scores) for row in rows]
 
-    def compress(self, data: bytes, *, block: int = BLOCK) -> bytes:
+    def compress(self, data: bytes, *, block: int = SEGMENT_TOKENS) -> bytes:
         """Return data as a compressed file; see `compression.codec`, which has streams, too.
 
         Args:
@@ -301,7 +301,7 @@ class Engine:
             InputError: the file is damaged, or was written with another model or other bits.
             ResourceError: results are not the same to the last bit here, such as on a GPU.
         """
-        return b"".join(self._codec.decompress(Reader(BytesIO(data))))
+        return b"".join(self._codec.decompress(ArchiveReader(BytesIO(data))))
 
     @cached_property
     def _codec(self) -> Codec:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
-from typing import Literal, TypeAlias
+from typing import get_args
 
+from gpt_cli.checks.plan import ModeName, Plan
 from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.generation.decode import Step
@@ -20,31 +21,8 @@ from gpt_cli.gpt2.digests import TEXT
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import peak_memory
 
-_MOST = 1_000_000  # for each number of a plan
 _WARM_UP = 20  # tokens before the first measurement: NumPy's products settle at the 16th
 _EDGE = 10  # tokens at either end of the text, whose medians show how the time grows
-
-ModeName: TypeAlias = Literal["cache on", "cache off", "speculation"]  # with the cache, too
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The plan of a measurement.
-
-    Raises:
-        InputError: a number is out of range.
-    """
-
-    prompt_tokens: int = 32
-    max_tokens: int = 128  # new tokens per row
-    batch: int = 1  # rows
-    repetitions: int = 3  # of each mode
-    modes: Sequence[ModeName] = ("cache on", "cache off")  # `ratio`: first to second
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "max_tokens", "batch", "repetitions"):
-            if not 1 <= getattr(self, name) <= _MOST:
-                raise InputError(f"--{name.replace('_', '-')} must be from 1 to {_MOST}")
 
 
 @dataclass(frozen=True)
@@ -60,8 +38,8 @@ class Spread:
 class Mode:
     """The figures of one mode: seconds (`_s`), and tokens of all rows per second (`_tok_s`).
 
-    Times per token are those in which each row gets one token; tokens of the same pass share its
-    time evenly. A figure is None if it needs more new tokens than there are.
+    In the time of a token, every row gets one; tokens of the same pass share its time evenly. A
+    figure is None if it needs more new tokens than there are.
     """
 
     tokenize_s: Spread  # all prompts
@@ -71,7 +49,7 @@ class Mode:
     model_s: Spread | None  # mean per token after the first: drafts and forward pass
     other_s: Spread | None  # mean per token after the first: sampling and decoding
     total_s: Spread  # from the texts to the last token
-    token_s: list[float]  # median time of each new token; the first includes tokenization
+    token_s: list[float]  # median times of the new tokens; the first includes tokenization
     growth: float | None  # time of the `late` tokens / time of the `early` tokens
 
 
@@ -85,7 +63,7 @@ class Benchmark:
     dtype: str  # of the weights
     ops: str  # the implementation
     threads: int
-    prompt_tokens: int  # of each row
+    prompt_tokens: int  # per row
     max_tokens: int
     batch: int
     repetitions: int
@@ -99,18 +77,14 @@ class Benchmark:
     speculation: Mode | None
     drafted: int | None  # tokens of a text, as a median; None without speculation
     accepted: int | None  # drafted tokens that are in the text
-    ratio: dict[str, float] | None  # speed with speculation or the cache / without, for each figure
+    ratio: dict[str, float] | None  # speed with speculation or the cache / without, by figure
     ids_equal: bool | None  # in both modes; None if only one was measured
-    ids: list[list[int]]  # the new tokens of each row
+    ids: list[list[int]]  # the new tokens, by row
 
     @property
     def modes(self) -> dict[str, Mode]:
         """The measured modes by name."""
-        modes = {
-            "cache on": self.cache_on,
-            "cache off": self.cache_off,
-            "speculation": self.speculation,
-        }
+        modes = {name: getattr(self, name.replace(" ", "_")) for name in get_args(ModeName)}
         return {name: mode for name, mode in modes.items() if mode is not None}
 
 
@@ -119,54 +93,69 @@ class _Run:
     """The results and times of one generation."""
 
     name: str
-    ids: list[list[int]]  # of each row
+    ids: list[list[int]]  # by row
     tokenize_s: float
     prefill_s: float  # the first step
-    token_s: list[float]  # the time of each token; the first includes tokenization
+    token_s: list[float]  # times of the tokens; the first includes tokenization
     model_s: float  # the part of tokens after the first in drafts and forward passes
     drafted: int  # tokens of all rows
     accepted: int
 
 
 def measure(
-    engine: Engine, plan: Plan, starting: Callable[[str], None] = lambda what: None
+    engine: Engine, plan: Plan, starting: Callable[[str], None] = lambda step: None
 ) -> Benchmark:
-    """Generate greedily in each mode, and return the times; `starting` takes the name of each part.
+    """Generate greedily in the modes of the plan, and return the times.
+
+    `starting` is called with the name of the next step.
 
     Raises:
         InputError: prompt and new tokens do not fit the context, or speculation is not possible.
         MismatchError: two runs chose different tokens.
-        ResourceError: there is not enough memory for all rows.
-        CheckpointError: the weights are damaged.
     """
     length, n_positions = plan.prompt_tokens + plan.max_tokens, engine.model.config.n_positions
     if length > n_positions:
         raise ContextError(
-            f"--prompt-tokens {plan.prompt_tokens} and --max-tokens {plan.max_tokens} are {length} "
-            f"tokens, more than the model's context of {n_positions}: lower one"
+            f"{plan.prompt_tokens} prompt tokens and {plan.max_tokens} new tokens are {length} "
+            f"tokens, more than the model's context of {n_positions}: use fewer"
         )
     ops = engine.model.ops
     if "speculation" in plan.modes and not ops.batch_invariant:
         raise InputError(
-            f"speculation needs the compiled CPU library, and here {ops.name} computes: leave out "
-            "--speculate, or see `gpt-cli doctor`"
+            f"speculation needs the compiled CPU library, and here {ops.name} computes: leave it "
+            "out, or see `gpt-cli doctor`"
         )
     texts = prompts(engine, plan.prompt_tokens, plan.batch)
+    runs = _run_modes(engine, plan, texts, starting)
+    return _summary(engine, plan, runs, len(engine.encode(texts[0])))
+
+
+def _run_modes(
+    engine: Engine, plan: Plan, texts: Sequence[str], starting: Callable[[str], None]
+) -> dict[ModeName, list[_Run]]:
+    """Run the modes in turn, as often as the plan says; raise MismatchError if ids differ."""
     engines = {mode: _engine(engine, mode) for mode in plan.modes}
     starting("warming up")
-    for mode, each in engines.items():
-        # With speculation a whole text, which makes the twin if that is worth it.
-        most = plan.max_tokens if mode == "speculation" else _WARM_UP
-        _run(each, texts, min(most, plan.max_tokens), mode, "the warm-up")
+    for mode, mode_engine in engines.items():
+        # With speculation a whole text, which builds the draft model if that is worth it.
+        tokens = plan.max_tokens if mode == "speculation" else _WARM_UP
+        _run(mode_engine, texts, min(tokens, plan.max_tokens), mode, "the warm-up")
     runs: dict[ModeName, list[_Run]] = {mode: [] for mode in plan.modes}
     for repetition in range(1, plan.repetitions + 1):
-        for mode, each in engines.items():
+        for mode, mode_engine in engines.items():
             name = f"{mode}, repetition {repetition}"
             starting(f"{name} of {plan.repetitions}")
-            runs[mode].append(_run(each, texts, plan.max_tokens, mode, name))
+            runs[mode].append(_run(mode_engine, texts, plan.max_tokens, mode, name))
             _check_alike(runs[plan.modes[0]][0], runs[mode][-1])
-    prompt_tokens = len(engine.encode(texts[0]))
-    modes = {mode: _mode(some, plan.batch, prompt_tokens) for mode, some in runs.items()}
+    return runs
+
+
+def _summary(
+    engine: Engine, plan: Plan, runs: dict[ModeName, list[_Run]], prompt_tokens: int
+) -> Benchmark:
+    ops = engine.model.ops
+    modes = {mode: _mode(of_mode, plan.batch, prompt_tokens) for mode, of_mode in runs.items()}
+    speculative = runs.get("speculation", ())
     sizes = checkpoint.memory(engine.model.config, ops.dtype)
     first, last = prompt_tokens + 1, prompt_tokens + plan.max_tokens
     width = _edge(plan.max_tokens)
@@ -189,8 +178,8 @@ def measure(
         cache_on=modes.get("cache on"),
         cache_off=modes.get("cache off"),
         speculation=modes.get("speculation"),
-        drafted=_per_text([run.drafted for run in runs.get("speculation", ())], plan.batch),
-        accepted=_per_text([run.accepted for run in runs.get("speculation", ())], plan.batch),
+        drafted=_per_text([run.drafted for run in speculative], plan.batch),
+        accepted=_per_text([run.accepted for run in speculative], plan.batch),
         ratio=_ratio(*modes.values()) if len(modes) == 2 else None,
         ids_equal=True if len(modes) == 2 else None,  # else `_check_alike` has raised MismatchError
         ids=runs[plan.modes[0]][0].ids,
@@ -198,21 +187,21 @@ def measure(
 
 
 def prompts(engine: Engine, tokens: int, batch: int) -> list[str]:
-    """Return `batch` texts of `tokens` tokens each, from different positions of `TEXT`.
+    """Return `batch` texts of `tokens` tokens, from different positions of `TEXT`.
 
-    They repeat if there are more texts than positions. All have the same number of tokens, which
-    is below `tokens` only if no position gives exactly that: cut text may tokenize differently.
+    They repeat if there are more texts than positions. If no position gives this number of tokens,
+    because cut text may tokenize differently, all texts have the next smaller number.
     """
     period = len(engine.encode(TEXT))
     ids = engine.encode(TEXT * (tokens // period + 2))
-    found: dict[int, dict[str, None]] = {}  # number of tokens -> distinct texts
+    texts: dict[int, dict[str, None]] = {}  # number of tokens -> distinct texts
     for start in range(period):
         text = engine.decode(ids[start : start + tokens])
-        found.setdefault(len(engine.encode(text)), {})[text] = None
-        if len(found.get(tokens, ())) == batch:
+        texts.setdefault(len(engine.encode(text)), {})[text] = None
+        if len(texts.get(tokens, ())) == batch:
             break
-    longest = max(length for length in found if length <= tokens)
-    return list(islice(cycle(found[longest]), batch))
+    longest = max(length for length in texts if length <= tokens)
+    return list(islice(cycle(texts[longest]), batch))
 
 
 def _engine(engine: Engine, mode: ModeName) -> Engine:
@@ -240,13 +229,13 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, 
         rows[step.row].append((step, time.perf_counter()))
     (first, _), *_ = rows[0]
     tokens = zip(*(_arrivals(start, steps) for steps in rows), strict=True)
-    arrived = [start, *map(max, tokens)]  # when every row has its token
+    arrivals = [start, *map(max, tokens)]  # when every row has its token
     return _Run(
         name=name,
         ids=[completion.ids for completion in run.completions],
         tokenize_s=tokenize_s,
         prefill_s=first.seconds,
-        token_s=[b - a for a, b in pairwise(arrived)],
+        token_s=[b - a for a, b in pairwise(arrivals)],
         # The row that ends last was in every pass.
         model_s=max(sum(step.model_seconds for step, _ in steps[1:]) for steps in rows),
         drafted=sum(completion.drafted for completion in run.completions),
@@ -255,25 +244,25 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, 
 
 
 def _arrivals(start: float, steps: Sequence[tuple[Step, float]]) -> list[float]:
-    """Return when each token of a row came, with the tokens of a pass spread evenly over it."""
-    arrived: list[float] = []
-    firsts = [place for place, (step, _) in enumerate(steps) if step.model_seconds]  # of a pass
-    for this, following in pairwise([*firsts, len(steps)]):
-        count, (_, end) = following - this, steps[following - 1]
-        arrived += [start + (end - start) * n / count for n in range(1, count + 1)]
+    """Return when the tokens of a row came; those of a pass are spread evenly over its time."""
+    arrivals: list[float] = []
+    passes = [index for index, (step, _) in enumerate(steps) if step.model_seconds]
+    for first, stop in pairwise([*passes, len(steps)]):
+        count, (_, end) = stop - first, steps[stop - 1]
+        arrivals += [start + (end - start) * n / count for n in range(1, count + 1)]
         start = end
-    return arrived
+    return arrivals
 
 
 def _check_alike(first: _Run, run: _Run) -> None:
     """Raise MismatchError if two runs have different tokens."""
     for row, pair in enumerate(zip(first.ids, run.ids, strict=True), 1):
-        for place, (one, other) in enumerate(zip(*pair, strict=True), 1):
+        for token, (one, other) in enumerate(zip(*pair, strict=True), 1):
             if one != other:
                 raise MismatchError(
-                    f"new token {place} of row {row} is {one} ({first.name}) and {other} "
+                    f"new token {token} of row {row} is {one} ({first.name}) and {other} "
                     f"({run.name}). Rounding can cause this if two tokens are almost equally "
-                    "likely: try another --prompt-tokens"
+                    "likely: try another number of prompt tokens"
                 )
 
 
@@ -305,20 +294,20 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _per_text(counts: Sequence[int], batch: int) -> int | None:
-    """Return the median number of tokens in one of the texts of a batch, if any were counted."""
+    """Return the median number of tokens in a text of a batch; None without counts."""
     return round(statistics.median(counts) / batch) if counts else None
 
 
 def _edge(new_tokens: int) -> int:
-    """Return the number of tokens at each end of the text, not counting the first token."""
+    """Return the number of tokens at either end of the text, without the first token."""
     return min(_EDGE, (new_tokens - 1) // 2)
 
 
 def _ratio(mode: Mode, other: Mode) -> dict[str, float]:
-    """Return the speed in a mode / the speed in the other, for each figure that depends on it."""
-    found = {}
+    """Return the speed in a mode / the speed in the other, by the figures that depend on it."""
+    ratios = {}
     for name, spread in vars(mode).items():
         if isinstance(spread, Spread) and name != "tokenize_s":
             ratio = spread.median / getattr(other, name).median
-            found[name] = ratio if name.endswith("_tok_s") else 1 / ratio
-    return found
+            ratios[name] = ratio if name.endswith("_tok_s") else 1 / ratio
+    return ratios

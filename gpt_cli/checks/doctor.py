@@ -20,8 +20,7 @@ from gpt_cli.hub.local import cache_folder, list_models
 from gpt_cli.system import gpu, machine
 from gpt_cli.system.machine import MOST_THREADS, format_size, native_library
 
-# With fewer, `show` draws with characters.
-_COLOURS = {"256": "256 colours", "truecolor": "all colours"}
+_COLOURS = {"256": "256 colours", "truecolor": "all colours"}  # with fewer, `show` uses characters
 _LITTLE = 1 << 30  # bytes of memory: just enough for gpt2 and a prompt
 
 
@@ -46,16 +45,17 @@ def examine() -> Iterator[Finding]:
         yield check()
 
 
-def _ok_or_note(name: str, found: str, cure: str | None) -> Finding:
+def _ok_or_note(name: str, text: str, cure: str | None) -> Finding:
     """Return a finding that is ok unless it has a cure."""
-    return Finding(name, "note" if cure else "ok", found, cure)
+    return Finding(name, "note" if cure else "ok", text, cure)
 
 
 def _library() -> Finding:
     """Report the level of the compiled library, or why it is not used."""
+    slow = "NumPy computes, more slowly, without int8"
     if native_library() is None:
-        slow = "not compiled at installation: NumPy computes, more slowly, without int8"
-        return Finding("library", "note", slow, "install a C compiler, then reinstall gpt2-cli")
+        cure = "install a C compiler, then reinstall gpt2-cli"
+        return Finding("library", "note", f"not compiled at installation: {slow}", cure)
     from gpt_cli.ops.bindings import choose_level, levels
 
     try:
@@ -66,29 +66,28 @@ def _library() -> Finding:
     except GPTCLIError as error:
         return Finding("library", "problem", str(error), "unset GPT_CLI_LEVEL")
     if level is None:
-        found = "this processor lacks fused multiply-add: NumPy computes, more slowly, without int8"
-        return Finding("library", "note", found)
+        return Finding("library", "note", f"this processor lacks fused multiply-add: {slow}")
     lower = [other for other in available if other != level]
     also = f" (also here: {', '.join(lower)})" if lower else ""
-    chosen, cure = os.environ.get("GPT_CLI_OPS") or "native", "unset GPT_CLI_OPS"
-    if chosen not in ("native", "numpy"):
-        found = f"GPT_CLI_OPS={chosen:.40} must be native or numpy"
-        return Finding("library", "problem", found, cure)
-    if chosen == "numpy":
-        found = f"compiled, for {level}{also}, but GPT_CLI_OPS=numpy is set"
-        return Finding("library", "note", found, cure)
+    choice, cure = os.environ.get("GPT_CLI_OPS") or "native", "unset GPT_CLI_OPS"
+    if choice not in ("native", "numpy"):
+        text = f"GPT_CLI_OPS={choice:.40} must be native or numpy"
+        return Finding("library", "problem", text, cure)
+    if choice == "numpy":
+        text = f"compiled, for {level}{also}, but GPT_CLI_OPS=numpy is set"
+        return Finding("library", "note", text, cure)
     return Finding("library", "ok", f"computes at the level {level}{also}")
 
 
 def _threads() -> Finding:
-    cores, taken = machine.cores(), machine.threads()
-    given = os.environ.get("GPT_CLI_THREADS", "")
-    if given and not (given.isdecimal() and 1 <= int(given) <= MOST_THREADS):
-        found = f"GPT_CLI_THREADS={given:.40} must be a number from 1 to {MOST_THREADS}"
-        return Finding("threads", "problem", found, "unset GPT_CLI_THREADS")
-    found = f"number: {taken}; usable processors: {cores} of {os.cpu_count()}"
-    cure = f"give --threads {cores}, or unset GPT_CLI_THREADS"
-    return _ok_or_note("threads", found, cure if taken > cores else None)
+    cores, threads = machine.cores(), machine.threads()
+    variable = os.environ.get("GPT_CLI_THREADS", "")
+    if variable and not (variable.isdecimal() and 1 <= int(variable) <= MOST_THREADS):
+        text = f"GPT_CLI_THREADS={variable:.40} must be a number from 1 to {MOST_THREADS}"
+        return Finding("threads", "problem", text, "unset GPT_CLI_THREADS")
+    cure = f"set threads to {cores}, or unset GPT_CLI_THREADS" if threads > cores else None
+    text = f"number: {threads}; usable processors: {cores} of {os.cpu_count()}"
+    return _ok_or_note("threads", text, cure)
 
 
 def _memory() -> Finding:
@@ -107,8 +106,8 @@ def _gpu() -> Finding:
         cure = f"pip uninstall {' '.join(packages[:-1])}"
         return Finding("gpu", "problem", f"more than one CuPy: {', '.join(packages)}", cure)
     if problem is None:
-        found = " ".join(["CuPy", *map(version, packages), "can use the GPU"])
-        return Finding("gpu", "ok", found)
+        text = " ".join(["CuPy", *map(version, packages), "can use the GPU"])
+        return Finding("gpu", "ok", text)
     missing = gpu.install_hint() if gpu.load_driver() else None
     return Finding("gpu", "note", f"not used: {problem}", missing)
 
@@ -124,12 +123,12 @@ def _cache() -> Finding:
     folder = cache_folder()
     models = [model for model in list_models() if model.origin == "cached"]
     size = format_size(sum(model.size for model in models))
-    beside = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
-    free = format_size(shutil.disk_usage(beside).free)
-    found = f"{folder} (models: {len(models)}, {size}); {free} of disk free"
-    if not os.access(beside, os.W_OK):
-        return Finding("cache", "problem", f"{found}; not writable", "set HF_HOME to another place")
-    return Finding("cache", "ok", found)
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    free = format_size(shutil.disk_usage(existing).free)
+    text = f"{folder} (models: {len(models)}, {size}); {free} of disk free"
+    if not os.access(existing, os.W_OK):
+        return Finding("cache", "problem", f"{text}; not writable", "set HF_HOME to another place")
+    return Finding("cache", "ok", text)
 
 
 def _terminal() -> Finding:
@@ -137,10 +136,10 @@ def _terminal() -> Finding:
         return Finding("terminal", "ok", "output is not a terminal: plain text, no escape codes")
     columns, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
     colours = _COLOURS.get(Console(file=sys.stdout).color_system or "", "fewer than 256 colours")
-    found = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {colours}, {encoding}"
-    cure = "set a locale with UTF-8, such as LANG=C.UTF-8"
+    text = f"{os.environ.get('TERM', 'unknown')}, {columns} columns, {colours}, {encoding}"
     is_utf8 = encoding.lower().replace("-", "") == "utf8"
-    return _ok_or_note("terminal", found, None if is_utf8 else cure)
+    cure = "set a locale with UTF-8, such as LANG=C.UTF-8"
+    return _ok_or_note("terminal", text, None if is_utf8 else cure)
 
 
 def _hub() -> Finding:

@@ -1,16 +1,18 @@
-"""The file of compressed data: what `gpt_cli.compression.codec` writes, byte for byte.
+"""The file format of compressed data.
 
-    header   "GPTZ", version (1), dtype (1), digests of the weights (8) and of the bits (8), CRC-32
-    blocks   mark (1), index, kind and size, length of the code, check (2), CRC-32 (4), code
-    end      a block of size 0, whose code is the number of all bytes and their CRC-32
+    header    "GPTZ", version (1), dtype (1), digests of weights (8) and logits (8), CRC-32 (4)
+    segments  mark (1), index, kind and size, length of the code, check (2), CRC-32 (4), code
+    end       a segment of size 0, whose code is the number of all bytes and their CRC-32
 
-Numbers are variable-length (LEB128) where no length is given, else little-endian. A block's CRC-32
-is that of the rest of it, so that damage is found before anything is computed. Its check is of the
-bytes that it stands for, so that a machine that computes other bits is found before they are
-written. A damaged block costs its own bytes: the next is found by its mark and its CRC-32. What is
-stored is stored backwards, or the blocks of a compressed file in it would be taken for the next.
+Numbers without a width above are variable-length (LEB128); the others are little-endian. The CRC-32
+of a segment covers the rest of it, so damage is detected before anything is computed. Its check
+covers the data that it stands for, so a machine that computes other bits is detected before it
+writes anything. A damaged segment costs only itself: the next is recognized by its mark and its
+CRC-32. Stored data is stored backwards. Otherwise, the segments of a compressed file in it would be
+mistaken for those of this file.
 """
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,18 +20,29 @@ from typing import Protocol
 from zlib import crc32
 
 from gpt_cli.errors import InputError
+from gpt_cli.options.declare import Range
 
-BLOCK = 32_768  # tokens, by default
-LARGEST_BLOCK = 65_536
+SEGMENT_TOKENS = 32_768  # by default
+MAX_SEGMENT_TOKENS = 65_536
+SEGMENT_RANGE = Range(lambda n: 1 <= n <= MAX_SEGMENT_TOKENS, f"from 1 to {MAX_SEGMENT_TOKENS}")
+MAX_CODE_BYTES = 8 * MAX_SEGMENT_TOKENS  # a token takes fewer than 64 bits
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
 _MAGIC, _VERSION, _MARK = b"GPTZ", 1, b"\xb5"
 _HEADER = struct.Struct("<4sBB8s8sI")
-LARGEST_CODE = 8 * LARGEST_BLOCK  # bytes: a token takes fewer than 64 bits
-_LARGEST_RECORD = 64 + LARGEST_CODE
-_TRIED = 4096  # marks behind damage, unless `salvage` is given: each may cost a large CRC-32
+_NUMBER = re.compile(rb"([\x80-\xff]{0,8}+[\0-\x7f])")
+_SMALL = rb"([\x80-\xff]{0,2}+[\0-\x7f])"  # a number below 2^21
+_SEGMENT = re.compile(_MARK + _NUMBER.pattern + _SMALL + _SMALL)  # up to the length of the code
+_MAX_FIELDS = 15  # bytes that match `_SEGMENT`, without the last
+_MAX_RECORD = 64 + MAX_CODE_BYTES
 _PIECE = 1 << 20  # bytes to read at a time
+# The search behind damage takes linear time: each byte of the file pays for this many bytes of
+# checksums that turn out to be wrong, and the search skips bytes to pay its debts. Noise needs
+# about 15, so only a file that was built to be slow loses segments.
+_CHECKED_PER_BYTE = 64
+_CHECKED_AT_FIRST = 1 << 26
+_CHECKED_PER_MARK = 4096  # the time that a mark takes, in bytes
 _ANOTHER = "get another copy"
-_CURE = f"{_ANOTHER}, or keep the undamaged blocks with --salvage"
+_CURE = f"{_ANOTHER}, or salvage the undamaged blocks"
 
 
 class Readable(Protocol):
@@ -41,11 +54,11 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Header:
-    """The dtype and the digests that must be the same for writing and reading."""
+    """What identifies the model that wrote a file."""
 
-    dtype: str
-    weights: bytes  # the first 8 bytes of `digests.of_weights`
-    bits: bytes  # and of `digests.of_bits`
+    dtype: str  # of its weights in memory
+    weights: bytes  # the first 8 bytes of the digest of the weights
+    bits: bytes  # the first 8 bytes of the digest of the logits
 
     def pack(self) -> bytes:
         """Return the bytes of the file."""
@@ -55,8 +68,8 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Block:
-    """A part of the data, which can be read without the others."""
+class Segment:
+    """A part of the data that is read without the others."""
 
     index: int
     size: int  # in tokens, or in bytes if it is stored
@@ -73,34 +86,33 @@ class Block:
         return _MARK + fields + crc.to_bytes(4, "little") + code
 
 
-def end(index: int, size: int, crc: int) -> Block:
-    """Return the last block, of data with this number of bytes and this CRC-32."""
-    return Block(index, 0, False, 0, _pack_number(size) + crc.to_bytes(4, "little"))
+def end(index: int, size: int, crc: int) -> Segment:
+    """Return the last segment, for data with this number of bytes and this CRC-32."""
+    return Segment(index, 0, False, 0, _pack_number(size) + crc.to_bytes(4, "little"))
 
 
 def check(data: bytes) -> int:
-    """Return the check of a block that stands for these bytes: half of their CRC-32."""
+    """Return the check of a segment that stands for these bytes: half of their CRC-32."""
     return crc32(data) & 0xFFFF
 
 
-class Reader:
-    """Read a file of compressed data, from its start to its end, in bounded memory.
+class ArchiveReader:
+    """Read compressed data from start to end, in bounded memory and linear time.
+
+    Damage raises InputError. With `salvage`, it is noted in `lost` instead, but data of another
+    version, or without an undamaged segment, is refused.
 
     Attributes:
-        header: of the file; None if it is damaged and `salvage` is given.
-        dtype: that of the header, even if the rest of it is damaged; "auto" without a header.
-        lost: what could not be read, in words, if `salvage` is given.
+        header: None if it is damaged beyond repair.
+        dtype: that of the header, "auto" if it is unknown.
+        lost: descriptions of what could not be read.
         size, crc: of all bytes, once the end has been read.
     """
 
     def __init__(self, file: Readable, name: str = "the data", *, salvage: bool = False):
-        """Read the header.
-
-        Raises:
-            InputError: it is damaged or of another version, or this is no compressed file.
-        """
         self._file, self._name, self._salvage = file, name, salvage
         self._data, self._at = b"", 0
+        self._budget = _CHECKED_AT_FIRST
         self.lost: list[str] = []
         self.size = self.crc = 0
         self.dtype = "auto"
@@ -114,94 +126,98 @@ class Reader:
             raise InputError(
                 f"{self._name} is {what}: give one that `gpt-cli compress` has written"
             )
+        header = None
         if len(lead) == _HEADER.size:
-            self.dtype = _DTYPES[lead[5] % len(_DTYPES)]
             _, version, dtype, weights, bits, crc = _HEADER.unpack(lead)
-            if crc == crc32(lead[:-4]):
-                if version != _VERSION or dtype >= len(_DTYPES):
-                    raise InputError(
-                        f"{self._name} has version {version} of the format, and this gpt-cli reads "
-                        f"version {_VERSION}: use the gpt-cli that has written it"
-                    )
+            undamaged = crc == crc32(lead[:-4])
+            if undamaged and (version != _VERSION or dtype >= len(_DTYPES)):
+                raise InputError(
+                    f"{self._name} has version {version} of the format, and this gpt-cli reads "
+                    f"version {_VERSION}: use the gpt-cli that has written it"
+                )
+            # The CRC-32 also tells which dtype it was, if only the bytes up to it are damaged.
+            candidates = [Header(dtype, weights, bits) for dtype in _DTYPES]
+            header = next((c for c in candidates if c.pack()[-4:] == lead[-4:]), None)
+            self.dtype = header.dtype if header else (*_DTYPES, "auto")[min(dtype, len(_DTYPES))]
+            if undamaged:
                 self._at = _HEADER.size
-                return Header(_DTYPES[dtype], weights, bits)
+                return header
         self._damaged("its header is damaged")
-        return None
+        return header
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield the blocks, except the end.
-
-        Raises:
-            InputError: a block is damaged or missing, unless `salvage` is given.
-        """
+    def segments(self) -> Iterator[Segment]:
+        """Yield the segments before the end."""
         expected = 0
-        while block := self._next(expected):
-            if block.index > expected:
-                self._lose(expected, block.index)
-            expected = block.index + 1
-            if not block.size:
-                self._end(block)
+        while segment := self._next(expected):
+            if (lost := segment.index - expected) == 1:
+                self._damaged(f"block {expected} is damaged")
+            elif lost:
+                self._damaged(f"blocks {expected} to {segment.index - 1} are damaged")
+            expected = segment.index + 1
+            if not segment.size:
+                self._read_end(segment)
                 return
-            yield block
+            yield segment
         self._damaged("its end is missing")
 
     def finish(self, size: int, crc: int) -> None:
-        """Compare all data, by its size and CRC-32, with what the end of the file says.
-
-        Raises:
-            InputError: they differ, unless `salvage` is given; or nothing was salvaged.
-        """
+        """Compare the size and the CRC-32 of all data with those in the end of the file."""
         if self.lost and not size:
             raise InputError(f"{self._name}: no undamaged block is left: {_ANOTHER}")
         if not self.lost and (size, crc) != (self.size, self.crc):
             self._damaged("the data does not have its checksum")
 
-    def _end(self, block: Block) -> None:
-        try:
-            self.size, width = _unpack_number(block.code, 0)
-        except (ValueError, IndexError):
+    def _read_end(self, segment: Segment) -> None:
+        size = _NUMBER.match(segment.code)
+        if size is None:
             self._damaged("its end is damaged")
             return
-        self.crc = int.from_bytes(block.code[width:], "little")
+        self.size = _unpack_number(size[0])
+        self.crc = int.from_bytes(segment.code[size.end() :], "little")
         self._fill()
         if self._at < len(self._data):
             self._damaged("there is more after its end")
 
-    def lose(self, block: Block) -> None:
-        """Report a block whose code is not that of its data."""
+    def lose(self, segment: Segment) -> None:
+        """Report a segment whose code is not that of its data."""
         self._damaged(
-            f"block {block.index} does not have its checksum",
+            f"block {segment.index} does not have its checksum",
             "the file was altered, or this machine computes other bits (see `gpt-cli verify`)",
         )
-
-    def _lose(self, first: int, last: int) -> None:
-        blocks = f"block {first} is" if last == first + 1 else f"blocks {first} to {last - 1} are"
-        self._damaged(f"{blocks} damaged")
 
     def _damaged(self, what: str, cure: str = _CURE) -> None:
         if not self._salvage:
             raise InputError(f"{self._name}: {what}: {cure}")
         self.lost.append(what)
 
-    def _next(self, expected: int) -> Block | None:
-        """Return the next undamaged block, or None if there is none."""
-        tried = 0
-        while self._fill() and (self._salvage or tried < _TRIED):
-            tried += 1
-            place = self._data.find(_MARK, self._at)
-            self._at = len(self._data) if place < 0 else place + 1
-            try:
-                block, stop = _unpack_block(self._data, self._at)
-            except (ValueError, IndexError):
+    def _next(self, expected: int) -> Segment | None:
+        """Return the next undamaged segment that is not before the expected one, or None."""
+        while self._fill():
+            match = _SEGMENT.search(self._data, self._at)
+            if match is None:
+                self._skip(max(1, len(self._data) - _MAX_FIELDS - self._at))
                 continue
-            if block.index >= expected:
-                self._at = stop
-                return block
+            self._skip(match.start() - self._at)
+            self._fill()  # the whole segment
+            index, kind, length = map(_unpack_number, match.groups())
+            cost, stop = _CHECKED_PER_MARK, self._at + len(match[0]) + 6 + length
+            if index >= expected and length <= MAX_CODE_BYTES and stop <= len(self._data):
+                record = self._data[self._at + 1 : stop]
+                if segment := _unpack_segment(record, index, kind, length):
+                    self._at = stop
+                    return segment
+                cost += length
+            self._budget -= cost
+            self._skip(max(1, -self._budget // _CHECKED_PER_BYTE))
         return None
 
+    def _skip(self, count: int) -> None:
+        self._at += count
+        self._budget += _CHECKED_PER_BYTE * count
+
     def _fill(self) -> bool:
-        """Have a whole block in memory, or all that is left; return whether any byte is."""
-        while len(self._data) - self._at < _LARGEST_RECORD and (more := self._file.read(_PIECE)):
+        """Buffer a whole segment, or all that is left; return whether any byte is."""
+        while len(self._data) - self._at < _MAX_RECORD and (more := self._file.read(_PIECE)):
             self._data, self._at = self._data[self._at :] + more, 0
         return self._at < len(self._data)
 
@@ -215,33 +231,21 @@ def _pack_number(number: int) -> bytes:
     return bytes([*data, number])
 
 
-def _unpack_number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where it ends; raise ValueError or IndexError if there is none."""
+def _unpack_number(data: bytes) -> int:
     number = 0
-    for shift in range(0, 63, 7):
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-    raise ValueError("the number is too long")
+    for byte in reversed(data):
+        number = number << 7 | byte & 0x7F
+    return number
 
 
-def _unpack_block(data: bytes, start: int) -> tuple[Block, int]:
-    """Return the block after a mark and where it ends.
-
-    Raises:
-        ValueError, IndexError: there is none.
-    """
-    index, at = _unpack_number(data, start)
-    kind, at = _unpack_number(data, at)
-    length, at = _unpack_number(data, at)
+def _unpack_segment(record: bytes, index: int, kind: int, length: int) -> Segment | None:
+    """Return the segment in a record, which begins behind the mark; None if it is damaged."""
     size, stored = kind >> 1, bool(kind & 1)
-    if length > LARGEST_CODE or (size != length if stored else size > LARGEST_BLOCK):
-        raise ValueError("the block is too large")
-    fields, stop = data[start : at + 2], at + 6 + length
-    crc, code = data[at + 2 : at + 6], data[at + 6 : stop]
-    if stop > len(data) or int.from_bytes(crc, "little") != crc32(code, crc32(fields)):
-        raise ValueError("the block is damaged")
+    if size != length if stored else size > MAX_SEGMENT_TOKENS:
+        return None
+    lead, code = record[: len(record) - length], record[len(record) - length :]
+    fields, crc = lead[:-4], lead[-4:]
+    if int.from_bytes(crc, "little") != crc32(code, crc32(fields)):
+        return None
     check = int.from_bytes(fields[-2:], "little")
-    return Block(index, size, stored, check, code[::-1] if stored else code), stop
+    return Segment(index, size, stored, check, code[::-1] if stored else code)

@@ -1,12 +1,12 @@
 """Compress any bytes with a model: a token costs -log2 of its probability in bits, and no more.
 
-The data is cut into blocks of tokens, which a range coder encodes with the model's distributions.
-A block is read without the others, from the start token on, so that many are computed side by side
-at both ends. Within a block, the context moves on by half when it is full, as in `score`. What the
-model cannot predict, such as a picture, is stored.
+The data is cut into segments of tokens, and a range coder encodes them with the distributions of
+the model. A segment is read without the others, from the start token on, so that both ends compute
+many side by side. Within a segment, the context moves on by half when it is full, as in `score`.
+Data that the model cannot predict, such as a picture, is stored.
 
-To read a file, a machine must compute the bits of the one that wrote it: one other count anywhere,
-and the rest of the block is noise. One end computes whole windows, the other token by token, so it
+To read a file, a machine must compute the bits of the one that wrote it: if one count differs, the
+rest of the segment is noise. One end computes whole windows, the other token by token, so the codec
 needs operations whose results do not depend on that (`Ops.batch_invariant`).
 """
 
@@ -21,13 +21,13 @@ from zlib import crc32
 import numpy as np
 
 from gpt_cli.compression.archive import (
-    BLOCK,
-    LARGEST_BLOCK,
-    LARGEST_CODE,
-    Block,
+    MAX_CODE_BYTES,
+    SEGMENT_RANGE,
+    SEGMENT_TOKENS,
+    ArchiveReader,
     Header,
     Readable,
-    Reader,
+    Segment,
     check,
     end,
 )
@@ -38,20 +38,25 @@ from gpt_cli.gpt2 import digests
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, PASS, forward, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
+from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.score import of_tokens, windows
 
-_LAST = 4  # a block may end with any line of its last quarter
+_LAST = 4  # a segment may end with any line of its last quarter
 _PIECE = 1 << 16  # bytes that are tokenized at a time
 _TOGETHER = 32_768  # tokens whose intervals are computed at a time
-_SIDE_BY_SIDE = 64  # blocks that are decoded at a time, if memory allows
-_PROBABLY_TEXT = 1024  # bytes; text of more is smaller after deflate
+_SIDE_BY_SIDE = 64  # segments that are decoded at a time, if memory allows
+_PROBABLY_TEXT = 1024  # bytes; longer text is smaller after deflate
+
+CountTokens = Callable[[int], None]  # is called with the number of tokens of each step
 
 
 class Codec:
     """Both ends of the compressor, for one model.
 
+    Both ends raise CheckpointError if the weights are damaged.
+
     Attributes:
-        header: of the files that it writes and reads.
+        header: of the files that it writes.
     """
 
     def __init__(self, model: GPT2, tokenizer: Tokenizer):
@@ -71,54 +76,50 @@ class Codec:
             raise InputError("to compress, a model needs a start token (bos_token_id)")
         self._model, self._tokenizer, self._start = model, tokenizer, start
         self._stride = max(1, model.config.n_positions // 2)
-        hashes = digests.of_weights(model, tokenizer), digests.of_bits(model, tokenizer)
-        weights, bits = (bytes.fromhex(digest)[:8] for digest in hashes)
-        self.header = Header(model.ops.dtype, weights, bits)
+        bits = bytes.fromhex(digests.of_bits(model, tokenizer))[:8]
+        self.header = Header(model.ops.dtype, self._weights_digest(model.ops.dtype), bits)
+
+    def _weights_digest(self, dtype: str) -> bytes:
+        return bytes.fromhex(digests.of_weights(self._model, self._tokenizer, dtype))[:8]
 
     @cached_property
-    def _begins(self) -> Array:
-        """Return the logits (V,) of a block's first token, by which to choose where blocks end."""
+    def _first_logits(self) -> Array:
+        """Return the logits (V,) of the first token of a segment."""
         ops = self._model.ops
         return ops.to_host(forward(self._model, ops.xp.asarray([[self._start]])))[0, 0]
 
     def compress(
-        self, file: Readable, block: int = BLOCK, advance: Callable[[int], None] = lambda _: None
+        self, file: Readable, block: int = SEGMENT_TOKENS, advance: CountTokens = lambda _: None
     ) -> Iterator[bytes]:
         """Yield the compressed file, a part at a time.
 
-        Args:
-            file: the data, any bytes.
-            block: tokens of a block. Fewer can be decompressed side by side sooner; more cost less.
-            advance: is called with the number of tokens of each step of the computation.
-
-        Raises:
-            InputError: `block` is out of range.
-            CheckpointError: the weights are damaged.
+        A segment has up to `block` tokens. Small segments are decompressed sooner, side by side;
+        large ones take fewer bytes.
         """
-        if not 1 <= block <= LARGEST_BLOCK:
-            raise InputError(f"block must be from 1 to {LARGEST_BLOCK}")
+        if not SEGMENT_RANGE.contains(block):
+            raise OptionError("block", f"must be {SEGMENT_RANGE.name}")
         yield self.header.pack()
         index = size = crc = 0
-        blocks = self._blocks(file, block)
-        while texts := list(islice(blocks, max(1, _TOGETHER // block))):
+        segments = self._segments(file, block)
+        while texts := list(islice(segments, max(1, _TOGETHER // block))):
             parts = [b"".join(map(self._tokenizer.token_bytes, ids)) for ids in texts]
             codes = self._codes(texts, parts, advance)
             for ids, data, code in zip(texts, parts, codes, strict=True):
                 stored = len(code) >= len(data)
                 length = len(data) if stored else len(ids)
-                yield Block(index, length, stored, check(data), data if stored else code).pack()
+                yield Segment(index, length, stored, check(data), data if stored else code).pack()
                 index, size, crc = index + 1, size + len(data), crc32(data, crc)
             advance(0)
         yield end(index, size, crc).pack()
 
-    def _blocks(self, file: Readable, block: int) -> Iterator[list[int]]:
-        """Yield the tokens of each block."""
+    def _segments(self, file: Readable, tokens: int) -> Iterator[list[int]]:
+        """Yield the ids of the segments."""
         ids: list[int] = []
         while piece := file.read(_PIECE):
             ids += self._encode(piece)
             start = 0
-            while len(ids) - start > block:
-                stop = self._cut(ids, start + block - block // _LAST, start + block)
+            while len(ids) - start > tokens:
+                stop = self._cut(ids, start + tokens - tokens // _LAST, start + tokens)
                 yield ids[start:stop]
                 start = stop
             ids = ids[start:]
@@ -126,10 +127,10 @@ class Codec:
             yield ids
 
     def _cut(self, ids: Sequence[int], first: int, last: int) -> int:
-        """Return where to end a block: after a line, where the model would begin, or at `last`."""
+        """Return where to end a segment: after a line if possible, where a text would begin."""
         ends = range(last, first, -1)
         lines = (n for n in ends if self._tokenizer.token_bytes(ids[n - 1]).endswith(b"\n"))
-        return max(lines, key=lambda end: self._begins[ids[end]], default=last)
+        return max(lines, key=lambda end: self._first_logits[ids[end]], default=last)
 
     def _encode(self, data: bytes) -> list[int]:
         """Return ids whose joined bytes are `data`, with special tokens if the model has them."""
@@ -143,60 +144,53 @@ class Codec:
         )
 
     def _codes(
-        self, texts: Sequence[list[int]], parts: Sequence[bytes], advance: Callable[[int], None]
+        self, texts: Sequence[list[int]], parts: Sequence[bytes], advance: CountTokens
     ) -> list[bytes]:
-        """Return the code of each block, or its data if that is no text."""
+        """Return the codes of segments, or their data if that is no text."""
 
         def measure(ops: Ops, logits: Array, ids: Array) -> Array:
             advance(len(ids))
             return intervals(ops, logits, ids)
 
-        computed = {n: ids for n, ids in enumerate(texts) if _may_be_text(parts[n])}
-        given = [[self._start, *ids] for ids in computed.values()]
+        rows = {n: [self._start, *ids] for n, ids in enumerate(texts) if _may_be_text(parts[n])}
+        columns = of_tokens(self._model, list(rows.values()), [measure], stride=self._stride)
         codes = list(parts)
-        columns = of_tokens(self._model, given, [measure], stride=self._stride)
-        for n, (found,) in zip(computed, columns, strict=True):
+        for n, (row,) in zip(rows, columns, strict=True):
             encoder = Encoder()
-            for interval in found[1:]:
+            for interval in row[1:]:
                 encoder.encode(*interval)
             codes[n] = encoder.finish()
         return codes
 
     def decompress(
-        self, reader: Reader, advance: Callable[[int], None] = lambda _: None
+        self, reader: ArchiveReader, advance: CountTokens = lambda _: None
     ) -> Iterator[bytes]:
-        """Yield the data of a compressed file, a block at a time.
+        """Yield the data of a compressed file, a segment as soon as it is checked.
 
-        A block is checked before it is yielded. If the reader salvages, damaged ones are left out.
-
-        Args:
-            reader: of the file.
-            advance: is called with the number of tokens of each step of the computation.
+        If the reader salvages, damaged segments are left out.
 
         Raises:
             InputError: the file is damaged, or was written with another model or other bits.
-            CheckpointError: the weights are damaged.
-            ResourceError: there is not enough memory.
         """
         if reader.header:
             self._check(reader.header)
         size = crc = 0
-        for some in self._groups(reader.blocks()):
-            for block, data in zip(some, self._decoded(some, advance), strict=True):
-                if data is None or check(data) != block.check:
-                    reader.lose(block)
+        for group in self._groups(reader.segments()):
+            for segment, data in zip(group, self._decoded(group, advance), strict=True):
+                if data is None or check(data) != segment.check:
+                    reader.lose(segment)
                     continue
                 size, crc = size + len(data), crc32(data, crc)
                 yield data
         reader.finish(size, crc)
 
-    def _groups(self, blocks: Iterator[Block]) -> Iterator[list[Block]]:
-        """Yield the blocks to decode side by side; an error comes after the blocks before it."""
-        group: list[Block] = []
+    def _groups(self, segments: Iterator[Segment]) -> Iterator[list[Segment]]:
+        """Yield the segments to decode side by side; an error comes after those before it."""
+        group: list[Segment] = []
         most = self._side_by_side()
         try:
-            for block in blocks:
-                group.append(block)
+            for segment in segments:
+                group.append(segment)
                 if len(group) == most:
                     yield group
                     group, most = [], self._side_by_side()
@@ -206,64 +200,68 @@ class Codec:
         yield group
 
     def _check(self, header: Header) -> None:
-        """Raise InputError if another model or machine has written a file."""
-        own = self.header
-        if header.dtype != own.dtype:
+        """Raise InputError if another model or machine has written a file.
+
+        float32 computes the bits of the same weights in 16 bits, so they read each other's files.
+        """
+        weights, dtype = self.header.weights, self.header.dtype
+        if header.dtype != dtype and "int8" in (header.dtype, dtype):
             raise InputError(
                 f"the data was compressed with a model in {header.dtype}, and this one is in "
-                f"{own.dtype}: name that model with --model"
+                f"{dtype}: use that model"
             )
-        if header.weights != own.weights:
+        if header.dtype != dtype:
+            weights = self._weights_digest(header.dtype)
+        if header.weights != weights:
             raise InputError(
                 f"the data was compressed with another model (digest {header.weights.hex()}, and "
-                f"this one has {own.weights.hex()}): name it with --model"
+                f"this one has {weights.hex()}): use that model"
             )
-        if header.bits != own.bits:
+        if header.bits != self.header.bits:
             raise InputError(
                 "the data was compressed with this model by a machine or a version of gpt-cli "
                 "that computes other bits: see `gpt-cli verify`"
             )
 
     def _side_by_side(self) -> int:
-        """Return how many blocks to decode at a time: as many as fit half of the free memory."""
+        """Return how many segments to decode at a time: as many as fit half of the free memory."""
         config, free = self._model.config, self._model.ops.free_memory()
         cache = 8 * config.n_layer * config.n_embd * config.n_positions
         logits_and_counts = 12 * config.vocab_size
         most = (free or sys.maxsize) // (2 * (cache + logits_and_counts))
         return max(1, min(_SIDE_BY_SIDE, most))
 
-    def _decoded(
-        self, blocks: Sequence[Block], advance: Callable[[int], None]
-    ) -> list[bytes | None]:
-        """Return the data of each block; None for a code that no encoder writes for this model."""
-        texts = {n: _Text(self._start, block) for n, block in enumerate(blocks) if not block.stored}
+    def _decoded(self, segments: Sequence[Segment], advance: CountTokens) -> list[bytes | None]:
+        """Return the data of segments; None for a code that no encoder writes."""
+        texts = {n: _Text(self._start, s) for n, s in enumerate(segments) if not s.stored}
         self._decode(sorted(texts.values(), key=lambda text: -text.size), advance)
-        data: list[bytes | None] = [block.code if block.stored else None for block in blocks]
+        data: list[bytes | None] = [s.code if s.stored else None for s in segments]
         for n, text in texts.items():
             if not text.damaged:
                 with suppress(InputError):  # an id without a token
                     data[n] = b"".join(map(self._tokenizer.token_bytes, text.ids[1:]))
         return data
 
-    def _decode(self, texts: Sequence["_Text"], advance: Callable[[int], None]) -> None:
-        """Decode texts side by side, the longest first, a token of each at a time."""
+    def _decode(self, texts: Sequence["_Text"], advance: CountTokens) -> None:
+        """Decode texts side by side, the longest first, in steps of one token."""
         model = self._model
         longest = max((text.size for text in texts), default=0)
         for w in windows(1 + longest, model.config.n_positions, self._stride):
             texts = [text for text in texts if text.size >= w.first]
             cache = KVCache(model.config, model.ops, len(texts), w.end - w.start - 1)
             logits = self._append([text.ids[w.start :] for text in texts], cache)
-            for place in range(w.first, w.end):
-                for text, sums in zip(texts, self._counts(logits), strict=True):
+            for position in range(w.first, w.end):
+                sums_of_rows = model.ops.to_host(model.ops.cumulative_counts(logits))
+                for text, sums in zip(texts, sums_of_rows, strict=True):
                     text.decode(sums)
                 advance(len(texts))
-                texts = [text for text in texts if text.size > place]
-                if place + 1 < w.end:
+                texts = [text for text in texts if text.size > position]
+                if position + 1 < w.end:
                     cache = cache.first(len(texts))
                     logits = self._append([text.ids[-1:] for text in texts], cache)
 
     def _append(self, rows: Sequence[list[int]], cache: KVCache) -> Array:
-        """Compute tokens of each row, as many for each, and return the logits (B, V) after them."""
+        """Compute rows of equal length, and return the logits (B, V) after them."""
         model = self._model
         ids = model.ops.xp.asarray(rows)
         width = max(1, PASS // len(rows))
@@ -271,21 +269,17 @@ class Codec:
             x = hidden_states(model, ids[:, start : start + width], cache)
         return unembed(model, x[:, -1])
 
-    def _counts(self, logits: Array) -> Array:
-        ops = self._model.ops
-        return ops.to_host(ops.cumulative_counts(logits))
-
 
 class _Text:
-    """A block while it is decoded."""
+    """A segment while it is decoded."""
 
-    def __init__(self, start: int, block: Block):
-        self.ids, self.size = [start], block.size
+    def __init__(self, start: int, segment: Segment):
+        self.ids, self.size = [start], segment.size
         self.damaged = False
-        self._decoder = Decoder(block.code)
+        self._decoder = Decoder(segment.code)
 
     def decode(self, sums: Array) -> None:
-        """Append the next token, given the running sums (V,) of the counts of all tokens."""
+        """Append the next token, from the running sums (V,) of the counts of all tokens."""
         try:
             target = self._decoder.target(int(sums[-1]))
         except ValueError:
@@ -297,7 +291,7 @@ class _Text:
 
 
 def intervals(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return where each row's token is in the running sum of counts: start, end, total (B, 3)."""
+    """Return the intervals of tokens in the running sum of counts: start, end, total (B, 3)."""
     sums, rows = ops.cumulative_counts(logits), ops.xp.arange(len(ids))
     starts = ops.xp.where(ids > 0, sums[rows, ids - 1], 0)
     return ops.xp.stack([starts, sums[rows, ids], sums[:, -1]], axis=-1)
@@ -305,4 +299,4 @@ def intervals(ops: Ops, logits: Array, ids: Array) -> Array:
 
 def _may_be_text(data: bytes) -> bool:
     size = len(data)
-    return not _PROBABLY_TEXT <= size <= LARGEST_CODE or len(deflate(data, 1)) < size
+    return not _PROBABLY_TEXT <= size <= MAX_CODE_BYTES or len(deflate(data, 1)) < size

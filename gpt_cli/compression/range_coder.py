@@ -1,9 +1,9 @@
 """A range coder: a sequence of symbols as one number, which costs what the symbols' odds cost.
 
-The number lies in a range, which begins as [0, 1). Each symbol divides it among all symbols in
-proportion to their counts, and keeps its own part: a symbol of which `count` of `total` are its own
-makes the range `count / total` as long, and takes -log2 of that in bits. G. N. N. Martin, "Range
-encoding", 1979. Both ends compute with integers, so they agree to the last bit.
+The number lies in a range, which begins as [0, 1). A step divides the range among all symbols in
+proportion to their counts, and keeps the part of the next symbol. A symbol with `count` of `total`
+counts makes the range `count / total` as long, and takes -log2 of that in bits. G. N. N. Martin,
+"Range encoding", 1979. Both ends compute with integers, so they agree to the last bit.
 """
 
 _WORD = 32  # bits that leave the range at a time
@@ -12,14 +12,14 @@ _SHORTEST = 1 << (_BITS - _WORD)
 
 
 class Encoder:
-    """Encode symbols, of which each is given by its place in the running sum of all counts."""
+    """Encode symbols; an interval in the running sum of all counts names one."""
 
     def __init__(self) -> None:
         self._low, self._length = 0, 1 << _BITS
-        self._words: list[int] = []  # what is known of the number; one may have a carry, bit 32
+        self._words: list[int] = []  # the settled part of the number; one may have a carry, bit 32
 
     def encode(self, start: int, end: int, total: int) -> None:
-        """Append a symbol whose counts are those from `start` to `end` of `total`."""
+        """Append the symbol whose counts are those from `start` to `end` of `total`."""
         unit = self._length // total
         self._low += unit * start
         self._length = unit * (end - start)
@@ -47,7 +47,7 @@ class Encoder:
 
 
 class Decoder:
-    """Decode the symbols of an `Encoder`, given the same counts."""
+    """Decode the symbols of an `Encoder`, from the same counts."""
 
     def __init__(self, code: bytes):
         self._code, self._at = code, 0
@@ -62,10 +62,9 @@ class Decoder:
         self._at += 4
 
     def target(self, total: int) -> int:
-        """Return a count of the next symbol: it is the one with start <= target < end.
+        """Return a count of the next symbol, which is the one with start <= target < end.
 
-        Raises:
-            ValueError: no encoder writes this code.
+        Raise ValueError if no encoder writes this code.
         """
         self._unit = self._length // total
         target = self._offset // self._unit

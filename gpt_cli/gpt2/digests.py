@@ -1,8 +1,9 @@
 """SHA-256 digests of a model and its tokens, and of the logits that it computes here."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from gpt_cli.errors import InputError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.model import GPT2, forward
+from gpt_cli.ops import Array
 
 TEXT = (
     "A librarian once copied a long book by hand. Before each new word she went back to the first "
@@ -36,13 +38,16 @@ def of_bits(model: GPT2, tokenizer: Tokenizer) -> str:
     return hashlib.sha256(logits.astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def of_weights(model: GPT2, tokenizer: Tokenizer) -> str:
+def of_weights(model: GPT2, tokenizer: Tokenizer, dtype: str | None = None) -> str:
     """Return the digest of a model in memory, as the compiled library holds it, and of its tokens.
 
-    The library holds weights in one layout on all processors.
+    The library holds weights in one layout on all processors. With another `dtype` than the model's
+    (float32, float16 or bfloat16), the digest is that of the same weights in this dtype. If the
+    dtype cannot hold them, no model in it has this digest.
     """
     digest = hashlib.sha256()
-    for part in _parts([model.wte, model.wpe, model.h, model.ln_f, model.lm_head], set()):
+    parts = [model.wte, model.wpe, model.h, model.ln_f, model.lm_head]
+    for part in _parts(parts, dtype or model.ops.dtype, set()):
         digest.update(part)
     size = model.config.vocab_size
     missing = set(tokenizer.missing_ids(size))
@@ -52,17 +57,40 @@ def of_weights(model: GPT2, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()
 
 
-def _parts(part: Any, seen: set[int]) -> Iterator[bytes | memoryview]:
+def _parts(part: Any, dtype: str, seen: set[int]) -> Iterator[bytes | memoryview]:
     """Yield the arrays of a part of a model, each once, and its numbers."""
     if is_dataclass(part):
         part = [getattr(part, field.name) for field in fields(part)]
     if isinstance(part, list | tuple):
-        for each in part:
-            yield from _parts(each, seen)
+        for member in part:
+            yield from _parts(member, dtype, seen)
         return
     array = getattr(part, "panels", part)
     if not isinstance(array, np.ndarray):
         yield repr(array).encode()
     elif id(array) not in seen:
         seen.add(id(array))
-        yield np.ascontiguousarray(array).data.cast("B")
+        panels: Iterable[Array] = [array]
+        if array is not part and part.format != dtype:  # one at a time, since a copy may be large
+            panels = map(partial(_converted, part.format, dtype), array)
+        for panel in panels:
+            yield np.ascontiguousarray(panel).data.cast("B")
+
+
+def _converted(format: str, dtype: str, panel: Array) -> Array:
+    """Return a panel in another dtype, or in float32 if that does not have all its values."""
+    values = _widened(panel, format)
+    if dtype == "float32":
+        return values
+    if dtype == "bfloat16":
+        narrow = (values.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        with np.errstate(over="ignore"):
+            narrow = values.astype(np.float16).view(np.uint16)
+    return narrow if np.array_equal(_widened(narrow, dtype), values) else values
+
+
+def _widened(panel: Array, format: str) -> Array:
+    if format == "bfloat16":
+        return (panel.astype(np.uint32) << 16).view(np.float32)
+    return panel.view(np.float16).astype(np.float32) if format == "float16" else panel

@@ -109,7 +109,7 @@ def test_more_threads_than_cores_are_noted(monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 1)
     monkeypatch.setenv("GPT_CLI_THREADS", "8")
     assert "number: 8" in finding("threads").found
-    assert finding("threads").cure.startswith("give --threads 1")
+    assert finding("threads").cure.startswith("set threads to 1")
 
 
 @pytest.mark.parametrize(("free", "status"), [(None, "note"), (5 << 20, "note"), (8 << 30, "ok")])

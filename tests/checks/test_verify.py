@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from gpt_cli.checks import verify
 from gpt_cli.cli import app
 from gpt_cli.engine import Engine
+from gpt_cli.gpt2 import checkpoint
 from gpt_cli.hub import local
 from gpt_cli.ops import bindings
 from gpt_cli.ops.numpy_ops import NumPyOps
@@ -224,6 +226,41 @@ def test_bits_that_differ_between_levels_are_found(monkeypatch):
     assert "at avx512, avx2" in check.detail
     assert used[-8::2] == ["avx512", "avx512", "avx2", "avx2"]
     assert used[-7::2] == ["chosen"] * 4
+
+
+@pytest.fixture
+def large_logits(tmp_path):
+    """Return a function that writes a random model, whose matrices have this scale."""
+
+    def write(scale):
+        folder = Path(shutil.copytree(TINY, tmp_path / "large"))
+        random = np.random.default_rng(1)
+        weights = {}
+        for name, tensor in checkpoint.read(TINY)[1].items():
+            center = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
+            spread = scale if len(tensor.shape) == 2 else 0.1
+            weights[name] = random.normal(center, spread, tensor.shape).astype(np.float32)
+        save_file(weights, folder / "model.safetensors")
+        return folder
+
+    return write
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("scale", [1, 3])
+def test_a_random_model_with_large_logits_is_not_called_damaged(large_logits, monkeypatch, scale):
+    monkeypatch.delenv("GPT_CLI_OPS", raising=False)
+    checks = results("large", large_logits(scale), "cpu in int8 = float32")
+    assert [name for name, check in checks.items() if check.passed is False] == []
+    assert checks["native = numpy"].largest > 1e-3  # the limit for GPT-2's logits
+    assert checks["cpu in int8 = float32"].largest > 3
+
+
+@pytest.mark.usefixtures("library")
+def test_wrong_operations_are_found_in_a_model_with_large_logits(large_logits, monkeypatch):
+    monkeypatch.setattr(verify, "get_ops", lambda device, dtype: Wrong(lambda q, keys: True))
+    folder = large_logits(3)
+    assert results("large", folder, "wrong = numpy")["wrong = numpy"].passed is False
 
 
 @pytest.mark.usefixtures("library")

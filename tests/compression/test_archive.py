@@ -1,7 +1,9 @@
 """The file format: what is written is read, and damage costs what it hits."""
 
 import io
+import random
 from contextlib import suppress
+from dataclasses import replace
 from unittest import mock
 from zlib import crc32
 
@@ -10,29 +12,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.compression import archive
-from gpt_cli.compression.archive import LARGEST_BLOCK, LARGEST_CODE, Block, Header, Reader, end
+from gpt_cli.compression.archive import (
+    MAX_CODE_BYTES,
+    MAX_SEGMENT_TOKENS,
+    ArchiveReader,
+    Header,
+    Segment,
+    end,
+)
 from gpt_cli.errors import InputError
 
 HEADER = Header("int8", b"digests.", b"the bits")
 blocks = st.builds(
     lambda stored, size, check, code: (len(code) if stored else size, stored, check, code),
     st.booleans(),
-    st.integers(1, LARGEST_BLOCK),
+    st.integers(1, MAX_SEGMENT_TOKENS),
     st.integers(0, 2**16 - 1),
     st.binary(min_size=1, max_size=300),
 )
 
 
 def packed(given, size=7, crc=9):
-    made = [Block(index, *fields) for index, fields in enumerate(given)]
+    made = [Segment(index, *fields) for index, fields in enumerate(given)]
     return made, b"".join(
         [HEADER.pack(), *(b.pack() for b in made), end(len(made), size, crc).pack()]
     )
 
 
 def read(data, **how):
-    reader = Reader(io.BytesIO(data), "f", **how)
-    return reader, list(reader.blocks())
+    reader = ArchiveReader(io.BytesIO(data), "f", **how)
+    return reader, list(reader.segments())
 
 
 @given(st.lists(blocks, max_size=20), st.integers(0, 2**40), st.integers(0, 2**32 - 1))
@@ -57,7 +66,7 @@ def test_the_bytes_are_those_of_the_format():
 
 
 def test_a_number_takes_a_byte_for_each_seven_bits():
-    for size, bytes_ in ((1, 1), (63, 1), (64, 2), (8191, 2), (8192, 3), (LARGEST_BLOCK, 3)):
+    for size, bytes_ in ((1, 1), (63, 1), (64, 2), (8191, 2), (8192, 3), (MAX_SEGMENT_TOKENS, 3)):
         (made,), data = packed([(size, False, 0, b"")])
         assert read(data)[1] == [made]
         assert len(made.pack()) == 9 + bytes_  # with mark, index, length, check and CRC-32
@@ -76,7 +85,8 @@ def test_a_flipped_bit_is_found_and_costs_one_block(given, data):
         return
     reader, found = read(bytes(flipped), salvage=True)
     assert reader.lost
-    assert place == 5 or reader.dtype == "int8"
+    assert reader.dtype == "int8"
+    assert (reader.header is None) == (6 <= place < 26)
     assert len(found) >= len(made) - 1
     assert set(found) <= set(made)
 
@@ -111,7 +121,7 @@ def test_what_is_lost_is_told():
     ):
         data = HEADER.pack() + b"".join(each.pack() for each in (*kept, last))
         assert read(data, salvage=True)[0].lost == [says]
-        with pytest.raises(InputError, match=f"f: {says}: get another copy, or keep"):
+        with pytest.raises(InputError, match=f"f: {says}: get another copy, or salvage"):
             read(data)
     reader, _ = read(b"X" + HEADER.pack()[1:] + last.pack(), salvage=True)
     reader.lose(made[3])
@@ -120,7 +130,7 @@ def test_what_is_lost_is_told():
         "blocks 0 to 5 are damaged",
         "block 3 does not have its checksum",
     ]
-    reader, _ = read(HEADER.pack() + Block(0, 0, False, 0, b"\xff").pack(), salvage=True)
+    reader, _ = read(HEADER.pack() + Segment(0, 0, False, 0, b"\xff").pack(), salvage=True)
     assert reader.lost == ["its end is damaged"]
     with pytest.raises(InputError, match="no undamaged block is left"):
         reader.finish(0, 0)
@@ -134,16 +144,16 @@ def test_what_is_no_compressed_file_is_refused(data, says):
 
 
 def test_the_largest_blocks_are_read_and_no_larger_ones():
-    largest = (LARGEST_CODE, True, 0, bytes(LARGEST_CODE))
+    largest = (MAX_CODE_BYTES, True, 0, bytes(MAX_CODE_BYTES))
     made, data = packed([largest] * 5)  # which are read in pieces of 1 MB
     assert read(data)[1] == made
     for size, stored, code in (
-        (LARGEST_CODE + 1, True, bytes(LARGEST_CODE + 1)),
-        (LARGEST_BLOCK + 1, False, b"code"),
+        (MAX_CODE_BYTES + 1, True, bytes(MAX_CODE_BYTES + 1)),
+        (MAX_SEGMENT_TOKENS + 1, False, b"code"),
         (2, True, b"bytes"),
     ):
         data = b"".join(
-            [HEADER.pack(), Block(0, size, stored, 0, code).pack(), end(1, 7, 9).pack()]
+            [HEADER.pack(), Segment(0, size, stored, 0, code).pack(), end(1, 7, 9).pack()]
         )
         with pytest.raises(InputError, match="block 0 is damaged"):
             read(data)
@@ -159,17 +169,80 @@ def test_a_compressed_file_within_a_damaged_block_is_not_taken_for_blocks():
 
 
 def test_false_marks_do_not_take_long():
-    with mock.patch.object(archive, "_unpack_block", wraps=archive._unpack_block) as tried:
+    with mock.patch.object(archive, "_unpack_segment", wraps=archive._unpack_segment) as tried:
         with pytest.raises(InputError, match="end is missing"):
             read(HEADER.pack() + b"\xb5" * 20_000)
         assert tried.call_count <= 4096  # each may cost a CRC-32 of 512 kB
 
 
+@pytest.mark.parametrize("salvage", [False, True])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        b"\xb5\0\2\0",  # no code
+        b"\xb5\0\2\x90\x4e",  # a code of 10 kB
+        b"\xb5\0\2\xff\xff\x1f",  # the longest code
+        b"\xb5\xb5\0\0\0",
+    ],
+)
+def test_the_time_of_the_search_behind_damage_is_linear(unit, salvage):
+    checked = []
+
+    def counting(data, start=0):
+        checked.append(len(data))
+        return crc32(data, start)
+
+    size = 4_000_000
+    with mock.patch.object(archive, "crc32", counting), suppress(InputError):
+        read(HEADER.pack() + unit * (size // len(unit)), salvage=salvage)
+    assert sum(checked) <= 64 * (size + 3_000_000)
+    assert len(checked) <= 2 * (size + 3_000_000) // 64
+
+
+@pytest.mark.parametrize("junk", [b"\xb5\0\2\0" * 30_000, random.Random(1).randbytes(5_000_000)])
+def test_a_block_behind_false_marks_is_read(junk):
+    (made,), _ = packed([(1, False, 2, b"code")])
+    data = HEADER.pack() + junk + made.pack() + end(1, 7, 9).pack()
+    assert read(data)[1] == [made]
+
+
+@pytest.mark.parametrize("first", [100_000, 300_000, 500_000])
+def test_a_long_block_behind_long_damage_is_read(first):
+    lengths = [first, 400_000, 250_000, 500_000, 350_000, 450_000]
+    made, _ = packed([(length, True, 0, bytes(length)) for length in lengths])
+    parts = [each.pack() for each in made]
+    for damaged in range(len(made)):
+        others = [*parts[:damaged], b"X" + parts[damaged][1:], *parts[damaged + 1 :]]
+        data = b"".join([HEADER.pack(), *others, end(len(made), 7, 9).pack()])
+        assert read(data, salvage=True)[1] == made[:damaged] + made[damaged + 1 :]
+
+
+@pytest.mark.parametrize("damage", [b"\x03", b"\x83", b"\0\1", b"GPTX\1\0", b"\0" * 6])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_a_header_that_is_damaged_before_its_digests_is_repaired(dtype, damage):
+    header = replace(HEADER, dtype=dtype)
+    data = header.pack()[: 6 - len(damage)] + damage + header.pack()[6:]
+    if data == header.pack():
+        return
+    reader, _ = read(data, salvage=True)
+    assert (reader.header, reader.dtype) == (header, dtype)
+    assert reader.lost[0] == "its header is damaged"
+
+
+@pytest.mark.parametrize(
+    ("byte", "dtype"), [(0, "float32"), (3, "int8"), (4, "auto"), (255, "auto")]
+)
+def test_a_header_that_cannot_be_repaired_has_the_dtype_that_it_names(byte, dtype):
+    data = HEADER.pack()
+    reader, _ = read(data[:5] + bytes([byte]) + data[6:-1] + b"!", salvage=True)
+    assert (reader.header, reader.dtype) == (None, dtype)
+
+
 def test_a_file_is_read_in_pieces():
-    stored = (LARGEST_CODE, True, 0, bytes(LARGEST_CODE))
+    stored = (MAX_CODE_BYTES, True, 0, bytes(MAX_CODE_BYTES))
     made, data = packed([stored] * 8)
     file = io.BytesIO(data)
-    assert next(Reader(file).blocks()) == made[0]
+    assert next(ArchiveReader(file).segments()) == made[0]
     assert file.tell() <= 2_000_000
 
 
@@ -187,6 +260,13 @@ def test_another_version_or_an_unknown_type_is_refused(place, says):
     data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
     with pytest.raises(InputError, match=says):
         read(bytes(data))
+
+
+@pytest.mark.parametrize("rest", [b"\xb5", b"\xb5\0", b"\xb5\0\0\0", b"\xb5\0\0\0\0\0\0\0\0"])
+def test_a_segment_that_is_cut_is_no_end(rest):
+    for data in (rest, rest + bytes(3)):
+        with pytest.raises(InputError, match="its end is missing"):
+            read(HEADER.pack() + data)
 
 
 @given(st.binary(max_size=3000))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.compression import archive
 from gpt_cli.compression import codec as compress
-from gpt_cli.compression.archive import Block, Reader, check, end
+from gpt_cli.compression.archive import ArchiveReader, Segment, check, end
 from gpt_cli.compression.codec import Codec, intervals
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.gpt2 import digests as identity
@@ -24,6 +24,7 @@ from support.models import LEVELS, computing, model_of
 
 pytestmark = pytest.mark.usefixtures("library")
 
+ARITHMETIC = ["float32", "bfloat16", "float16"]
 N_POSITIONS = 24  # the context of the small models, which most texts fill several times
 SHAPE = {"vocab_size": len(VOCAB), "n_positions": N_POSITIONS, "n_head": 2}
 
@@ -43,7 +44,7 @@ def packed(codec, data, **options):
 
 
 def unpacked(codec, data, **how):
-    return b"".join(codec.decompress(Reader(io.BytesIO(data), **how)))
+    return b"".join(codec.decompress(ArchiveReader(io.BytesIO(data), **how)))
 
 
 def text_of(engine, **options):
@@ -96,8 +97,8 @@ def test_each_token_is_counted_once(tiny):
     file = b"".join(tiny._codec.compress(io.BytesIO(data), 5, counts.append))
     assert sum(counts) == len(tiny.encode(data.decode()))
     counts.clear()
-    assert b"".join(tiny._codec.decompress(Reader(io.BytesIO(file)), counts.append)) == data
-    coded = [each.size for each in Reader(io.BytesIO(file)).blocks() if not each.stored]
+    assert b"".join(tiny._codec.decompress(ArchiveReader(io.BytesIO(file)), counts.append)) == data
+    coded = [each.size for each in ArchiveReader(io.BytesIO(file)).segments() if not each.stored]
     assert sum(counts) == sum(coded) > 0
 
 
@@ -115,20 +116,20 @@ def test_as_many_blocks_are_decoded_at_a_time_as_memory_allows(small, monkeypatc
 
 
 def test_special_tokens_are_tokens(small):
-    (block,) = Reader(io.BytesIO(packed(small(), f"the{END} end".encode()))).blocks()
+    (block,) = ArchiveReader(io.BytesIO(packed(small(), f"the{END} end".encode()))).segments()
     assert block.size == len(small()._tokenizer.encode(f"the{END} end", special=True))
 
 
 def test_every_block_ends_with_a_line_if_it_can(small):
     codec = small()
-    ends = [len(ids) for ids in codec._blocks(io.BytesIO(b"1234567\n" * 9), 20)]
+    ends = [len(ids) for ids in codec._segments(io.BytesIO(b"1234567\n" * 9), 20)]
     assert ends == [16, 16, 16, 16, 8]
-    assert [len(ids) for ids in codec._blocks(io.BytesIO(b"1" * 50), 20)] == [20, 20, 10]
+    assert [len(ids) for ids in codec._segments(io.BytesIO(b"1" * 50), 20)] == [20, 20, 10]
 
 
 def test_a_block_ends_where_the_model_would_begin(tiny):
     lines = b"Once upon a time, Tom saw a fox.\n" + b'"No," said Tom.\n' * 3
-    first, *others = tiny._codec._blocks(io.BytesIO(lines * 40), 185)
+    first, *others = tiny._codec._segments(io.BytesIO(lines * 40), 185)
     assert len(others) > 2
     assert all(tiny.decode(ids).startswith("Once upon") for ids in [first, *others])
 
@@ -183,7 +184,7 @@ def test_a_file_has_less_than_64_bytes_of_its_own(tiny, data):
 
 
 def test_data_that_is_too_large_to_be_stored_is_computed():
-    data = random.Random(1).randbytes(archive.LARGEST_CODE + 1)
+    data = random.Random(1).randbytes(archive.MAX_CODE_BYTES + 1)
     assert not compress._may_be_text(data[:-1])
     assert compress._may_be_text(data)
 
@@ -197,6 +198,31 @@ def test_only_the_same_model_reads_a_file(small):
         unpacked(small(seed=1), data)
     with pytest.raises(InputError, match="in float32, and this one is in int8"):
         unpacked(small("int8"), data)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_in_16_bits_and_their_copy_in_float32_read_the_same_files(small, tokenizer, dtype):
+    stored, copy = (
+        small(dtype),
+        Codec(model_of(get_ops("cpu", "float32"), dtype, **SHAPE), tokenizer),
+    )
+    assert (stored.header.dtype, copy.header.dtype) == (dtype, "float32")
+    assert stored.header.bits == copy.header.bits
+    data = b"the end and in the end\n" * 9
+    for one, other in ((stored, copy), (copy, stored)):
+        assert unpacked(other, packed(one, data)) == data
+        with pytest.raises(InputError, match="another model"):
+            unpacked(small(), packed(one, data))
+        with pytest.raises(InputError, match="another model"):
+            unpacked(other, packed(small(), data))
+
+
+def test_values_that_another_dtype_does_not_have_are_another_model(tokenizer):
+    weights = model_of(get_ops("cpu", "float32"), "bfloat16", **SHAPE)
+    weights.h[0].mlp.c_fc.weight.panels[0, 0, 0] = 1e30  # beyond float16
+    digest = {dtype: identity.of_weights(weights, tokenizer, dtype) for dtype in ARITHMETIC}
+    assert digest["float32"] == identity.of_weights(weights, tokenizer)
+    assert len(set(digest.values())) == 3
 
 
 def test_other_bits_are_refused_before_anything_is_computed(small, monkeypatch):
@@ -221,7 +247,7 @@ def test_blocks_of_another_file_are_found_by_the_checksum_of_all(small):
 def test_a_block_of_other_data_costs_no_other(small):
     codec, data = small(), b"the end and in the end\n" * 9
     header, *_, last = codec.compress(io.BytesIO(data), 60)
-    first, *others = Reader(io.BytesIO(packed(codec, data, block=60))).blocks()
+    first, *others = ArchiveReader(io.BytesIO(packed(codec, data, block=60))).segments()
     altered = [replace(first, check=first.check ^ 1), *others]
     file = b"".join([header, *(each.pack() for each in altered), last])
     with pytest.raises(InputError, match="block 0 does not have its checksum: the file was alter"):
@@ -238,7 +264,7 @@ def test_codes_that_no_encoder_writes_and_ids_without_a_token_are_damage(tokeniz
     codec = Codec(model, tokenizer)
     (of_last_id,) = codec._codes([[size - 1] * 3], [b""], lambda _: None)
     for code in (of_last_id, b"\xff" * 12):
-        file = [codec.header, Block(0, 3, False, check(code), code), end(1, 8, crc32(code))]
+        file = [codec.header, Segment(0, 3, False, check(code), code), end(1, 8, crc32(code))]
         with pytest.raises(InputError, match="block 0 does not have its checksum"):
             unpacked(codec, b"".join(part.pack() for part in file))
 
@@ -267,11 +293,11 @@ def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch
     monkeypatch.setattr(compress, "_SIDE_BY_SIDE", 1)
     found = []
     with pytest.raises(InputError, match="block 1 does not have its checksum"):
-        for part in codec.decompress(Reader(io.BytesIO(file))):
+        for part in codec.decompress(ArchiveReader(io.BytesIO(file))):
             found.append(part)
     assert b"".join(found) == data[: len(b"".join(found))]
     calls.clear()
-    reader = Reader(io.BytesIO(file), salvage=True)
+    reader = ArchiveReader(io.BytesIO(file), salvage=True)
     rest = b"".join(codec.decompress(reader))
     assert 0 < len(rest) < len(data)
     assert len(reader.lost) == 1
@@ -328,7 +354,7 @@ def test_what_comes_before_damage_is_given_before_its_error(small):
     file[-30] ^= 1  # in the last block
     found = []
     with pytest.raises(InputError, match="is damaged"):
-        for part in codec.decompress(Reader(io.BytesIO(bytes(file)))):
+        for part in codec.decompress(ArchiveReader(io.BytesIO(bytes(file)))):
             found.append(part)
     assert b"".join(found)
     assert data.startswith(b"".join(found))

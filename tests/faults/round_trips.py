@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from stories import write_story
 
 import gpt_cli
-from gpt_cli.compression.archive import LARGEST_BLOCK, Reader
+from gpt_cli.compression.archive import MAX_SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.gpt2.digests import TEXT
@@ -191,7 +191,7 @@ def file(kind: str, number: int) -> tuple[bytes, int, str]:
     else:
         data = rule.make(rng, round(between(rng, rule.least, rule.most)))
     smallest = max(rule.smallest_block, len(data) // MOST_BLOCKS)
-    return data, round(between(rng, smallest, LARGEST_BLOCK)), DTYPES[number % 2]
+    return data, round(between(rng, smallest, MAX_SEGMENT_TOKENS)), DTYPES[number % 2]
 
 
 def between(rng: random.Random, least: int, most: int) -> float:
@@ -226,10 +226,10 @@ def round_trip(kind: str, number: int, sums: Sums) -> None:
     with computing(dtype, levels()[0], THREADS[0]):
         code = b"".join(both.compress(BytesIO(data), block, count_in))
     with computing(dtype, levels()[-1], THREADS[1]):
-        found = b"".join(both.decompress(Reader(BytesIO(code)), count_out))
+        found = b"".join(both.decompress(ArchiveReader(BytesIO(code)), count_out))
     if found != data:
         raise RuntimeError("the data differ")
-    blocks = Reader(BytesIO(code)).blocks()
+    blocks = ArchiveReader(BytesIO(code)).segments()
     sums.stored += sum(block.size for block in blocks if block.stored)
     sums.files += 1
     sums.size += len(data)
@@ -313,8 +313,8 @@ Written by `make round-trips` with {version}, in {seconds / 60:.0f} minutes.
 Each file came back byte for byte. It was compressed with `tiny` by {THREADS[0]} threads at the
 highest level of this processor, {levels()[0]}, and decompressed by {THREADS[1]} thread at the
 lowest, {levels()[-1]}; half of the files with weights in {DTYPES[0]}, half in {DTYPES[1]}.
-Blocks have 1 to {LARGEST_BLOCK:,} tokens. {by_command} files also went through the commands, which
-write the same.
+Blocks have 1 to {MAX_SEGMENT_TOKENS:,} tokens. {by_command} files also went through the commands,
+which write the same.
 
 Megabytes, and tokens that the model computed at each end. A block that the model would not make
 smaller is stored; random bytes are stored without the model, if the block is not a small one.

@@ -14,7 +14,14 @@ from zlib import crc32
 
 import pytest
 
-from gpt_cli.compression.archive import LARGEST_BLOCK, Block, Header, Reader, check, end
+from gpt_cli.compression.archive import (
+    MAX_SEGMENT_TOKENS,
+    ArchiveReader,
+    Header,
+    Segment,
+    check,
+    end,
+)
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError
 from support.in_process import run_here
@@ -49,7 +56,7 @@ class Packed(NamedTuple):
     """A compressed file in its parts."""
 
     header: Header
-    blocks: list[Block]
+    blocks: list[Segment]
     texts: list[bytes]  # the data of each block
 
     @property
@@ -85,8 +92,8 @@ def packed(tiny, codec) -> Packed:
     """Return a story in short blocks, the last of which is noise."""
     (row,) = tiny.generate(["Once upon a time"], max_tokens=150, seed=1, ignore_eos=True)
     data = f"Once upon a time{row.text}".encode() + NOISE[:100]
-    reader = Reader(BytesIO(b"".join(codec.compress(BytesIO(data), 40))))
-    blocks = list(reader.blocks())
+    reader = ArchiveReader(BytesIO(b"".join(codec.compress(BytesIO(data), 40))))
+    blocks = list(reader.segments())
     texts = codec._decoded(blocks, lambda _: None)
     assert b"".join(texts) == data
     assert {block.stored for block in blocks} == {False, True}
@@ -144,7 +151,8 @@ DAMAGED = [
     row(88, "no code", lambda it: it.but(code=b""), WRONG, OTHERS),
     row(88, "a block that stores something else", lambda it: it.but(stored=True), BLOCK, OTHERS),
     row(88, "a block of 300 tokens", lambda it: it.but(size=300), WRONG, OTHERS),
-    row(88, "a block that is too large", lambda it: it.but(size=LARGEST_BLOCK + 1), BLOCK, OTHERS),
+    row(88, "a block that is too large", lambda it: it.but(size=MAX_SEGMENT_TOKENS + 1), BLOCK,
+        OTHERS),
     row(88, "a code of 1 MB", lambda it: it.but(code=NOISE[:1 << 20]), BLOCK, OTHERS),
     row(88, "an index of 80 bits", lambda it: it.but(index=1 << 80), BLOCK, OTHERS),
     row(88, "a size of 80 bits", lambda it: it.but(size=1 << 80), BLOCK, OTHERS),
@@ -156,9 +164,9 @@ DAMAGED = [
         NONE),
     row(88, "an end of another size", lambda it: b"".join(it.parts[:-1]) + end(
         len(it.blocks), 5, 0).pack(), "the data does not have its checksum"),
-    row(88, "an end without a size", lambda it: b"".join(it.parts[:-1]) + Block(
+    row(88, "an end without a size", lambda it: b"".join(it.parts[:-1]) + Segment(
         len(it.blocks), 0, False, 0, b"").pack(), "its end is damaged"),
-    row(88, "an end of 400 kB", lambda it: b"".join(it.parts[:-1]) + Block(
+    row(88, "an end of 400 kB", lambda it: b"".join(it.parts[:-1]) + Segment(
         len(it.blocks), 0, False, 0, NOISE[:400_000]).pack(), "does not have its checksum"),
 ]
 # fmt: on
@@ -191,7 +199,7 @@ def test_what_costs_nothing_is_no_damage(packed, world):
 def test_a_file_within_a_damaged_one_is_not_taken_for_it(packed, codec, world):
     data = NOISE[:3000] + packed.file + NOISE[3000:9000] + TEXT
     file = b"".join(codec.compress(BytesIO(data), 2000))
-    blocks = list(Reader(BytesIO(file)).blocks())
+    blocks = list(ArchiveReader(BytesIO(file)).segments())
     assert packed.file in blocks[1].code
     (world.place / "in").write_bytes(file.replace(NOISE[2900:3000][::-1], bytes(100)))
     out, error = run_here("decompress", *TINY, world.place / "in", "--salvage", code=6)
@@ -208,7 +216,7 @@ def test_any_damage_is_told_and_costs_no_other_block(packed, codec):
     ends = [sum(map(len, parts[: n + 1])) for n in range(len(parts))]
 
     def found(data: bytes, **flags: bool) -> bytes:
-        return b"".join(codec.decompress(Reader(BytesIO(data), **flags)))
+        return b"".join(codec.decompress(ArchiveReader(BytesIO(data), **flags)))
 
     with mock.patch.object(codec, "_decoded", lambda blocks, _: list(map(decoded, blocks))):
         assert found(file) == b"".join(packed.texts)
@@ -234,8 +242,8 @@ def test_the_most_tokens_end_in_time(model, world, suffer):
     (world.place / "empty").touch()
     header = world.run("compress", "-m", model, "empty").stdout[:HEADER]
     codes = (b"", b"\xff" * 99, NOISE[:400_000])
-    blocks = [Block(n, LARGEST_BLOCK, False, 0, code) for n, code in enumerate(codes)]
-    blocks += Block(3, len(TEXT), True, check(TEXT), TEXT), end(4, 1, 0)
+    blocks = [Segment(n, MAX_SEGMENT_TOKENS, False, 0, code) for n, code in enumerate(codes)]
+    blocks += Segment(3, len(TEXT), True, check(TEXT), TEXT), end(4, 1, 0)
     (world.place / "in").write_bytes(header + b"".join(block.pack() for block in blocks))
     options = {"limit": 300, "says": WRONG, "do": "see `gpt-cli verify`"}
     suffer("decompress", "-m", model, "in", code=2, **options)
@@ -252,7 +260,7 @@ def test_the_most_tokens_end_in_time(model, world, suffer):
         pytest.param(place, says, do, id=name, marks=pytest.mark.fault(89, name, 2, intact=EMPTY))
         for name, place, says, do in (
             ("a later version of the format", 4, "has version 0", "use the gpt-cli that has"),
-            ("data of another model", 6, "with another model", "--model"),
+            ("data of another model", 6, "with another model", "use that model"),
             ("data of a machine that computes other bits", 14, "other bits", "gpt-cli verify"),
         )
     ],

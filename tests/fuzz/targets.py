@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from gpt_cli.compression import archive
-from gpt_cli.compression.archive import Reader
+from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder import names, tensors
@@ -327,16 +327,16 @@ def compressed(data: bytes) -> None:
     first, data = data[:1], data[1:]
     if first != b"\0":
         data = codec().header.pack() + repaired(data)
-    with mock.patch.object(archive, "LARGEST_BLOCK", MOST):
+    with mock.patch.object(archive, "MAX_SEGMENT_TOKENS", MOST):
         try:
-            reader = Reader(BytesIO(data), salvage=True)
+            reader = ArchiveReader(BytesIO(data), salvage=True)
             kept = b"".join(codec().decompress(reader))
         except InputError as error:
             if "no undamaged block" not in str(error):
                 assert first == b"\0", "only a header can name another version, model or machine"
             reader = None
         try:
-            whole = b"".join(codec().decompress(Reader(BytesIO(data))))
+            whole = b"".join(codec().decompress(ArchiveReader(BytesIO(data))))
         except InputError as error:
             assert "\n" not in str(error)
             assert len(str(error)) < 300

@@ -1,8 +1,9 @@
 """`gpt-cli bench`: measure generation with and without the KV cache, or speculation."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from gpt_cli.checks.plan import Plan
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.progress import StatusLine
 from gpt_cli.cli.streams import write
@@ -14,10 +15,7 @@ from gpt_cli.system.startup import prepare
 
 def bench(
     *,
-    prompt_tokens: int = option(32, "Prompt length in tokens.", aliases=("-p",)),
-    max_tokens: flags.MaxTokens = 128,
-    batch: int = option(1, "Number of texts per batch.", aliases=("-b",)),
-    repetitions: int = option(3, "Number of runs in each mode.", aliases=("-r",)),
+    plan: Plan,
     cache: bool | None = option(
         None, "Measure only one mode; both if not set.", kind=SWITCH, flag="--cache/--no-cache"
     ),
@@ -44,19 +42,17 @@ def bench(
         plots.check("--plot", plot, (".png", ".svg", ".pdf"))
     if speculate and cache is False:
         raise InputError("--speculate needs the cache: leave out --no-cache")
+    if speculate:
+        plan = replace(plan, modes=("speculation", "cache on"))
+    elif cache is not None:
+        plan = replace(plan, modes=("cache on" if cache else "cache off",))
     prepare(loading.threads)
-    from gpt_cli.checks.bench import ModeName, Plan, measure
+    from gpt_cli.checks.bench import measure
     from gpt_cli.cli import bench_format
 
-    modes: tuple[ModeName, ...] = ("cache on", "cache off")
-    if speculate:
-        modes = ("speculation", "cache on")
-    elif cache is not None:
-        modes = ("cache on",) if cache else ("cache off",)
-    plan = Plan(prompt_tokens, max_tokens, batch, repetitions, modes)
     engine = loading.load()
     with StatusLine(shown=not loading.quiet, pause=0.0) as status:
-        found = measure(engine, plan, status.show)
-    write(json_line(asdict(found)) if as_json else bench_format.as_text(found))
+        benchmark = measure(engine, plan, status.show)
+    write(json_line(asdict(benchmark)) if as_json else bench_format.as_text(benchmark))
     if plot is not None:
-        plots.save(found, plot)
+        plots.save(benchmark, plot)

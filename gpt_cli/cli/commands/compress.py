@@ -10,10 +10,10 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import or_pipe
 from gpt_cli.cli.progress import StatusLine
 from gpt_cli.cli.streams import note, on_terminal, write
-from gpt_cli.compression.archive import BLOCK, LARGEST_BLOCK, Reader
+from gpt_cli.compression.archive import SEGMENT_RANGE, SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import PATH, WHOLE, option
+from gpt_cli.options.declare import PATH, option
 from gpt_cli.system.atomic import new_file
 from gpt_cli.system.machine import format_size
 from gpt_cli.system.startup import prepare
@@ -35,12 +35,10 @@ def compress(
     *,
     output: Path | None = _OUTPUT,
     block: int = option(
-        BLOCK,
-        "Tokens of a block. Blocks are decompressed side by side, so small ones are ready sooner; "
-        "large ones take fewer bytes.",
-        kind=WHOLE,
-        min=1,
-        max=LARGEST_BLOCK,
+        SEGMENT_TOKENS,
+        f"Tokens of a block, {SEGMENT_RANGE.name}. Blocks are decompressed side by side, so small "
+        "ones are ready sooner; large ones take fewer bytes.",
+        SEGMENT_RANGE,
     ),
     dtype: str = option(
         "auto", "Weights in float32 or int8; auto: as stored. decompress uses the same."
@@ -89,7 +87,7 @@ def decompress(
     file = or_pipe(file, "no data: give a FILE")
     prepare(threads)
     with _copying(file, output, model) as copy:
-        reader = Reader(copy, storage.label(file), salvage=salvage)
+        reader = ArchiveReader(copy, storage.label(file), salvage=salvage)
         # 16-bit weights are used as they are stored.
         codec = _codec(model, reader.dtype if reader.dtype in ("float32", "int8") else "auto")
         copy.write(codec.decompress(reader, copy.advance))

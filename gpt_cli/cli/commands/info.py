@@ -26,10 +26,11 @@ def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Jso
     model = model.named(name)
     config = hub.read_config(model.model, **model.lookup)
     folder = hub.find(model.model, model.revision)
+    dtype = _dtype_in_memory(config, folder)
     facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
-    facts["dtype"] = held = _held(config, folder)
+    facts["dtype"] = dtype
     sizes = checkpoint.memory(config, config.dtype)  # a CPU caches float32 for 16-bit weights
-    sizes["weights_bytes"] = checkpoint.memory(config, held)["weights_bytes"]
+    sizes["weights_bytes"] = checkpoint.memory(config, dtype)["weights_bytes"]
     if as_json:
         write(json_line(facts | sizes))
         return
@@ -40,8 +41,8 @@ def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Jso
     write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))
 
 
-def _held(config: "GPT2Config", folder: Path | None) -> str:
-    """Return what a CPU holds the weights in unless another dtype is chosen."""
+def _dtype_in_memory(config: "GPT2Config", folder: Path | None) -> str:
+    """Return the default dtype of the weights on a CPU."""
     from gpt_cli.gpt2 import checkpoint
     from gpt_cli.ops import held_dtype
 

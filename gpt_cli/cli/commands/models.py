@@ -1,4 +1,4 @@
-"""`gpt-cli models`: list the models that `--model` finds without a network."""
+"""`gpt-cli models`: list the models that are available without a network."""
 
 import sys
 
@@ -17,9 +17,8 @@ def models(as_json: Json = False, verbose: Verbose = False) -> None:
     """
     from gpt_cli.hub.local import list_models
 
-    found = list_models()
     if as_json or not on_terminal(sys.stdout):
-        for model in found:
+        for model in list_models():
             row = {"name": model.name, "origin": model.origin, "size": model.size}
             row |= {"folder": str(model.folder)}
             write(json_line(row) if as_json else "\t".join(map(str, row.values())) + "\n")
@@ -29,6 +28,6 @@ def models(as_json: Json = False, verbose: Verbose = False) -> None:
 
     listing = table.Table("name", "origin", "size", box=box.SIMPLE_HEAD)
     listing.add_column("folder", overflow="fold")  # never cut, so that it can be copied
-    for model in found:
+    for model in list_models():
         listing.add_row(model.name, model.origin, format_size(model.size), str(model.folder))
     console.Console().print(listing)

@@ -1,0 +1,23 @@
+"""The options of a benchmark. Nothing here imports NumPy, because `--help` reads them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gpt_cli.options.declare import Declared, Range, option
+
+ModeName: TypeAlias = Literal["cache on", "cache off", "speculation"]  # the last with the cache
+
+_MAX = 1_000_000
+_COUNTS = Range(lambda count: 1 <= count <= _MAX, f"from 1 to {_MAX}")
+
+
+@dataclass(frozen=True)
+class Plan(Declared):
+    """The texts and the modes to measure."""
+
+    prompt_tokens: int = option(32, "Prompt length in tokens.", _COUNTS, aliases=("-p",))
+    max_tokens: int = option(128, "Generate at most this many tokens.", _COUNTS, aliases=("-n",))
+    batch: int = option(1, "Number of texts per batch.", _COUNTS, aliases=("-b",))
+    repetitions: int = option(3, "Number of runs in each mode.", _COUNTS, aliases=("-r",))
+    modes: Sequence[ModeName] = option(("cache on", "cache off"))  # `ratio`: first to second
