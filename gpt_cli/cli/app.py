@@ -38,7 +38,7 @@ from gpt_cli.cli.streams import note, silence
 from gpt_cli.cli.tokens import detokenize, tokenize
 from gpt_cli.cli.verify import verify
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
-from gpt_cli.options.declare import OptionError, option
+from gpt_cli.options.declare import option
 
 _LONGEST = 1000  # characters of a message
 _TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not look like a flag
@@ -151,9 +151,6 @@ def run(arguments: list[str]) -> int:
         elif "No such option" in message and any(map(_TEXT.match, arguments)):
             message += ". Put -- before a text that begins with -"
         return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)
-    except OptionError as error:
-        name, complaint = error.args
-        return _fail(InputError(f"--{name.replace('_', '-')} {complaint}"), verbose)
     except GPTCLIError as error:
         return _fail(error, verbose)
     except (MemoryError, ImportError, RuntimeError) as error:

@@ -7,11 +7,12 @@ its own as a parameter whose default is an `option`. `command` makes typer's par
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
+from typer.models import OptionInfo
 
 from gpt_cli.cli import completion
 from gpt_cli.errors import InputError
@@ -22,6 +23,7 @@ from gpt_cli.options.declare import (
     TEXT,
     WHOLE,
     Declared,
+    NamedOptionError,
     choice,
     declarations,
     option,
@@ -52,13 +54,20 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter)
 
+    names = dict(_flag_names(parameters))
+
     @functools.wraps(function)
-    def run(**given: Any) -> None:
-        for name, (flags, group) in groups.items():
-            values = {flag.name: given.pop(flag.name) for flag in flags}
-            # A flag that was not given has the default of its declaration.
-            given[name] = group(**{k: v for k, v in values.items() if v is not None})
-        function(**given)
+    def run(**values: Any) -> None:
+        try:
+            for name, (flags, group) in groups.items():
+                members = {flag.name: values.pop(flag.name) for flag in flags}
+                # A flag that was not set has the default of its declaration.
+                values[name] = group(**{k: v for k, v in members.items() if v is not None})
+            function(**values)
+        except NamedOptionError as error:
+            option, complaint = error.args
+            error.args = names.get(option, option), complaint
+            raise
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -76,6 +85,19 @@ def _flag(name: str, field: Field[Any]) -> inspect.Parameter:
         default=None if field.default == () else field.default,  # (): a repeatable flag
         annotation=Annotated[declared.kind.flag_type, made],
     )
+
+
+def _flag_names(parameters: Iterable[inspect.Parameter]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of an option and its flag; the option has the name of parameter or flag."""
+    for parameter in parameters:
+        for info in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(info, OptionInfo):
+                # The first name of a flag is in the default until typer reads it.
+                written = [str(name) for name in (info.default, *(info.param_decls or ()))]
+                long = [name for name in written if name.startswith("--")]
+                flag = [*long, f"--{parameter.name}"][0].partition("/")[0]
+                yield parameter.name, flag
+                yield flag.removeprefix("--").replace("-", "_"), flag
 
 
 def _content(

@@ -12,6 +12,7 @@ from gpt_cli.folder import contents
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.hub import client, local
 from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
+from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import new_folder
 
 if TYPE_CHECKING:
@@ -30,9 +31,8 @@ def find(name: str, revision: str | None = None) -> Path | None:
     """
     if name in BUNDLED or is_folder(name):
         if revision is not None:
-            raise InputError(
-                f"--revision: {name} is not a model on the Hub, so it has no revisions"
-            )
+            complaint = f"{revision:.80}: {name} is not a model on the Hub, so it has no revisions"
+            raise OptionError("revision", complaint)
         return local.bundled(name) if name in BUNDLED else local.check_folder(Path(name))
     if os.path.isfile(name):  # noqa: PTH113 (never raises)
         raise ModelNotFoundError(f"{name} is a file: give the folder that holds the model")
@@ -93,7 +93,7 @@ def download(
     """
     if name in BUNDLED or is_folder(name):
         kind = "bundled" if name in BUNDLED else "a folder"
-        raise InputError(f"{name} is {kind}: use it with --model {name}, without a download")
+        raise InputError(f"{name} is {kind}: use it as it is, without a download")
     repo, revision = _online_id(name, offline), checked_revision(revision)
     try:
         if to is None:
@@ -135,7 +135,7 @@ def _online_id(name: str, offline: bool) -> str:
     repo = hub_id(name)
     if offline or switched_off():
         raise ModelNotFoundError(
-            f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (--offline, or "
-            f"HF_HUB_OFFLINE is set); download it once online, {client.WAY_OUT}"
+            f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (by the "
+            f"option offline, or by HF_HUB_OFFLINE); download it once online, {client.WAY_OUT}"
         )
     return repo

@@ -36,7 +36,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
 
-WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `--model tiny`"
+WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `tiny`"
 
 
 class _Snapshot:

@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, did_you_mean
+from gpt_cli.errors import CheckpointError, ModelNotFoundError, did_you_mean
 from gpt_cli.folder.contents import CONFIG, INDEX, model_files
+from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json
 
 BUNDLED = ("tiny",)
@@ -27,7 +28,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class LocalModel:
     """A complete GPT-2 on this machine."""
 
-    name: str  # as for `--model`
+    name: str  # that `gpt_cli.load` takes
     folder: Path
     origin: str  # "bundled" or "cached"
 
@@ -107,9 +108,8 @@ def checked_revision(revision: str | None) -> str:
     if revision is None:
         return "main"
     if not revision.isprintable() or not revision.strip("/") or ".." in revision:
-        raise InputError(
-            f"--revision {revision!r:.80} is not valid: give a branch, a tag or a commit"
-        )
+        complaint = f"{revision!r:.80} is not valid: give a branch, a tag or a commit"
+        raise OptionError("revision", complaint)
     return revision.strip("/")
 
 

@@ -13,16 +13,27 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
-from gpt_cli.errors import InputError, did_you_mean
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class OptionError(InputError):
-    """An option has the wrong type or is out of range; `args` are its name and a complaint."""
+class NamedOptionError(GPTCLIError):
+    """An error about an option; `args` are its name and a complaint.
+
+    A command replaces the name by the flag: see `gpt_cli.cli.options.command`.
+    """
 
     def __str__(self) -> str:
         return " ".join(self.args)
+
+
+class OptionError(NamedOptionError, InputError):
+    """An option has the wrong type, is out of range or does not fit the other options."""
+
+
+class OptionResourceError(NamedOptionError, ResourceError):
+    """An option needs a device, a package or a file that is not available."""
 
 
 @dataclass(frozen=True)

@@ -40,5 +40,5 @@ def prepare(threads: int | None) -> None:
     if left is not None and left < needed:
         raise ResourceError(
             f"{needed >> 20} MiB of address space are needed to start, and a limit leaves "
-            f"{left >> 20}: raise it (ulimit -v), or set fewer --threads"
+            f"{left >> 20}: raise it (ulimit -v), or set fewer threads"
         )
