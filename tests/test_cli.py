@@ -367,10 +367,14 @@ def test_an_error_about_an_option_is_shown_with_its_flag(
     def run(prompts, options):
         raise kind(option, "cannot be that")
 
+    monkeypatch.delenv("GPT_CLI_THREADS", raising=False)
     monkeypatch.setattr(recorder, "run", run)
     with pytest.raises(kind, match=f"^{option} cannot be that$"):
         recorder.run([], Options())
     assert refusal("generate", "text", code=code) == f"gpt-cli: error: {flag} cannot be that\n"
+    if option == "threads":
+        message = refusal("generate", "text", code=code, GPT_CLI_THREADS="2")
+        assert message == "gpt-cli: error: --threads (or GPT_CLI_THREADS) cannot be that\n"
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from typing import Any, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
-from gpt_cli.options.declare import OptionError, OptionResourceError
+from gpt_cli.options.declare import THREADS, OptionError, OptionResourceError, check
 from gpt_cli.system import gpu
-from gpt_cli.system.machine import MOST_THREADS, native_library
+from gpt_cli.system.machine import native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that placed it
@@ -217,8 +217,8 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
         InputError: there is no such implementation.
         ResourceError: it needs a GPU or a library, and none can be used.
     """
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise OptionError("threads", f"must be from 1 to {MOST_THREADS}")
+    if threads is not None:
+        check("threads", threads, THREADS)
     candidates = check_available(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)

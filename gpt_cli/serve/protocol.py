@@ -16,9 +16,9 @@ from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
 from gpt_cli.generation.decode import Step, TopLogprobs
 from gpt_cli.generation.row import Request
-from gpt_cli.options.declare import TEXT, WHOLE, Declared, OptionError, Range, option
+from gpt_cli.options.declare import AT_LEAST_0, TEXT, WHOLE, Declared, OptionError, Range, option
 from gpt_cli.options.request import Options
-from gpt_cli.options.sampling_params import COUNTS, SamplingParams
+from gpt_cli.options.sampling_params import SamplingParams
 from gpt_cli.serve import structured, trial
 from gpt_cli.serve.prompts import Event, PromptScore, Task
 from gpt_cli.serve.refusals import RequestError
@@ -56,7 +56,7 @@ class Fields(Declared):
     """The fields of a request that are not options of a text."""
 
     model: str | None = option(None, kind=TEXT)
-    max_tokens: int = option(16, range=COUNTS)
+    max_tokens: int = option(16, range=AT_LEAST_0)
     n: int = option(1, range=Range(lambda n: 1 <= n <= 128, "from 1 to 128"))
     best_of: int | None = option(
         None, range=Range(lambda n: 1 <= n <= 128, "from 1 to 128"), kind=WHOLE
