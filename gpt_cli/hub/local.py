@@ -41,7 +41,7 @@ class LocalModel:
 def list_models() -> list[LocalModel]:
     """Return every complete GPT-2 that is bundled or in the Hub's cache; use no network."""
     models = [
-        LocalModel(name, folder, "bundled") for name in BUNDLED for folder in _bundled_places(name)
+        LocalModel(name, folder, "bundled") for name in BUNDLED for folder in _bundled_folders(name)
     ]
     for folder in sorted(cache_folder().glob("models--*/snapshots/*")):
         name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
@@ -56,14 +56,15 @@ def cache_folder() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(cache)))  # noqa: PTH111 (never raises)
 
 
-def _bundled_places(name: str) -> list[Path]:
+def _bundled_folders(name: str) -> list[Path]:
+    """Return where a bundled model may be."""
     package = Path(__file__).parent.parent
     return [package / "weights" / name, package.parent / "weights" / name]  # wheel, checkout
 
 
 def bundled(name: str) -> Path:
     """Return the folder of a model that comes with the package."""
-    if folder := next(filter(Path.is_dir, _bundled_places(name)), None):
+    if folder := next(filter(Path.is_dir, _bundled_folders(name)), None):
         return folder
     raise ModelNotFoundError(f"the bundled model {name} is missing: reinstall gpt2-cli")
 
@@ -86,12 +87,13 @@ def nearest(name: str) -> str:
         return f" (the folder is ./{short})"
     if short in SHORT_NAMES:
         return ""
-    known = [*BUNDLED, *SHORT_NAMES, *SHORT_NAMES.values(), *(each.name for each in list_models())]
+    models = (model.name for model in list_models())
+    known = [*BUNDLED, *SHORT_NAMES, *SHORT_NAMES.values(), *models]
     with suppress(OSError, ValueError):
         for depth in (0, 1):  # models, and folders of checkpoints
             configs = Path(name).parent.glob("*/" * (depth + 1) + CONFIG)
             known += {str(path.parents[depth]) for path in configs}
-    return did_you_mean(name, (each for each in known if each != name))
+    return did_you_mean(name, (other for other in known if other != name))
 
 
 def check_folder(folder: Path) -> Path:
@@ -104,7 +106,7 @@ def check_folder(folder: Path) -> Path:
 
 
 def checked_revision(revision: str | None) -> str:
-    """Return the revision, by default `main`; it also names a file in `refs`."""
+    """Return the revision, by default `main`, which is safe as the name of a file in `refs`."""
     if revision is None:
         return "main"
     if not revision.isprintable() or not revision.strip("/") or ".." in revision:
