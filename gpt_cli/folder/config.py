@@ -78,7 +78,7 @@ class GPT2Config(Declared):
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GPT2Config":
-        """Read `config.json`, and eos_token_id from `generation_config.json` if that has one.
+        """Read `config.json`, and eos_token_id from `generation_config.json` if it has one.
 
         Raises:
             CheckpointError: a file is missing, is not a JSON object, or is not GPT-2's.

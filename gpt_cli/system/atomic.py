@@ -11,7 +11,7 @@ from gpt_cli.errors import InputError, ResourceError
 
 
 def check_file(option: str, file: Path, endings: Sequence[str]) -> None:
-    """Raise InputError early, before costly work, if a flag names an unusable output file."""
+    """Raise InputError before costly work if the output file of an option cannot be used."""
     if file.suffix.lower() not in endings:
         raise InputError(f"{option} {file}: the name must end with {' or '.join(endings)}")
     if not file.parent.is_dir():
@@ -65,7 +65,7 @@ def new_file(to: Path) -> Iterator[BinaryIO]:
     try:
         with part.open("xb") as file:
             yield file
-        _check_new(to)  # another program may have made it
+        _check_new(to)  # another program may have created it
         part.replace(to)
     except OSError as error:
         if error.filename not in (None, str(part)):
