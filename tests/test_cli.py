@@ -10,13 +10,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 from in_process import records_here, refusal, run_here
 from processes import COMMAND, on_terminal, posix, run_on_terminal
 
 import gpt_cli
 from gpt_cli.cli import app
+from gpt_cli.cli.options import command as with_flags
 from gpt_cli.generation.sampling import sample
 from gpt_cli.ops import bindings
 from gpt_cli.options.declare import OptionError, OptionResourceError
@@ -375,6 +378,15 @@ def test_an_error_about_an_option_is_shown_with_its_flag(
     if option == "threads":
         message = refusal("generate", "text", code=code, GPT_CLI_THREADS="2")
         assert message == "gpt-cli: error: --threads (or GPT_CLI_THREADS) cannot be that\n"
+
+
+def test_a_flag_that_typer_declares_is_named_too():
+    @with_flags
+    def command(*, sort_by: Annotated[str, typer.Option(help="An order.")] = "name"):
+        raise OptionError("sort_by", "must be name")
+
+    with pytest.raises(OptionError, match="^--sort-by must be name$"):
+        command(sort_by="size")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The flags of commands: groups that several commands take, and flags that are used alone.
 
-A command takes a group as one parameter, whose annotation is a dataclass of options, and a flag of
-its own as a parameter whose default is an `option`. `command` makes typer's parameters of both.
+A command has one parameter for a group, whose annotation is a dataclass of options. A parameter
+whose default is an `option` is a single flag. `command` turns both into typer's parameters.
 """
 
 import functools
@@ -10,10 +10,9 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
-from typer.models import OptionInfo
 
 from gpt_cli.cli import completion
 from gpt_cli.errors import InputError
@@ -41,40 +40,34 @@ if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.jobs import Cluster, Template
 
-T = TypeVar("T")
 VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a group or an `option` by its flags."""
-    groups: dict[str, tuple[list[inspect.Parameter], type[Declared]]] = {}
+    """Replace the parameters of a command that are a group or an `option` by flags."""
+    groups: dict[str, type[Declared]] = {}
     parameters: list[inspect.Parameter] = []
-    alone: dict[str, Option] = {}  # flags that are in no group
     for name, parameter in inspect.signature(function).parameters.items():
-        group = parameter.annotation
+        group, field = parameter.annotation, parameter.default
         if isinstance(group, type) and issubclass(group, Declared):
-            flags = [_flag(field.name, field) for field, each in declarations(group) if each.help]
-            groups[name] = flags, group
-            parameters += flags
-            continue
-        if isinstance(parameter.default, Field):
-            parameter = _flag(name, parameter.default)
-        parameters.append(parameter)
-        for declared in _metadata(parameter, Option):
-            alone[name] = declared
+            groups[name] = group
+            parameters += [_flag(f.name, f) for f, declared in declarations(group) if declared.help]
+        else:
+            parameters.append(_flag(name, field) if isinstance(field, Field) else parameter)
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
         flag_names = dict(_flag_names(parameters))  # before a command sets GPT_CLI_THREADS
         try:
-            for name, declared in alone.items():
-                if values[name] is not None:
-                    values[name] = declared.convert(name, values[name])
-            for name, (flags, group) in groups.items():
-                members = {flag.name: values.pop(flag.name) for flag in flags}
+            for name, group in groups.items():
                 # A flag that was not set has the default of its declaration.
-                values[name] = group(**{k: v for k, v in members.items() if v is not None})
+                members = {n: values.pop(n) for n in group.__dataclass_fields__ if n in values}
+                values[name] = group(**{n: v for n, v in members.items() if v is not None})
                 values[name].validate()
+            for parameter in parameters:
+                declared, name = _declaration(parameter), parameter.name
+                if declared and values.get(name) is not None:
+                    values[name] = declared.convert(name, values[name])
             function(**values)
         except NamedOptionError as error:
             option, complaint = error.args
@@ -99,23 +92,23 @@ def _flag(name: str, field: Field[Any]) -> inspect.Parameter:
     )
 
 
-def _metadata(parameter: inspect.Parameter, kind: type[T]) -> list[T]:
-    """Return the metadata of an annotation that is of this type."""
-    metadata = getattr(parameter.annotation, "__metadata__", ())
-    return [entry for entry in metadata if isinstance(entry, kind)]
+def _declaration(parameter: inspect.Parameter) -> Option | None:
+    """Return the declaration of a parameter that `_flag` has returned."""
+    *_, last = getattr(parameter.annotation, "__metadata__", (None,))
+    return last if isinstance(last, Option) else None
 
 
 def _flag_names(parameters: Iterable[inspect.Parameter]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of an option and its flag; the option has the name of parameter or flag."""
+    """Yield pairs of an option and its flag; the option may have the name of the flag, too."""
     for parameter in parameters:
-        for info in _metadata(parameter, OptionInfo):
-            # The first name of a flag is in the default until typer reads it.
-            written = [str(name) for name in (info.default, *(info.param_decls or ()))]
-            long = [name for name in written if name.startswith("--")]
-            flag = [*long, f"--{parameter.name}"][0].partition("/")[0]
-            variable = f" (or {info.envvar})" if str(info.envvar) in os.environ else ""
-            for name in (parameter.name, flag.removeprefix("--").replace("-", "_")):
-                yield name, flag + variable
+        declared = _declaration(parameter)
+        if declared or parameter.kind is parameter.KEYWORD_ONLY:
+            written = (declared and declared.flag) or f"--{parameter.name.replace('_', '-')}"
+            flag = written.partition("/")[0]  # of --cache/--no-cache
+            variable = declared.typer.get("envvar", "") if declared else ""
+            shown = f"{flag} (or {variable})" if variable in os.environ else flag
+            yield parameter.name, shown
+            yield flag.removeprefix("--").replace("-", "_"), shown
 
 
 def _read_content(
@@ -288,7 +281,7 @@ class Filled(Declared):
         if "{" not in self.source:
             raise InputError(
                 f"--template {self.source:.80}: there is no such file, and a text needs "
-                "{line}, or {NAME} for a field"
+                "{line} or {NAME} for a field"
             )
         return Template(self.source)
 
@@ -361,7 +354,7 @@ ModelName = Annotated[
     str | None,
     typer.Argument(metavar="[MODEL]", help="Same as --model.", autocompletion=completion.models),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+Json = _flag("as_json", option(False, "Print JSON, one object per line.", flag="--json")).annotation
 Special = _flag_of(Options, "special")
 MaxTokens = _flag_of(Options, "max_tokens")
 Quiet = _flag_of(Model, "quiet")
