@@ -385,7 +385,7 @@ def test_a_flag_that_typer_declares_is_named_too():
     def command(*, sort_by: Annotated[str, typer.Option(help="An order.")] = "name"):
         raise OptionError("sort_by", "must be name")
 
-    with pytest.raises(OptionError, match="^--sort-by must be name$"):
+    with pytest.raises(OptionError, match=r"^--sort-by must be name$"):
         command(sort_by="size")
 
 

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from gpt_cli.generation.generate import Completion
 
 SEPARATOR = "\n---\n"  # between samples
-_MOST_SAMPLES = 10_000  # all are computed side by side
+_MOST = 10_000  # samples, which are all computed side by side
+_SAMPLES = option(
+    1,
+    f"Number of texts, up to {_MOST:,}; several are printed together at the end, separated by ---.",
+    between(1, _MOST),
+)
 
 
 def generate(
@@ -33,12 +38,7 @@ def generate(
     file: Path | None = flags.PROMPT_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
     options: Options,
-    samples: int = option(
-        1,
-        f"Number of texts, up to {_MOST_SAMPLES:,}; several are printed together at the end, "
-        "separated by ---.",
-        between(1, _MOST_SAMPLES),
-    ),
+    samples: int = _SAMPLES,
     echo: bool = option(False, "Print the prompt before the text."),
     stream: bool = option(
         True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
@@ -144,21 +144,15 @@ def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> li
 def _statistics(engine: "Engine", completion: "Completion") -> str:
     times, ops = records.timing(engine, completion), engine.model.ops
     first, rate = times["ttft_s"], times["decode_tok_s"]
+    drafted = counted(completion.drafted, "drafted token")
     return ", ".join(
         [
             f"{engine.name} in {ops.dtype}: loaded in {times['load_s']:.2f} s",
             counted(completion.prompt_tokens, "prompt token"),
             "no token yet" if first is None else f"first token after {first:.3f} s",
             counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
-            *_drafts(completion),
+            *([f"{completion.accepted} of {drafted} accepted"] if completion.drafted else []),
             f"finish reason {completion.finish_reason}",
             f"seed {completion.seed}",
         ]
     )
-
-
-def _drafts(completion: "Completion") -> list[str]:
-    """Return a part of the statistics if there were drafts."""
-    if not completion.drafted:
-        return []
-    return [f"{completion.accepted} of {counted(completion.drafted, 'drafted token')} accepted"]

@@ -59,16 +59,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         flag_names = dict(_flag_names(parameters))  # before a command sets GPT_CLI_THREADS
         try:
+            filled = {}
             for name, group in groups.items():
-                # A flag that was not set has the default of its declaration.
                 members = {n: values.pop(n) for n in group.__dataclass_fields__ if n in values}
-                values[name] = group(**{n: v for n, v in members.items() if v is not None})
-                values[name].validate()
+                # A flag that was not set has the default of its declaration.
+                filled[name] = group(**{n: v for n, v in members.items() if v is not None})
+                filled[name].validate()
             for parameter in parameters:
                 declared, name = _declaration(parameter), parameter.name
                 if declared and values.get(name) is not None:
                     values[name] = declared.convert(name, values[name])
-            function(**values)
+            function(**values, **filled)
         except NamedOptionError as error:
             option, complaint = error.args
             error.args = flag_names.get(option, option), complaint

@@ -19,7 +19,7 @@ ConstraintKind: TypeAlias = Literal["regex", "json_schema", "grammar", "choices"
 
 CACHED = 8  # constraints; one of 1 MB takes 60 MB
 _LARGEST = 2_000_000  # characters
-_MOST_RULES = 5000  # and brackets of a grammar; llguidance needs up to 10 KB of its stack for each
+_MOST_RULES = 5000  # and brackets of a grammar; one takes up to 10 KB of llguidance's stack
 _MOST_LEVELS = 10_000  # of a schema if every reference leads to the next; for the same reason
 _MOST_SYMBOLS = 20_000  # of a grammar; time and memory grow with the square, here to 0.5 GB
 _STACK = 64 << 20  # bytes
@@ -60,11 +60,7 @@ class Constraint:
 
 
 def import_llguidance() -> Any:
-    """Return the package llguidance.
-
-    Raises:
-        ResourceError: it is not installed.
-    """
+    """Return the package llguidance; raise ResourceError if it is not installed."""
     try:
         import llguidance
     except ImportError as error:
@@ -75,10 +71,9 @@ def import_llguidance() -> Any:
 
 
 def with_stack(kind: ConstraintKind, function: Callable[[], T]) -> T:
-    """Call a function of llguidance, which recurses, in a thread with a large stack.
+    """Call a recursive function of llguidance in a thread with a large stack and a timeout.
 
-    Raises:
-        OptionError: it takes too long or panics.
+    Raise OptionError if it takes too long or panics.
     """
 
     def call() -> T:
@@ -147,8 +142,8 @@ def _from_json_schema(text: str) -> str:
         _check_form(schema.get("x-guidance"))
         references, depth = json.dumps(schema).count('"$ref": '), _depth(schema)
         if references * depth > _MOST_LEVELS:
-            shown = f"{references} of them in a schema of {depth} levels"
-            raise OptionError("json_schema", f"must have fewer references: {shown} are too many")
+            count = f"{references} of them in a schema of {depth} levels"
+            raise OptionError("json_schema", f"must have fewer references: {count} are too many")
         # llguidance refuses NaN, which Python accepts.
         return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=form)
     except (ValueError, RecursionError) as error:

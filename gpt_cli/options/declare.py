@@ -1,6 +1,6 @@
 """Declare an option once: name, default, range and help.
 
-A group of options is a frozen dataclass that derives from `Declared`, with fields made by `option`.
+A group of options is a frozen dataclass that derives from `Declared`; its fields are `option`s.
 The keywords of the Python API, the fields of a JSON row (`Declared.with_row`) and the flags of
 commands (`gpt_cli.cli.options`) all come from its fields.
 """
@@ -82,7 +82,7 @@ class Option:
     help: str  # of its flag; an option without help has no flag
     range: Range | None
     row: bool  # a JSON row may have it
-    flag: str | None  # in place of --name
+    flag: str | None  # by default --name
     aliases: tuple[str, ...]  # of the flag
     from_file: bool  # the flag names a file with the value, unless it begins with {
     typer: Mapping[str, Any]  # more keywords of typer.Option
