@@ -91,6 +91,20 @@ def test_an_error_in_a_regular_expression_names_its_place(pattern, says):
     assert "\n" not in str(caught.value)
 
 
+def test_a_constructor_compiles_no_grammar(tiny):
+    options = Options(regex="(")
+    for use in (
+        options.validate,
+        lambda: tiny.run(["Once"], options),
+        lambda: tiny.generate(["Once"], regex="("),
+        lambda: tiny.stream("Once", regex="("),
+    ):
+        with pytest.raises(OptionError, match=r"^regex is not valid as a regular expression"):
+            use()
+    (error,) = tiny.batch([{"prompt": "Once", "regex": "("}])
+    assert str(error).startswith("regex is not valid as a regular expression")
+
+
 def test_a_bug_of_llguidance_is_an_error_of_the_option():
     """llguidance 1.9 cannot compile this; its exception is none that `except Exception` takes."""
     try:

@@ -78,11 +78,7 @@ class GPT2Config(Declared):
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GPT2Config":
-        """Read `config.json`, and eos_token_id from `generation_config.json` if it has one.
-
-        Raises:
-            CheckpointError: a file is missing, is not a JSON object, or is not GPT-2's.
-        """
+        """Read `config.json`, and eos_token_id from `generation_config.json` if it has one."""
         path = folder / "config.json"
         if not path.exists():
             raise CheckpointError(

@@ -88,8 +88,7 @@ class Tensor:
     def opened(self) -> Iterator[tuple[FileIO, int]]:
         """Yield the open file and the offset of the data.
 
-        Raises:
-            CheckpointError: on exit, if the file has changed or EOFError was raised inside.
+        Raise CheckpointError on exit if the file has changed or EOFError was raised inside.
         """
         try:
             with self.path.open("rb", buffering=0) as file:

@@ -45,10 +45,7 @@ class Tokenizer:
         vocab: tokens, in the files' printable alphabet, and their ids.
         merged: the tokens that the merges produce, in order of priority.
         added: tokens outside the BPE, such as `<|endoftext|>`, and their ids.
-        source: the files, as errors name them.
-
-    Raises:
-        CheckpointError: the vocabulary and the merges do not match.
+        source: the files, as errors name them: CheckpointError if they do not match.
     """
 
     def __init__(
@@ -135,8 +132,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of `text`; names such as `<|endoftext|>` are text unless `special`.
 
-        Raises:
-            InputError: the text has a lone surrogate, which is not a character.
+        Raise InputError if the text has a lone surrogate, which is not a character.
         """
         try:
             text.encode()
@@ -166,11 +162,7 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of a token, which may be only a part of a character.
-
-        Raises:
-            InputError: no token has this id.
-        """
+        """Return the bytes of a token, which may be only a part of a character."""
         try:
             return self._encoding.decode_single_token_bytes(id)
         except (KeyError, OverflowError):

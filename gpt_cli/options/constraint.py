@@ -35,7 +35,7 @@ _NAMES: dict[ConstraintKind, str] = {
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a text must match as a whole."""
+    """A pattern that a whole text must match."""
 
     kind: ConstraintKind  # the name of the option
     text: str  # of choices, a JSON list

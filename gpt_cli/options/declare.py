@@ -124,11 +124,7 @@ def declarations(group: "type[Declared]") -> Iterator[tuple[Field[Any], Option]]
 
 
 class Declared:
-    """Base of a group of options, which is a dataclass.
-
-    Raises:
-        OptionError: a value has the wrong type or is out of range.
-    """
+    """Base of a group of options, a dataclass; its constructor raises OptionError."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -148,10 +144,9 @@ class Declared:
         return tuple(member.name for member, declaration in declarations(cls) if declaration.row)
 
     def with_row(self, row: Mapping[str, Any]) -> Self:
-        """Return these options, replaced by those of a JSON row where it has any that is not null.
+        """Return these options, replaced by those of a JSON row that are not null.
 
-        Raises:
-            InputError: a field is unknown, or a value has the wrong type or is out of range.
+        Raise InputError if a field is unknown or not valid.
         """
         values = {name: value for name, value in row.items() if value is not None}
         known = self.row_fields()

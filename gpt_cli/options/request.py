@@ -116,11 +116,7 @@ class Options(SamplingParams):
             _ = self.constraint.grammar
 
     def with_row(self, row: Mapping[str, Any]) -> Self:
-        """Return these options, replaced by those of a row; its constraint replaces any other.
-
-        Raises:
-            InputError: a field is unknown, or a value has the wrong type or is out of range.
-        """
+        """Return these options, replaced by those of a row; its constraint replaces any other."""
         options = self
         if any(row.get(name) is not None for name in CONSTRAINTS):
             options = replace(self, **dict.fromkeys(CONSTRAINTS))  # type: ignore[arg-type]

@@ -21,11 +21,7 @@ def check_file(option: str, file: Path, endings: Sequence[str]) -> None:
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Write a file, or replace an existing one.
-
-    Raises:
-        ResourceError: the file cannot be written; an existing one is unchanged.
-    """
+    """Write or replace a file; if ResourceError is raised, an existing file is unchanged."""
     target = file.resolve()  # keep a symbolic link
     part = target.with_name(f".{uuid.uuid4().hex}")
     try:
@@ -85,8 +81,7 @@ def _check_new(to: Path) -> None:
 def new_folder(to: Path) -> Iterator[Path]:
     """Yield a temporary folder, which becomes `to` (absolute) if the block succeeds.
 
-    Raises:
-        InputError: `to` exists and is not an empty folder.
+    Raise InputError if `to` exists and is not an empty folder.
     """
     import tempfile  # slow to import, and every command imports this module
 
