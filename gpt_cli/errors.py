@@ -17,7 +17,7 @@ class GPTCLIError(Exception):
 
 
 class InputError(GPTCLIError):
-    """The prompt, a flag or an argument cannot be used."""
+    """The prompt, an option or an argument cannot be used."""
 
     exit_code = 2
     code = "invalid_input"  # in the JSON of a row
@@ -61,6 +61,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean NAME?)" with the known name that is nearest, or "" if none is near."""
     from difflib import get_close_matches
 
-    names = {each.lower(): each for each in known}
+    names = {known_name.lower(): known_name for known_name in known}
     near = get_close_matches(name.lower(), names, 1)
     return f" (did you mean {names[near[0]]}?)" if near else ""

@@ -38,12 +38,12 @@ from gpt_cli.cli.options import command as with_groups
 from gpt_cli.cli.show.commands import show
 from gpt_cli.cli.streams import note, silence
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
-from gpt_cli.options.declare import OptionError, option
+from gpt_cli.options.declare import option
 
 _LONGEST = 1000  # characters of a message
 _TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not look like a flag
 _LESS = "use fewer or shorter texts at a time, or a smaller model"
-# Errors of the loader and of threads that mean that memory is missing.
+# Parts of the loader's and of threads' messages if memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -88,8 +88,8 @@ def application(name: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(with_groups(_options))
-    for each in [name] if name in COMMANDS else COMMANDS:
-        add_command(app, each, COMMANDS[each])
+    for command in [name] if name in COMMANDS else COMMANDS:
+        add_command(app, command, COMMANDS[command])
     if name not in COMMANDS:
         app.add_typer(show, name="show", short_help=show.info.help)
     TyperGroup.context_class.formatter_class = HelpFormatter  # of every command
@@ -118,7 +118,7 @@ _terminated: list[int] = []
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Treat SIGTERM as an interrupt, which writes what is ready, with an exit code of its own."""
+    """Treat SIGTERM as an interrupt with another exit code: what is ready is written."""
     _terminated.append(number)
     raise KeyboardInterrupt
 
@@ -143,36 +143,39 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader has closed the pipe
         silence(sys.stdout)
         return 141
-    except typer.TyperException as error:
-        path = getattr(getattr(error, "ctx", None), "command_path", "gpt-cli")
-        message = error.format_message()
-        if "unexpected extra argument" in message:
-            message += ". Quote a text that has spaces, or a pattern"
-        elif "No such option" in message and any(map(_TEXT.match, arguments)):
-            message += ". Put -- before a text that begins with -"
-        return _fail(InputError(f"{message} (see `{path} --help`)"), verbose)
-    except OptionError as error:
-        name, complaint = error.args
-        return _fail(InputError(f"--{name.replace('_', '-')} {complaint}"), verbose)
-    except GPTCLIError as error:
-        return _fail(error, verbose)
-    except (MemoryError, ImportError, RuntimeError) as error:
+    except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, while a class is made
             return 130
-        if not isinstance(error, MemoryError) and not any(why in str(error) for why in _NO_ROOM):
+        explained = _explain(error, arguments)
+        if explained is None:
             raise
-        return _fail(ResourceError(f"out of memory or threads ({error!r:.120}): {_LESS}"), verbose)
-    except OSError as error:
-        if error.filename is None:  # the help, on a full disk
-            silence(sys.stdout)
-        place = "cannot write to standard output" if error.filename is None else error.filename
-        return _fail(ResourceError(f"{place}: {error.strerror or error}"), verbose)
+        if verbose:
+            note(traceback.format_exc().rstrip())
+        # One line of bounded length, whatever a path, a server or a damaged file contributes.
+        note(f"gpt-cli: error: {' '.join(str(explained).split())[:_LONGEST]}")
+        return explained.exit_code
     return 0
 
 
-def _fail(error: GPTCLIError, verbose: bool) -> int:
-    if verbose:
-        note(traceback.format_exc().rstrip())
-    # One line of bounded length, whatever a path, a server or a damaged file contributes.
-    note(f"gpt-cli: error: {' '.join(str(error).split())[:_LONGEST]}")
-    return error.exit_code
+def _explain(error: Exception, arguments: list[str]) -> GPTCLIError | None:
+    """Return the error that a user sees for an exception; None for a bug."""
+    match error:
+        case GPTCLIError():
+            return error
+        case typer.TyperException():
+            path = getattr(getattr(error, "ctx", None), "command_path", "gpt-cli")
+            message = error.format_message()
+            if "unexpected extra argument" in message:
+                message += ". Quote a text that has spaces, or a pattern"
+            elif "No such option" in message and any(map(_TEXT.match, arguments)):
+                message += ". Put -- before a text that begins with -"
+            return InputError(f"{message} (see `{path} --help`)")
+        case OSError(filename=None):
+            silence(sys.stdout)  # such as the help, on a full disk
+            return ResourceError(f"cannot write to standard output: {error.strerror or error}")
+        case OSError():
+            return ResourceError(f"{error.filename}: {error.strerror or error}")
+        case MemoryError() | ImportError() | RuntimeError():
+            if isinstance(error, MemoryError) or any(why in str(error) for why in _NO_ROOM):
+                return ResourceError(f"out of memory or threads ({error!r:.120}): {_LESS}")
+    return None

@@ -10,8 +10,8 @@ def models(incomplete: str) -> list[str]:
     from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, list_models
 
     names = dict.fromkeys([*BUNDLED, *SHORT_NAMES, *(model.name for model in list_models())])
-    found = glob(f"{escape(incomplete)}*/{CONFIG}")  # noqa: PTH207 (leaves ./ as it is)
-    folders = [file.removesuffix(f"/{CONFIG}") for file in sorted(found)]
+    configs = glob(f"{escape(incomplete)}*/{CONFIG}")  # noqa: PTH207 (leaves ./ as it is)
+    folders = [file.removesuffix(f"/{CONFIG}") for file in sorted(configs)]
     # bash inserts names unquoted, so names that need quotes are left out.
     return [name for name in [*names, *folders] if shlex.quote(name) == name]
 

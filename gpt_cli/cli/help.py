@@ -1,6 +1,7 @@
 """The help of commands: its layout, and the examples at its end."""
 
 import inspect
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from textwrap import dedent, indent
@@ -9,13 +10,14 @@ import typer
 
 from gpt_cli.cli.options import command as with_groups
 
+_EXAMPLES = "\b\nExamples:\n"  # after a backspace, typer does not rewrap the lines of a paragraph
+
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:
     """Add a command; its help and its examples, which come last, are its docstring."""
     text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
-    # After a backspace, typer does not rewrap the lines of a paragraph.
-    epilog = f"\b\nExamples:\n{indent(dedent(examples), '  ')}"
-    # A given short help is wrapped; without one, typer would cut the docstring.
+    epilog = _EXAMPLES + indent(dedent(examples), "  ")
+    # Without a short help, typer would cut the docstring; it wraps this one.
     add = app.command(name, help=text, epilog=epilog, short_help=text.partition("\n")[0])
     add(with_groups(function))
 
@@ -30,3 +32,22 @@ class HelpFormatter(typer.Context.formatter_class):  # type: ignore[valid-type,m
     def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
         """Write names and their descriptions in two columns."""
         super().write_dl(rows, 30 if self.width >= 60 else 12)
+
+    def write_text(self, text: str) -> None:
+        """Write a text; examples are broken at spaces, so that a shell can still read them."""
+        if text.startswith(_EXAMPLES):
+            text = re.sub("(?m)^  .*", lambda line: _wrap_command(line[0], self.width - 1), text)
+        super().write_text(text)
+
+
+def _wrap_command(line: str, width: int) -> str:
+    """Break an indented command at spaces that are not in quotes."""
+    first, *words = re.findall(r"(?:'[^']*'|\S)+", line)
+    lines = [f"  {first}"]
+    for number, word in enumerate(words, 1):
+        room = width - (len(" \\") if number < len(words) else 0)
+        if len(f"{lines[-1]} {word}") > room:
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return " \\\n".join(lines)

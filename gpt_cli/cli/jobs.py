@@ -22,7 +22,7 @@ class StandardOutput(jobs.Sink):
 def run(
     task: jobs.Task,
     file: str,
-    rows: flags.Rows,
+    rows: flags.RowFiles,
     loading: flags.Loading,
     where: flags.Where,
     shown: jobs.Sink | None = None,

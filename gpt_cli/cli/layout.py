@@ -12,10 +12,10 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def hanging(head: str, text: str) -> str:
-    """Return a head and a text, which is wrapped beside the head if output is a terminal.
+    """Return a head and a text; on a terminal, wrap the text beside the head.
 
-    If the head takes half of the width, or a word does not fit beside it, the text starts on the
-    next line.
+    The text starts on the next line if the head is wider than half of the terminal, or if a word
+    does not fit beside the head.
     """
     if not on_terminal(sys.stdout):
         return f"{head}{text}\n"

@@ -1,13 +1,14 @@
 """The flags of commands: groups that several commands take, and flags that are used alone.
 
-A command takes a group as one parameter, whose annotation is a dataclass of options, and a flag of
-its own as a parameter whose default is an `option`. `command` makes typer's parameters of both.
+A command has one parameter for a group, whose annotation is a dataclass of options. A parameter
+whose default is an `option` is a single flag. `command` turns both into typer's parameters.
 """
 
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -17,11 +18,16 @@ from gpt_cli.cli import completion
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
 from gpt_cli.options.declare import (
+    AT_LEAST_0,
+    AT_LEAST_1,
     NUMBER,
     PATH,
     TEXT,
+    THREADS,
     WHOLE,
     Declared,
+    NamedOptionError,
+    Option,
     choice,
     declarations,
     option,
@@ -38,27 +44,36 @@ VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with th
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a group or an `option` by its flags."""
-    groups: dict[str, tuple[list[inspect.Parameter], type[Declared]]] = {}
+    """Replace the parameters of a command that are a group or an `option` by flags."""
+    groups: dict[str, type[Declared]] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
-        group = parameter.annotation
+        group, field = parameter.annotation, parameter.default
         if isinstance(group, type) and issubclass(group, Declared):
-            flags = [_flag(field.name, field) for field, each in declarations(group) if each.help]
-            groups[name] = flags, group
-            parameters += flags
-        elif isinstance(parameter.default, Field):
-            parameters.append(_flag(name, parameter.default))
+            groups[name] = group
+            parameters += [_flag(f.name, f) for f, declared in declarations(group) if declared.help]
         else:
-            parameters.append(parameter)
+            parameters.append(_flag(name, field) if isinstance(field, Field) else parameter)
 
     @functools.wraps(function)
-    def run(**given: Any) -> None:
-        for name, (flags, group) in groups.items():
-            values = {flag.name: given.pop(flag.name) for flag in flags}
-            # A flag that was not given has the default of its declaration.
-            given[name] = group(**{k: v for k, v in values.items() if v is not None})
-        function(**given)
+    def run(**values: Any) -> None:
+        flag_names = dict(_flag_names(parameters))  # before a command sets GPT_CLI_THREADS
+        try:
+            filled = {}
+            for name, group in groups.items():
+                members = {n: values.pop(n) for n in group.__dataclass_fields__ if n in values}
+                # A flag that was not set has the default of its declaration.
+                filled[name] = group(**{n: v for n, v in members.items() if v is not None})
+                filled[name].validate()
+            for parameter in parameters:
+                declared, name = _declaration(parameter), parameter.name
+                if declared and values.get(name) is not None:
+                    values[name] = declared.convert(name, values[name])
+            function(**values, **filled)
+        except NamedOptionError as error:
+            option, complaint = error.args
+            error.args = flag_names.get(option, option), complaint
+            raise
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -66,29 +81,48 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _flag(name: str, field: Field[Any]) -> inspect.Parameter:
     """Return an option as the parameter of a function that typer reads."""
-    declared = field.metadata["option"]
+    declared: Option = field.metadata["option"]
     flag = declared.flag or f"--{name.replace('_', '-')}"
-    more = dict(declared.typer) | ({"callback": _content} if declared.from_file else {})
-    made = typer.Option(flag, *declared.aliases, help=declared.help, **more)
+    more = dict(declared.typer) | ({"callback": _read_content} if declared.from_file else {})
+    info = typer.Option(flag, *declared.aliases, help=declared.help, **more)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None if field.default == () else field.default,  # (): a repeatable flag
-        annotation=Annotated[declared.kind.flag_type, made],
+        annotation=Annotated[declared.kind.flag_type, info, declared],
     )
 
 
-def _content(
-    context: typer.Context, parameter: typer.CallbackParam, given: str | None
+def _declaration(parameter: inspect.Parameter) -> Option | None:
+    """Return the declaration of a parameter that `_flag` has returned."""
+    *_, last = getattr(parameter.annotation, "__metadata__", (None,))
+    return last if isinstance(last, Option) else None
+
+
+def _flag_names(parameters: Iterable[inspect.Parameter]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of an option and its flag; the option may have the name of the flag, too."""
+    for parameter in parameters:
+        declared = _declaration(parameter)
+        if declared or parameter.kind is parameter.KEYWORD_ONLY:
+            written = (declared and declared.flag) or f"--{parameter.name.replace('_', '-')}"
+            flag = written.partition("/")[0]  # of --cache/--no-cache
+            variable = declared.typer.get("envvar", "") if declared else ""
+            shown = f"{flag} (or {variable})" if variable in os.environ else flag
+            yield parameter.name, shown
+            yield flag.removeprefix("--").replace("-", "_"), shown
+
+
+def _read_content(
+    context: typer.Context, parameter: typer.CallbackParam, value: str | None
 ) -> str | None:
     """Return the text of a file without its last line end, or a text that begins with a brace."""
     if context.resilient_parsing:  # a shell completes with TAB
-        return given
-    if given == "":  # as of a variable that is not set
+        return value
+    if value == "":  # such as of a variable that is not set
         raise InputError(f"{parameter.opts[0]} is empty: name a file")
-    if given is None or given.lstrip().startswith("{"):
-        return given
-    return without_line_end(read_text(given))
+    if value is None or value.lstrip().startswith("{"):
+        return value
+    return without_line_end(read_text(value))
 
 
 def _flag_of(group: type[Declared], name: str) -> Any:
@@ -97,7 +131,7 @@ def _flag_of(group: type[Declared], name: str) -> Any:
 
 
 def argument(metavar: str, help: str) -> Any:
-    """Return the default of a parameter that is an argument, in place of which a pipe is read."""
+    """Return the default of a parameter that is an argument, with a pipe as its fallback."""
     return typer.Argument(None, metavar=metavar, help=f"{help}; read from a pipe if not given.")
 
 
@@ -131,12 +165,12 @@ class Model(Declared):
     )
 
     def named(self, name: str | None) -> Self:
-        """Return the model with the name that was given as an argument, if any."""
+        """Return these options with the name of an argument, if there is one."""
         return self if name is None else replace(self, model=name)
 
     @property
     def lookup(self) -> dict[str, Any]:
-        """Return the keywords of the functions of `gpt_cli.hub` that find a model."""
+        """Return keywords of the functions of `gpt_cli.hub` that find a model."""
         return {"revision": self.revision, "offline": self.offline}
 
 
@@ -156,10 +190,9 @@ class Loading(Model):
     )
     threads: int | None = option(
         None,
-        "Number of threads; one per core if not set.",
+        f"Number of threads, up to {MOST_THREADS}; one per core if not set.",
+        THREADS,
         kind=WHOLE,
-        min=1,
-        max=MOST_THREADS,
         envvar="GPT_CLI_THREADS",
     )
 
@@ -193,7 +226,7 @@ class Generating(Loading):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Rows(Declared):
+class RowFiles(Declared):
     """The input format and the output of a command with a record for each row."""
 
     output: str | None = option(
@@ -218,16 +251,16 @@ class Rows(Declared):
     )
 
     @property
-    def asked(self) -> bool:
-        """Return whether any of the flags is given, so that the input must be rows."""
+    def used(self) -> bool:
+        """Return whether any of the flags is set, so that the input must be rows."""
         return self.output is not None or self.format is not None or self.resume
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Filled(Declared):
-    """A text with fields of the rows of a command."""
+    """A template: a text with fields of the rows of a command."""
 
-    given: str | None = option(
+    source: str | None = option(
         None,
         "A text, or a file with one, into which each row is put: {line}, or {NAME} of a field of "
         "JSON Lines or Parquet; {{ is a brace.",
@@ -238,24 +271,20 @@ class Filled(Declared):
 
     @property
     def template(self) -> "Template | None":
-        """Return the template, if any.
-
-        Raises:
-            InputError: it is no template, or the file cannot be read.
-        """
-        if self.given is None:
+        """Return the template, if any; raise InputError if the file or the text is not valid."""
+        if self.source is None:
             return None
         from gpt_cli.jobs import Template
 
-        if not is_address(self.given) and exists(self.given):
-            text = read_text(self.given).replace("\r\n", "\n")  # as the lines of an input
+        if not is_address(self.source) and exists(self.source):
+            text = read_text(self.source).replace("\r\n", "\n")  # as the lines of an input
             return Template(without_line_end(text))
-        if "{" not in self.given:
+        if "{" not in self.source:
             raise InputError(
-                f"--template {self.given:.80}: there is no such file, and a text needs {{line}} or "
-                "{NAME} for a field"
+                f"--template {self.source:.80}: there is no such file, and a text needs "
+                "{line} or {NAME} for a field"
             )
-        return Template(self.given)
+        return Template(self.source)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -276,14 +305,14 @@ class Where(Declared):
     workers: int | None = option(
         None,
         "Processes that hold the model; default: as many as fit, with up to 4 threads each.",
+        AT_LEAST_1,
         kind=WHOLE,
-        min=1,
     )
     gpus_per_worker: float | None = option(
         None,
         "GPUs per worker, such as 1 or 0.5; 0 uses CPUs.",
+        AT_LEAST_0,
         kind=NUMBER,
-        min=0,
         metavar="G",
     )
 
@@ -318,15 +347,15 @@ ROWS_FILE = option(
 LOGPROBS = option(
     None,
     "Add the log-probability of each token and of the N likeliest tokens to the JSON.",
+    AT_LEAST_0,
     kind=WHOLE,
     metavar="N",
-    min=0,
 )
 ModelName = Annotated[
     str | None,
     typer.Argument(metavar="[MODEL]", help="Same as --model.", autocompletion=completion.models),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+Json = _flag("as_json", option(False, "Print JSON, one object per line.", flag="--json")).annotation
 Special = _flag_of(Options, "special")
 MaxTokens = _flag_of(Options, "max_tokens")
 Quiet = _flag_of(Model, "quiet")

@@ -1,1 +1,1 @@
-"""What a model's folder holds: configuration, tokenizer, tensors."""
+"""The files in a model's folder: configuration, tokenizer, tensors."""

@@ -1,11 +1,11 @@
 """GPT2Config: the hyperparameters of a checkpoint, read from its `config.json`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from gpt_cli.errors import CheckpointError
+from gpt_cli.options.declare import WHOLE, Declared, Kind, OptionError, Range, between, option
 from gpt_cli.system.files import read_json
 
 ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "tanh")
@@ -25,27 +25,46 @@ INT8 = {"quant_method": "gpt-cli", "bits": 8, "block_size": 64}
 _LARGEST = 2**20  # far above any GPT-2; a larger size means a damaged file
 
 
+def _convert_tokens(value: Any) -> tuple[int, ...]:
+    """Convert a token id, a list of ids, or null."""
+    ids = value if isinstance(value, list | tuple) else [value]
+    return tuple(WHOLE.convert(id) for id in ids if id is not None)
+
+
+_SIZES = between(1, _LARGEST)
+_TOKENS = Range(lambda id: id is None or 0 <= id <= _LARGEST, f"from 0 to {_LARGEST}")
+_ID_LISTS = Range(lambda ids: all(map(_TOKENS.contains, ids)), f"ids {_TOKENS.name}")
+_TOKEN = Kind("a token id", int, lambda id: None if id is None else WHOLE.convert(id))
+_ACTIVATION = Kind(
+    f"one of {', '.join(ACTIVATIONS)}", str, lambda name: ACTIVATIONS[ACTIVATIONS.index(name)]
+)
+
+
 @dataclass(frozen=True)
-class GPT2Config:
+class GPT2Config(Declared):
     """The fields of `config.json` that affect the computation.
 
-    The defaults for missing fields are GPT-2's own values, as in transformers.
+    The defaults for missing fields are GPT-2's values, as in transformers.
     """
 
-    vocab_size: int = 50257  # V, the rows of wte
-    n_positions: int = 1024  # the context in tokens, the rows of wpe
-    n_embd: int = 768  # C
-    n_layer: int = 12
-    n_head: int = 12  # H
-    n_inner: int | None = None  # the width of the MLP; None means 4 C
-    activation_function: str = "gelu_new"
-    layer_norm_epsilon: float = 1e-5
-    scale_attn_weights: bool = True  # divide attention scores by sqrt(D)
-    scale_attn_by_inverse_layer_idx: bool = False  # and by the layer's number from 1
-    tie_word_embeddings: bool = True  # the head is wte
-    bos_token_id: int | None = 50256
-    eos_token_id: tuple[int, ...] = (50256,)
-    dtype: str = "float32"  # float32, or int8 by quantization_config
+    vocab_size: int = option(50257, range=_SIZES)  # V, the rows of wte
+    n_positions: int = option(1024, range=between(2, _LARGEST))  # the context, the rows of wpe
+    n_embd: int = option(768, range=_SIZES)  # C
+    n_layer: int = option(12, range=_SIZES)
+    n_head: int = option(12, range=_SIZES)  # H
+    n_inner: int | None = option(None, range=_SIZES, kind=WHOLE)  # of the MLP; None means 4 C
+    activation_function: str = option("gelu_new", kind=_ACTIVATION)
+    layer_norm_epsilon: float = option(
+        1e-5, range=Range(lambda epsilon: 0 < epsilon < 1, "between 0 and 1")
+    )
+    scale_attn_weights: bool = option(True)  # divide attention scores by sqrt(D)
+    scale_attn_by_inverse_layer_idx: bool = option(False)  # and by the layer's number from 1
+    tie_word_embeddings: bool = option(True)  # the head is wte
+    bos_token_id: int | None = option(50256, range=_TOKENS, kind=_TOKEN)
+    eos_token_id: tuple[int, ...] = option(
+        (50256,), range=_ID_LISTS, kind=Kind("a token id or a list of ids", str, _convert_tokens)
+    )
+    dtype: str = option("float32")  # or int8, by quantization_config
 
     @property
     def head_size(self) -> int:
@@ -59,11 +78,7 @@ class GPT2Config:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GPT2Config":
-        """Read `config.json`, and eos_token_id from `generation_config.json` if that has one.
-
-        Raises:
-            CheckpointError: a file is missing, is not a JSON object, or is not GPT-2's.
-        """
+        """Read `config.json`, and eos_token_id from `generation_config.json` if it has one."""
         path = folder / "config.json"
         if not path.exists():
             raise CheckpointError(
@@ -87,55 +102,15 @@ class GPT2Config:
                 raise ValueError("add_cross_attention is set, unlike in GPT-2")
             if (quantization := raw.get("quantization_config")) not in (None, INT8):
                 raise ValueError(f"quantization_config is {quantization!r:.80}, not {INT8}")
-            values = {name: raw[name] for name in _FIELDS if name in raw}
+            names = [field.name for field in fields(cls)]
+            values = {name: raw[name] for name in names if name in raw}
             if name := values.get("activation_function"):
                 values["activation_function"] = _ACTIVATION_ALIASES.get(str(name), name)
-            for name, value in values.items():
-                is_valid, kind = _FIELDS[name]
-                if not is_valid(value):
-                    raise ValueError(f"{name} is {value!r:.40}, not {kind}")
-            if "eos_token_id" in values:
-                values["eos_token_id"] = tuple(_ids(values["eos_token_id"]))
-            config = cls(**values, dtype="float32" if quantization is None else "int8")
+            config = cls(**values | {"dtype": "float32" if quantization is None else "int8"})
             if config.n_embd % config.n_head:
                 raise ValueError(f"n_head {config.n_head} does not divide n_embd {config.n_embd}")
-        except (ValueError, RecursionError) as error:
+        except (OptionError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{source}: {error}: correct the file or get it again, or use a GPT-2 model"
             ) from None
         return config
-
-
-def _is_size(value: Any, least: int = 1) -> bool:
-    return type(value) is int and least <= value <= _LARGEST
-
-
-def _is_token(value: Any) -> bool:
-    return value is None or _is_size(value, 0)
-
-
-def _ids(tokens: Any) -> list[int]:
-    """Return the ids of a field that may be one id, a list of ids, or null."""
-    return [id for id in (tokens if isinstance(tokens, list) else [tokens]) if id is not None]
-
-
-_SIZE = _is_size, f"an integer from 1 to {_LARGEST}"
-_FLAG = (lambda value: isinstance(value, bool)), "true or false"
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # the valid values
-    "vocab_size": _SIZE,
-    "n_positions": (lambda value: _is_size(value, 2), f"an integer from 2 to {_LARGEST}"),
-    "n_embd": _SIZE,
-    "n_layer": _SIZE,
-    "n_head": _SIZE,
-    "n_inner": (lambda value: value is None or _is_size(value), _SIZE[1]),
-    "activation_function": (ACTIVATIONS.__contains__, f"one of {', '.join(ACTIVATIONS)}"),
-    "layer_norm_epsilon": (
-        lambda value: type(value) in (int, float) and 0 < value < 1,
-        "a number between 0 and 1",
-    ),
-    "scale_attn_weights": _FLAG,
-    "scale_attn_by_inverse_layer_idx": _FLAG,
-    "tie_word_embeddings": _FLAG,
-    "bos_token_id": (_is_token, "a token id"),
-    "eos_token_id": (lambda value: all(map(_is_token, _ids(value))), "a token id or a list of ids"),
-}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from gpt_cli.errors import MALFORMED, CheckpointError
-from gpt_cli.folder.contents import INDEX, read_index
+from gpt_cli.folder.contents import CONFIG, INDEX, WEIGHTS, read_index
 from gpt_cli.system.files import version
 
 _AGAIN = "run the command again"
@@ -31,18 +31,18 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 
 # The files of a model; other files in its folder may change at any time.
 _FILES = (
-    *("*.safetensors", INDEX, "config.json", "generation_config.json"),
+    *("*.safetensors", INDEX, CONFIG, "generation_config.json"),
     *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer.json"),
 )
 
-# The first bytes of files that are often found in place of safetensors.
+# The first bytes of files that often stand in for safetensors.
 _IMPOSTORS = {
     b"version https://git-lfs": "a Git LFS pointer, not the weights; run `git lfs pull`",
     b"<": "a web page, not the weights; get it again",
     b"\x80": "a pickle file, which can run code; get the model as safetensors",
     b"PK": "a PyTorch archive, which can run code; get the model as safetensors",
 }
-_LARGEST_HEADER = 10_000_000  # bytes; gpt2-xl has 60,000, and each takes 20 in memory
+_LARGEST_HEADER = 10_000_000  # bytes; gpt2-xl has 60,000, and they take 20 times that in memory
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -64,10 +64,7 @@ class Tensor:
     shape: tuple[int, ...]
 
     def __getitem__(self, rows: slice, /) -> NDArray[Any]:
-        """Read some rows (or elements of a vector) into a new array.
-
-        Its dtype is float32, or int8 for I8.
-        """
+        """Read rows (or elements of a vector) into a new array in float32, or int8 for I8."""
         start, stop, _ = rows.indices(self.shape[0])
         stored = aligned_empty((stop - start, *self.shape[1:]), np.dtype(_STORED[self.dtype]))
         first = start * math.prod(self.shape[1:])
@@ -91,8 +88,7 @@ class Tensor:
     def opened(self) -> Iterator[tuple[FileIO, int]]:
         """Yield the open file and the offset of the data.
 
-        Raises:
-            CheckpointError: on exit, if the file has changed or the block raised EOFError.
+        Raise CheckpointError on exit if the file has changed or EOFError was raised inside.
         """
         try:
             with self.path.open("rb", buffering=0) as file:
@@ -108,30 +104,26 @@ class Tensor:
 
 @contextmanager
 def unchanged(folder: Path) -> Iterator[None]:
-    """Check that a model's files do not change while the block reads them.
-
-    Raises:
-        CheckpointError: on exit, if a file has changed.
-    """
+    """Raise CheckpointError on exit if a model's files have changed since the entry."""
 
     def versions() -> dict[Path, object]:
         paths = [path for pattern in _FILES for path in folder.glob(pattern)]
         return {path: version(path) for path in paths}
 
-    begun = versions()
+    before = versions()
     yield
-    if versions() != begun:
+    if versions() != before:
         raise CheckpointError(f"{folder} changed while it was read: {_AGAIN}")
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return `[model.safetensors]`, or the shards that the index names."""
-    single, index = folder / "model.safetensors", folder / INDEX
+    single, index = folder / WEIGHTS, folder / INDEX
     if single.is_file():
         return [single]
     if not index.is_file():
         raise CheckpointError(
-            f"{folder} has no model.safetensors: get the model as safetensors; other formats can "
+            f"{folder} has no {WEIGHTS}: get the model as safetensors; other formats can "
             "run code and are not opened"
         )
     present = {path.name for path in folder.iterdir() if path.is_file()}
@@ -142,7 +134,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> list[tuple[str, Tensor]]:
-    """Return the name and position of each tensor in a complete, valid safetensors file."""
+    """Return the names and positions of the tensors in a complete, valid safetensors file."""
     lead = header = b""
     try:
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
 """Convert text to ids and back with tiktoken, from the tokenizer files in the model's folder.
 
-The files are parsed here. tiktoken's own loader needs another host, or a cache in a temporary
+The files are parsed here. tiktoken's loader would need another host, or a cache in a temporary
 folder, which can be stale and which other users can write.
 """
 
@@ -30,8 +30,8 @@ _STRETCHES = re.compile("([\udc80-\udcff]+)|[^\udc80-\udcff]+")
 def _byte_alphabet() -> dict[int, int]:
     """Map the characters that the vocabulary's files use for bytes back to the bytes.
 
-    A visible Latin-1 character represents its own byte. The other 68 bytes, in order, are written
-    as the characters from U+0100.
+    A visible Latin-1 character represents the byte of its number. The other 68 bytes, in order,
+    are written as the characters from U+0100.
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
@@ -42,13 +42,10 @@ class Tokenizer:
     """Byte-level BPE: `decode` is the inverse of `encode` for every text.
 
     Args:
-        vocab: each token, in the files' printable alphabet, with its id.
-        merged: the token that each merge makes, in order of priority.
-        added: tokens outside the BPE, such as `<|endoftext|>`, with their ids.
-        source: the files, as errors name them.
-
-    Raises:
-        CheckpointError: the vocabulary and the merges do not match.
+        vocab: tokens, in the files' printable alphabet, and their ids.
+        merged: the tokens that the merges produce, in order of priority.
+        added: tokens outside the BPE, such as `<|endoftext|>`, and their ids.
+        source: the files, as errors name them: CheckpointError if they do not match.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class Tokenizer:
             )
         in_bpe = set(ranks.values())
         special = {token: id for token, id in vocab.items() if id not in in_bpe}
-        if lost := [token for token in special if token not in added and _is_made(token, vocab)]:
+        if lost := [name for name in special if name not in added and _is_merge(name, vocab)]:
             raise CheckpointError(f"{source}: no merge makes the token {lost[0]!r:.40}: {_SAME}")
         # Transformers also lists added tokens that the BPE has; they need no entry.
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
@@ -85,18 +82,14 @@ class Tokenizer:
         ids = [*ranks.values(), *self.special.values()]
         if len(set(ids)) != len(ids):
             raise CheckpointError(f"{source}: two tokens have the same id: {_AGAIN}")
-        self._ids = array("q", ids)  # 8 bytes each; a set would take 60
+        self._ids = array("q", ids)  # 8 bytes for an id; a set would take 60
         self._encoding = tiktoken.Encoding(
             source, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=self.special
         )
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read `vocab.json` and `merges.txt`, or else `tokenizer.json`.
-
-        Raises:
-            CheckpointError: the files are missing, damaged or of another kind of tokenizer.
-        """
+        """Read `vocab.json` and `merges.txt`, or else `tokenizer.json`; raise CheckpointError."""
         vocab, merges = folder / "vocab.json", folder / "merges.txt"
         single, added = folder / "tokenizer.json", folder / "added_tokens.json"
         source = str(single)
@@ -139,8 +132,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of `text`; names such as `<|endoftext|>` are text unless `special`.
 
-        Raises:
-            InputError: the text has a lone surrogate, which is not a character.
+        Raise InputError if the text has a lone surrogate, which is not a character.
         """
         try:
             text.encode()
@@ -170,11 +162,7 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of a token, which may be only a part of a character.
-
-        Raises:
-            InputError: no token has this id.
-        """
+        """Return the bytes of a token, which may be only a part of a character."""
         try:
             return self._encoding.decode_single_token_bytes(id)
         except (KeyError, OverflowError):
@@ -187,7 +175,7 @@ class Tokenizer:
         return sorted({*range(vocab_size)}.difference(self._ids))
 
 
-def _is_made(token: str, vocab: dict[str, int]) -> bool:
+def _is_merge(token: str, vocab: dict[str, int]) -> bool:
     """Return whether a token looks like a merge of two others, and not like a special token.
 
     Names in brackets are special: `<|endoftext|>`, `<pad>`, `[SEP]`.
@@ -198,7 +186,7 @@ def _is_made(token: str, vocab: dict[str, int]) -> bool:
 
 
 class StreamDecoder:
-    """Decode a stream of ids: each character is returned as soon as it is complete.
+    """Decode a stream of ids: a character is returned as soon as it is complete.
 
     The joined pieces equal `Tokenizer.decode` of all ids.
     """
@@ -208,7 +196,7 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
-        """Take one token; return the characters that it completes, or ""."""
+        """Add a token; return the characters that it completes, or ""."""
         return self._decoder.decode(self._tokenizer.token_bytes(id))
 
     def flush(self) -> str:

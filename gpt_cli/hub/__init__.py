@@ -12,6 +12,7 @@ from gpt_cli.folder import contents
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.hub import client, local
 from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
+from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import new_folder
 
 if TYPE_CHECKING:
@@ -25,14 +26,13 @@ def find(name: str, revision: str | None = None) -> Path | None:
     then a Hub id with a complete snapshot in the cache.
 
     Raises:
-        InputError: `revision` is given for a bundled model or a folder.
+        OptionError: a bundled model or a folder has no revisions.
         ModelNotFoundError: the name is invalid.
     """
     if name in BUNDLED or is_folder(name):
         if revision is not None:
-            raise InputError(
-                f"--revision: {name} is not a model on the Hub, so it has no revisions"
-            )
+            complaint = f"{revision:.80}: {name} is not a model on the Hub, so it has no revisions"
+            raise OptionError("revision", complaint)
         return local.bundled(name) if name in BUNDLED else local.check_folder(Path(name))
     if os.path.isfile(name):  # noqa: PTH113 (never raises)
         raise ModelNotFoundError(f"{name} is a file: give the folder that holds the model")
@@ -44,11 +44,7 @@ def resolve(
 ) -> Path:
     """Return the folder of a model; download the model if it is not local.
 
-    Raises:
-        InputError: `revision` is given for a bundled model or a folder.
-        ModelNotFoundError: the name is unknown, or the Hub does not provide the model.
-        CheckpointError: the Hub has no safetensors of it, or a file arrived damaged.
-        ResourceError: the disk is full or not writable.
+    Raise what `find` and `download` raise.
     """
     return find(name, revision) or download(name, revision=revision, offline=offline, quiet=quiet)
 
@@ -71,8 +67,8 @@ def _folder_of(
     choose: Callable[[Collection[str]], list[str]], name: str, revision: str | None, offline: bool
 ) -> AbstractContextManager[Path]:
     """Return the folder of a local model, or a temporary one with the files that `choose` picks."""
-    if found := find(name, revision):
-        return nullcontext(found)
+    if folder := find(name, revision):
+        return nullcontext(folder)
     return client.fetch_few(_online_id(name, offline), checked_revision(revision), choose)
 
 
@@ -89,18 +85,21 @@ def download(
     They go to the Hub's cache, or to `to`: a plain folder that appears only when complete.
 
     Raises:
-        The errors of `resolve`; InputError also if `to` is not a new or empty folder.
+        InputError: the model is local, or `to` is not a new or empty folder.
+        ModelNotFoundError: the name is unknown, or the Hub does not provide the model.
+        CheckpointError: the Hub has no safetensors of it, or a file arrived damaged.
+        ResourceError: the disk is full or not writable.
     """
     if name in BUNDLED or is_folder(name):
         kind = "bundled" if name in BUNDLED else "a folder"
-        raise InputError(f"{name} is {kind}: use it with --model {name}, without a download")
+        raise InputError(f"{name} is {kind}: use it as it is, without a download")
     repo, revision = _online_id(name, offline), checked_revision(revision)
     try:
         if to is None:
             return client.fetch_model(repo, revision, None, quiet)
         with new_folder(to.resolve()) as folder:
             client.fetch_model(repo, revision, folder, quiet)
-            shutil.rmtree(folder / ".cache")  # the client's own notes
+            shutil.rmtree(folder / ".cache")  # notes of the client
         return to.resolve()
     except OSError as error:
         path = to or error.filename or local.cache_folder()
@@ -109,7 +108,7 @@ def download(
 
 
 def switched_off() -> bool:
-    """Return whether the environment switches the Hub off, by the rules of its client."""
+    """Return whether the environment switches the Hub off, as its client reads it."""
     value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
     return value.upper() in ("1", "ON", "YES", "TRUE")
 
@@ -135,7 +134,7 @@ def _online_id(name: str, offline: bool) -> str:
     repo = hub_id(name)
     if offline or switched_off():
         raise ModelNotFoundError(
-            f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (--offline, or "
-            f"HF_HUB_OFFLINE is set); download it once online, {client.WAY_OUT}"
+            f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (by the "
+            f"option offline, or by HF_HUB_OFFLINE); download it once online, {client.WAY_OUT}"
         )
     return repo

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
     from huggingface_hub.hf_api import RepoSibling
 
-# Timeout of the first request, in seconds: including the start of Python and of the client, a dead
-# network is reported within 3. Later requests have the client's own timeouts.
+# Timeout of the first request, in seconds: with the start of Python and of the client, a dead
+# network is reported within 3. Later requests have the client's timeouts.
 _FIRST_ANSWER = 2.0
 _PAUSES = (1.0, 2.0)  # seconds before the first request is repeated to an overloaded Hub
 _OVERLOADED = (429, 500, 502, 503, 504)
 _HEAD_ANSWER = 10.0  # seconds for a later HEAD; the client would wait for 6 times 60
-_LONGEST_WAIT = 20  # seconds of Retry-After to respect; the client would wait silently for any time
+_LONGEST_WAIT = 20  # seconds of Retry-After; the client would wait silently for any time
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 _log = logging.getLogger(__name__)
 
-WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `--model tiny`"
+WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `tiny`"
 
 
 class _Snapshot:
@@ -52,10 +52,7 @@ class _Snapshot:
         self.files = {file.rfilename: file for file in info.siblings or ()}
 
     def fetch(self, name: str, revision: str | None = None) -> Path:
-        """Fetch a file, and check its hash.
-
-        With a `revision` other than the commit, the cache records which commit it stands for.
-        """
+        """Fetch a file and check its hash; the cache records the commit of a `revision`."""
         revision = revision or self.commit
         if name not in self.files:
             raise ModelNotFoundError(f"{self.repo} has no file {name} at {revision}")
@@ -64,19 +61,17 @@ class _Snapshot:
             fetched = self.api.hf_hub_download(
                 self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=self.to
             )
-        path = Path(fetched)
+        path, again = Path(fetched), "run the command again"
         if self.to is None and path.parent.name != self.commit:
-            raise ModelNotFoundError(
-                f"{self.repo} changed during the download: run the command again"
-            )
-        if expected is None or (found := file_hash(path, len(expected))) == expected:
+            raise ModelNotFoundError(f"{self.repo} changed during the download: {again}")
+        if expected is None or (actual := file_hash(path, len(expected))) == expected:
             return path
         for damaged in (path, path.resolve()):  # a snapshot's file is a link to a blob
             damaged.unlink(missing_ok=True)
         kind = "git hash" if len(expected) == 40 else "sha256"
         raise CheckpointError(
-            f"{self.repo}/{name} is damaged: its {kind} is {found:.12}…, not {expected:.12}…; "
-            "it was deleted, run the command again"
+            f"{self.repo}/{name} is damaged: its {kind} is {actual:.12}…, not {expected:.12}…; "
+            f"it was deleted, {again}"
         )
 
     def _expected_hash(self, name: str) -> str | None:
@@ -93,7 +88,7 @@ class _Snapshot:
 
 
 def _hash_of(file: "RepoSibling") -> str | None:
-    """Return a file's hash in the list; it is also the name of the file's blob in the cache."""
+    """Return the hash that the Hub lists for a file, which is its blob's name in the cache."""
     return file.lfs.sha256 if file.lfs else file.blob_id
 
 
@@ -113,7 +108,7 @@ def fetch_few(
 
 
 def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
-    """Fetch the files of a model into the folder `to`, also from the cache, or into the cache."""
+    """Fetch the files of a model into the folder `to`, or into the cache."""
     quiet = quiet or sys.stderr is None
     bars = not quiet and sys.stderr.isatty()
     snapshot = _Snapshot(repo, revision, to, bars=bars)
@@ -145,11 +140,11 @@ def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say:
     blobs = repo_folder(repo) / "blobs"
     absent = (file for file in files if to or not (blobs / str(_hash_of(file))).exists())
     missing = sum(file.size or 0 for file in absent)
-    place = to.parents[1] if to else blobs  # `to` is in a temporary folder
-    free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
+    target = to.parents[1] if to else blobs  # `to` is in a temporary folder
+    free = shutil.disk_usage(next(path for path in (target, *target.parents) if path.exists())).free
     if missing > free:
         raise ResourceError(
-            f"{repo} needs {format_size(missing)} of disk space, but {place} has only "
+            f"{repo} needs {format_size(missing)} of disk space, but {target} has only "
             f"{format_size(free)}: free some, or use another disk"
         )
     if missing and say:
@@ -177,8 +172,8 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
     """Mute the Hub's client and translate its errors for one use of it."""
     if not _endpoint().startswith(("http://", "https://")):
         raise InputError("HF_ENDPOINT must begin with http:// or https://")
-    # The client reads this at import. Without it, the client first sends a request of its own,
-    # which takes 3 seconds on a dead network.
+    # The client reads this at import. Without it, the client first sends another request, which
+    # takes 3 seconds on a dead network.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -224,7 +219,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _limit_patience(request: Any) -> None:
-    """Limit the timeout of the HEAD request that precedes each file."""
+    """Limit the timeout of the HEAD request that precedes a file."""
     if request.method == "HEAD":
         most = float(os.getenv("HF_HUB_ETAG_TIMEOUT") or _HEAD_ANSWER)
         timeouts = request.extensions.get("timeout", {})
@@ -232,7 +227,7 @@ def _limit_patience(request: Any) -> None:
 
 
 def _refuse_long_waits(response: Any) -> None:
-    """Raise the client's own error instead of letting it wait for a long Retry-After."""
+    """Raise an error of the client instead of a long wait for Retry-After."""
     if response.status_code in _OVERLOADED and _wait(response) > _LONGEST_WAIT:
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -241,10 +236,10 @@ def _refuse_long_waits(response: Any) -> None:
 
 def _wait(response: Any) -> int:
     """Return the seconds to wait according to the two headers that the client respects."""
-    asked = re.findall(r"^\d+$", response.headers.get("Retry-After", ""))
+    waits = re.findall(r"^\d+$", response.headers.get("Retry-After", ""))
     if response.status_code == 429:
-        asked += re.findall(r"r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", response.headers.get("RateLimit", ""))
-    return max(map(int, asked), default=0)
+        waits += re.findall(r"r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", response.headers.get("RateLimit", ""))
+    return max(map(int, waits), default=0)
 
 
 def _explain(repo: str, revision: str, error: BaseException) -> str:

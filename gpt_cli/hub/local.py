@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, did_you_mean
+from gpt_cli.errors import CheckpointError, ModelNotFoundError, did_you_mean
 from gpt_cli.folder.contents import CONFIG, INDEX, model_files
+from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json
 
 BUNDLED = ("tiny",)
@@ -27,7 +28,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class LocalModel:
     """A complete GPT-2 on this machine."""
 
-    name: str  # as for `--model`
+    name: str  # that `gpt_cli.load` takes
     folder: Path
     origin: str  # "bundled" or "cached"
 
@@ -40,7 +41,7 @@ class LocalModel:
 def list_models() -> list[LocalModel]:
     """Return every complete GPT-2 that is bundled or in the Hub's cache; use no network."""
     models = [
-        LocalModel(name, folder, "bundled") for name in BUNDLED for folder in _bundled_places(name)
+        LocalModel(name, folder, "bundled") for name in BUNDLED for folder in _bundled_folders(name)
     ]
     for folder in sorted(cache_folder().glob("models--*/snapshots/*")):
         name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
@@ -55,14 +56,15 @@ def cache_folder() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(cache)))  # noqa: PTH111 (never raises)
 
 
-def _bundled_places(name: str) -> list[Path]:
+def _bundled_folders(name: str) -> list[Path]:
+    """Return where a bundled model may be."""
     package = Path(__file__).parent.parent
     return [package / "weights" / name, package.parent / "weights" / name]  # wheel, checkout
 
 
 def bundled(name: str) -> Path:
     """Return the folder of a model that comes with the package."""
-    if folder := next(filter(Path.is_dir, _bundled_places(name)), None):
+    if folder := next(filter(Path.is_dir, _bundled_folders(name)), None):
         return folder
     raise ModelNotFoundError(f"the bundled model {name} is missing: reinstall gpt2-cli")
 
@@ -85,12 +87,13 @@ def nearest(name: str) -> str:
         return f" (the folder is ./{short})"
     if short in SHORT_NAMES:
         return ""
-    known = [*BUNDLED, *SHORT_NAMES, *SHORT_NAMES.values(), *(each.name for each in list_models())]
+    models = (model.name for model in list_models())
+    known = [*BUNDLED, *SHORT_NAMES, *SHORT_NAMES.values(), *models]
     with suppress(OSError, ValueError):
         for depth in (0, 1):  # models, and folders of checkpoints
             configs = Path(name).parent.glob("*/" * (depth + 1) + CONFIG)
             known += {str(path.parents[depth]) for path in configs}
-    return did_you_mean(name, (each for each in known if each != name))
+    return did_you_mean(name, (other for other in known if other != name))
 
 
 def check_folder(folder: Path) -> Path:
@@ -103,13 +106,12 @@ def check_folder(folder: Path) -> Path:
 
 
 def checked_revision(revision: str | None) -> str:
-    """Return the revision, by default `main`; it also names a file in `refs`."""
+    """Return the revision, by default `main`, which is safe as the name of a file in `refs`."""
     if revision is None:
         return "main"
     if not revision.isprintable() or not revision.strip("/") or ".." in revision:
-        raise InputError(
-            f"--revision {revision!r:.80} is not valid: give a branch, a tag or a commit"
-        )
+        complaint = f"{revision!r:.80} is not valid: give a branch, a tag or a commit"
+        raise OptionError("revision", complaint)
     return revision.strip("/")
 
 

@@ -19,8 +19,9 @@ from typing import Any, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
+from gpt_cli.options.declare import THREADS, OptionError, OptionResourceError, check
 from gpt_cli.system import gpu
-from gpt_cli.system.machine import MOST_THREADS, native_library
+from gpt_cli.system.machine import native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that placed it
@@ -200,8 +201,9 @@ def check_available(device: str, dtype: str) -> dict[str, str]:
         offered = {name: kind for name, kind in offered.items() if kind != _ON_DEMAND}
     problems = [_missing_requirement(name) for name in offered]
     if all(problems):
-        what = f"{_VARIABLE}={choice}" if choice else f"--dtype {dtype}"
-        raise InputError(f"{what} needs {problems[0]}")
+        if choice:
+            raise InputError(f"{_VARIABLE}={choice} needs {problems[0]}")
+        raise OptionError("dtype", f"{dtype} needs {problems[0]}")
     return offered
 
 
@@ -215,8 +217,8 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
         InputError: there is no such implementation.
         ResourceError: it needs a GPU or a library, and none can be used.
     """
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise InputError(f"--threads must be from 1 to {MOST_THREADS}")
+    if threads is not None:
+        check("threads", threads, THREADS)
     candidates = check_available(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
@@ -231,10 +233,9 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
                 ops.threads = threads
             return ops
     if name == "cupy":
-        raise ResourceError(
-            f"--device {device}: CuPy does not work ({reason}): {gpu.install_hint()}"
-        )
-    raise ResourceError(f"--dtype {dtype}: {name} does not work here: {reason}")
+        complaint = f"{device}: CuPy does not work ({reason}): {gpu.install_hint()}"
+        raise OptionResourceError("device", complaint)
+    raise OptionResourceError("dtype", f"{dtype}: {name} does not work here: {reason}")
 
 
 def held_dtype(stored: str, device: str) -> str:
@@ -268,17 +269,18 @@ def _implementations(device: str, dtype: str) -> dict[str, str]:
     devices = ["cuda", "cpu"] if device == "auto" else [device]
     offered = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
     if not any(offered.values()):
-        for flag, name, known in (
-            ("--device", device, ["auto", *(device for device, _ in _IMPLEMENTATIONS)]),
-            ("--dtype", dtype, ["auto", *(dtype for _, dtype in _IMPLEMENTATIONS)]),
+        for option, name, known in (
+            ("device", device, ["auto", *(device for device, _ in _IMPLEMENTATIONS)]),
+            ("dtype", dtype, ["auto", *(dtype for _, dtype in _IMPLEMENTATIONS)]),
         ):
             if name not in known:
                 hint = did_you_mean(_SYNONYMS.get(name, name), known)
-                raise InputError(f"{flag} {name}{hint}: choose {', '.join(dict.fromkeys(known))}")
+                choices = ", ".join(dict.fromkeys(known))
+                raise OptionError(option, f"{name}{hint}: choose {choices}")
         every = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
-        raise InputError(f"--dtype {dtype} is not available with --device {device}: choose {every}")
+        raise OptionError("dtype", f"{dtype} is not available on {device}: choose {every}")
     if offered.get("cuda") and (problem := gpu.problem()):
         if not offered.get("cpu"):
-            raise ResourceError(f"--device cuda: {problem}")
+            raise OptionResourceError("device", f"cuda: {problem}")
         offered["cuda"] = {}
     return {name: kind for each in offered.values() for name, kind in each.items()}

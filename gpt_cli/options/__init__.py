@@ -1,1 +1,1 @@
-"""What a request may say, declared once."""
+"""The options of a request, declared once."""

@@ -5,7 +5,7 @@ llguidance compiles them all to one kind of grammar; `generation.matcher` follow
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -15,17 +15,17 @@ from gpt_cli.options.declare import OptionError
 from gpt_cli.system.machine import within
 
 T = TypeVar("T")
-Kind: TypeAlias = Literal["regex", "json_schema", "grammar", "choices"]
+ConstraintKind: TypeAlias = Literal["regex", "json_schema", "grammar", "choices"]
 
 CACHED = 8  # constraints; one of 1 MB takes 60 MB
 _LARGEST = 2_000_000  # characters
-_MOST_RULES = 5000  # and brackets of a grammar; llguidance needs up to 10 KB of its stack for each
-_MOST_LEVELS = 10_000  # of a schema, if each reference leads to another one; the same
+_MOST_RULES = 5000  # and brackets of a grammar; one takes up to 10 KB of llguidance's stack
+_MOST_LEVELS = 10_000  # of a schema if every reference leads to the next; for the same reason
 _MOST_SYMBOLS = 20_000  # of a grammar; time and memory grow with the square, here to 0.5 GB
 _STACK = 64 << 20  # bytes
-SECONDS = 10  # a grammar may take years
-_SEARCHED = 10_000  # characters of a schema in which the place of an error is looked for
-_NAMES: dict[Kind, str] = {
+SECONDS = 10  # a grammar could take years
+_SEARCHED = 10_000  # characters of the largest schema in which the position of an error is searched
+_NAMES: dict[ConstraintKind, str] = {
     "regex": "a regular expression",
     "json_schema": "a JSON schema",
     "grammar": "a Lark grammar",
@@ -35,9 +35,9 @@ _NAMES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a text must match as a whole."""
+    """A pattern that a whole text must match."""
 
-    kind: Kind  # the name of the option
+    kind: ConstraintKind  # the name of the option
     text: str  # of choices, a JSON list
 
     @property
@@ -45,26 +45,22 @@ class Constraint:
         """Return llguidance's grammar.
 
         Raises:
-            OptionError: the constraint is not valid; the message names the place in it.
+            OptionError: the constraint is not valid; the message names the position in it.
             ResourceError: llguidance is not installed.
         """
-        return _grammar(self)
+        return _compile(self)
 
     def error(self, message: str) -> OptionError:
         """Return the error for a message of llguidance, which may have many lines."""
-        place, complaint = _EXPLAIN[self.kind](self.text, message)
+        position, complaint = _EXPLAIN[self.kind](self.text, message)
         for pattern, clearer in _CLEARER.items():
             complaint = re.sub(pattern, clearer, complaint)
-        first = complaint.strip().partition("\n")[0]
-        return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{place}: {first:.500}")
+        line = complaint.strip().partition("\n")[0]
+        return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{position}: {line:.500}")
 
 
 def import_llguidance() -> Any:
-    """Return the package llguidance.
-
-    Raises:
-        ResourceError: it is not installed.
-    """
+    """Return the package llguidance; raise ResourceError if it is not installed."""
     try:
         import llguidance
     except ImportError as error:
@@ -74,11 +70,10 @@ def import_llguidance() -> Any:
     return llguidance
 
 
-def with_stack(kind: Kind, function: Callable[[], T]) -> T:
-    """Call a function of llguidance, which recurses, in a thread with a large stack.
+def with_stack(kind: ConstraintKind, function: Callable[[], T]) -> T:
+    """Call a recursive function of llguidance in a thread with a large stack and a timeout.
 
-    Raises:
-        OptionError: it takes too long, or has a bug.
+    Raise OptionError if it takes too long or panics.
     """
 
     def call() -> T:
@@ -93,12 +88,13 @@ def with_stack(kind: Kind, function: Callable[[], T]) -> T:
     try:
         return within(SECONDS, call, _STACK)
     except TimeoutError:
-        message = f"takes more than {SECONDS} seconds to compile: make it simpler"
-        raise OptionError(kind, message) from None
+        complaint = f"takes more than {SECONDS} seconds to compile: make it simpler"
+        raise OptionError(kind, complaint) from None
 
 
 @lru_cache(CACHED)
-def _grammar(constraint: Constraint) -> str:
+def _compile(constraint: Constraint) -> str:
+    """Return the valid grammar of a constraint; see `Constraint.grammar`."""
     kind, text = constraint.kind, constraint.text
     if len(text) > _LARGEST:
         raise OptionError(kind, f"must have at most {_LARGEST:,} characters, not {len(text):,}")
@@ -108,35 +104,35 @@ def _grammar(constraint: Constraint) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise OptionError(kind, f"is not valid Unicode at character {error.start + 1}") from None
-    return with_stack(kind, lambda: _compiled(constraint))
-
-
-def _compiled(constraint: Constraint) -> str:
     llguidance = import_llguidance()
-    grammar = _BUILD[constraint.kind](constraint.text)
-    limits = llguidance.LLParserLimits(max_grammar_size=_MOST_SYMBOLS)
-    if message := llguidance.LLMatcher.validate_grammar(grammar, limits=limits):
-        raise constraint.error(message)
-    return grammar
+
+    def build() -> str:
+        grammar = _BUILD[kind](text)
+        limits = llguidance.LLParserLimits(max_grammar_size=_MOST_SYMBOLS)
+        if message := llguidance.LLMatcher.validate_grammar(grammar, limits=limits):
+            raise constraint.error(message)
+        return grammar
+
+    return with_stack(kind, build)
 
 
 # --- the grammar of each kind -----------------------------------------------------------------
 
 
-def _of_regex(text: str) -> str:
+def _from_regex(text: str) -> str:
     r"""Return the grammar of a regular expression, in which \d is a digit from 0 to 9."""
     llguidance = import_llguidance()
-    as_given = llguidance.LLMatcher.grammar_from_regex(text)
-    if llguidance.LLMatcher.validate_grammar(as_given):
-        return as_given  # with the error
-    return _of_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/")
+    grammar: str = llguidance.LLMatcher.grammar_from_regex(text)
+    if llguidance.LLMatcher.validate_grammar(grammar):
+        return grammar  # with the error
+    return _from_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/")
 
 
-def _of_json_schema(text: str) -> str:
+def _from_json_schema(text: str) -> str:
     """Return the grammar of a schema, for JSON in the form of Python's `json.dumps`.
 
-    With any white space, a model may draw line ends without end. A schema can ask for it, or for
-    another form, in "x-guidance".
+    If any white space were allowed, a model could generate endless line ends. A schema can choose
+    that, or another form, in "x-guidance".
     """
     form = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
     try:
@@ -146,22 +142,22 @@ def _of_json_schema(text: str) -> str:
         _check_form(schema.get("x-guidance"))
         references, depth = json.dumps(schema).count('"$ref": '), _depth(schema)
         if references * depth > _MOST_LEVELS:
-            shown = f"{references} of them in a schema of {depth} levels"
-            raise OptionError("json_schema", f"must have fewer references: {shown} are too many")
-        # Unlike Python, it refuses NaN.
+            count = f"{references} of them in a schema of {depth} levels"
+            raise OptionError("json_schema", f"must have fewer references: {count} are too many")
+        # llguidance refuses NaN, which Python accepts.
         return import_llguidance().LLMatcher.grammar_from_json_schema(text, defaults=form)
     except (ValueError, RecursionError) as error:
         raise OptionError("json_schema", f"must be JSON: {error}") from None
 
 
 def _depth(value: Any) -> int:
-    """Return how many values of JSON lie in one another."""
+    """Return the number of levels of a JSON value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, inner), default=0)
 
 
 def _check_form(form: Any) -> None:
-    """Raise OptionError unless a form of JSON is JSON; see `_of_grammar` for what else may be."""
+    """Raise OptionError if texts in a form of JSON would not be JSON."""
     if isinstance(form, dict):
         signs = {"key_separator": ":", "item_separator": ",", "whitespace_pattern": ""}
         for name, sign in signs.items():
@@ -170,33 +166,33 @@ def _check_form(form: Any) -> None:
                 raise OptionError("json_schema", f"must have {shown} as {name} in x-guidance")
 
 
-def _of_grammar(text: str) -> str:
-    """Return a grammar whose texts may go on in any tokens.
+def _from_grammar(text: str) -> str:
+    """Return a grammar that allows a text in any tokens.
 
-    llguidance would find the text that must follow, to have it in the tokenizer's own tokens, but
-    that text may have no end: after `A A` with `A: /y*y/`, for which the first A has taken all.
+    Otherwise llguidance searches for the text that must follow, to split it as the tokenizer does.
+    The search may not end, as for `A A` with `A: /y*y/`: the first A matches the whole text.
     """
-    return _of_lark(f'{text}\n%llguidance {{"no_forcing": true}}')
+    return _from_lark(f'{text}\n%llguidance {{"no_forcing": true}}')
 
 
-def _of_lark(text: str) -> str:
+def _from_lark(text: str) -> str:
     return import_llguidance().LLMatcher.grammar_from_lark(text)
 
 
-def _of_choices(text: str) -> str:
+def _from_choices(text: str) -> str:
     either = " | ".join(map(json.dumps, json.loads(text)))
-    return _of_lark(f"start: CHOICE\nCHOICE: {either}")
+    return _from_lark(f"start: CHOICE\nCHOICE: {either}")
 
 
-_BUILD: dict[Kind, Callable[[str], str]] = {
-    "regex": _of_regex,
-    "json_schema": _of_json_schema,
-    "grammar": _of_grammar,
-    "choices": _of_choices,
+_BUILD: dict[ConstraintKind, Callable[[str], str]] = {
+    "regex": _from_regex,
+    "json_schema": _from_json_schema,
+    "grammar": _from_grammar,
+    "choices": _from_choices,
 }
 
 
-# --- what llguidance's messages say, and where ------------------------------------------------
+# --- llguidance's messages: the position of an error, and a complaint ---------------------------
 
 _CLEARER = {  # parts of a message, and what replaces them
     r"regex parse error:\n *(.*)\n.*\nerror: ": r"in /\1/: ",
@@ -210,37 +206,37 @@ _CLEARER = {  # parts of a message, and what replaces them
 
 
 def _explain_regex(text: str, message: str) -> tuple[str, str]:
-    found = re.search(r"parse error:\n    (.*)\n    ( *)\^.*\nerror: (.*)", message)
-    if not found:  # such as "... (in regex): lookarounds not supported yet; WordUnicode in ..."
+    match = re.search(r"parse error:\n    (.*)\n    ( *)\^.*\nerror: (.*)", message)
+    if not match:  # such as "... (in regex): lookarounds not supported yet; WordUnicode in ..."
         return "", message.rpartition("(in regex): ")[2]
-    shown, spaces, complaint = found.groups()
+    shown, spaces, complaint = match.groups()
     before = shown[: len(spaces)]
-    # It is shown with \n for a line end, and with \/ for a slash.
+    # The message shows \n for a line end, and \/ for a slash.
     added = before.count("\\/") - text[: len(before)].count("\\/") + text[: len(before)].count("\n")
     return f" at character {len(before) - added + 1}", complaint
 
 
 def _explain_grammar(text: str, message: str) -> tuple[str, str]:
-    found = re.match(r"(?s)(?:at )?(\d+)\((\d+)\): (.*)", message)
-    if not found:
+    match = re.match(r"(?s)(?:at )?(\d+)\((\d+)\): (.*)", message)
+    if not match:
         return "", "it is JSON" if text.lstrip().startswith("{") else message
-    line, column, complaint = found.groups()
-    if "::=" in text:  # of llama.cpp, which vLLM takes, too
+    line, column, complaint = match.groups()
+    if "::=" in text:  # of llama.cpp; vLLM accepts it, too
         complaint = "a rule is written NAME: ..., the first start: ..., without ::="
     return f" at line {line}, column {column}", complaint
 
 
 def _explain_schema(text: str, message: str) -> tuple[str, str]:
     complaint = message
-    if found := re.match(r"Resource '(.*)' is not present", message):
-        complaint = f"it refers to {found[1]}, and only references within it are followed"
+    if match := re.match(r"Resource '(.*)' is not present", message):
+        complaint = f"it refers to {match[1]}, and only references within it are followed"
     if len(text) > _SEARCHED:
         return "", complaint
-    place = _place(json.loads(text), message)
-    return (f" at {place}" if place else ""), complaint
+    pointer = _locate(json.loads(text), message)
+    return (f" at {pointer}" if pointer else ""), complaint
 
 
-def _place(schema: Any, message: str) -> str:
+def _locate(schema: Any, message: str) -> str:
     """Return the JSON pointer of the smallest part of a schema that has the same error."""
     if not isinstance(schema, dict):
         return ""
@@ -248,15 +244,11 @@ def _place(schema: Any, message: str) -> str:
     shared = {name: schema[name] for name in ("$defs", "definitions", "$id") if name in schema}
 
     def search(part: Any, pointer: str) -> str:
-        children: Iterator[tuple[Any, Any]] = iter(())
-        if isinstance(part, dict):
-            children = iter(part.items())
-        elif isinstance(part, list):
-            children = iter(enumerate(part))
-        for key, child in children:
+        children = enumerate(part) if isinstance(part, list) else ()
+        for key, child in part.items() if isinstance(part, dict) else children:
             escaped = str(key).replace("~", "~0").replace("/", "~1")
-            if place := search(child, f"{pointer}/{escaped}"):
-                return place
+            if inner := search(child, f"{pointer}/{escaped}"):
+                return inner
         if not isinstance(part, dict) or part is schema:
             return ""
         alone = matcher.grammar_from_json_schema(json.dumps(shared | part))
@@ -265,7 +257,7 @@ def _place(schema: Any, message: str) -> str:
     return search(schema, "#")
 
 
-_EXPLAIN: dict[Kind, Callable[[str, str], tuple[str, str]]] = {
+_EXPLAIN: dict[ConstraintKind, Callable[[str, str], tuple[str, str]]] = {
     "regex": _explain_regex,
     "json_schema": _explain_schema,
     "grammar": _explain_grammar,

@@ -1,6 +1,6 @@
 """Declare an option once: name, default, range and help.
 
-A group of options is a frozen dataclass that derives from `Declared`, with fields made by `option`.
+A group of options is a frozen dataclass that derives from `Declared`; its fields are `option`s.
 The keywords of the Python API, the fields of a JSON row (`Declared.with_row`) and the flags of
 commands (`gpt_cli.cli.options`) all come from its fields.
 """
@@ -13,16 +13,28 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
-from gpt_cli.errors import InputError, did_you_mean
+from gpt_cli.errors import GPTCLIError, InputError, ResourceError, did_you_mean
+from gpt_cli.system.machine import MOST_THREADS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class OptionError(InputError):
-    """An option has the wrong type or is out of range; `args` are its name and a complaint."""
+class NamedOptionError(GPTCLIError):
+    """An error about an option; `args` are its name and a complaint.
+
+    A command replaces the name by the flag: see `gpt_cli.cli.options.command`.
+    """
 
     def __str__(self) -> str:
         return " ".join(self.args)
+
+
+class OptionError(NamedOptionError, InputError):
+    """An option has the wrong type, is out of range or does not fit the other options."""
+
+
+class OptionResourceError(NamedOptionError, ResourceError):
+    """An option needs a device, a package or a file that is not available."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,26 @@ class Range:
     name: str  # completes "must be ..."
 
 
+def at_least(least: float) -> Range:
+    """Return the range of numbers from `least` on."""
+    return Range(lambda value: value >= least, f"{least} or more")
+
+
+def between(least: float, most: float) -> Range:
+    """Return the range of numbers from `least` to `most`."""
+    return Range(lambda value: least <= value <= most, f"from {least} to {most}")
+
+
+AT_LEAST_0, AT_LEAST_1 = at_least(0), at_least(1)
+THREADS = between(1, MOST_THREADS)
+
+
+def check(name: str, value: Any, range: Range) -> None:
+    """Raise OptionError if the value of an option is out of range."""
+    if not range.contains(value):
+        raise OptionError(name, f"must be {range.name}")
+
+
 @dataclass(frozen=True)
 class Option:
     """The declaration of one option; its name and default are those of the field."""
@@ -49,11 +81,22 @@ class Option:
     kind: Kind
     help: str  # of its flag; an option without help has no flag
     range: Range | None
-    row: bool  # whether a JSON row may have it
-    flag: str | None  # in place of --name
+    row: bool  # a JSON row may have it
+    flag: str | None  # by default --name
     aliases: tuple[str, ...]  # of the flag
-    from_file: bool  # whether the flag names a file with the value, unless it begins with {
+    from_file: bool  # the flag names a file with the value, unless it begins with {
     typer: Mapping[str, Any]  # more keywords of typer.Option
+
+    def convert(self, name: str, value: Any) -> Any:
+        """Return a valid value in the type of the option; raise OptionError for another value."""
+        try:
+            value = self.kind.convert(value)
+        except (TypeError, ValueError, OverflowError):
+            shown = json.dumps(value, default=str, skipkeys=True)
+            raise OptionError(name, f"must be {self.kind.name}, not {shown:.40}") from None
+        if self.range:
+            check(name, value, self.range)
+        return value
 
 
 def option(
@@ -69,59 +112,50 @@ def option(
     **typer: Any,
 ) -> Any:
     """Return a dataclass field with a declaration; its kind by default is that of its default."""
-    made = Option(kind or _KINDS[type(default)], help, range, row, flag, aliases, from_file, typer)
-    return field(default=default, metadata={"option": made})
+    kind = kind or _KINDS[type(default)]
+    declaration = Option(kind, help, range, row, flag, aliases, from_file, typer)
+    return field(default=default, metadata={"option": declaration})
 
 
 def declarations(group: "type[Declared]") -> Iterator[tuple[Field[Any], Option]]:
     """Yield the fields of a group with their declarations."""
-    for each in fields(group):
-        yield each, each.metadata["option"]
+    for member in fields(group):
+        yield member, member.metadata["option"]
 
 
 class Declared:
-    """Base of a group of options, which is a dataclass.
-
-    Raises:
-        InputError: a value has the wrong type or is out of range.
-    """
+    """Base of a group of options, a dataclass; its constructor raises OptionError."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __post_init__(self) -> None:
-        for each, declaration in declarations(type(self)):
-            if (value := getattr(self, each.name)) is None and each.default is None:
-                continue
-            try:
-                value = declaration.kind.convert(value)
-            except (TypeError, ValueError, OverflowError):
-                given = json.dumps(value, default=str, skipkeys=True)
-                complaint = f"must be {declaration.kind.name}, not {given:.40}"
-                raise OptionError(each.name, complaint) from None
-            if declaration.range and not declaration.range.contains(value):
-                raise OptionError(each.name, f"must be {declaration.range.name}")
-            object.__setattr__(self, each.name, value)  # the dataclass is frozen
+        for member, declaration in declarations(type(self)):
+            value = getattr(self, member.name)
+            if value is not None or member.default is not None:
+                value = declaration.convert(member.name, value)
+                object.__setattr__(self, member.name, value)  # the dataclass is frozen
+
+    def validate(self) -> None:
+        """Check what takes too long for the constructor; raise OptionError."""
 
     @classmethod
     def row_fields(cls) -> tuple[str, ...]:
         """Return the names of the options that a JSON row may have."""
-        return tuple(each.name for each, declaration in declarations(cls) if declaration.row)
+        return tuple(member.name for member, declaration in declarations(cls) if declaration.row)
 
     def with_row(self, row: Mapping[str, Any]) -> Self:
-        """Return these options, replaced by those of a JSON row where it has any that is not null.
+        """Return these options, replaced by those of a JSON row that are not null.
 
-        Raises:
-            InputError: a field is unknown, or a value has the wrong type or is out of range.
+        Raise InputError if a field is unknown or not valid.
         """
-        own = {name: value for name, value in row.items() if value is not None}
-        if unknown := [name for name in own if name not in self.row_fields()]:
-            known = self.row_fields()
-            near = did_you_mean(f"{unknown[0]!s:.40}", known)
+        values = {name: value for name, value in row.items() if value is not None}
+        known = self.row_fields()
+        if unknown := [name for name in values if name not in known]:
+            near, names = did_you_mean(f"{unknown[0]!s:.40}", known), ", ".join(known)
             raise InputError(
-                f"unknown field {unknown[0]!r:.40}{near}; the options of a row are "
-                + ", ".join(known)
+                f"unknown field {unknown[0]!r:.40}{near}; the options of a row are {names}"
             )
-        return replace(self, **own)
+        return replace(self, **values)
 
 
 def takes(group: type[Declared]) -> Callable[[F], F]:
@@ -129,52 +163,51 @@ def takes(group: type[Declared]) -> Callable[[F], F]:
 
     def show(function: F) -> F:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+        named = [p for p in signature.parameters.values() if p.kind != p.VAR_KEYWORD]
         shown = inspect.signature(group).parameters.values()
-        function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
         return function
 
     return show
 
 
-def _checked(value: Any, kind: type) -> Any:
-    """Return a value of this type; a bool is not a number."""
+def _require(value: Any, kind: type) -> Any:
+    """Return a value of a type; raise TypeError for another. A bool is not a number."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError
     return value
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else _checked(value, Sequence)
-    return tuple(_checked(text, str) for text in texts)
+def _convert_texts(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else _require(value, Sequence)
+    return tuple(_require(text, str) for text in texts)
 
 
-def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+def _convert_biases(value: Any) -> tuple[tuple[int, float], ...]:
     """Convert a mapping, pairs or texts ID=BIAS to sorted pairs, which are hashable."""
-    if isinstance(value, Mapping):
-        value = value.items()
-    pairs = [each.split("=", 1) if isinstance(each, str) else each for each in value]
+    entries = value.items() if isinstance(value, Mapping) else value
+    pairs = [entry.split("=", 1) if isinstance(entry, str) else entry for entry in entries]
     return tuple(sorted({int(id): float(bias) for id, bias in pairs}.items()))
 
 
-def _schema(value: Any) -> str:
+def _convert_schema(value: Any) -> str:
     """Return a JSON schema as JSON."""
-    return value if isinstance(value, str) else json.dumps(_checked(value, Mapping))
+    return value if isinstance(value, str) else json.dumps(_require(value, Mapping))
 
 
-def split_commas(given: list[str] | None) -> list[str] | None:
-    """Return the texts of a repeatable flag, which are separated by commas in each, if any."""
-    return [text for each in given for text in each.split(",")] if given else None
+def split_commas(values: list[str] | None) -> list[str] | None:
+    """Return the texts, separated by commas, in the values of a repeatable flag."""
+    return [text for value in values for text in value.split(",")] if values else None
 
 
-WHOLE = Kind("a whole number", int, lambda value: int(_checked(value, Integral)))
-NUMBER = Kind("a number", float, lambda value: _checked(value, Real))
-SWITCH = Kind("true or false", bool, lambda value: _checked(value, bool))
-TEXT = Kind("a string", str, lambda value: _checked(value, str))
-SCHEMA = Kind("a JSON schema", str, _schema)
+WHOLE = Kind("a whole number", int, lambda value: int(_require(value, Integral)))
+NUMBER = Kind("a number", float, lambda value: _require(value, Real))
+SWITCH = Kind("true or false", bool, lambda value: _require(value, bool))
+TEXT = Kind("a string", str, lambda value: _require(value, str))
+SCHEMA = Kind("a JSON schema", str, _convert_schema)
 PATH = Kind("a path", Path, Path)
-TEXTS = Kind("a string or a list of strings", list[str], _texts)
-BIASES = Kind("a number for each token id (such as 452=-100)", list[str], _biases)
+TEXTS = Kind("a string or a list of strings", list[str], _convert_texts)
+BIASES = Kind("a number for each token id (such as 452=-100)", list[str], _convert_biases)
 _KINDS = {int: WHOLE, float: NUMBER, bool: SWITCH, str: TEXT, tuple: TEXTS}
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
-from gpt_cli.options import constraint
-from gpt_cli.options.constraint import Constraint
+from gpt_cli.options.constraint import Constraint, ConstraintKind
 from gpt_cli.options.declare import (
+    AT_LEAST_0,
+    AT_LEAST_1,
     SCHEMA,
     TEXT,
     TEXTS,
@@ -19,23 +20,18 @@ from gpt_cli.options.declare import (
     option,
     split_commas,
 )
-from gpt_cli.options.sampling_params import COUNTS, SamplingParams
+from gpt_cli.options.sampling_params import SamplingParams
 
 Overflow: TypeAlias = Literal["error", "truncate", "shift"]
 
-CONSTRAINTS = get_args(constraint.Kind)
+CONSTRAINTS = get_args(ConstraintKind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(SamplingParams):
     """The options of a continuation."""
 
-    max_tokens: int = option(
-        128,
-        "Generate at most this many tokens.",
-        Range(lambda count: count >= 1, "1 or more"),
-        aliases=("-n",),
-    )
+    max_tokens: int = option(128, "Generate at most this many tokens.", AT_LEAST_1, aliases=("-n",))
     seed: int | None = option(
         None,
         "Seed of the random choices: the same seed gives the same text; random if not set.",
@@ -94,39 +90,37 @@ class Options(SamplingParams):
         kind=choice(Overflow),
         row=False,
     )
-    top_logprobs: int = option(0, range=COUNTS, row=False)
+    top_logprobs: int = option(0, range=AT_LEAST_0, row=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.constraint:
-            _ = self.constraint.grammar  # raises OptionError
+        if len(names := self._constraints) > 1:
+            raise OptionError(names[1], "must be the only constraint of a text")
+
+    @property
+    def _constraints(self) -> list[ConstraintKind]:
+        return [name for name in CONSTRAINTS if getattr(self, name) is not None]
 
     @property
     def constraint(self) -> Constraint | None:
-        """Return what the text must match, if anything.
+        """Return the constraint of the text, or None; it may not be valid: see `validate`."""
+        for name in self._constraints:
+            value = getattr(self, name)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            return Constraint(name, text)
+        return None
 
-        Raises:
-            OptionError: several of these options are given.
-        """
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise OptionError(given[1], "must be the only constraint of a text")
-        if not given:
-            return None
-        value = getattr(self, given[0])
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return Constraint(given[0], text)
+    def validate(self) -> None:
+        """Compile the constraint; raise OptionError, or ResourceError without llguidance."""
+        if self.constraint:
+            _ = self.constraint.grammar
 
     def with_row(self, row: Mapping[str, Any]) -> Self:
-        """Return these options, replaced by those of a row; its constraint replaces any other.
-
-        Raises:
-            InputError: a field is unknown, or a value has the wrong type or is out of range.
-        """
-        defaults = {each.name: each.default for each in fields(self)}
-        has_own = any(row.get(name) is not None for name in CONSTRAINTS)
-        others: dict[str, Any] = {name: defaults[name] for name in CONSTRAINTS if has_own}
-        return super(Options, replace(self, **others)).with_row(row)
+        """Return these options, replaced by those of a row; its constraint replaces any other."""
+        options = self
+        if any(row.get(name) is not None for name in CONSTRAINTS):
+            options = replace(self, **dict.fromkeys(CONSTRAINTS))  # type: ignore[arg-type]
+        return super(Options, options).with_row(row)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -134,7 +128,7 @@ class Options(SamplingParams):
         return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
 
     def with_seed(self, seed: int | None = None) -> Self:
-        """Return these options with a seed: their own, else the one given, else a drawn one."""
+        """Return these options with a seed: their seed, or else `seed`, or else a random one."""
         if self.seed is not None:
             return self
         return replace(self, seed=draw_seed() if seed is None else seed)

@@ -6,17 +6,12 @@ Nothing here imports NumPy, because `--help` reads the declarations.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt_cli.options.declare import BIASES, Declared, Range, option
+from gpt_cli.options.declare import AT_LEAST_0, BIASES, Declared, Range, between, option
 
 # The range of a divisor of logits; outside of it, float32 soon gives 0 or infinity.
-_SMALLEST, _LARGEST = 1e-6, 1e6
-_DIVISORS = f"from {_SMALLEST:g} to {_LARGEST:g}"
-_TEMPERATURES = Range(lambda t: t == 0 or _SMALLEST <= t <= _LARGEST, f"0, or {_DIVISORS}")
-_FACTORS = Range(lambda factor: _SMALLEST <= factor <= _LARGEST, _DIVISORS)
-COUNTS = Range(lambda count: count >= 0, "0 or more")
+_DIVISORS = Range(lambda divisor: 1e-6 <= divisor <= 1e6, "from 1e-06 to 1e+06")
+_TEMPERATURES = Range(lambda t: t == 0 or _DIVISORS.contains(t), f"0, or {_DIVISORS.name}")
 _TOP_P = Range(lambda p: 0 < p <= 1, "above 0 and at most 1")
-_MIN_P = Range(lambda p: 0 <= p <= 1, "from 0 to 1")
-_PENALTIES = Range(lambda penalty: -2 <= penalty <= 2, "from -2 to 2")
 _BIASES = Range(
     lambda biases: all(id >= 0 and -100 <= bias <= 100 for id, bias in biases),
     "token ids with numbers from -100 to 100",
@@ -33,23 +28,27 @@ class SamplingParams(Declared):
         _TEMPERATURES,
         aliases=("--temp",),
     )
-    top_k: int = option(40, "Keep the k likeliest tokens; 0 keeps all.", COUNTS)
+    top_k: int = option(40, "Keep the k likeliest tokens; 0 keeps all.", AT_LEAST_0)
     top_p: float = option(
         0.95, "Keep the fewest tokens whose probabilities sum to this; 1 keeps all.", _TOP_P
     )
     min_p: float = option(
         0.0,
         "Drop tokens less likely than this fraction of the likeliest; 0 drops none.",
-        _MIN_P,
+        between(0, 1),
     )
     repeat_penalty: float = option(
-        1.0, "Make tokens that are already in the text less likely; 1 is off.", _FACTORS
+        1.0, "Make tokens that are already in the text less likely; 1 is off.", _DIVISORS
     )
     presence_penalty: float = option(
-        0.0, "Subtract this from the logit of every token that was already generated.", _PENALTIES
+        0.0,
+        "Subtract this from the logit of every token that was already generated.",
+        between(-2, 2),
     )
     frequency_penalty: float = option(
-        0.0, "Subtract this from the logit of a token for each time it was generated.", _PENALTIES
+        0.0,
+        "Subtract this from the logit of a token for each time it was generated.",
+        between(-2, 2),
     )
     logit_bias: Sequence[tuple[int, float]] = option(
         (),

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
-from gpt_cli.options.declare import TEXT, WHOLE, Declared, OptionError, Range, option
+from gpt_cli.options.declare import AT_LEAST_0, TEXT, WHOLE, Declared, OptionError, Range, option
 from gpt_cli.options.request import Options
-from gpt_cli.options.sampling_params import COUNTS, SamplingParams
+from gpt_cli.options.sampling_params import SamplingParams
 from gpt_cli.serve import trial
 from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.structured import FIELDS, Constrained, constraint_of
@@ -30,7 +30,7 @@ class Fields(Declared):
     """The fields of a request that are not options of a text."""
 
     model: str | None = option(None, kind=TEXT)
-    max_tokens: int = option(16, range=COUNTS)
+    max_tokens: int = option(16, range=AT_LEAST_0)
     n: int = option(1, range=_CANDIDATES)
     best_of: int | None = option(None, range=_CANDIDATES, kind=WHOLE)
     logprobs: int | None = option(

@@ -51,9 +51,11 @@ def _main(option: str, most_bytes: int) -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
     try:
-        constraint = Options(**{option: json.load(sys.stdin)}).constraint
+        options = Options(**{option: json.load(sys.stdin)})
+        options.validate()
     except OptionError:
         return
+    constraint = options.constraint
     if constraint:
         llguidance, grammar = import_llguidance(), constraint.grammar
         tokens = llguidance.LLTokenizer("byte")

@@ -11,7 +11,7 @@ from gpt_cli.errors import InputError, ResourceError
 
 
 def check_file(option: str, file: Path, endings: Sequence[str]) -> None:
-    """Raise InputError early, before costly work, if a flag names an unusable output file."""
+    """Raise InputError before costly work if the output file of an option cannot be used."""
     if file.suffix.lower() not in endings:
         raise InputError(f"{option} {file}: the name must end with {' or '.join(endings)}")
     if not file.parent.is_dir():
@@ -21,11 +21,7 @@ def check_file(option: str, file: Path, endings: Sequence[str]) -> None:
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Write a file, or replace an existing one.
-
-    Raises:
-        ResourceError: the file cannot be written; an existing one is unchanged.
-    """
+    """Write or replace a file; if ResourceError is raised, an existing file is unchanged."""
     target = file.resolve()  # keep a symbolic link
     part = target.with_name(f".{uuid.uuid4().hex}")
     try:
@@ -65,7 +61,7 @@ def new_file(to: Path) -> Iterator[BinaryIO]:
     try:
         with part.open("xb") as file:
             yield file
-        _check_new(to)  # another program may have made it
+        _check_new(to)  # another program may have created it
         part.replace(to)
     except OSError as error:
         if error.filename not in (None, str(part)):
@@ -85,8 +81,7 @@ def _check_new(to: Path) -> None:
 def new_folder(to: Path) -> Iterator[Path]:
     """Yield a temporary folder, which becomes `to` (absolute) if the block succeeds.
 
-    Raises:
-        InputError: `to` exists and is not an empty folder.
+    Raise InputError if `to` exists and is not an empty folder.
     """
     import tempfile  # slow to import, and every command imports this module
 

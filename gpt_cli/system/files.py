@@ -14,7 +14,7 @@ LARGEST = 64_000_000  # bytes; GPT-2's tokenizer.json, the largest of the small 
 def version(where: Path | int) -> tuple[int, int] | None:
     """Return a value that changes when a file (a path or a descriptor) changes; None if missing.
 
-    The inode is not used, because some network file systems renumber inodes.
+    It does not contain the inode, because network file systems may renumber inodes.
     """
     try:
         about = os.stat(where)  # noqa: PTH116 (`where` may be a descriptor)
@@ -35,12 +35,7 @@ def file_hash(path: Path, digits: int = 64) -> str:
 
 
 def read_small(path: Path) -> bytes:
-    """Return the content of a small file.
-
-    Raises:
-        ValueError: it is not a regular file, or too large.
-        OSError: it cannot be read.
-    """
+    """Return the content of a small file; raise ValueError if it is large or not regular."""
     about = path.stat()  # before opening, which would wait for the other end of a pipe
     if not stat.S_ISREG(about.st_mode):
         raise ValueError("it is not a regular file")
@@ -51,11 +46,7 @@ def read_small(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a small JSON file.
-
-    Raises:
-        CheckpointError: it cannot be read, or is not a JSON object.
-    """
+    """Return the object in a small JSON file; raise CheckpointError if there is none."""
     try:
         value = json.loads(read_small(path))
     except (OSError, *MALFORMED) as error:

@@ -20,19 +20,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _STATUS = Path("/proc/self/status")
 
-
-_starting = threading.Lock()  # of threads, whose stack has a size that all share
+_starting = threading.Lock()  # of threads: the size of their stacks is global
 
 
 def within(seconds: float, call: Callable[[], T], stack: int = 0) -> T:
-    """Call a function in a thread with a timeout, and raise what it raises.
+    """Call a function in a thread with a timeout; return what it returns, or raise what it raises.
 
-    Nothing stops the call after TimeoutError, but the process may end before it.
-
-    Args:
-        seconds: the timeout.
-        call: the function.
-        stack: bytes of the thread's stack; 0 is the system's default.
+    After TimeoutError, the call goes on, but the process may end before it. `stack` is the size of
+    the thread's stack in bytes; 0 is the system's default.
     """
     from concurrent.futures import Future  # takes a millisecond that few commands need
 
@@ -56,11 +51,11 @@ def within(seconds: float, call: Callable[[], T], stack: int = 0) -> T:
 def free_memory() -> int | None:
     """Return the bytes that can be allocated without swapping or being killed; None if unknown.
 
-    It is the minimum of Linux's available memory and of what the limits of the process's control
-    groups (the container) and its own (`ulimit -v`) leave.
+    It is the minimum of Linux's available memory and of what the limits of the control groups (the
+    container) and of the process (`ulimit -v`) leave.
     """
-    rooms = [*_group_rooms(), _fields(Path("/proc/meminfo")).get("MemAvailable:"), addresses()]
-    known = [room for room in rooms if room is not None]
+    available = _numbers(Path("/proc/meminfo")).get("MemAvailable:")
+    known = [size for size in (*_group_memory(), available, addresses()) if size is not None]
     return max(0, min(known)) if known else None
 
 
@@ -76,7 +71,7 @@ def format_size(size: float) -> str:
 def check_room(what: str, needed: int, free: int | None, cure: str) -> None:
     """Raise ResourceError if fewer bytes are free (None: unknown) than needed.
 
-    `what` is the subject and verb of the message, such as "the weights of tiny take".
+    The message begins with `what`, its subject and verb, such as "the weights of tiny take".
     """
     if free is not None and needed > free:
         raise ResourceError(
@@ -106,8 +101,8 @@ def addresses() -> int | None:
 def peak_memory() -> int | None:
     """Return the peak memory of this process so far, in bytes; None if unknown."""
     # On Linux, ru_maxrss includes the memory of the program that started this one.
-    if (own := _fields(_STATUS).get("VmHWM:")) is not None:
-        return own
+    if (peak := _numbers(_STATUS).get("VmHWM:")) is not None:
+        return peak
     try:
         import resource
     except ImportError:  # Windows
@@ -172,8 +167,8 @@ def _affinity() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _group_rooms() -> Iterator[int]:
-    """Yield the bytes that each control group with a limit may still allocate."""
+def _group_memory() -> Iterator[int]:
+    """Yield the bytes that the control groups with a limit may still allocate."""
     files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     for group, (limit, usage) in itertools.product(_groups(), files):
         try:
@@ -181,7 +176,7 @@ def _group_rooms() -> Iterator[int]:
         except (OSError, ValueError):  # no such group, or its limit is "max"
             continue
         # Cached pages of files count as used, but can be reclaimed.
-        stat = _fields(group / "memory.stat")
+        stat = _numbers(group / "memory.stat")
         yield most - used + stat.get("inactive_file", 0) + stat.get("active_file", 0)
 
 
@@ -200,7 +195,7 @@ def _groups() -> Iterator[Path]:
             yield from group.parents[: len(Path(path).parts)]
 
 
-def _fields(path: Path) -> dict[str, int]:
+def _numbers(path: Path) -> dict[str, int]:
     """Return the numbers in a file of lines `name number [kB]`, in bytes; {} if unreadable."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]

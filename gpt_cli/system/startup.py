@@ -22,9 +22,9 @@ _MOST_THREADS = 64  # of the OpenBLAS in NumPy's wheels
 def prepare(threads: int | None) -> None:
     """Set the number of threads and check the address space, before NumPy is imported.
 
-    The default is the number of cores that the process may use, which the BLAS libraries do not
-    know in a container, unless one of their variables is set. If the compiled library computes,
-    NumPy's own products get one thread: to start more takes a fifth of NumPy's import.
+    Unless a variable sets it, the number is that of the cores that the process may use, which the
+    BLAS libraries do not know in a container. If the compiled library computes, NumPy gets only one
+    thread: to start more takes a fifth of the time of its import.
 
     Raises:
         ResourceError: the address space is too small, where OpenBLAS would end the process.
@@ -33,12 +33,12 @@ def prepare(threads: int | None) -> None:
         threads = cores()
     if threads is not None:
         numpy_computes = not native_computes() or os.environ.get("GPT_CLI_OPS") == "numpy"
-        of_numpy = threads if numpy_computes else 1
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(of_numpy)))
+        numpy_threads = threads if numpy_computes else 1
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(numpy_threads)))
         os.environ["GPT_CLI_THREADS"] = str(threads)
     left, needed = addresses(), _TO_START + min(blas_threads(), _MOST_THREADS) * _PER_THREAD
     if left is not None and left < needed:
         raise ResourceError(
             f"{needed >> 20} MiB of address space are needed to start, and a limit leaves "
-            f"{left >> 20}: raise it (ulimit -v), or set fewer --threads"
+            f"{left >> 20}: raise it (ulimit -v), or set fewer threads"
         )

@@ -102,7 +102,7 @@ def test_tiny_is_known_by_its_weights_in_any_folder_and_its_files_by_their_names
 def test_a_bit_that_is_flipped_in_the_bundled_model_is_exit_code_4(copy, monkeypatch, capfd):
     flip_a_bit(copy / "model.safetensors")
     monkeypatch.setenv("GPT_CLI_OPS", "numpy")
-    monkeypatch.setattr(local, "_bundled_places", lambda name: [copy])
+    monkeypatch.setattr(local, "_bundled_folders", lambda name: [copy])
     assert app.run(["verify", "tiny"]) == 4
     out, err = capfd.readouterr()
     assert "FAILED       files" in out

@@ -10,13 +10,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
 import gpt_cli
 from gpt_cli.cli import app
+from gpt_cli.cli.options import command as with_flags
 from gpt_cli.generation.sampling import sample
 from gpt_cli.ops import bindings
+from gpt_cli.options.declare import OptionError, OptionResourceError
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
 from gpt_cli.system.startup import THREAD_VARIABLES
@@ -335,6 +339,43 @@ def test_memory_that_runs_out_is_exit_code_5(recorder, monkeypatch):
         "gpt-cli: error: out of memory or threads (MemoryError('cannot have 9 GB')): "
         "use fewer or shorter texts at a time, or a smaller model\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "flag"),
+    [
+        ("max_tokens", "--max-tokens"),
+        ("use_cache", "--cache"),
+        ("threads", "--threads"),
+        ("as_json", "--json"),
+        ("json", "--json"),
+        ("nothing", "nothing"),
+    ],
+)
+@pytest.mark.parametrize(("kind", "code"), [(OptionError, 2), (OptionResourceError, 5)])
+def test_an_error_about_an_option_is_shown_with_its_flag(
+    recorder, monkeypatch, option, flag, kind, code
+):
+    def run(prompts, options):
+        raise kind(option, "cannot be that")
+
+    monkeypatch.delenv("GPT_CLI_THREADS", raising=False)
+    monkeypatch.setattr(recorder, "run", run)
+    with pytest.raises(kind, match=f"^{option} cannot be that$"):
+        recorder.run([], Options())
+    assert refusal("generate", "text", code=code) == f"gpt-cli: error: {flag} cannot be that\n"
+    if option == "threads":
+        message = refusal("generate", "text", code=code, GPT_CLI_THREADS="2")
+        assert message == "gpt-cli: error: --threads (or GPT_CLI_THREADS) cannot be that\n"
+
+
+def test_a_flag_that_typer_declares_is_named_too():
+    @with_flags
+    def command(*, sort_by: Annotated[str, typer.Option(help="An order.")] = "name"):
+        raise OptionError("sort_by", "must be name")
+
+    with pytest.raises(OptionError, match=r"^--sort-by must be name$"):
+        command(sort_by="size")
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,11 @@ def test_help_fits_a_terminal_and_on_a_narrow_one_breaks_no_word(name):
         read_help(*name, columns=columns).partition("\n  Examples:\n") for columns in (80, 40)
     )
     assert max(map(len, "".join(wide).splitlines())) < 80
-    assert max(map(len, narrow[0].splitlines())) < 40
+    assert max(map(len, "".join(narrow).splitlines())) < 40
     joined = re.sub(r"(?<=\w-)\n +", "", narrow[0])  # undo breaks after hyphens
     assert joined.split() == wide[0].split()
+    assert re.sub(r"\\\n +", "", narrow[2]) == wide[2]  # an example can still be pasted
+    assert not re.search(r"\w(\.\.\.|…)", "".join(narrow))
 
 
 def test_the_descriptions_of_commands_are_complete():

@@ -31,9 +31,11 @@ def test_a_constraint_names_the_package_that_it_needs(flags):
     assert says.endswith("): pip install llguidance\n")
 
 
-def test_python_gets_the_same_error():
-    with pytest.raises(ResourceError, match="pip install llguidance"):
-        gpt_cli.Options(regex="not seen before either")
+def test_python_gets_the_same_error_when_the_constraint_is_used(tiny):
+    options = gpt_cli.Options(regex="not seen before either")  # compiles nothing
+    for use in (options.validate, lambda: tiny.run(["Once"], options)):
+        with pytest.raises(ResourceError, match="pip install llguidance"):
+            use()
 
 
 def test_other_texts_do_not_need_it():

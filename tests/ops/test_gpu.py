@@ -89,7 +89,7 @@ def test_without_a_gpu_a_library_computes_with_small_weights(no_gpu, tmp_path, d
     no_gpu.setattr("gpt_cli.ops.native_library", lambda: tmp_path)
     check_available("auto", dtype)
     no_gpu.setattr("gpt_cli.ops.native_library", lambda: None)
-    with pytest.raises(InputError, match=f"--dtype {dtype} needs the compiled library"):
+    with pytest.raises(InputError, match=f"dtype {dtype} needs the compiled library"):
         check_available("auto", dtype)
 
 

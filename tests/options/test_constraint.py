@@ -85,15 +85,29 @@ def matcher_of(model, tokenizer, option, ids=()):
 )
 def test_an_error_in_a_regular_expression_names_its_place(pattern, says):
     with pytest.raises(OptionError) as caught:
-        Options(regex=pattern)
+        Options(regex=pattern).validate()
     assert str(caught.value).startswith("regex is not valid as a regular expression" + says)
     assert "\n" not in str(caught.value)
+
+
+def test_a_constructor_compiles_no_grammar(tiny):
+    options = Options(regex="(")
+    for use in (
+        options.validate,
+        lambda: tiny.run(["Once"], options),
+        lambda: tiny.generate(["Once"], regex="("),
+        lambda: tiny.stream("Once", regex="("),
+    ):
+        with pytest.raises(OptionError, match=r"^regex is not valid as a regular expression"):
+            use()
+    (error,) = tiny.batch([{"prompt": "Once", "regex": "("}])
+    assert str(error).startswith("regex is not valid as a regular expression")
 
 
 def test_a_bug_of_llguidance_is_an_error_of_the_option():
     """llguidance 1.9 cannot compile this; its exception is none that `except Exception` takes."""
     try:
-        Options(regex=r"\pL|(é|\w)")
+        Options(regex=r"\pL|(é|\w)").validate()
     except OptionError as error:
         assert str(error).startswith("regex fails in llguidance: write it in another way")
 
@@ -129,7 +143,7 @@ def test_a_bug_of_llguidance_is_an_error_of_the_option():
 def test_an_error_in_a_schema_names_its_place(schema, says):
     for written in (schema, json.dumps(schema)):
         with pytest.raises(OptionError) as caught:
-            Options(json_schema=written)
+            Options(json_schema=written).validate()
         assert str(caught.value).startswith("json_schema is not valid as a JSON schema" + says)
         assert "\n" not in str(caught.value)
 
@@ -147,7 +161,7 @@ def test_an_error_in_a_schema_names_its_place(schema, says):
 )
 def test_a_schema_that_is_no_json_object_is_refused(text, says):
     with pytest.raises(OptionError, match=f"^json_schema {says}"):
-        Options(json_schema=text)
+        Options(json_schema=text).validate()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +181,7 @@ def test_a_schema_that_is_no_json_object_is_refused(text, says):
 )
 def test_an_error_in_a_grammar_names_its_place(text, says):
     with pytest.raises(OptionError) as caught:
-        Options(grammar=text)
+        Options(grammar=text).validate()
     assert str(caught.value).startswith("grammar is not valid as a Lark grammar" + says)
     assert "\n" not in str(caught.value)
 
@@ -202,7 +216,7 @@ def test_an_error_in_a_grammar_names_its_place(text, says):
 )
 def test_what_cannot_be_a_constraint_is_refused(given, says):
     with pytest.raises(OptionError) as caught:
-        Options(**given)
+        Options(**given).validate()
     assert str(caught.value).startswith(says)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from fractions import Fraction
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ import pytest
 
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import (
+    AT_LEAST_1,
     BIASES,
     NUMBER,
     PATH,
@@ -26,6 +27,9 @@ from gpt_cli.options.declare import (
     Declared,
     OptionError,
     Range,
+    at_least,
+    between,
+    check,
     choice,
     declarations,
     option,
@@ -114,6 +118,22 @@ def test_a_bad_value_is_refused_by_its_name(name, value, complaint):
         Group(**{name: value})
     assert str(caught.value) == f"{name} {complaint}"
     assert pickle.loads(pickle.dumps(caught.value)).args == (name, complaint)
+
+
+@pytest.mark.parametrize(
+    ("range", "inside", "outside", "complaint"),
+    [
+        (AT_LEAST_1, [1, 1.5, 10**30], [0, -1, nan], "1 or more"),
+        (at_least(0), [0, 2], [-1], "0 or more"),
+        (between(2, 5), [2, 5], [1, 6, nan], "from 2 to 5"),
+    ],
+)
+def test_a_keyword_is_checked_against_a_range(range, inside, outside, complaint):
+    for value in inside:
+        check("count", value, range)
+    for value in outside:
+        with pytest.raises(OptionError, match=f"^count must be {complaint}$"):
+            check("count", value, range)
 
 
 def test_a_group_holds_converted_values():

@@ -62,7 +62,7 @@ def test_the_groups_that_a_group_is_in_count_too(group, limited):
 def test_a_container_without_limit_leaves_what_the_machine_has(group):
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("49000000\n")
-    assert [*machine._group_rooms()] == []
+    assert [*machine._group_memory()] == []
 
 
 @posix

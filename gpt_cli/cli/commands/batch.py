@@ -18,7 +18,7 @@ def batch(
     ),
     *,
     from_file: str | None = flags.ROWS_FILE,
-    rows: flags.Rows,
+    rows: flags.RowFiles,
     filled: flags.Filled,
     batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
     options: Options,

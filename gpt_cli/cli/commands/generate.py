@@ -16,7 +16,7 @@ from gpt_cli.cli.layout import counted
 from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.cli.streams import note, on_terminal, remark, write
 from gpt_cli.errors import InputError
-from gpt_cli.options.declare import option
+from gpt_cli.options.declare import between, option
 from gpt_cli.options.request import Options
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from gpt_cli.generation.generate import Completion
 
 SEPARATOR = "\n---\n"  # between samples
+_MOST = 10_000  # samples, which are all computed side by side
+_SAMPLES = option(
+    1,
+    f"Number of texts, up to {_MOST:,}; several are printed together at the end, separated by ---.",
+    between(1, _MOST),
+)
 
 
 def generate(
@@ -32,12 +38,7 @@ def generate(
     file: Path | None = flags.PROMPT_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
     options: Options,
-    samples: int = option(
-        1,
-        "Number of texts; several are printed together at the end, separated by ---.",
-        min=1,
-        max=10_000,  # all are computed side by side
-    ),
+    samples: int = _SAMPLES,
     echo: bool = option(False, "Print the prompt before the text."),
     stream: bool = option(
         True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
@@ -64,26 +65,26 @@ def generate(
         options = replace(options, choices=[*jobs.spaced(text, options.choices)])
     engine = loading.load()
     run = engine.run([text] * samples, replace(options, top_logprobs=logprobs or 0))
-    streaming = stream and samples == 1 and not as_json
-    prefix = text if echo else ""
-    shown = samples > 1 and not loading.quiet
-    interrupted = not _finish(run, prefix if streaming else None, shown=shown)
+    prefix, streams = text if echo else "", stream and samples == 1 and not as_json
+    complete = _finish(run, prefix if streams else None, quiet=loading.quiet)
     if as_json:
         _write_json(engine, text, run, logprobs=logprobs is not None)
-    elif not streaming:
-        write(SEPARATOR.join(prefix + completion.text for completion in run.completions))
-    if not as_json and on_terminal(sys.stdout):
-        write("\n")
+    else:
+        _write_texts([] if streams else [prefix + result.text for result in run.completions])
     if not loading.quiet:
         remark(*_remarks(text, run, options, reported=as_json or stats))
     if stats:
         note(*(_statistics(engine, completion) for completion in run.completions))
-    if interrupted:
+    if not complete:
         raise typer.Exit(130)
 
 
-def _finish(run: "Run", prefix: str | None, *, shown: bool) -> bool:
-    """Run to the end, writing the text after `prefix` if there is one; False if interrupted."""
+def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
+    """Run to the end, writing the text after `prefix` if there is one; False if interrupted.
+
+    A terminal shows the progress of several texts.
+    """
+    shown = len(run.completions) > 1 and not quiet
     try:
         with StatusLine(shown=shown) as status:
             if prefix:
@@ -102,6 +103,14 @@ def _write_json(engine: "Engine", prompt: str, run: "Run", *, logprobs: bool) ->
     for index, completion in enumerate(run.completions):
         record = records.of_completion(engine, completion, logprobs=logprobs)
         write(records.json_line({"index": index, "prompt": prompt} | record))
+
+
+def _write_texts(texts: list[str]) -> None:
+    """Write texts that were not streamed; on a terminal, end the line."""
+    if texts:
+        write(SEPARATOR.join(texts))
+    if on_terminal(sys.stdout):
+        write("\n")
 
 
 def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> list[str]:
@@ -133,21 +142,15 @@ def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> li
 def _statistics(engine: "Engine", completion: "Completion") -> str:
     times, ops = records.timing(engine, completion), engine.model.ops
     first, rate = times["ttft_s"], times["decode_tok_s"]
+    drafted = counted(completion.drafted, "drafted token")
     return ", ".join(
         [
             f"{engine.name} in {ops.dtype}: loaded in {times['load_s']:.2f} s",
             counted(completion.prompt_tokens, "prompt token"),
             "no token yet" if first is None else f"first token after {first:.3f} s",
             counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
-            *_drafts(completion),
+            *([f"{completion.accepted} of {drafted} accepted"] if completion.drafted else []),
             f"finish reason {completion.finish_reason}",
             f"seed {completion.seed}",
         ]
     )
-
-
-def _drafts(completion: "Completion") -> list[str]:
-    """Return a part of the statistics if there were drafts."""
-    if not completion.drafted:
-        return []
-    return [f"{completion.accepted} of {counted(completion.drafted, 'drafted token')} accepted"]

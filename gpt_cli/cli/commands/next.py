@@ -10,13 +10,13 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.layout import bar, token_label
 from gpt_cli.cli.streams import on_terminal, write
-from gpt_cli.options.declare import option
+from gpt_cli.options.declare import AT_LEAST_1, option
 
 
 def next_tokens(
     prompt: str | None = flags.argument("[PROMPT]", "The text so far"),
     *,
-    top: int = option(10, "Number of tokens.", aliases=("-k",), min=1, metavar="N"),
+    top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",), metavar="N"),
     file: Path | None = flags.PROMPT_FILE,
     special: flags.Special = False,
     loading: flags.Loading,
@@ -31,21 +31,21 @@ def next_tokens(
     """
     text = read_prompt(prompt, file)
     engine = loading.load()
-    found = [
+    tokens = [
         records.of_token(engine, id, logprob) | {"probability": math.exp(logprob)}
         for id, logprob in engine.next_tokens(text, top, special=special)
     ]
     if as_json or not on_terminal(sys.stdout):
-        for place, token in enumerate(found, 1):
-            write(records.json_line({"rank": place} | token))
+        for rank, token in enumerate(tokens, 1):
+            write(records.json_line({"rank": rank} | token))
     else:
-        _write_bars(found)
+        _write_bars(tokens)
 
 
-def _write_bars(found: list[records.Record]) -> None:
-    pieces = [token_label(token) for token in found]
-    width = max(map(len, pieces))
+def _write_bars(tokens: list[records.Record]) -> None:
+    labels = [token_label(token) for token in tokens]
+    width = max(map(len, labels))
     room = max(1, shutil.get_terminal_size().columns - width - 13)
-    for token, piece in zip(found, pieces, strict=True):
-        drawn = bar(token["probability"] / found[0]["probability"] * room)
-        write(f"{token['probability']:8.2%}  {piece:{width}}  {drawn}".rstrip() + "\n")
+    for token, label in zip(tokens, labels, strict=True):
+        drawn = bar(token["probability"] / tokens[0]["probability"] * room)
+        write(f"{token['probability']:8.2%}  {label:{width}}  {drawn}".rstrip() + "\n")

@@ -46,7 +46,7 @@ def rank(
     ] = "total",
     exact: bool = option(False, "Use the choices as given: remove and add no spaces."),
     filled: flags.Filled,
-    rows: flags.Rows,
+    rows: flags.RowFiles,
     loading: flags.Loading,
     where: flags.Where,
     as_json: flags.Json = False,
@@ -70,7 +70,7 @@ def rank(
     if listed:
         jobs.spaced("", listed, exact=exact)  # raises for choices that no prompt can have
     template = filled.template
-    asked = from_file or template or rows.asked or where.engine != "local"
+    asked = from_file or template or rows.used or where.engine != "local"
     if prompt is None or asked or _is_input(prompt):
         file = input_file(prompt, from_file, "rows")
         task = jobs.Ranking(listed, by, exact, template)

@@ -25,7 +25,7 @@ def score(
     from_file: str | None = flags.ROWS_FILE,
     form: Form,
     filled: flags.Filled,
-    rows: flags.Rows,
+    rows: flags.RowFiles,
     loading: flags.Loading,
     where: flags.Where,
 ) -> None:

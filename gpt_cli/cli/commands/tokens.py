@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import or_pipe
@@ -15,7 +15,7 @@ from gpt_cli.cli.streams import on_terminal, remark, write
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_bytes
 from gpt_cli.options.declare import PATH, option
-from gpt_cli.records import json_line
+from gpt_cli.records import Record, json_line
 
 if TYPE_CHECKING:
     from gpt_cli.folder.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ def tokenize(
         write(f"{'id':>{width}}  {'start':>{width}}  {'end':>{width}}  token\n")
         _write_many(_row(token, width) for token in _records(tokenizer, ids))
     else:
-        _write_many(f" {id}" if place else str(id) for place, id in enumerate(ids))
+        _write_many(f" {id}" if index else str(id) for index, id in enumerate(ids))
         write("\n")
 
 
@@ -73,7 +73,7 @@ def detokenize(
     """
     words = _read(os.fsencode(" ".join(ids)) if ids else None, file)
     tokenizer = _read_tokenizer(model)
-    data = bytearray()  # bytes.join takes 80 bytes of memory for each token
+    data = bytearray()  # bytes.join would take 80 bytes of memory per token
     for id in _parse_ids(words):
         data += tokenizer.token_bytes(id)
     write(bytes(data))
@@ -83,11 +83,11 @@ def detokenize(
 
 def _read(argument: bytes | None, file: Path | None) -> bytes:
     """Return the argument, or else the content of `file` or a pipe; raise InputError for both."""
-    if argument is not None and file is not None:
+    if argument is None:
+        return read_bytes(or_pipe(file, "no input: give an argument, --file FILE"))
+    if file is not None:
         raise InputError("--file and an argument are both given: leave one of them out")
-    if argument is not None:
-        return argument
-    return read_bytes(or_pipe(file, "no input: give an argument, --file FILE"))
+    return argument
 
 
 def _read_tokenizer(model: flags.Model) -> "Tokenizer":
@@ -113,8 +113,8 @@ def _parse_ids(words: bytes) -> Iterator[int]:
         yield int(word)
 
 
-def _records(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Yield the record of each token, with its place in the input in bytes."""
+def _records(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[Record]:
+    """Yield the records of tokens, with their positions in the input in bytes."""
     start = 0
     for id in ids:
         data = tokenizer.token_bytes(id)
@@ -124,12 +124,12 @@ def _records(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[dict[str, A
         start = end
 
 
-def _row(token: dict[str, Any], width: int) -> str:
+def _row(token: Record, width: int) -> str:
     numbers = "  ".join(f"{token[name]:{width}}" for name in ("id", "start", "end"))
     return f"{numbers}  {token_label(token)}\n"
 
 
 def _write_many(pieces: Iterator[str]) -> None:
-    """Write pieces as they come, in batches."""
+    """Write pieces lazily, in batches."""
     while batch := "".join(islice(pieces, 10_000)):
         write(batch)
