@@ -310,7 +310,7 @@ NO_LIST = 'the "choices" of a row must be a list of one or more strings'
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "x"}, 'a row needs a list of "choices", or give --choices'),
+        ({"prompt": "x"}, 'a row needs a list of "choices": there are no default choices'),
         ({"prompt": "x", "choices": []}, NO_LIST),
         ({"prompt": "x", "choices": "a"}, NO_LIST),
         ({"prompt": "x", "choices": ["a", 1]}, NO_LIST),

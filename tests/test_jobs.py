@@ -26,7 +26,7 @@ class Upper(jobs.Task):
 
     fields = ("text",)
     schema = SCHEMA
-    window = 2
+    rows_together = 2
 
     def __init__(self):
         self.seen = []
@@ -271,7 +271,7 @@ def test_defaults_of_a_task():
             yield from ()
 
     task = Plain()
-    assert (task.window, task.settings, task.tokens({})) == (256, {}, 0)
+    assert (task.rows_together, task.settings, task.tokens({})) == (256, {}, 0)
     assert jobs.Resumed() == jobs.Resumed(rows=0, failed=0, seed=None)
     assert not jobs.Sink.compares
     assert task.with_seed(1) is task
@@ -361,7 +361,7 @@ def lines(*records):
 
 
 def row(index, text, id=None):
-    return jobs.Row(index, index + 1, None, id, {"text": text})
+    return jobs.InputRow(index, index + 1, None, id, {"text": text})
 
 
 @pytest.fixture
@@ -484,7 +484,7 @@ def test_an_output_without_a_record_is_removed_after_an_error(there, here):
         raise KeyError
     assert not Path("other").exists()
     Path(".other.job.json").mkdir()
-    message = r"^cannot write \.other\.job\.json: .*; name another --output$"
+    message = r"^cannot write \.other\.job\.json: .*; name another output$"
     with (
         pytest.raises(ResourceError, match=message),
         JSONLines(Path("other"), ("text",), {}) as sink,
@@ -500,7 +500,7 @@ def test_a_full_disk_is_an_error_of_the_output(sink):
         def close(self):
             raise OSError(28, "full")
 
-    message = r"^cannot write out: full; --resume continues when that is fixed$"
+    message = r"^cannot write out: full; resume the job when that is fixed$"
     with pytest.raises(ResourceError, match=message), sink:
         sink.resume()
         sink._file.close()
@@ -510,7 +510,7 @@ def test_a_full_disk_is_an_error_of_the_output(sink):
         sink.__exit__(None, None, None)
     Path("folder").mkdir()
     for name in ("no/out", "folder"):
-        message = f"^cannot write {name}: .*; name another --output$"
+        message = f"^cannot write {name}: .*; name another output$"
         with pytest.raises(ResourceError, match=message):
             JSONLines(Path(name), "text", {}).__enter__()
 
@@ -526,15 +526,15 @@ def test_a_full_disk_is_an_error_of_the_output(sink):
         ({"a": [1]}, {"a": (1,)}, None),
         ({"a": None}, {"a": None}, None),
         ({"input": 1}, {"input": 1}, None),
-        ({"a": 1}, {"a": 2}, "out was made with a 1, not 2: name another --output"),
-        ({"a": "x" * 400}, {"a": "x" * 401}, "out was made with another a: name another --output"),
+        ({"a": 1}, {"a": 2}, "out was made with a 1, not 2: name another output"),
+        ({"a": "x" * 400}, {"a": "x" * 401}, "out was made with another a: name another output"),
         ({"a": []}, {"a": ((7, -1.0),)}, "out was made with a [], not [[7, -1.0]]: name"),
         ({"a": 1}, {"a": 1, "b": None}, "out was made by a version without b: name"),
         ({"a": "x" * 300}, {"a": 1}, 'a "' + "x" * 199 + ", not 1: name"),
         ({"a": 1}, {"a": "x" * 300}, 'not "' + "x" * 199 + ": name"),
-        ({"input": 1}, {"input": 2}, "out was made from another input: name another --output"),
+        ({"input": 1}, {"input": 2}, "out was made from another input: name another output"),
         ({}, {"input": 2}, "out was made from another input"),
-        ([], {}, "manifest is not a manifest: name another --output"),
+        ([], {}, "manifest is not a manifest: name another output"),
         (None, {}, "is not a manifest"),
     ],
 )

@@ -14,7 +14,7 @@ from processes import posix
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.rows import Reader, Row, Source, blocks
+from gpt_cli.jobs.rows import InputRow, RowReader, Source, pieces_together
 
 BOM = b"\xef\xbb\xbf"
 FIELDS = ("prompt", "max_tokens")
@@ -87,7 +87,7 @@ def test_rows_do_not_depend_on_how_files_are_cut(tmp_path_factory, files, togeth
         assert 0 < piece.rows <= together - index % together
         assert len(list(cut.reader.read(piece))) == piece.rows
         index += piece.rows
-    sizes = [sum(piece.rows for piece in block) for block in blocks(cut.pieces, together)]
+    sizes = [sum(piece.rows for piece in block) for block in pieces_together(cut.pieces, together)]
     assert sizes == [len(block) for block in cut.rows()]
     assert all(size == together for size in sizes[:-1])
 
@@ -247,12 +247,12 @@ def test_a_pipe_cannot_be_a_table():
 
 
 def test_a_row_that_cannot_be_read_has_only_its_place():
-    reader = Reader("jsonl", FIELDS)
+    reader = RowReader("jsonl", FIELDS)
     good, bad = reader.parse([(7, b'{"prompt": "x"}\n'), (8, b"no JSON")], 5, "in")
-    assert good == Row(5, 7, "in", None, {"prompt": "x"}, None)
+    assert good == InputRow(5, 7, "in", None, {"prompt": "x"}, None)
     assert (bad.index, bad.line, bad.file, bad.id, bad.fields) == (6, 8, "in", None, {})
-    assert Row(0, 1, None) == Row(0, 1, None, None, {}, None)
-    assert reader == Reader("jsonl", FIELDS, False)
+    assert InputRow(0, 1, None) == InputRow(0, 1, None, None, {}, None)
+    assert reader == RowReader("jsonl", FIELDS, False)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_row_that_cannot_be_read_has_only_its_place():
     ],
 )
 def test_a_row_that_cannot_be_read_has_a_reason(line, says):
-    (row,) = Reader("jsonl", FIELDS).parse([(1, line)], 0, None)
+    (row,) = RowReader("jsonl", FIELDS).parse([(1, line)], 0, None)
     assert str(row.error) == says
 
 

@@ -1,19 +1,15 @@
 """`gpt-cli score`: how likely texts are; and a filter of lines by their perplexity."""
 
-import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
-from gpt_cli.cli.progress import Progress, renew
-from gpt_cli.cli.score_format import HEADER, Form, score_lines
-from gpt_cli.cli.streams import note, on_terminal, write
-from gpt_cli.errors import InputError, RowsError
+from gpt_cli.cli.jobs import run
+from gpt_cli.cli.score_format import Form
+from gpt_cli.cli.streams import write
+from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-
-if TYPE_CHECKING:
-    from gpt_cli.engine import Engine
 
 
 def score(
@@ -50,52 +46,42 @@ def score(
     template = filled.template
     as_rows = rows.output is not None or rows.format is not None or template is not None
     form.check(as_rows=as_rows)
-    if not as_rows and (rows.resume or where.engine == "ray"):
-        flag = "--resume" if rows.resume else "--engine ray"
-        raise InputError(f"{flag} needs the name of a file for records: add --output OUT")
+    if not as_rows:
+        _check_text(file, rows, where)
     where.prepare(loading.threads)
     if as_rows:
-        from gpt_cli.cli import jobs
-        from gpt_cli.jobs import Scoring
-
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
-        task = Scoring(form.stride, form.tokens, form.words, form.bos, template)
-        jobs.run(task, file, rows, loading, where)
-        return
-    _check_file(file)
-    if form.lines or form.filters:
-        _write_lines(loading.load(), file, form, quiet=loading.quiet)
+        task = jobs.Scoring(form.stride, form.tokens, form.words, form.bos, template)
+        run(task, file, rows, loading, where)
+    elif form.lines or form.filters:
+        _score_lines(file, form, rows, loading, where)
     else:
-        text = storage.without_line_end(storage.read_text(file))
-        write(form.of_text(loading.load(), text))
+        _score_text(file, form, loading)
 
 
-def _write_lines(engine: "Engine", file: str, form: Form, *, quiet: bool) -> None:
-    """Write each line with its score, or the lines within the bounds unchanged."""
-    aligned = on_terminal(sys.stdout)
-    if aligned and form.plain and not form.filters:
-        write(HEADER)
-    number = failed = 0
-    renews = not quiet and not aligned and on_terminal(sys.stderr)
-    with Progress(shown=renews, totals=False) as progress:
-        progress.start(None, 0, 0)
-        for line in score_lines(engine, file, form.options):
-            number, score = line.number, line.score
-            error = isinstance(score, InputError)
-            failed += error
-            if error and not quiet:
-                if renews:
-                    renew("")
-                note(f"gpt-cli: line {number}: {score}")
-            if form.passes(score):
-                write(form.of_line(engine, line, aligned=aligned))
-            progress.advance(0 if isinstance(score, InputError) else score.tokens_scored, error)
-    if failed:
-        raise RowsError(f"{failed} of {number} lines could not be scored")
+def _score_lines(
+    file: str, form: Form, rows: flags.Rows, loading: flags.Loading, where: flags.Where
+) -> None:
+    """Write each line with its score, or the lines that pass the filter unchanged."""
+    from gpt_cli.cli.score_lines import LineSink, ScoredLines
+
+    sink = LineSink(form, quiet=loading.quiet)
+    run(ScoredLines(form), file, replace(rows, format="lines"), loading, where, sink)
 
 
-def _check_file(file: str) -> None:
+def _score_text(file: str, form: Form, loading: flags.Loading) -> None:
+    """Write the score of a whole text."""
+    text = storage.without_line_end(storage.read_text(file))
+    engine = loading.load()
+    record = records.of_score(engine, engine.score(text, **form.options), logprobs=form.tokens)
+    write(form.of_text({"index": 0, "text": text} | record))
+
+
+def _check_text(file: str, rows: flags.Rows, where: flags.Where) -> None:
     """Raise InputError if a file cannot be scored as a text, before a model is loaded."""
+    if rows.resume or where.engine == "ray":
+        flag = "--resume" if rows.resume else "--engine ray"
+        raise InputError(f"{flag} needs the name of a file for records: add --output OUT")
     if file == "-":
         return
     if storage.is_folder(file) or ("*" in file and not storage.exists(file)):

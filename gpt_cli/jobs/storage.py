@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.system.machine import free_memory
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet"]
 
-_BLOCK = 1 << 20  # bytes to read at once, if available
-_GROWTH = 32  # memory that a text takes as tokens, in multiples of its bytes; measured: 14
+_CHUNK = 1 << 20  # bytes to read at once, if available
+_GROWTH = 32  # memory of a text as tokens, in multiples of its bytes; measured: 14
 
 
 def is_address(name: str) -> bool:
@@ -50,10 +50,10 @@ def is_hidden(name: str) -> bool:
 def find(name: str) -> list[str]:
     """Return the sorted files of a pattern or a folder (except hidden ones), or the file itself."""
     with reading(name):
-        found = _find_at_address(name) if is_address(name) else _find_here(name)
-    if not found:
+        files = _find_at_address(name) if is_address(name) else _find_here(name)
+    if not files:
         raise InputError(f"cannot read {name}: no files found")
-    return sorted(found)
+    return sorted(files)
 
 
 def _find_here(name: str) -> list[str]:
@@ -61,8 +61,8 @@ def _find_here(name: str) -> list[str]:
     if path.is_dir():
         return [str(file) for file in path.iterdir() if file.is_file() and not is_hidden(str(file))]
     if "*" in name and not path.exists():
-        found = glob(name, recursive=True)  # noqa: PTH207 (leaves ./ as it is)
-        return [file for file in found if Path(file).is_file()]
+        matches = glob(name, recursive=True)  # noqa: PTH207 (leaves ./ as it is)
+        return [file for file in matches if Path(file).is_file()]
     path.stat()
     return [name]
 
@@ -70,16 +70,17 @@ def _find_here(name: str) -> list[str]:
 def _find_at_address(name: str) -> list[str]:
     fs, path = filesystem(name)
     if "*" in path:
-        found = [file for file in fs.glob(path) if not fs.isdir(file)]
+        paths = [file for file in fs.glob(path) if not fs.isdir(file)]
     elif fs.info(path)["type"] == "file":
         return [name]
     else:
-        files = [about["name"] for about in fs.ls(path, detail=True) if about["type"] == "file"]
+        listed = [info["name"] for info in fs.ls(path, detail=True) if info["type"] == "file"]
         # A bucket may hold an empty file with the name of the folder.
-        inside = [file for file in files if file.rstrip("/") != path.rstrip("/")]
-        found = [file for file in inside if not is_hidden(file)]
-    files = [fs.unstrip_protocol(file) for file in found]
-    if any(filesystem(file) != (fs, path) for file, path in zip(files, found, strict=True)):
+        paths = [
+            file for file in listed if file.rstrip("/") != path.rstrip("/") and not is_hidden(file)
+        ]
+    files = [fs.unstrip_protocol(file) for file in paths]
+    if any(filesystem(file) != (fs, path) for file, path in zip(files, paths, strict=True)):
         raise InputError(f"{name}: folders and patterns are not supported at this address")
     return files
 
@@ -94,7 +95,7 @@ def is_folder(name: str) -> bool:
 
 
 def exists(name: str) -> bool:
-    """Return whether there is a file or a folder with a name."""
+    """Return whether a file or a folder has this name."""
     if not is_address(name):
         return os.path.exists(name)  # noqa: PTH110 (False for names that cannot be accessed)
     fs, path = filesystem(name)
@@ -111,22 +112,46 @@ def size(name: str) -> int:
         return int(fs.size(path))
 
 
+class _GuardedStream:
+    """A stream whose errors of reading are those of `reading`."""
+
+    def __init__(self, stream: Any, label: str):
+        self._stream, self._label = stream, label
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._stream, name)
+        if name not in ("read", "read1", "readinto"):
+            return attribute
+
+        def guarded(*size: Any) -> Any:
+            with reading(self._label):
+                return attribute(*size)
+
+        return guarded
+
+
 @contextmanager
 def open_file(file: Path | str) -> Iterator[BufferedReader]:
-    """Open a file to read bytes; errors within the block are converted, too."""
-    name = str(file)
-    with reading(label(file)):
-        if name == "-":
-            if sys.stdin is None:
-                raise InputError("standard input is closed")
-            yield cast(BufferedReader, sys.stdin.buffer)
-        elif is_address(name):
-            fs, path = filesystem(name)
-            with BufferedReader(fs.open(path, "rb")) as stream:
-                yield stream
-        else:
-            with Path(name).open("rb") as stream:
-                yield stream
+    """Open a file to read bytes. Errors of the caller's block are left as they are."""
+    name = label(file)
+    with reading(name):
+        stream = _open(str(file))
+    try:
+        yield cast(BufferedReader, _GuardedStream(stream, name))
+    finally:
+        if str(file) != "-":
+            stream.close()
+
+
+def _open(name: str) -> BufferedReader:
+    if name == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed")
+        return cast(BufferedReader, sys.stdin.buffer)
+    if is_address(name):
+        fs, path = filesystem(name)
+        return BufferedReader(fs.open(path, "rb"))
+    return Path(name).open("rb")
 
 
 def read_text(file: Path | str) -> str:
@@ -150,9 +175,9 @@ def read_bytes(file: Path | str) -> bytes:
     with open_file(file) as stream:
         at_end = False
         while not at_end:
-            block = stream.read(_BLOCK)
-            at_end = len(block) < _BLOCK  # to read again would need a second Ctrl-D in a terminal
-            data += block
+            chunk = stream.read(_CHUNK)
+            at_end = len(chunk) < _CHUNK  # to read again would need a second Ctrl-D in a terminal
+            data += chunk
             if len(data) > limit:
                 raise _too_long(file, limit)
     return bytes(data)
@@ -220,15 +245,15 @@ def _too_long(file: Path | str, limit: int) -> ResourceError:
 
 
 def label(file: Path | str) -> str:
-    """Return what messages call a file."""
+    """Return the name of a file in messages."""
     return "standard input" if str(file) == "-" else str(file)
 
 
 def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
     """Wait for bytes; return all that are available, and whether the end was reached."""
-    data = more = stream.read1(_BLOCK)
-    while more and len(data) < _BLOCK and _ready(stream):
-        more = stream.read1(_BLOCK)
+    data = more = stream.read1(_CHUNK)
+    while more and len(data) < _CHUNK and _ready(stream):
+        more = stream.read1(_CHUNK)
         data += more
     return data, not more
 
@@ -267,6 +292,6 @@ def _errors(name: str, doing: str, kind: type[GPTCLIError], cure: str) -> Iterat
     except Exception as error:
         if not is_address(name):
             raise
-        # The packages for addresses have errors of their own, without a common base.
+        # The packages for addresses raise errors without a common base.
         kind = ResourceError if isinstance(error, ImportError) else kind
         raise kind(f"cannot {doing} {name}: {error!s:.300}") from None
