@@ -90,7 +90,7 @@ def run(*arguments: object) -> float:
 def cluster(nodes: int, cpus: int) -> Iterator[tuple[Cluster, list[Any]]]:
     """Start a cluster of worker nodes and a head node that does not compute."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    started: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
         yield started, [started.add_node(num_cpus=cpus) for _ in range(nodes)]
     finally:

@@ -159,6 +159,15 @@ def test_the_records_of_a_custom_task_fit_in_a_table(here):
     assert calls.made[:2] == [("note", note), ("start", 4, 0, 0)]
 
 
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "file:{}/out.jsonl"])
+def test_a_finished_output_is_resumed_with_the_rows_that_failed(output, here):
+    pytest.importorskip("pyarrow")
+    output = output.format(f"//{here}")
+    Path("in").write_text("one\ntwo!\nthree\n")
+    for resume in (False, True):
+        assert jobs.run(Upper(), "in", output, resume=resume) == jobs.Summary(3, 1)
+
+
 def test_an_observer_receives_each_row(here):
     Path("in").write_text("one\ntwo!\nthree four\n")
     calls = Calls()

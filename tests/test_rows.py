@@ -133,6 +133,47 @@ def test_a_stream_gives_rows_as_they_are_written(monkeypatch):
     assert found == [[(0, 3, "one")], [(1, 5, "two"), (2, 6, "three")], [(3, 8, "four")]]
 
 
+def test_a_stream_gives_the_rows_that_are_computed_together(tmp_path, monkeypatch):
+    (tmp_path / "in").write_text("a\n\nb\nc\nd\ne\n")
+    with (tmp_path / "in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        piped = source("-", together=2)
+        assert (piped.peek(), piped.peek()) == ("lines", "lines")
+        rows = list(piped.rows())
+    assert [[(row.index, row.line) for row in block] for block in rows] == [
+        [(0, 1), (1, 3)], [(2, 4), (3, 5)], [(4, 6)]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "format"),
+    [(b"", "auto"), (b"\n \n", "auto"), (BOM + b"\n\n{", "jsonl"), (b"x", "lines")],
+)
+def test_the_first_row_of_a_stream_decides_its_format(data, format, tmp_path, monkeypatch):
+    (tmp_path / "in").write_bytes(data)
+    with (tmp_path / "in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert source("-").peek() == format
+    assert source(tmp_path / "in").peek() == format
+
+
+@pytest.mark.parametrize("pipe", [False, True])
+def test_every_line_may_be_a_row(pipe, tmp_path, monkeypatch):
+    lines = [BOM + b"one\r\n", b"\n", b" \t\n", b"caf\xe9\n", b"last"]
+    (tmp_path / "in").write_bytes(b"".join(lines))
+    with (tmp_path / "in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        name = "-" if pipe else str(tmp_path / "in")
+        rows = rows_of(Source(name, "lines", ("text",), 2, every_line=True))
+    assert [row.data for row in rows] == lines
+    assert [(row.index, row.line) for row in rows] == [(n, n + 1) for n in range(5)]
+    assert [row.fields.get("text") for row in rows] == ["one", "", " \t", None, "last"]
+    assert str(rows[3].error) == "the line is not UTF-8 at byte 3"
+    with (tmp_path / "in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert {row.data for row in rows_of(source(name, "lines"))} == {b""}
+
+
 def test_rows_of_a_single_file_have_no_file_name(tmp_path):
     one = write(tmp_path / "one", a=b"x\n")
     two = write(tmp_path / "two", a=b"x\n", b=b"y\n")

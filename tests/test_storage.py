@@ -266,6 +266,31 @@ def test_one_line_end_is_removed(text, without):
 
 # --- errors --------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), FileNotFoundError("mine"), ValueError("x")])
+def test_errors_of_the_callers_block_come_out_unchanged(error, place, stdin):
+    stdin(b"x")
+    for name in (*place(b"x"), "-"):
+        with pytest.raises(type(error)) as caught, storage.open_file(name) as stream:
+            assert stream.read() == b"x"
+            raise error
+        assert caught.value is error
+
+
+@pytest.mark.parametrize("function", ["read", "read1"])
+def test_errors_of_reading_name_the_file(function, place, memory, monkeypatch):
+    def fail(*size):
+        raise OSError(5, "I/O error")
+
+    _, name = place(b"x")
+    monkeypatch.setattr(memory, "open", lambda path, mode: SimpleNamespace(close=lambda: None))
+    stream = SimpleNamespace(**{function: fail, "close": lambda: None})
+    monkeypatch.setattr(storage, "BufferedReader", lambda opened: stream)
+    with storage.open_file(name) as opened:
+        said = caught(InputError, getattr(opened, function), 9)
+    assert said == f"cannot read {name}: I/O error; name a file that can be read"
+
+
 READ = "cannot read NAME: {}; name a file that can be read"
 
 

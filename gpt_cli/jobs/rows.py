@@ -182,6 +182,8 @@ class Source:
         self.ignored: list[str] = []  # columns of tables that are not read
         self.whole_ids = format == "parquet"  # whether all ids are integers
         self.reader = RowReader(format, fields, len(self.files) > 1, template, every_line)
+        self._available = storage.read_lines(name) if self.streams else iter([])
+        self._peeked: list[list[bytes]] = []  # lines that `peek` has read
         for file in [] if self.streams else self.files:
             checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
             self.contents.append([Path(file).name, storage.size(file), checksum])
@@ -199,9 +201,19 @@ class Source:
         for pieces in pieces_together(rest, self._rows_together):
             yield list(chain.from_iterable(map(self.reader.read, pieces)))
 
+    def peek(self) -> Format:
+        """Return the format; wait for the first row of a stream, which decides it."""
+        while self.reader.format == "auto" and (available := next(self._available, None)):
+            self._peeked.append(available)
+            line = sum(map(len, self._peeked[:-1])) + 1
+            for row in enumerate(available, line):
+                if self.reader.is_row(*row):
+                    self._guess_format(*row)
+        return self.reader.format
+
     def _stream(self) -> Iterator[list[InputRow]]:
         index, line = 0, 1  # of the next row
-        for available in storage.read_lines(self.files[0]):
+        for available in chain(self._peeked, self._available):
             lines = [pair for pair in enumerate(available, line) if self.reader.is_row(*pair)]
             if lines:
                 self._guess_format(*lines[0])

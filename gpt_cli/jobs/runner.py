@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli.engine import Engine, load
+from gpt_cli.errors import InputError
 from gpt_cli.jobs.observer import Observer
 from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.rows import Source
@@ -85,13 +86,12 @@ def _open_source(task: Task, input: str, format: Format, cluster: "Cluster | Non
     )
     if source.streams and cluster:
         raise OptionError("engine", "ray reads files, not a pipe: name a file")
-    _check_lines(task, source)
-    return source
-
-
-def _check_lines(task: Task, source: Source) -> None:
-    if source.reader.format == "lines":
+    try:
         task.check_lines()
+    except InputError:
+        if source.peek() == "lines":
+            raise
+    return source
 
 
 @dataclass
@@ -141,7 +141,6 @@ class _Job:
         """Yield the records of the rows from index `done` on; the sink checks the rows before."""
         read = {*self.task.layout.columns}
         for rows in self.source.rows(0 if sink.compares else done):
-            _check_lines(self.task, self.source)  # the first row of a stream decides its format
             for row in rows:
                 if sink.compares and row.index < done:
                     sink.check(row)
