@@ -277,18 +277,19 @@ def test_errors_of_the_callers_block_come_out_unchanged(error, place, stdin):
         assert caught.value is error
 
 
-@pytest.mark.parametrize("function", ["read", "read1"])
-def test_errors_of_reading_name_the_file(function, place, memory, monkeypatch):
-    def fail(*size):
-        raise OSError(5, "I/O error")
+def test_errors_of_reading_name_the_file(place, memory, monkeypatch):
+    class Failing(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            raise OSError(5, "I/O error")
 
     _, name = place(b"x")
-    monkeypatch.setattr(memory, "open", lambda path, mode: SimpleNamespace(close=lambda: None))
-    stream = SimpleNamespace(**{function: fail, "close": lambda: None})
-    monkeypatch.setattr(storage, "BufferedReader", lambda opened: stream)
-    with storage.open_file(name) as opened:
-        said = caught(InputError, getattr(opened, function), 9)
-    assert said == f"cannot read {name}: I/O error; name a file that can be read"
+    monkeypatch.setattr(memory, "open", lambda path, mode: Failing())
+    for read in (storage.read_bytes, lambda name: list(storage.read_lines(name))):
+        said = caught(InputError, read, name)
+        assert said == f"cannot read {name}: I/O error; name a file that can be read"
 
 
 READ = "cannot read NAME: {}; name a file that can be read"

@@ -1,15 +1,17 @@
 """`gpt-cli score`: how likely texts are; and a filter of lines by their perplexity."""
 
+import sys
 from dataclasses import replace
 
 from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
-from gpt_cli.cli.jobs import run
-from gpt_cli.cli.score_format import Form
-from gpt_cli.cli.streams import write
+from gpt_cli.cli.jobs import Lines, run
+from gpt_cli.cli.score_format import HEADER, Form
+from gpt_cli.cli.streams import on_terminal, write
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
+from gpt_cli.records import Record
 
 
 def score(
@@ -51,8 +53,7 @@ def score(
     where.prepare(loading.threads)
     if as_rows:
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
-        task = jobs.Scoring(form.stride, form.tokens, form.words, form.bos, template)
-        run(task, file, rows, loading, where)
+        run(replace(form.task, template=template), file, rows, loading, where)
     elif form.lines or form.filters:
         _score_lines(file, form, rows, loading, where)
     else:
@@ -63,17 +64,45 @@ def _score_lines(
     file: str, form: Form, rows: flags.Rows, loading: flags.Loading, where: flags.Where
 ) -> None:
     """Write each line with its score, or the lines that pass the filter unchanged."""
-    from gpt_cli.cli.score_lines import LineSink, ScoredLines
+    task = replace(form.task, details=form.as_json, every_line=True)
+    sink = ScoredLines(form, quiet=loading.quiet)
+    run(task, file, replace(rows, format="lines"), loading, where, sink)
 
-    sink = LineSink(form, quiet=loading.quiet)
-    run(ScoredLines(form), file, replace(rows, format="lines"), loading, where, sink)
+
+class ScoredLines(Lines):
+    """Lines with their scores, or unchanged where the filter lets them pass."""
+
+    totals = False
+    failure = "{} of {} lines could not be scored"
+
+    def __init__(self, form: Form, *, quiet: bool):
+        super().__init__(quiet=quiet)
+        self._form, self._aligned = form, on_terminal(sys.stdout)
+
+    def resume(self) -> jobs.Resumed:
+        """Begin with a header on a terminal."""
+        if self._aligned and self._form.plain and not self._form.filters:
+            write(HEADER)
+        return super().resume()
+
+    def write(self, record: Record) -> None:
+        """Write the output for a line; show an error."""
+        line = record.pop("data")
+        if "error" in record:
+            self.complain(record)
+        if self._form.passes(record):
+            write(self._form.of_line(record, line, aligned=self._aligned))
 
 
 def _score_text(file: str, form: Form, loading: flags.Loading) -> None:
     """Write the score of a whole text."""
     text = storage.without_line_end(storage.read_text(file))
     engine = loading.load()
-    record = records.of_score(engine, engine.score(text, **form.options), logprobs=form.tokens)
+    details = form.tokens and form.as_json
+    score = engine.score(
+        text, stride=form.stride, bos=form.bos, ranks=details, entropies=details, words=form.words
+    )
+    record = records.of_score(engine, score, logprobs=form.tokens)
     write(form.of_text({"index": 0, "text": text} | record))
 
 

@@ -2,8 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from gpt_cli import jobs
 from gpt_cli.cli.layout import quoted
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import NUMBER, WHOLE, Declared, Range, option
@@ -61,16 +61,9 @@ class Form(Declared):
         return not (self.as_json or self.tokens or self.words)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Return the keywords of `Engine.score` and `score_many`."""
-        detailed = self.tokens and self.as_json
-        return {
-            "stride": self.stride,
-            "bos": self.bos,
-            "ranks": detailed,
-            "entropies": detailed,
-            "words": self.words,
-        }
+    def task(self) -> "jobs.Scoring":
+        """Return the task for rows."""
+        return jobs.Scoring(self.stride, self.tokens, self.words, self.bos)
 
     def check(self, *, as_rows: bool) -> None:
         """Raise InputError if options exclude one another."""
@@ -107,11 +100,11 @@ class Form(Declared):
         }
         return "".join(f"{name:16}{value}\n" for name, value in facts.items())
 
-    def of_line(self, record: Record, data: bytes, *, aligned: bool) -> str | bytes:
-        """Return the output for a line, whose bytes are `data`."""
+    def of_line(self, record: Record, line: bytes, *, aligned: bool) -> str | bytes:
+        """Return the output for a line."""
         if not self.plain:
             return self._of_parts(record)
-        return data if self.filters else _columns(record, data, aligned=aligned)
+        return line if self.filters else _columns(record, line, aligned=aligned)
 
     def _of_parts(self, record: Record) -> str:
         """Return a JSON object, or a line for each token or word, which begins with the number.
@@ -135,7 +128,7 @@ class Form(Declared):
         )
 
 
-def _columns(record: Record, data: bytes, *, aligned: bool) -> bytes:
+def _columns(record: Record, line: bytes, *, aligned: bool) -> bytes:
     """Return tokens, log-likelihood, perplexity, bits per byte, and the line unchanged."""
     if "error" in record:
         numbers = ["nan"] * 4
@@ -143,7 +136,7 @@ def _columns(record: Record, data: bytes, *, aligned: bool) -> bytes:
         values = (record["total_logprob"], _perplexity(record), record["bits_per_byte"])
         numbers = [str(record["tokens"]), *map(_number, values)]
     cell = _ALIGNED if aligned else "{}\t"
-    return "".join(map(cell.format, numbers)).encode() + data.removesuffix(b"\n") + b"\n"
+    return "".join(map(cell.format, numbers)).encode() + line.removesuffix(b"\n") + b"\n"
 
 
 def _perplexity(record: Record) -> float | None:

@@ -74,4 +74,5 @@ class Layout:
 
 
 def _identity(row: InputRow) -> Record:
-    return {"index": row.index} | ({} if row.id is None else {"id": row.id})
+    kept = {"id": row.id, "data": row.data or None}
+    return {"index": row.index} | {name: value for name, value in kept.items() if value is not None}

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.system.machine import free_memory
@@ -112,46 +112,25 @@ def size(name: str) -> int:
         return int(fs.size(path))
 
 
-class _GuardedStream:
-    """A stream whose errors of reading are those of `reading`."""
-
-    def __init__(self, stream: Any, label: str):
-        self._stream, self._label = stream, label
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._stream, name)
-        if name not in ("read", "read1", "readinto"):
-            return attribute
-
-        def guarded(*size: Any) -> Any:
-            with reading(self._label):
-                return attribute(*size)
-
-        return guarded
-
-
 @contextmanager
 def open_file(file: Path | str) -> Iterator[BufferedReader]:
-    """Open a file to read bytes. Errors of the caller's block are left as they are."""
-    name = label(file)
-    with reading(name):
-        stream = _open(str(file))
-    try:
-        yield cast(BufferedReader, _GuardedStream(stream, name))
-    finally:
-        if str(file) != "-":
-            stream.close()
-
-
-def _open(name: str) -> BufferedReader:
-    if name == "-":
-        if sys.stdin is None:
+    """Open a file to read bytes; the errors of the block are left to the caller: see `reading`."""
+    name = str(file)
+    with reading(label(file)):
+        if name == "-" and sys.stdin is None:
             raise InputError("standard input is closed")
-        return cast(BufferedReader, sys.stdin.buffer)
-    if is_address(name):
-        fs, path = filesystem(name)
-        return BufferedReader(fs.open(path, "rb"))
-    return Path(name).open("rb")
+        if name == "-":
+            stream = cast(BufferedReader, sys.stdin.buffer)
+        elif is_address(name):
+            fs, path = filesystem(name)
+            stream = BufferedReader(fs.open(path, "rb"))
+        else:
+            stream = Path(name).open("rb")  # noqa: SIM115 (closed below)
+    try:
+        yield stream
+    finally:
+        if name != "-":
+            stream.close()
 
 
 def read_text(file: Path | str) -> str:
@@ -172,7 +151,7 @@ def read_bytes(file: Path | str) -> bytes:
     """Return the content of a file; raise ResourceError if it does not fit the free memory."""
     limit = _memory_limit()
     data = bytearray()
-    with open_file(file) as stream:
+    with open_file(file) as stream, reading(label(file)):
         at_end = False
         while not at_end:
             chunk = stream.read(_CHUNK)
@@ -191,7 +170,7 @@ def read_range(file: str, start: int, end: int) -> bytes:
             # A stream would read ahead. The name of the second parameter differs between packages.
             data = fs.cat_file(path, start=start, end=end)
     else:
-        with open_file(file) as stream:
+        with open_file(file) as stream, reading(file):
             stream.seek(start)
             data = stream.read(end - start)
     if len(data) < end - start:
@@ -211,7 +190,8 @@ def read_lines(file: Path | str) -> Iterator[list[bytes]]:
         rest = bytearray()  # a line without its end
         at_end = False
         while not at_end:
-            data, at_end = _read_available(stream)
+            with reading(label(file)):
+                data, at_end = _read_available(stream)
             *ended, begun = data.split(b"\n")
             lines = [line + b"\n" for line in ended]
             if lines:
@@ -285,10 +265,10 @@ def _errors(name: str, doing: str, kind: type[GPTCLIError], cure: str) -> Iterat
         yield
     except (GPTCLIError, BrokenPipeError):  # the latter is of output, whose reader has left
         raise
-    except FileNotFoundError:  # fsspec's has only the path as its text
-        raise kind(f"cannot {doing} {name}: {os.strerror(errno.ENOENT)}; {cure}") from None
     except OSError as error:
-        raise kind(f"cannot {doing} {name}: {error.strerror or error}; {cure}") from None
+        missing = isinstance(error, FileNotFoundError)  # fsspec's has only the path as its text
+        reason = os.strerror(errno.ENOENT) if missing else error.strerror or error
+        raise kind(f"cannot {doing} {name}: {reason}; {cure}") from None
     except Exception as error:
         if not is_address(name):
             raise

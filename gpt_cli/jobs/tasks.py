@@ -27,7 +27,7 @@ class Task(Protocol):
     """Computes a result for each row; to run on another machine, a task is pickled."""
 
     template: Template | None = None  # fields of a row in a text, in place of a row's text
-    every_line: bool = False  # whether blank lines are rows, too, and rows have their lines
+    every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
 
     @property
     @abstractmethod
@@ -168,10 +168,12 @@ class Scoring(Task):
     """Compute the likelihood of the text of each row."""
 
     stride: int | None = None
-    logprobs: bool = False  # with ranks and entropies
+    logprobs: bool = False
     words: bool = False
     bos: bool = False
     template: Template | None = None
+    details: bool = True  # ranks and entropies with log-probabilities
+    every_line: bool = False
 
     fields = ("text",)
 
@@ -180,13 +182,18 @@ class Scoring(Task):
         tokens = {"logprobs": [records.SCORED_TOKEN]} if self.logprobs else {}
         return records.SCORE | tokens | ({"words": [records.WORD]} if self.words else {})
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        names = ("stride", "logprobs", "words", "bos", "template")
+        return {name: value for name, value in super().settings.items() if name in names}
+
     def results(self, engine: "Engine", rows: Sequence[InputRow]) -> "Iterator[Score | InputError]":
         scores = engine.score_many(
             [self.layout.text(row) for row in rows],
             stride=self.stride,
             bos=self.bos,
-            ranks=self.logprobs,
-            entropies=self.logprobs,
+            ranks=self.logprobs and self.details,
+            entropies=self.logprobs and self.details,
             words=self.words,
         )
         return iter(scores)
