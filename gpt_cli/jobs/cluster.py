@@ -68,11 +68,7 @@ class _BundleActor:
 
 @dataclass(frozen=True)
 class _PieceReader(_BundleActor):
-    """Read the rows of pieces, from the index `start` on.
-
-    It is an actor only beside the driver. On a node without CPUs, each Ray task would be a new
-    process.
-    """
+    """Read the rows of pieces, from the index `start` on."""
 
     reader: RowReader
     start: int
@@ -114,17 +110,11 @@ class _Worker(_BundleActor):
 def compute(
     cluster: Cluster, source: Source, start: int, task: Task, model: str, loading: Mapping[str, Any]
 ) -> Iterator[Record]:
-    """Yield the record of each row from index `start` on, in order.
+    """Yield the records of the rows from index `start` on, in order.
 
     On a running cluster, this machine reads local files, and the workers read files at an address
     (such as file://, a folder that all machines share). The same rows are computed together as on
-    one machine.
-
-    Raises:
-        InputError: a file cannot be read, or the cluster has no room for all workers.
-        ResourceError: there is no cluster, or a worker has not enough memory.
-        ModelNotFoundError: a worker cannot get the model.
-        CheckpointError: the weights are damaged.
+    one machine. The errors of workers, such as ModelNotFoundError, are raised here.
     """
     ray = library()
     rest = [piece for piece in source.pieces if piece.index + piece.rows > start]
@@ -159,7 +149,10 @@ def compute(
 
 
 def _read_here(data: Any, reader: _PieceReader, actors: int) -> Any:
-    """Return the dataset of the rows of pieces, which actors on this machine read."""
+    """Return the dataset of the rows of pieces, which actors on this machine read.
+
+    On a node without CPUs, each task of Ray would be a new process.
+    """
     ray = library()
     return data.map_batches(
         _PieceReader,
@@ -207,26 +200,19 @@ def _room(cluster: Cluster) -> tuple[int, int]:
             here = int(node.get("GPU", 0))
             fitting = min(fitting, here * on_one if on_one else here // int(gpus))
         room += fitting
-    needs = f"{threads} threads" + (f" and {gpus:g} GPUs" if gpus else "")
+    worker = f"threads {threads}" + (f" and gpus_per_worker {gpus:g}" if gpus else "")
     if not room:
-        raise ResourceError(
-            f"no machine of the cluster has room for a worker with {needs}: reduce them"
-        )
+        message = f"no machine of the cluster has room for a worker with {worker}: ask for less"
+        raise ResourceError(message)
     if room < (cluster.workers or 1):
-        raise OptionError(
-            "workers",
-            f"must be at most {room}, not {cluster.workers}: a worker needs {needs}",
-        )
+        complaint = f"must be at most {room} on this cluster with {worker}, not {cluster.workers}"
+        raise OptionError("workers", complaint)
     return cluster.workers or room, threads
 
 
 @contextmanager
 def _connected(cluster: Cluster) -> Iterator[bool]:
-    """Connect to a cluster, or start one for this job; yield whether it was started.
-
-    Raises:
-        ResourceError: no cluster answers, or Ray fails within the block.
-    """
+    """Connect to a cluster, or start one for this job; yield whether it was started."""
     ray = library()
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
@@ -278,19 +264,17 @@ def _summary(error: Exception) -> str:
 def _check_address(address: str) -> None:
     """Raise an error if nobody answers, which Ray would retry for minutes."""
     if address.startswith("ray://"):
-        raise OptionError(
-            "address",
-            "ray:// is not supported: run gpt-cli on a machine of the cluster, for example by "
-            "`ray job submit`, with the address auto",
-        )
+        cure = "run gpt-cli on a machine of the cluster, for example by `ray job submit`, with the"
+        raise OptionError("address", f"ray:// is not supported: {cure} address auto")
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return  # "auto" and "local"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
     except (OSError, OverflowError, UnicodeError) as error:
-        message = f"no Ray cluster answers at {address} ({error}): check the address"
-        raise ResourceError(message) from None
+        raise ResourceError(
+            f"no Ray cluster answers at {address} ({error}): check the address"
+        ) from None
 
 
 @contextmanager

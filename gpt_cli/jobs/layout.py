@@ -25,21 +25,14 @@ class Layout:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All fields of a row that are read, besides its id.
-
-        Raises:
-            InputError: the template has the name of an option, or of another field of a record.
-        """
+        """All fields of a row that are read, besides its id; those of a template may be refused."""
         options = self.fields[1:]
-        others = PLACE | self.schema | self.origin | ERROR
+        clashes = dict.fromkeys(PLACE | self.schema | self.origin | ERROR, "a field of each record")
+        clashes |= dict.fromkeys(options, "the name of an option")
         for name in self.texts:
-            if name in options:
+            if name in clashes:
                 raise InputError(
-                    f"the template's {{{name}}} is the name of an option: rename the field"
-                )
-            if name in others:
-                raise InputError(
-                    f"the template's {{{name}}} is a field of each record: rename it in the input"
+                    f"the template's {{{name}}} is {clashes[name]}: rename it in the input"
                 )
         return (*self.texts, *options)
 

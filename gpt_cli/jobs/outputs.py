@@ -24,11 +24,8 @@ def open_sink(
     """Return the sink of an output, or the counts of an output that an earlier run has completed.
 
     Its name is that of a file, a folder (FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet) or an address
-    of these. The job is everything that the records depend on; see `Manifest`.
-
-    Raises:
-        InputError: the output exists, cannot be resumed, or has an unsuitable name.
-        ResourceError: a package for such files is missing.
+    of these. The job is everything that the records depend on; see `Manifest`. An output that
+    exists, cannot be resumed or has an unsuitable name is an InputError.
     """
     output, ending = _split(name, source)
     _check_folder_of(output)
@@ -51,7 +48,7 @@ def open_sink(
 def _check_file(path: Path, source: Source, *, resume: bool) -> None:
     """Raise InputError if lines cannot be written to a file."""
     if path.suffix.lower() in _OTHER_FORMATS:
-        raise _unsuitable(str(path), "records are JSON Lines or Parquet: name a .jsonl file")
+        raise _unsuitable(path, "records are JSON Lines or Parquet: name a .jsonl file")
     if not path.exists():
         return
     if any(path.samefile(file) for file in source.files if Path(file).exists()):
@@ -81,7 +78,7 @@ def _split(name: str, source: Source) -> tuple[str, str]:
     return output, ending
 
 
-def _unsuitable(name: str, complaint: str) -> OptionError:
+def _unsuitable(name: str | Path, complaint: str) -> OptionError:
     return OptionError("output", f"{name}: {complaint}")
 
 

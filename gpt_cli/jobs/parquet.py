@@ -35,9 +35,7 @@ class Survey(NamedTuple):
 def survey(file: str, fields: Sequence[str], template: Template | None = None) -> Survey:
     """Return the metadata of a file, whose columns "id" and `fields` will be read.
 
-    Raises:
-        InputError: it cannot be read, the first field is not a column of strings, a field of the
-            template is not a column of strings or numbers, or several columns have one name.
+    The first field must be a column of strings, those of a template of strings or numbers.
     """
     pyarrow = library()
     _group.cache_clear()  # another file may have had this name

@@ -25,10 +25,6 @@ class Folder(Sink):
 
     The name of a part has the index of its first row, and the ending ".jsonl" or ".parquet".
     `_job.json` is the manifest of the job, which has checksums of the input.
-
-    Raises:
-        InputError: the folder has other content, or was made by another job.
-        ResourceError: a package for such files is missing.
     """
 
     def __init__(

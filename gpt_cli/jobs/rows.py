@@ -142,10 +142,6 @@ class Source:
         rows_together: the number of rows that are computed together; no piece spans more.
         template: a text with fields of a row, which come first in `fields`.
         every_line: whether blank lines are rows, too, and rows have their lines.
-
-    Raises:
-        InputError: nothing can be read, not all files are tables, or a table has no text column.
-        ResourceError: a package for such files is missing.
     """
 
     def __init__(

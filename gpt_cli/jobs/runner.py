@@ -54,8 +54,7 @@ def run(
         observer: receives the progress.
         loading: keywords of `gpt_cli.load`.
 
-    Raises:
-        GPTCLIError: one of its subclasses. A row that fails gets an error record instead.
+    A row that fails gets an error record.
     """
     source = _open_source(task, fspath(input), format, cluster)
     job = _Job(task, source, model, loading, cluster, observer or Observer())

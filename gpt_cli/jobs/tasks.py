@@ -53,15 +53,12 @@ class Task(Protocol):
     def settings(self) -> dict[str, Any]:
         """Everything that the results depend on besides row and model, as JSON values.
 
-        By default the fields of a dataclass. `resume` refuses an output with other settings.
+        An output with other settings cannot be resumed.
         """
         return asdict(self) if is_dataclass(self) else {}
 
     def with_seed(self, seed: int | None) -> "Task":
-        """Return this task with its own seed, else with this one, else with a random one.
-
-        The default is for tasks that draw nothing.
-        """
+        """Return this task with its seed, else this one, else a random one, if it draws numbers."""
         return self
 
     def check_lines(self) -> None:
@@ -77,11 +74,7 @@ class Task(Protocol):
 
     @abstractmethod
     def results(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterator[Any]:
-        """Yield the result of each row, in order, or the InputError of a row.
-
-        Raises:
-            InputError: an option is out of range.
-        """
+        """Yield the result of each row, in order, or the InputError of a row."""
 
     def record(self, engine: "Engine", row: InputRow, result: Any) -> Record:
         """Return a result as the fields of a record."""
@@ -250,10 +243,7 @@ def spaced(prompt: str, choices: Sequence[str], *, exact: bool = False) -> dict[
     """Return choices as they follow a prompt, with the choices as they were written.
 
     Unless `exact`, spaces around a choice are removed, and one is put before it if the prompt does
-    not end with white space.
-
-    Raises:
-        InputError: there is no choice, or one is not a string, empty or a duplicate.
+    not end with white space. A choice that is empty, a duplicate or no string is an InputError.
     """
     listed = isinstance(choices, list | tuple) and choices
     if not listed or any(not isinstance(choice, str) for choice in choices):

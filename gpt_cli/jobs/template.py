@@ -14,13 +14,7 @@ _PART = re.compile(r"(?P<text>[^{}]+)|(?P<brace>\{\{|\}\})|\{(?P<name>[^{}]+)\}"
 
 @dataclass(frozen=True)
 class Template:
-    """A text with `{name}` for a field of a row, and `{line}` for a plain line.
-
-    `{{` and `}}` stand for braces.
-
-    Raises:
-        InputError: a brace is not paired, or there is no field.
-    """
+    """A text with `{name}` for a field of a row, `{line}` for a plain line, `{{` for a brace."""
 
     text: str
 
