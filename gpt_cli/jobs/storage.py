@@ -87,20 +87,20 @@ def _find_at_address(name: str) -> list[str]:
 
 def is_folder(name: str) -> bool:
     """Return whether a name is that of a folder."""
-    if not is_address(name):
-        return Path(name).is_dir()
-    fs, path = filesystem(name)
-    with _accessing(name):
-        return bool(fs.isdir(path))
+    return _query(name, "isdir") if is_address(name) else Path(name).is_dir()
 
 
 def exists(name: str) -> bool:
     """Return whether a file or a folder has this name."""
-    if not is_address(name):
-        return os.path.exists(name)  # noqa: PTH110 (False for names that cannot be accessed)
-    fs, path = filesystem(name)
-    with _accessing(name):
-        return bool(fs.exists(path))
+    if is_address(name):
+        return _query(name, "exists")
+    return os.path.exists(name)  # noqa: PTH110 (False for names that cannot be accessed)
+
+
+def _query(address: str, check: str) -> bool:
+    fs, path = filesystem(address)
+    with _accessing(address):
+        return bool(getattr(fs, check)(path))
 
 
 def size(name: str) -> int:

@@ -53,7 +53,7 @@ class Task(Protocol):
     def settings(self) -> dict[str, Any]:
         """Everything that the results depend on besides row and model, as JSON values.
 
-        An output with other settings cannot be resumed.
+        By default the fields of a dataclass. An output with other settings cannot be resumed.
         """
         return asdict(self) if is_dataclass(self) else {}
 
