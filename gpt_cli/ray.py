@@ -9,6 +9,10 @@
         num_cpus=1,
     ).write_json("texts")
 
+The first argument is a model, a name or a folder, as for `gpt_cli.load`, and `load_options` are
+keywords of that function, such as dtype and device. All columns of a table are kept; "error" is
+added, which has a "code" and a "message" if the row failed. Then the other added columns are null.
+
 The result of a row is that of `Engine` on one machine, wherever it is computed: to the last bit on
 nodes with the compiled library, within rounding where NumPy or a GPU computes. If an actor dies,
 Ray computes its batches again, with the same results. A node downloads a model from the Hub once.
@@ -70,16 +74,10 @@ class _TableActor:
 class Generate(_TableActor):
     """Continue the prompts of a table.
 
-    Args:
-        model: a name or a folder, as for `gpt_cli.load`.
-        options: the fields of `Options`, the defaults of the rows; a seed is needed, or each actor
-            would draw another.
-        load_options: keywords for `gpt_cli.load`, such as dtype and device.
-
     A row has a "prompt" and an "index", its number in the whole job, which keys the random draws;
-    it may have the fields of `Options.row_fields()`. All columns are kept, and these are added:
-    "text", "finish_reason", "seed", "prompt_tokens", "completion_tokens" and "error", which has a
-    "code" and a "message" if the row failed; then the others are null.
+    it may have the fields of `Options.row_fields()`, whose defaults are `options`. They must have a
+    seed, or every actor would draw another. Added are "text", "finish_reason", "seed",
+    "prompt_tokens" and "completion_tokens".
     """
 
     _needed = ("prompt", "index")
@@ -97,13 +95,8 @@ class Generate(_TableActor):
 class Score(_TableActor):
     """Score the texts of a table.
 
-    Args:
-        model: a name or a folder, as for `gpt_cli.load`.
-        stride: see `Engine.score_many`.
-        load_options: keywords for `gpt_cli.load`, such as dtype and device.
-
-    A row has a "text". All columns are kept, and these are added: "tokens", "tokens_scored",
-    "total_logprob", "perplexity", "bits_per_byte" and "error".
+    A row has a "text". Added are "tokens", "tokens_scored", "total_logprob", "perplexity" and
+    "bits_per_byte". For `stride`, see `Engine.score_many`.
     """
 
     _needed = ("text",)
@@ -119,15 +112,9 @@ class Score(_TableActor):
 class Rank(_TableActor):
     """Rank continuations of the prompts of a table.
 
-    Args:
-        model: a name or a folder, as for `gpt_cli.load`.
-        choices: of rows without choices; see `exact`.
-        by: see `Engine.rank`.
-        exact: use the choices as written, else a space is put between prompt and choice.
-        load_options: keywords for `gpt_cli.load`, such as dtype and device.
-
-    A row has a "prompt", and may have a list of "choices". All other columns are kept, and these
-    are added: "choices", the likeliest first, as `gpt-cli rank` writes them in JSON, and "error".
+    A row has a "prompt", and may have a list of "choices", which replace `choices`. Unless `exact`,
+    a space is put between prompt and choice. Added are "choices", the likeliest first, as
+    `gpt-cli rank` writes them in JSON. For `by`, see `Engine.rank`.
     """
 
     _needed = ("prompt",)
