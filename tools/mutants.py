@@ -50,6 +50,7 @@ TESTS = {name: [f"test_{Path(name).name}.py"] for name in ALONE.split()} | {
     "jobs/storage": ["test_storage.py", "test_rows.py"],
     "jobs/sinks": ["test_jobs.py"],
     "jobs/manifest": ["test_jobs.py"],
+    "jobs/layout": ["test_tasks.py", "test_cli_rank.py"],
     "jobs/tasks": ["test_tasks.py", "test_jobs.py"],
     "jobs/runner": ["test_jobs.py"],
 }

@@ -219,7 +219,7 @@ def rows(data: bytes) -> None:
     """The first byte chooses the form, the others are the file."""
     form, data = FORMS[data[0] % len(FORMS) if data else 0], data[1:]
     ROWS.write_bytes(data)
-    source = Source(str(ROWS), form, Generation.fields, window=3)
+    source = Source(str(ROWS), form, Generation.fields, rows_together=3)
     rows = [row for block in source.rows() for row in block]
     assert source.total == len(rows)
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
