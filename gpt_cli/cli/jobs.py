@@ -15,7 +15,7 @@ from gpt_cli.records import Record, json_line
 class Records(jobs.Sink):
     """Records on standard output, for a command without --output."""
 
-    totals = True  # whether the number of rows is shown at the end
+    totals = True  # whether progress is shown in logs, too, and the number of rows at the end
     failure = "{} of {} rows failed: their records say why"
 
     def write(self, record: Record) -> None:
@@ -57,9 +57,9 @@ def run(
         raise InputError("--resume continues a file: give its name by --output OUT")
     cluster = where.cluster(loading.threads)
     sink = shown if shown and rows.output is None else Records()
-    terminal = rows.output is None and on_terminal(sys.stdout)
-    bar = not loading.quiet and not terminal
-    progress = Progress(shown=bar, notes=not loading.quiet, totals=sink.totals)
+    hidden = loading.quiet or (rows.output is None and on_terminal(sys.stdout))
+    shown_here = not hidden and (sink.totals or on_terminal(sys.stderr))
+    progress = Progress(shown=shown_here, notes=not loading.quiet, totals=sink.totals)
     with ExitStack() as stack, progress:
         if cluster is not None and sys.stdout is not None:
             # Ray prints messages there, for example about a node that died.

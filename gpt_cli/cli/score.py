@@ -51,22 +51,15 @@ def score(
     if not as_rows:
         _check_text(file, rows, where)
     where.prepare(loading.threads)
-    if as_rows:
+    if not (as_rows or form.lines or form.filters):
+        _score_text(file, form, loading)
+    elif as_rows:
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
         run(replace(form.task, template=template), file, rows, loading, where)
-    elif form.lines or form.filters:
-        _score_lines(file, form, rows, loading, where)
     else:
-        _score_text(file, form, loading)
-
-
-def _score_lines(
-    file: str, form: Form, rows: flags.Rows, loading: flags.Loading, where: flags.Where
-) -> None:
-    """Write each line with its score, or the lines that pass the filter unchanged."""
-    task = replace(form.task, details=form.as_json, every_line=True)
-    sink = ScoredLines(form, quiet=loading.quiet)
-    run(task, file, replace(rows, format="lines"), loading, where, sink)
+        task = replace(form.task, details=form.as_json, every_line=True)
+        sink = ScoredLines(form, quiet=loading.quiet)
+        run(task, file, replace(rows, format="lines"), loading, where, sink)
 
 
 class ScoredLines(Lines):

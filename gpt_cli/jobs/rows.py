@@ -138,10 +138,8 @@ class Source:
         name: a file, a folder, a pattern with `*`, or an address of these; "-" is standard input.
         format: of the files. "auto" is "parquet" by the ending of their names, or "jsonl" if the
             first row begins with a brace, else "lines".
-        fields: that a row may have besides an id; the first is its text.
+        fields: see `RowReader`, as for `template` and `every_line`.
         rows_together: the number of rows that are computed together; no piece spans more.
-        template: a text with fields of a row, which come first in `fields`.
-        every_line: whether blank lines are rows, too, and rows have their lines.
     """
 
     def __init__(
@@ -186,10 +184,7 @@ class Source:
         self.total = None if self.streams else self._rows  # None until a stream has ended
 
     def rows(self, start: int = 0) -> Iterator[list[InputRow]]:
-        """Yield the rows in lists: those to compute together, or those available in a stream.
-
-        Rows before `start` may be left out, except in a stream.
-        """
+        """Yield the rows to compute together; those before `start` may be left out in files."""
         if self.streams:
             yield from self._stream()
             return
