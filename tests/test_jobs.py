@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -208,6 +208,27 @@ def test_a_custom_sink_receives_the_missing_rows(done, compares, seen, called, h
     assert jobs.run(task, "in", sink) == jobs.Summary(4, 1)
     assert task.seen == seen
     assert sink.calls == ["enter", "resume", *called, "finish 4", "exit"]
+
+
+def test_a_task_prepares_its_rows_and_makes_records_of_results(here):
+    class Shout(Upper):
+        def prepare(self, row):
+            row = super().prepare(row)
+            if row.fields["text"] == "two":
+                raise InputError("not two")
+            return replace(row, fields={"text": row.fields["text"] + "?"})
+
+        def results(self, engine, rows):
+            return (row.fields["text"].upper() for row in rows)
+
+        def record(self, engine, row, result):
+            return {"upper": result, "length": len(row.fields["text"])}
+
+    assert jobs.run(Shout(), "in", "out") == jobs.Summary(4, 1)
+    first, second, *_ = map(json.loads, Path("out").read_text().splitlines())
+    assert first == {"index": 0, "text": "one", "upper": "ONE?", "length": 3}
+    error = {"code": "invalid_input", "message": "not two"}
+    assert second == {"index": 1, "line": 2, "error": error}
 
 
 def test_a_custom_sink_needs_only_write(here):
