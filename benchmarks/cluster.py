@@ -34,7 +34,7 @@ from run import machine, make_checkpoint, versions
 
 from gpt_cli.engine import Engine
 from gpt_cli.jobs import Cluster as Workers
-from gpt_cli.jobs import Generation, Row
+from gpt_cli.jobs import Generation, InputRow
 from gpt_cli.jobs.cluster import compute
 from gpt_cli.jobs.rows import Source
 from gpt_cli.options.request import Options
@@ -241,10 +241,14 @@ def spread(values: Sequence[float], digits: int) -> str:
 class Echo(Generation):
     """A task that makes records as long as those of `batch`, without a model."""
 
-    def results(self, engine: Engine, rows: Sequence[Row]) -> Iterator[Record]:
-        """Yield a result per row."""
+    def results(self, engine: Engine, rows: Sequence[InputRow]) -> Iterator[Any]:
+        """Yield a result for each row."""
         for _ in rows:
             yield {"text": "x" * 300}
+
+    def record(self, engine: Engine, row: InputRow, result: Any) -> Record:
+        """Return the result as it is."""
+        return result
 
 
 def measure_driver(scratch: Path) -> list[str]:
@@ -270,7 +274,7 @@ def measure_driver(scratch: Path) -> list[str]:
     with cluster(1, 2) as (nodes, _):
         for batch_size in (64, 1024):
             task = Echo(Options(seed=1), batch_size)
-            source = Source(str(file), "auto", task.fields, task.window)
+            source = Source(str(file), "auto", task.fields, task.rows_together)
             with (scratch / "out").open("w") as output:
                 times = []
                 for record in compute(
@@ -279,9 +283,9 @@ def measure_driver(scratch: Path) -> list[str]:
                     output.write(json_line(record))
                     times.append(time.perf_counter())
             # Without the first block, which waits for the workers to start.
-            rate = (rows - task.window) / (times[-1] - times[task.window - 1])
+            rate = (rows - task.rows_together) / (times[-1] - times[task.rows_together - 1])
             size = (scratch / "out").stat().st_size / rows
-            sent = f"send blocks of {task.window} rows to two workers"
+            sent = f"send blocks of {task.rows_together} rows to two workers"
             lines.append(row(f"{sent}, and write their records of {size:.0f} bytes", round(rate)))
     return lines
 

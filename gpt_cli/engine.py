@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpt_cli import hub
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
-from gpt_cli.errors import ContextError, InputError
+from gpt_cli.errors import ContextError, InputError, compute_valid
 from gpt_cli.folder.tensors import unchanged
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation import batch, matcher, sampling
@@ -173,7 +173,7 @@ class Engine:
 
     def batch(
         self,
-        rows: Iterable[str | Mapping[str, Any] | InputError],
+        rows: Iterable[str | Mapping[str, Any]],
         options: Options | None = None,
         *,
         batch_size: int | None = None,
@@ -183,8 +183,8 @@ class Engine:
 
         Args:
             rows: prompts, or mappings with a "prompt" and options of this row alone, those of
-                `Options.row_fields()`. A row with a seed of its own has the text of `generate` with
-                this seed; else its index keys the random draws, too. An error is passed on.
+                `Options.row_fields()`. A row that has a seed has the text of `generate` with this
+                seed; else its index keys the random draws, too.
             options: the defaults of the rows.
             batch_size: rows to compute side by side; by default as many as memory and speed allow.
             indices: of the rows; by default counted from 0.
@@ -200,12 +200,14 @@ class Engine:
         if batch_size is not None and batch_size < 1:
             raise InputError("batch_size must be 1 or more")
         defaults = (options or Options()).with_seed()
-        requests = (
-            self._row_request(row, defaults, index)
-            for index, row in zip(count() if indices is None else indices, rows, strict=False)
-        )
         helpers = self.speculator, self._prefixes
-        return batch.complete(self.model, self.tokenizer, requests, batch_size, *helpers)
+        return compute_valid(
+            zip(count() if indices is None else indices, rows, strict=False),
+            lambda pair: self._row_request(pair[1], defaults, pair[0]),
+            lambda requests: batch.complete(
+                self.model, self.tokenizer, requests, batch_size, *helpers
+            ),
+        )
 
     def score(
         self,
@@ -238,7 +240,7 @@ class Engine:
 
     def score_many(
         self,
-        texts: Sequence[str | InputError],
+        texts: Sequence[str],
         *,
         stride: int | None = None,
         bos: bool = False,
@@ -248,7 +250,7 @@ class Engine:
     ) -> list[Score | InputError]:
         """Return the log-likelihood of each text, token by token, or an error.
 
-        A text of which no token is scored has a score without perplexity. An error is passed on.
+        The score of a text without scored tokens has no perplexity.
 
         Args:
             texts: any number, of any length.
@@ -264,7 +266,7 @@ class Engine:
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of texts, not one text")
-        start = self.start_ids("--bos is given") if bos else []
+        start = self.start_ids("bos is set") if bos else []
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks
@@ -272,14 +274,13 @@ class Engine:
             measures["entropies"] = lambda ops, logits, _: sampling.entropies(ops, logits)
         if words:
             measures["initial_logprobs"] = among(self._initial_tokens)
-        rows = [self._text_ids(text) for text in texts]
-        ids = [row for row in rows if not isinstance(row, InputError)]
-        given = self.model, self.tokenizer, ids, stride, self._prefixes
-        found = score(*given, start=start, measures=measures)
-        if words:
-            found = [self._with_words(each) for each in found]
-        scores = iter(found)
-        return [row if isinstance(row, InputError) else next(scores) for row in rows]
+
+        def scores(ids: Iterator[list[int]]) -> Iterator[Score]:
+            arguments = self.model, self.tokenizer, list(ids), stride, self._prefixes
+            scored = score(*arguments, start=start, measures=measures)
+            return map(self._with_words, scored) if words else iter(scored)
+
+        return list(compute_valid(texts, self._text_ids, scores))
 
     def compress(self, data: bytes, *, block: int = SEGMENT_TOKENS) -> bytes:
         """Return data as a compressed file; see `compression.codec`, which has streams, too.
@@ -328,33 +329,33 @@ class Engine:
         return ranked
 
     def rank_many(
-        self, rows: Sequence[tuple[str, Sequence[str]] | InputError], *, by: RankBy = "total"
+        self, rows: Sequence[tuple[str, Sequence[str]]], *, by: RankBy = "total"
     ) -> list[list[Choice] | InputError]:
         """Rank the choices of each prompt, or return an error; see `rank`.
 
-        What prompts have in common at their beginning is computed once. An error is passed on.
+        The tokens that prompts share at their beginning are computed once.
 
         Raises:
             InputError: `by` is unknown.
         """
-        asked = [self._question(row) for row in rows]
-        questions = [row for row in asked if isinstance(row, Question)]
-        ranked = iter(rank(self.model, self.tokenizer, questions, by, self._prefixes))
-        return [row if isinstance(row, InputError) else next(ranked) for row in asked]
+        return list(
+            compute_valid(
+                rows,
+                self._question,
+                lambda questions: rank(
+                    self.model, self.tokenizer, list(questions), by, self._prefixes
+                ),
+            )
+        )
 
-    def _question(self, row: tuple[str, Sequence[str]] | InputError) -> Question | InputError:
-        if isinstance(row, InputError):
-            return row
+    def _question(self, row: tuple[str, Sequence[str]]) -> Question:
         prompt, choices = row
         if isinstance(choices, str):
             raise TypeError("choices must be a list of texts, not one text")
-        try:
-            if not isinstance(prompt, str):
-                raise InputError('a row needs a string "prompt"')
-            question = self._tokenized(prompt, choices)
-            question.check(self.model.config.n_positions)
-        except InputError as error:
-            return error
+        if not isinstance(prompt, str):
+            raise InputError('a row needs a string "prompt"')
+        question = self._tokenized(prompt, choices)
+        question.check(self.model.config.n_positions)
         return question
 
     def _tokenized(self, prompt: str, choices: Sequence[str]) -> Question:
@@ -398,31 +399,19 @@ class Engine:
         self.check_constraint(options)
         return Request(fit(ids, self.model.config.n_positions, options), options, index)
 
-    def _row_request(
-        self, row: str | Mapping[str, Any] | InputError, defaults: Options, index: int
-    ) -> Request | InputError:
-        if isinstance(row, InputError):
-            return row
-        try:
-            own = dict(row) if isinstance(row, Mapping) else {"prompt": row}
-            prompt = own.pop("prompt", None)
-            options = defaults.with_row(own)
-            if not isinstance(prompt, str):
-                raise InputError('a row needs a string "prompt"')
-            # With a seed of its own, a row equals a run of its own.
-            return self._request(prompt, options, index if own.get("seed") is None else 0)
-        except InputError as error:
-            return error
+    def _row_request(self, row: str | Mapping[str, Any], defaults: Options, index: int) -> Request:
+        fields = dict(row) if isinstance(row, Mapping) else {"prompt": row}
+        prompt = fields.pop("prompt", None)
+        options = defaults.with_row(fields)
+        if not isinstance(prompt, str):
+            raise InputError('a row needs a string "prompt"')
+        # A row that has a seed equals a run of this row alone.
+        return self._request(prompt, options, index if fields.get("seed") is None else 0)
 
-    def _text_ids(self, text: str | InputError) -> list[int] | InputError:
-        if isinstance(text, InputError):
-            return text
-        try:
-            if not isinstance(text, str):
-                raise InputError('a row needs a string "text"')
-            return self.check_ids(self.encode(text))
-        except InputError as error:
-            return error
+    def _text_ids(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise InputError('a row needs a string "text"')
+        return self.check_ids(self.encode(text))
 
     def _prompt_ids(self, prompt: str, special: bool = False) -> list[int]:
         ids = self.check_ids(self.encode(prompt, special=special))

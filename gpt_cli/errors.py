@@ -4,7 +4,13 @@ A message is one line that says what is wrong and what to do. Any other exceptio
 exit code 1.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Prepared = TypeVar("Prepared")
+Result = TypeVar("Result")
 
 # Exceptions from parsing a damaged file, from its JSON to the use of its values.
 MALFORMED = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
@@ -55,6 +61,39 @@ class RowsError(GPTCLIError):
     """Some rows of a batch failed; the others are done."""
 
     exit_code = 6
+
+
+def compute_valid(
+    items: Iterable[Item],
+    prepare: Callable[[Item], Prepared],
+    compute: Callable[[Iterator[Prepared]], Iterable[Result]],
+) -> Iterator[Result | InputError]:
+    """Yield the result of each item, in order, or the InputError that `prepare` raises for it.
+
+    `compute` gets the other items, prepared, and yields their results. It may read them ahead.
+    """
+    errors: dict[int, InputError] = {}
+
+    def valid() -> Iterator[Prepared]:
+        for index, item in enumerate(items):
+            try:
+                prepared = prepare(item)
+            except InputError as error:
+                errors[index] = error
+            else:
+                yield prepared
+
+    results = iter(compute(valid()))
+    waiting: list[Result] = []  # at most one
+    for index in count():
+        if index not in errors and not waiting:
+            waiting.extend(islice(results, 1))  # this may add errors
+        if index in errors:
+            yield errors.pop(index)
+        elif waiting:
+            yield waiting.pop()
+        else:
+            return
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

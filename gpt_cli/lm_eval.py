@@ -44,18 +44,16 @@ _TOGETHER = 256  # requests: neighbours, such as the choices of one question, be
 
 @register_model("gpt-cli")
 class EngineLM(TemplateLM):
-    """A model of gpt-cli, as lm-eval asks for it.
+    """A model of gpt-cli with the interface of lm-eval.
 
     Args:
         model: a name or a folder, as for `gpt_cli.load`.
-        device: as for `gpt_cli.load`; "cuda:0", which `lm-eval` gives by default, means "auto".
-        batch_size: not used, as `max_batch_size`: as many rows as pay are computed side by side,
-            and results do not depend on it.
-        max_batch_size: not used.
+        device: as for `gpt_cli.load`; "cuda:0", the default of `lm-eval`, means "auto".
+        batch_size: not used, because results do not depend on it; nor is `max_batch_size`.
         load_options: more keywords for `gpt_cli.load`, such as dtype, threads and revision.
     """
 
-    max_gen_toks = 256  # of a task that does not say it
+    max_gen_toks = 256  # the default of tasks
 
     def __init__(
         self,
@@ -76,16 +74,12 @@ class EngineLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Return the token that stands before a text.
-
-        Raises:
-            InputError: the model has none.
-        """
+        """Return the start token; raise InputError if the model has none."""
         return self.engine.start_ids("a text of this task needs a token before it")[0]
 
     @property
     def tokenizer_name(self) -> str:
-        """Return what identifies the tokenizer in lm-eval's caches."""
+        """Return the name of the tokenizer in lm-eval's caches."""
         return self.engine.name
 
     def apply_chat_template(
@@ -103,10 +97,9 @@ class EngineLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihood of each whole text, after the start token.
+        """Return the log-likelihoods of whole texts after the start token.
 
-        A text longer than the context is cut into windows. A token is scored once; the last window
-        is a full one, too.
+        A text longer than the context is cut into full windows. A token is scored once.
         """
         texts = [request.args[0] for request in requests]
         windows = [
@@ -130,7 +123,7 @@ class EngineLM(TemplateLM):
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[Answer]:
-        """Score each continuation after its context, of which the end is kept if both are long."""
+        """Score continuations after their contexts; the start of a long context is dropped."""
         rows, starts = [], []
         for _, context, continuation in requests:
             if not 1 <= len(continuation) <= self.max_length:
@@ -140,73 +133,69 @@ class EngineLM(TemplateLM):
                 )
             # A context of white space is empty here: all of it moved to the continuation.
             row = (context or [self.eot_token_id]) + continuation
-            # The last token is predicted, and takes no place in the context.
+            # The last token is predicted, and not read.
             rows.append(row[-self.max_length - 1 :])
             starts.append(len(rows[-1]) - len(continuation))
         answers: list[Answer] = []
-        found = self._measured(rows, starts)
-        shown = "Running loglikelihood requests"
-        for (pair, *_), answer in zip(
-            requests, tqdm(found, shown, len(rows), disable=disable_tqdm), strict=True
-        ):
+        label = "Running loglikelihood requests"
+        measured = tqdm(self._measured(rows, starts), label, len(rows), disable=disable_tqdm)
+        for (pair, *_), answer in zip(requests, measured, strict=True):
             answers.append(answer)
             if pair is not None:
                 self.cache_hook.add_partial("loglikelihood", pair, answer)
         return answers
 
     def _measured(self, rows: Sequence[list[int]], starts: Sequence[int]) -> Iterator[Answer]:
-        """Yield the answer for the tokens of each row from its start on."""
+        """Yield the answers for the tokens of rows from their starts on."""
         model = self.engine.model
         prefixes = PrefixCache(model)
-        for begin in range(0, len(rows), _TOGETHER):
-            some = slice(begin, begin + _TOGETHER)
-            measures = [log_probabilities, ranks]
-            for logprobs, each in measured(model, rows[some], starts[some], measures, prefixes):
-                yield math.fsum(logprobs), max(each) == 1
+        for first in range(0, len(rows), _TOGETHER):
+            group = slice(first, first + _TOGETHER)
+            columns = [log_probabilities, ranks]
+            for logprobs, row_ranks in measured(
+                model, rows[group], starts[group], columns, prefixes
+            ):
+                yield math.fsum(logprobs), max(row_ranks) == 1
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue each prompt up to a stop string, which is left out.
+        """Continue prompts up to a stop string, which is left out.
 
-        Sampled texts repeat with lm-eval's `--seed`.
+        Sampled texts repeat with lm-eval's seed.
         """
         seed = random.getrandbits(32)
         arguments = [request.args for request in requests]
         rows = [
-            self._generation(context, own, seed, index)
-            for index, (context, own) in enumerate(arguments)
+            self._request(context, options, seed, index)
+            for index, (context, options) in enumerate(arguments)
         ]
         texts: list[str] = []
         engine = self.engine
         helpers = engine.speculator, PrefixCache(engine.model)
-        found = complete(engine.model, engine.tokenizer, rows, None, *helpers)
-        shown = "Running generate_until requests"
-        for completion in tqdm(found, shown, len(rows), disable=disable_tqdm):
+        completions = complete(engine.model, engine.tokenizer, rows, None, *helpers)
+        label = "Running generate_until requests"
+        for completion in tqdm(completions, label, len(rows), disable=disable_tqdm):
             assert isinstance(completion, Completion)  # noqa: S101 (narrows the type)
             self.cache_hook.add_partial("generate_until", arguments[len(texts)], completion.text)
             texts.append(completion.text)
         return texts
 
-    def _generation(
-        self, context: str, gen_kwargs: dict[str, Any], seed: int, index: int
-    ) -> Request:
-        own = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
-        max_tokens, stop = own.pop("max_gen_toks"), [text for text in own.pop("until") if text]
-        if own.get("num_beams") == 1:  # some tasks say it
-            del own["num_beams"]
-        if not own.pop("do_sample"):
-            own["temperature"] = 0
-        if "repetition_penalty" in own:
-            own["repeat_penalty"] = own.pop("repetition_penalty")
+    def _request(self, context: str, gen_kwargs: dict[str, Any], seed: int, index: int) -> Request:
+        row = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
+        max_tokens, stop = row.pop("max_gen_toks"), [text for text in row.pop("until") if text]
+        if row.get("num_beams") == 1:  # the default, which tasks may repeat
+            del row["num_beams"]
+        if not row.pop("do_sample"):
+            row["temperature"] = 0
+        if "repetition_penalty" in row:
+            row["repeat_penalty"] = row.pop("repetition_penalty")
         room = self.max_length - max_tokens
         if room < 1:
-            raise InputError(
-                f"max_gen_toks is {max_tokens}, and must be less than the model's context of "
-                f"{self.max_length}"
-            )
+            limit = f"must be less than the model's context of {self.max_length}"
+            raise InputError(f"max_gen_toks is {max_tokens}, and {limit}")
         # The defaults of transformers.
         options = Options(temperature=1, top_k=50, top_p=1, max_tokens=max_tokens, stop=stop)
         ids = self.tok_encode(context) or [self.eot_token_id]
-        return Request(ids[-room:], options.with_row({"seed": seed} | own), index)
+        return Request(ids[-room:], options.with_row({"seed": seed} | row), index)
 
 
 def main() -> None:

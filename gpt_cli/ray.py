@@ -9,6 +9,10 @@
         num_cpus=1,
     ).write_json("texts")
 
+The first argument is a model, a name or a folder, as for `gpt_cli.load`, and `load_options` are
+keywords of that function, such as dtype and device. All columns of a table are kept; "error" is
+added, which has a "code" and a "message" if the row failed. Then the other added columns are null.
+
 The result of a row is that of `Engine` on one machine, wherever it is computed: to the last bit on
 nodes with the compiled library, within rounding where NumPy or a GPU computes. If an actor dies,
 Ray computes its batches again, with the same results. A node downloads a model from the Hub once.
@@ -24,7 +28,7 @@ import pyarrow
 from gpt_cli.engine import Engine, load
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.parquet import arrow_schema, whole
-from gpt_cli.jobs.rows import Row
+from gpt_cli.jobs.rows import InputRow
 from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION, ERROR, SCORE, Schema
@@ -37,26 +41,26 @@ __all__ = ["Generate", "Rank", "Score"]
 _USAGE: Schema = COMPLETION["usage"]
 
 
-class _Actor:
+class _TableActor:
     """A task with a model, for the rows of tables."""
 
     _task: Task
     _engine: Engine
     _needed: tuple[str, ...]  # columns
-    _added: Schema  # columns; they replace those of the same names, such as a row's own seed
+    _added: Schema  # columns; they replace those of the same names, such as the seed of a row
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
         """Return the table with the results of its rows, computed side by side."""
         if not isinstance(table, pyarrow.Table):
-            raise InputError('a pyarrow.Table is needed: give map_batches batch_format="pyarrow"')
+            raise InputError('a pyarrow.Table is needed: set batch_format="pyarrow" in map_batches')
         names = table.column_names
         if missing := [name for name in self._needed if name not in names]:
             raise InputError(f"there is no column {missing[0]!r}; the columns are {names}")
         indices = table["index"].to_pylist() if "index" in self._needed else range(len(table))
-        found = table.select([name for name in self._task.fields if name in names]).to_pylist()
+        fields = table.select([name for name in self._task.fields if name in names]).to_pylist()
         rows = [
-            Row(index, 0, None, fields={name: whole(value) for name, value in row.items()})
-            for index, row in zip(indices, found, strict=True)
+            InputRow(index, 0, None, fields={name: whole(value) for name, value in row.items()})
+            for index, row in zip(indices, fields, strict=True)
         ]
         records = self._task.records(self._engine, rows)
         flat = [record | record.get("usage", {}) for record in records]
@@ -67,19 +71,13 @@ class _Actor:
         return table
 
 
-class Generate(_Actor):
+class Generate(_TableActor):
     """Continue the prompts of a table.
 
-    Args:
-        model: a name or a folder, as for `gpt_cli.load`.
-        options: the fields of `Options`, for rows without their own; they must have a seed, or
-            each actor would draw another.
-        load_options: keywords for `gpt_cli.load`, such as dtype and device.
-
     A row has a "prompt" and an "index", its number in the whole job, which keys the random draws;
-    it may have the fields of `Options.row_fields()`. All columns are kept, and these are added:
-    "text", "finish_reason", "seed", "prompt_tokens", "completion_tokens" and "error", which has a
-    "code" and a "message" if the row failed; then the others are null.
+    it may have the fields of `Options.row_fields()`, whose defaults are `options`. They must have a
+    seed, or every actor would draw another. Added are "text", "finish_reason", "seed",
+    "prompt_tokens" and "completion_tokens".
     """
 
     _needed = ("prompt", "index")
@@ -94,16 +92,11 @@ class Generate(_Actor):
         self._engine = load(model, **(load_options or {}))
 
 
-class Score(_Actor):
+class Score(_TableActor):
     """Score the texts of a table.
 
-    Args:
-        model: a name or a folder, as for `gpt_cli.load`.
-        stride: see `Engine.score_many`.
-        load_options: keywords for `gpt_cli.load`, such as dtype and device.
-
-    A row has a "text". All columns are kept, and these are added: "tokens", "tokens_scored",
-    "total_logprob", "perplexity", "bits_per_byte" and "error".
+    A row has a "text". Added are "tokens", "tokens_scored", "total_logprob", "perplexity" and
+    "bits_per_byte". For `stride`, see `Engine.score_many`.
     """
 
     _needed = ("text",)
@@ -116,18 +109,12 @@ class Score(_Actor):
         self._engine = load(model, **(load_options or {}))
 
 
-class Rank(_Actor):
+class Rank(_TableActor):
     """Rank continuations of the prompts of a table.
 
-    Args:
-        model: a name or a folder, as for `gpt_cli.load`.
-        choices: of rows without their own; see `exact`.
-        by: see `Engine.rank`.
-        exact: use the choices as given, else each follows the prompt after one space.
-        load_options: keywords for `gpt_cli.load`, such as dtype and device.
-
-    A row has a "prompt", and may have a list of "choices". All other columns are kept, and these
-    are added: "choices", the likeliest first, as `gpt-cli rank --json` writes them, and "error".
+    A row has a "prompt", and may have a list of "choices", which replace `choices`. Unless `exact`,
+    a space is put between prompt and choice. Added are "choices", the likeliest first, as
+    `gpt-cli rank` writes them in JSON. For `by`, see `Engine.rank`.
     """
 
     _needed = ("prompt",)

@@ -81,7 +81,7 @@ def timing(engine: "Engine", completion: "Completion") -> Record:
 
 
 def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool = False) -> Record:
-    """Return the record of a completion, with the log-probability of each token if wanted."""
+    """Return the record of a completion, if wanted with the log-probabilities of its tokens."""
     record = {
         "text": completion.text,
         "finish_reason": completion.finish_reason,
@@ -103,7 +103,7 @@ def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool 
 
 
 def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Record:
-    """Return the record of a score, with the log-likelihood of each token if wanted.
+    """Return the record of a score, if wanted with the log-likelihoods of its tokens.
 
     Ranks, entropies and words are in the record if they are in the score.
     """
@@ -130,13 +130,13 @@ def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Rec
 
 
 def of_ranking(
-    engine: "Engine", ranked: "Sequence[Choice]", given: Mapping[str, str]
+    engine: "Engine", ranked: "Sequence[Choice]", written: Mapping[str, str]
 ) -> list[Record]:
-    """Return the records of choices, the likeliest first; `given` tells how a user wrote them."""
+    """Return the records of choices, the likeliest first; `written` has what a user wrote."""
     return [
         {
-            "rank": place,
-            "choice": given[choice.text],
+            "rank": rank,
+            "choice": written[choice.text],
             "text": choice.text,
             "probability": choice.probability,
             "logprob": choice.logprob,
@@ -144,7 +144,7 @@ def of_ranking(
             "bytes": choice.bytes,
             "model": engine.name,
         }
-        for place, choice in enumerate(ranked, 1)
+        for rank, choice in enumerate(ranked, 1)
     ]
 
 
@@ -159,8 +159,8 @@ def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     A model may have more ids than its tokenizer; such an id has a name and no bytes.
     """
     try:
-        piece = engine.tokenizer.token_bytes(id)
+        data = engine.tokenizer.token_bytes(id)
     except InputError:
         return {"id": id, "token": f"<{id}>", "bytes": [], "logprob": logprob}
-    text = piece.decode(errors="replace")
-    return {"id": id, "token": text, "bytes": list(piece), "logprob": logprob}
+    text = data.decode(errors="replace")
+    return {"id": id, "token": text, "bytes": list(data), "logprob": logprob}

@@ -406,7 +406,7 @@ class Waiting(Generation):
         yield from ({"index": row.index} for row in rows)
 
 task = Waiting(Options(seed=1))
-source = Source(input, "auto", task.fields, task.window)
+source = Source(input, "auto", task.fields, task.rows_together)
 cluster = Cluster(address, int(workers), threads=1)
 with (folder / "out").open("w", buffering=1) as out:
     for record in compute(cluster, source, 0, task, "tiny", {"device": "cpu"}):
@@ -496,13 +496,13 @@ def test_a_machine_downloads_the_weights_once(hub, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
-        (["--workers", "9"], 2, "has room for --workers 3, not 9, with --threads 1 each"),
-        (["--gpus-per-worker", "0.4", "--workers", "2"], 2, "room for --workers 1, not 2"),
-        (["--gpus-per-worker", "2"], 5, "--threads 1, --gpus-per-worker 2"),
+        (["--workers", "9"], 2, "--workers must be at most 3 on this cluster with thr"),
+        (["--gpus-per-worker", "0.4", "--workers", "2"], 2, "--workers must be at most 1 on"),
+        (["--gpus-per-worker", "2"], 5, "threads 1 and gpus_per_worker 2"),
         (["--model", "no/model", "--offline"], 3, "no/model"),
         (["--dtype", "float7"], 2, "--dtype float7"),
         (["--address", "127.0.0.1:1"], 5, "127.0.0.1:1"),
-        (["--address", "ray://127.0.0.1:1"], 2, "--address auto"),
+        (["--address", "ray://127.0.0.1:1"], 2, "--address ray:// is not supported"),
         (["--engine", "local"], 2, "--engine ray"),
     ],
 )

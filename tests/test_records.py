@@ -117,7 +117,7 @@ def test_a_table_has_all_fields_of_a_record(logprobs):
         (Generation(Options(), logprobs=logprobs), place | completion),
         (Scoring(logprobs=logprobs, words=True), place | score),
     ):
-        schema = PLACE | task.schema | task.error_place | ERROR
+        schema = PLACE | task.schema | task.layout.origin | ERROR
         error = {"file": "f", "line": 2**40, "error": {"code": "c", "message": "m"}}
         stream = BytesIO()
         parquet.write([record | error], schema, stream)

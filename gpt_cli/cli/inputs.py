@@ -16,10 +16,6 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
     Without both, the prompt is read from a pipe. One line end is dropped from the end of a file or
     a pipe, where editors and `echo` put it.
-
-    Raises:
-        InputError: there is no prompt, or it is not UTF-8.
-        ResourceError: the file does not fit the memory.
     """
     if file is None and prompt is not None:
         return prompt
@@ -28,7 +24,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def input_file(argument: str | None, option: str | None, rows: str) -> str:
-    """Return an argument or --file, else "-" for a pipe; raise InputError for both or none."""
+    """Return an argument or --file, else "-" for a pipe; both, or none, is an InputError."""
     if argument is not None and option is not None:
         raise InputError("--file and an argument are both given: leave one of them out")
     return or_pipe(argument if option is None else option, f"no {rows}: give a FILE")

@@ -9,20 +9,31 @@ from gpt_cli.cli.layout import counted
 from gpt_cli.cli.streams import note, on_terminal, remark, write_error
 from gpt_cli.jobs import Observer
 
-LONG = 2.0  # seconds until commands that are mostly short show progress
+LONG = 2.0  # seconds until commands that are usually short show progress
 _LOG_PAUSE = 30.0  # seconds between two lines that are not replaced
 _SETTLED = 5.0  # seconds before the time left is estimated
 
 
-class StatusLine:
-    """A line of progress. A terminal replaces it; elsewhere it is shown only if `logged`."""
+def replace_line(line: str) -> None:
+    """Replace the line of progress that a terminal shows on standard error."""
+    width = shutil.get_terminal_size().columns - 1
+    write_error(f"\r{line[:width].ljust(width)}\r")
 
-    def __init__(self, *, shown: bool, pause: float = 0.2, logged: bool = False):
+
+class StatusLine:
+    """A line of progress. A terminal replaces it; elsewhere it is shown only if `logged`.
+
+    A terminal shows it after `delay` seconds, and a new text after `pause` more.
+    """
+
+    def __init__(
+        self, *, shown: bool, pause: float = 0.2, delay: float = 0.0, logged: bool = False
+    ):
         self._replaced = on_terminal(sys.stderr)
         self.shown = shown and (self._replaced or logged)
         self._pause = pause if self._replaced else _LOG_PAUSE  # seconds between two lines
         self._start = time.perf_counter()
-        self._due = self._start + (0.0 if self._replaced else _LOG_PAUSE)
+        self._due = self._start + (delay if self._replaced else _LOG_PAUSE)
 
     @property
     def seconds(self) -> float:
@@ -38,16 +49,12 @@ class StatusLine:
         now = time.perf_counter()
         if self.shown and now >= self._due:
             self._due = now + self._pause
-            self._replace(f"gpt-cli: {text}") if self._replaced else note(f"gpt-cli: {text}")
+            (replace_line if self._replaced else note)(f"gpt-cli: {text}")
 
     def erase(self) -> None:
         """Erase the line from the terminal, so that something else can be written."""
         if self.shown and self._replaced:
-            self._replace("")
-
-    def _replace(self, line: str) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        write_error(f"\r{line[:width].ljust(width)}\r")
+            replace_line("")
 
     def __enter__(self) -> Self:
         return self
@@ -57,11 +64,15 @@ class StatusLine:
 
 
 class Progress(Observer):
-    """Count the rows and tokens of a job, and show them; the totals are shown at the end."""
+    """Count the rows and tokens of a job, and show them; the totals are shown at the end.
 
-    def __init__(self, *, shown: bool, notes: bool = True):
+    Without `totals`, only a terminal shows them, and only if the job takes long.
+    """
+
+    def __init__(self, *, shown: bool, notes: bool = True, totals: bool = True):
         self._shown = shown
         self._notes = notes
+        self._totals = totals
         self._status = StatusLine(shown=False)
         self._total: int | None = None
         self._rows = self._before = self._failed = self._tokens = 0
@@ -76,7 +87,8 @@ class Progress(Observer):
         self._total = total
         self._rows = self._before = done
         self._failed = failed
-        self._status = StatusLine(shown=self._shown, logged=True)
+        delay = 0.0 if self._totals else LONG
+        self._status = StatusLine(shown=self._shown, delay=delay, logged=self._totals)
         self._status.show(self._line())
 
     def advance(self, tokens: int, failed: bool) -> None:
@@ -92,7 +104,12 @@ class Progress(Observer):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Show the totals, unless an error message follows."""
         self._status.erase()
-        if self._shown and self._rows > self._before and kind in (None, KeyboardInterrupt):
+        if (
+            self._shown
+            and self._totals
+            and self._rows > self._before
+            and kind in (None, KeyboardInterrupt)
+        ):
             note(f"gpt-cli: {self._line()}")
 
     def _line(self) -> str:

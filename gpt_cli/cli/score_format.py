@@ -1,55 +1,18 @@
-"""The output forms of `gpt-cli score`: facts, columns, tokens, JSON."""
+"""The options of `gpt-cli score`, and the forms of its output: facts, columns, tokens, JSON."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
-from typing import TYPE_CHECKING, Any
 
-from gpt_cli import records
+from gpt_cli import jobs
 from gpt_cli.cli.layout import quoted
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.storage import read_lines, without_line_end
 from gpt_cli.options.declare import NUMBER, WHOLE, Declared, Range, option
+from gpt_cli.records import Record, json_line
 
-if TYPE_CHECKING:
-    from gpt_cli.engine import Engine
-    from gpt_cli.scoring.score import Score
-
-_TOGETHER = 256  # lines
 _ALIGNED = "{:>12}  "
 _NAMES = ("tokens", "log-lik.", "perplexity", "bits/byte")
 HEADER = "".join(map(_ALIGNED.format, _NAMES)) + "text\n"
 _POSITIVE = Range(lambda number: number > 0, "above 0")
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line, or a whole text, with its score or an error."""
-
-    number: int  # from 1
-    data: bytes  # with its line end
-    text: str | InputError
-    score: "Score | InputError"
-
-
-def score_lines(engine: "Engine", file: str, options: dict[str, Any]) -> Iterator[Line]:
-    """Score the lines of a file as they come, those of similar length side by side."""
-    number = 1
-    for block in read_lines(file):
-        for begin in range(0, len(block), _TOGETHER):
-            some = block[begin : begin + _TOGETHER]
-            texts = [_decoded(data, place) for place, data in enumerate(some, number)]
-            scores = engine.score_many(texts, **options)
-            yield from map(Line, count(number), some, texts, scores)
-            number += len(some)
-
-
-def _decoded(data: bytes, number: int) -> str | InputError:
-    try:
-        return without_line_end(data.decode("utf-8-sig" if number == 1 else "utf-8"))
-    except UnicodeDecodeError as error:
-        return InputError(f"the line is not UTF-8 at byte {error.start}")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -98,19 +61,12 @@ class Form(Declared):
         return not (self.as_json or self.tokens or self.words)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Return the keywords of `Engine.score` and `score_many`."""
-        detailed = self.tokens and self.as_json
-        return {
-            "stride": self.stride,
-            "bos": self.bos,
-            "ranks": detailed,
-            "entropies": detailed,
-            "words": self.words,
-        }
+    def task(self) -> "jobs.Scoring":
+        """Return the task for rows."""
+        return jobs.Scoring(self.stride, self.tokens, self.words, self.bos)
 
     def check(self, *, as_rows: bool) -> None:
-        """Raise InputError if options exclude each other."""
+        """Raise InputError if options exclude one another."""
         if self.tokens and self.words:
             raise InputError("--tokens and --words cannot be used together: choose one")
         if self.filters and not (self.plain or self.as_json):
@@ -124,70 +80,69 @@ class Form(Declared):
                 "--template: filter the records instead"
             )
 
-    def passes(self, score: "Score | InputError") -> bool:
-        """Return whether the filter lets a line pass."""
+    def passes(self, record: Record) -> bool:
+        """Return whether the filter lets a line pass; without a perplexity, none passes."""
         if not self.filters:
             return True
-        perplexity = None if isinstance(score, InputError) else score.perplexity
+        perplexity = None if "error" in record else _perplexity(record)
         least, most = self.min_perplexity or 0, self.max_perplexity or math.inf
         return perplexity is not None and least <= perplexity <= most
 
-    def of_text(self, engine: "Engine", text: str) -> str:
-        """Score a text; return the output."""
-        score = engine.score(text, **self.options)
-        line = Line(1, text.encode(), text, score)
+    def of_text(self, record: Record) -> str:
+        """Return the output for a whole text."""
         if not self.plain:
-            return self._of_parts(engine, line)
+            return self._of_parts(record)
         facts = {
-            "tokens": f"{len(score.ids)} ({score.tokens_scored} scored)",
-            "log-likelihood": _number(score.total_logprob),
-            "perplexity": _number(score.perplexity),
-            "bits per byte": _number(score.bits_per_byte),
+            "tokens": f"{record['tokens']} ({record['tokens_scored']} scored)",
+            "log-likelihood": _number(record["total_logprob"]),
+            "perplexity": _number(_perplexity(record)),
+            "bits per byte": _number(record["bits_per_byte"]),
         }
         return "".join(f"{name:16}{value}\n" for name, value in facts.items())
 
-    def of_line(self, engine: "Engine", line: Line, *, aligned: bool) -> str | bytes:
+    def of_line(self, record: Record, line: bytes, *, aligned: bool) -> str | bytes:
         """Return the output for a line."""
         if not self.plain:
-            return self._of_parts(engine, line)
-        return line.data if self.filters else _columns(line, aligned=aligned)
+            return self._of_parts(record)
+        return line if self.filters else _columns(record, line, aligned=aligned)
 
-    def _of_parts(self, engine: "Engine", line: Line) -> str:
+    def _of_parts(self, record: Record) -> str:
         """Return a JSON object, or a line for each token or word, which begins with the number.
 
         A token has its id, log-likelihood and text; a word its text, start and end in bytes, number
         of tokens and surprisal.
         """
-        place = {"index": line.number - 1}
-        if isinstance(line.score, InputError):
-            error = place | {"line": line.number} | records.of_error(line.score)
-            return records.json_line(error) if self.as_json else ""
         if self.as_json:
-            score = records.of_score(engine, line.score, logprobs=self.tokens)
-            return records.json_line(place | {"text": line.text} | score)
+            return json_line(record)
+        number = record["index"] + 1
         if self.words:
             return "".join(
-                f"{line.number}\t{word.text}\t{word.start}\t{word.end}\t{word.tokens}\t"
-                f"{_number(word.surprisal)}\n"
-                for word in line.score.words or []
+                f"{number}\t{word['word']}\t{word['start']}\t{word['end']}\t{word['tokens']}\t"
+                f"{_number(word['surprisal'])}\n"
+                for word in record.get("words", [])
             )
         return "".join(
-            f"{line.number}\t{id}\t{_number(logprob)}\t{quoted(engine.tokenizer.token_bytes(id))}\n"
-            for id, logprob in zip(line.score.ids, line.score.token_logprobs, strict=True)
+            f"{number}\t{token['id']}\t{_number(token['logprob'])}\t"
+            f"{quoted(bytes(token['bytes']))}\n"
+            for token in record.get("logprobs", [])
         )
 
 
-def _columns(line: Line, *, aligned: bool) -> bytes:
+def _columns(record: Record, line: bytes, *, aligned: bool) -> bytes:
     """Return tokens, log-likelihood, perplexity, bits per byte, and the line unchanged."""
-    score = line.score
-    if isinstance(score, InputError):
+    if "error" in record:
         numbers = ["nan"] * 4
     else:
-        values = (score.total_logprob, score.perplexity, score.bits_per_byte)
-        numbers = [str(len(score.ids)), *map(_number, values)]
-    text = line.data if line.data.endswith(b"\n") else line.data + b"\n"
+        values = (record["total_logprob"], _perplexity(record), record["bits_per_byte"])
+        numbers = [str(record["tokens"]), *map(_number, values)]
     cell = _ALIGNED if aligned else "{}\t"
-    return "".join(map(cell.format, numbers)).encode() + text
+    return "".join(map(cell.format, numbers)).encode() + line.removesuffix(b"\n") + b"\n"
+
+
+def _perplexity(record: Record) -> float | None:
+    """Return the perplexity; JSON has no infinite one."""
+    unscored = record["perplexity"] is None and not record["tokens_scored"]
+    return None if unscored else record["perplexity"] or math.inf
 
 
 def _number(value: float | None) -> str:

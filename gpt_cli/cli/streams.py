@@ -19,12 +19,8 @@ _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # DEL an
 def write(text: str | bytes, *, escapes: bool = False) -> None:
     """Write to standard output without delay: text as UTF-8, with unchanged line ends.
 
-    On a terminal, control characters of the text are made visible, unless they are `escapes` of
-    our own.
-
-    Raises:
-        BrokenPipeError: the reader has closed the pipe.
-        ResourceError: the output cannot be written.
+    On a terminal, control characters are made visible, unless the text has `escapes` of gpt-cli.
+    If the reader has closed the pipe, raise BrokenPipeError.
     """
     if sys.stdout is None:
         raise ResourceError("standard output is closed: redirect it to a file or a pipe")
@@ -70,7 +66,7 @@ def write_error(text: str) -> None:
 class NoteStream:
     """A replacement of sys.stdout that turns messages of a library into notes on standard error.
 
-    The first line of each message is shown, cut to some length. Bytes written to `buffer` pass.
+    The first line of a message is shown, cut to 300 characters. Bytes written to `buffer` pass.
     """
 
     def __init__(self, stream: TextIO, *, shown: bool):

@@ -12,7 +12,7 @@ from gpt_cli import on_first_use
 if TYPE_CHECKING:
     from gpt_cli.jobs.cluster import Cluster
     from gpt_cli.jobs.observer import Observer
-    from gpt_cli.jobs.rows import Row
+    from gpt_cli.jobs.rows import InputRow
     from gpt_cli.jobs.runner import Summary, run
     from gpt_cli.jobs.sinks import Resumed, Sink
     from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task, spaced
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Cluster",
     "Generation",
+    "InputRow",
     "Observer",
     "Ranking",
     "Resumed",
-    "Row",
     "Scoring",
     "Sink",
     "Summary",

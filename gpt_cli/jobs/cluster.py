@@ -18,22 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 from gpt_cli import hub
 from gpt_cli.engine import Engine, load
-from gpt_cli.errors import GPTCLIError, InputError, ResourceError
+from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.jobs import parquet
-from gpt_cli.jobs.rows import Piece, Reader, Row, Source, blocks
+from gpt_cli.jobs.rows import InputRow, Piece, RowReader, Source, pieces_together
 from gpt_cli.jobs.storage import is_address
 from gpt_cli.jobs.tasks import Task
+from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 from gpt_cli.system.machine import cores
 
 if TYPE_CHECKING:
     import pyarrow
 
-_MOST_BLOCKS = 50_000  # of one job; Ray keeps track of each
+_MOST_BUNDLES = 50_000  # of one job; Ray keeps track of all of them
 _WORKERS_PER_READER = 8  # reading is far faster than computing
 _THREADS = 4  # of a worker by default; more help GPT-2 little
 # Settings of a Ray that is started for one job. Its actors start 2 s sooner without the processes
-# for tasks, which it does not use.
+# for Ray's tasks, which it does not use.
 _ALONE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_worker_prestart": "0",
@@ -47,38 +48,35 @@ class Cluster:
 
     address: str | None = None  # host:port or "auto"; None: RAY_ADDRESS, or start Ray here
     workers: int | None = None  # processes that hold the model; None: as many as fit
-    gpus: float = 0  # of each worker
-    threads: int | None = None  # and CPUs, of each worker; None: up to 4
+    gpus_per_worker: float = 0
+    threads: int | None = None  # and CPUs, of a worker; None: up to 4
 
 
-class _Actor:
-    """Turn each block into another block, or into an error."""
+class _BundleActor:
+    """Turn bundles of pieces or rows into bundles of rows or records; an error is one, too."""
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        """Return the block for the blocks of a table."""
+        """Return the bundle for the bundles of a table."""
         try:
             return _packed(list(self.content(_unpacked(table))))
         except GPTCLIError as error:
             return _packed(error)
 
-    def content(self, block: list[Any]) -> Iterable[Any]:
+    def content(self, bundle: list[Any]) -> Iterable[Any]:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class _PieceReader(_Actor):
-    """Read the rows of pieces, from the index `start` on.
+class _PieceReader(_BundleActor):
+    """Read the rows of pieces, from the index `start` on."""
 
-    It is an actor only beside the driver; on a node without CPUs each task would be a new process.
-    """
-
-    reader: Reader
+    reader: RowReader
     start: int
     folder: Path  # the driver's, for relative paths
 
-    def content(self, block: list[Piece]) -> Iterator[Row]:
+    def content(self, bundle: list[Piece]) -> Iterator[InputRow]:
         """Yield the rows of pieces; raise InputError if a file cannot be read."""
-        for piece in block:
+        for piece in bundle:
             path = piece.file if is_address(piece.file) else str(self.folder / piece.file)
             name = piece.file if self.reader.many else None
             for row in self.reader.read(replace(piece, file=path)):
@@ -86,7 +84,7 @@ class _PieceReader(_Actor):
                     yield replace(row, file=name)
 
 
-class _Worker(_Actor):
+class _Worker(_BundleActor):
     """Hold the model, or the error of loading it."""
 
     def __init__(
@@ -100,125 +98,121 @@ class _Worker(_Actor):
         except GPTCLIError as error:
             self._engine = error
 
-    def content(self, block: list[Any]) -> Iterator[Record]:
+    def content(self, bundle: list[Any]) -> Iterator[Record]:
         """Yield the records of rows, or of the rows of pieces."""
         if isinstance(self._engine, GPTCLIError):
             raise self._engine
-        rows = self._reader.content(block) if isinstance(block[0], Piece) else block
-        for _, some in groupby(rows, lambda row: row.index // self._task.window):
-            yield from self._task.records(self._engine, list(some))
+        rows = self._reader.content(bundle) if isinstance(bundle[0], Piece) else bundle
+        for _, group in groupby(rows, lambda row: row.index // self._task.rows_together):
+            yield from self._task.records(self._engine, list(group))
 
 
 def compute(
     cluster: Cluster, source: Source, start: int, task: Task, model: str, loading: Mapping[str, Any]
 ) -> Iterator[Record]:
-    """Yield the record of each row from index `start` on, in order.
+    """Yield the records of the rows from index `start` on, in order.
 
     On a running cluster, this machine reads local files, and the workers read files at an address
     (such as file://, a folder that all machines share). The same rows are computed together as on
-    one machine.
-
-    Raises:
-        InputError: a file cannot be read, or the cluster has no room for all workers.
-        ResourceError: there is no cluster, or a worker has not enough memory.
-        ModelNotFoundError: a worker cannot get the model.
-        CheckpointError: the weights are damaged.
+    one machine. The errors of workers, such as ModelNotFoundError, are raised here.
     """
     ray = library()
-    left = [piece for piece in source.pieces if piece.index + piece.rows > start]
-    if not left:
+    rest = [piece for piece in source.pieces if piece.index + piece.rows > start]
+    if not rest:
         return
-    windows = math.ceil((left[-1].index - start) / task.window / _MOST_BLOCKS)
-    size = task.window * max(1, windows)
-    items = [_packed(block) for block in blocks(left, size)]
+    multiple = math.ceil((rest[-1].index - start) / task.rows_together / _MOST_BUNDLES)
+    size = task.rows_together * max(1, multiple)
+    bundles = [_packed(pieces) for pieces in pieces_together(rest, size)]
+    reader = _PieceReader(source.reader, start, Path.cwd())
     there = str(Path(model).absolute()) if hub.is_folder(model) else model
-    if loading.get("device", "auto") == "auto" and not cluster.gpus:  # Ray has assigned no GPU
-        loading = {**loading, "device": "cpu"}
-    reading = source.reader, start, Path.cwd()
+    if loading.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
+        loading = {**loading, "device": "cpu"}  # Ray has assigned no GPU
     with _connected(cluster) as alone:
         workers, threads = _room(cluster)
-        data = ray.data.from_arrow(items)
+        data = ray.data.from_arrow(bundles)
         if not (alone or all(map(is_address, source.files))):
-            here = f"node:{ray.util.get_node_ip_address()}"
-            data = data.map_batches(
-                _PieceReader,
-                fn_constructor_args=reading,
-                batch_size=None,
-                batch_format="pyarrow",
-                num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
-                resources={here: 0.001},  # each node has 1 of its own
-                compute=ray.data.ActorPoolStrategy(
-                    size=min(len(items), math.ceil(workers / _WORKERS_PER_READER))
-                ),
+            data = _read_here(
+                data, reader, min(len(bundles), math.ceil(workers / _WORKERS_PER_READER))
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, _PieceReader(*reading), model, there, loading),
-            batch_size=1,  # block; Ray requires a number if there are GPUs
+            fn_constructor_args=(task, reader, model, there, loading),
+            batch_size=1,  # bundle; Ray requires a number if there are GPUs
             batch_format="pyarrow",
             num_cpus=threads,
-            num_gpus=cluster.gpus or None,
-            compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
+            num_gpus=cluster.gpus_per_worker or None,
+            compute=ray.data.ActorPoolStrategy(size=min(workers, len(bundles))),
         )
-        # With prefetching, a block would wait for the next one, which may take an hour.
+        # With prefetching, a bundle would wait for the next one, which may take an hour.
         for table in data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow"):
             yield from _unpacked(table)
 
 
-def _packed(block: list[Any] | GPTCLIError) -> "pyarrow.Table":
-    """Return a block for Ray Data; an error is one, too, since Ray would return only its text."""
+def _read_here(data: Any, reader: _PieceReader, actors: int) -> Any:
+    """Return the dataset of the rows of pieces, which actors on this machine read.
+
+    On a node without CPUs, each task of Ray would be a new process.
+    """
+    ray = library()
+    return data.map_batches(
+        _PieceReader,
+        fn_constructor_args=(reader.reader, reader.start, reader.folder),
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
+        resources={f"node:{ray.util.get_node_ip_address()}": 0.001},  # a node has 1 of its name
+        compute=ray.data.ActorPoolStrategy(size=actors),
+    )
+
+
+def _packed(content: list[Any] | GPTCLIError) -> "pyarrow.Table":
+    """Return a bundle for Ray Data, which would return only the text of an exception."""
     pyarrow = parquet.library()
-    return pyarrow.table({"block": pyarrow.array([pickle.dumps(block)], pyarrow.large_binary())})
+    data = pyarrow.array([pickle.dumps(content)], pyarrow.large_binary())
+    return pyarrow.table({"bundle": data})
 
 
 def _unpacked(table: "pyarrow.Table") -> list[Any]:
-    """Return the content of the blocks of a table; raise a block that is an error."""
+    """Return the content of the bundles of a table; raise a bundle that is an error."""
     content = []
-    for data in table["block"].to_pylist():
-        block = pickle.loads(data)  # noqa: S301 (from one of our own processes)
-        if isinstance(block, GPTCLIError):
-            raise block
-        content += block
+    for data in table["bundle"].to_pylist():
+        bundle = pickle.loads(data)  # noqa: S301 (from one of our processes)
+        if isinstance(bundle, GPTCLIError):
+            raise bundle
+        content += bundle
     return content
 
 
 def _room(cluster: Cluster) -> tuple[int, int]:
-    """Return the number of workers, and the threads of each; raise an error if they do not fit."""
+    """Return the numbers of workers and of their threads; raise an error if they do not fit."""
     ray = library()
-    if not (cluster.gpus <= 1 or cluster.gpus % 1 == 0):  # NaN, too
-        raise InputError(f"--gpus-per-worker must be whole or below 1, not {cluster.gpus}")
+    gpus = cluster.gpus_per_worker
+    if not (gpus <= 1 or gpus % 1 == 0):  # NaN, too
+        raise OptionError("gpus_per_worker", f"must be whole or below 1, not {gpus}")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = max(int(node.get("CPU", 0)) for node in nodes)
     threads = cluster.threads or max(1, min(most, _THREADS))
     room = 0
     for node in nodes:
         fitting = int(node.get("CPU", 0)) // threads
-        if cluster.gpus:
-            on_one = int(1 / cluster.gpus + 1e-9)  # workers that share a GPU; 0 if they need more
+        if gpus:
+            on_one = int(1 / gpus + 1e-9)  # workers that share a GPU; 0 if they need more
             here = int(node.get("GPU", 0))
-            fitting = min(fitting, here * on_one if on_one else here // int(cluster.gpus))
+            fitting = min(fitting, here * on_one if on_one else here // int(gpus))
         room += fitting
-    each = f"--threads {threads}"
-    if cluster.gpus:
-        each += f", --gpus-per-worker {cluster.gpus:g}"
+    worker = f"threads {threads}" + (f" and gpus_per_worker {gpus:g}" if gpus else "")
     if not room:
-        raise ResourceError(
-            f"no machine of the cluster has room for a worker with {each}: ask for less"
-        )
+        message = f"no machine of the cluster has room for a worker with {worker}: ask for less"
+        raise ResourceError(message)
     if room < (cluster.workers or 1):
-        raise InputError(
-            f"the cluster has room for --workers {room}, not {cluster.workers}, with {each} each"
-        )
+        complaint = f"must be at most {room} on this cluster with {worker}, not {cluster.workers}"
+        raise OptionError("workers", complaint)
     return cluster.workers or room, threads
 
 
 @contextmanager
 def _connected(cluster: Cluster) -> Iterator[bool]:
-    """Connect to a cluster, or start one for this job; yield whether it was started.
-
-    Raises:
-        ResourceError: no cluster answers, or Ray fails within the block.
-    """
+    """Connect to a cluster, or start one for this job; yield whether it was started."""
     ray = library()
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
@@ -251,7 +245,7 @@ def _join(address: str, how: dict[str, Any]) -> None:
     except ConnectionError as error:
         raise ResourceError(
             f"no Ray cluster answers at {address}: `ray start --head` starts one on this machine; "
-            "without --address, one is started for this job"
+            "without an address, one is started for this job"
         ) from error
     except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:
         raise ResourceError(
@@ -270,18 +264,17 @@ def _summary(error: Exception) -> str:
 def _check_address(address: str) -> None:
     """Raise an error if nobody answers, which Ray would retry for minutes."""
     if address.startswith("ray://"):
-        raise InputError(
-            "--address ray:// is not supported: run gpt-cli on a machine of the cluster, for "
-            "example by `ray job submit`, with --address auto"
-        )
+        cure = "run gpt-cli on a machine of the cluster, for example by `ray job submit`, with the"
+        raise OptionError("address", f"ray:// is not supported: {cure} address auto")
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return  # "auto" and "local"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
     except (OSError, OverflowError, UnicodeError) as error:
-        message = f"no Ray cluster answers at {address} ({error}): check --address"
-        raise ResourceError(message) from None
+        raise ResourceError(
+            f"no Ray cluster answers at {address} ({error}): check the address"
+        ) from None
 
 
 @contextmanager
@@ -308,5 +301,5 @@ def library() -> ModuleType:
         import ray.data
         import ray.exceptions
     except ImportError as error:
-        raise ResourceError(f"--engine ray: {error}: pip install 'ray[data]'") from None
+        raise ResourceError(f"a cluster needs Ray: {error}: pip install 'ray[data]'") from None
     return ray

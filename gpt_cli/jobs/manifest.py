@@ -1,4 +1,4 @@
-"""The manifest of an output, by which --resume refuses other options, models or inputs."""
+"""The manifest of an output: a resumed job must have the same options, model and input."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from gpt_cli.jobs import storage
 from gpt_cli.options.request import draw_seed
 
 NAME = "_job.json"  # in a folder of records
-ANOTHER = "name another --output"
+ANOTHER = "name another output"
 
 
 def refusal(complaint: str) -> InputError:
@@ -39,7 +39,7 @@ class Manifest:
         return storage.exists(self._file) and storage.size(self._file) > 0
 
     def compare(self) -> None:
-        """Take the seed of the earlier run if none was given; raise InputError for other jobs."""
+        """Raise InputError if the earlier run was another job; a seed of None becomes its seed."""
         try:
             earlier = json.loads(storage.read_bytes(self._file))
             if not isinstance(earlier, dict):
@@ -54,13 +54,13 @@ class Manifest:
             if name not in earlier:
                 raise refusal(f"{self._output} was made by a version without {name}")
             if earlier[name] != value:
-                others, ours = (f"{json.dumps(each):.200}" for each in (earlier[name], value))
+                theirs, ours = f"{json.dumps(earlier[name]):.200}", f"{json.dumps(value):.200}"
                 # Long ones, such as JSON schemas, may begin alike.
-                which = f"another {name}" if others == ours else f"{name} {others}, not {ours}"
+                which = f"another {name}" if theirs == ours else f"{name} {theirs}, not {ours}"
                 raise refusal(f"{self._output} was made with {which}")
 
     def begin(self) -> bytes:
-        """Return the content of the file for a first run, with a seed drawn if none was given."""
+        """Return the content of the file for a first run, with a random seed in place of None."""
         if self._job.get("seed", 0) is None:
             self._job["seed"] = draw_seed()
         return json.dumps(self._job, indent=1).encode()

@@ -10,9 +10,9 @@ from gpt_cli.errors import InputError
 from gpt_cli.jobs import manifest, storage
 from gpt_cli.jobs.manifest import ANOTHER, refusal
 from gpt_cli.jobs.rows import Source
-from gpt_cli.jobs.sinks import JSONLines, Sink
+from gpt_cli.jobs.sinks import JSONLines, Resumed, Sink
 from gpt_cli.jobs.tasks import Task
-from gpt_cli.records import ERROR, PLACE
+from gpt_cli.options.declare import OptionError
 
 # Endings of files in which nobody expects JSON Lines.
 _OTHER_FORMATS = (".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst")
@@ -20,40 +20,35 @@ _OTHER_FORMATS = (".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", 
 
 def open_sink(
     name: str, source: Source, task: Task, job: Mapping[str, Any], *, resume: bool
-) -> Sink | None:
-    """Return the sink of an output; None if an earlier run has completed it.
+) -> Sink | Resumed:
+    """Return the sink of an output, or the counts of an output that an earlier run has completed.
 
     Its name is that of a file, a folder (FOLDER/, FOLDER/*.jsonl, FOLDER/*.parquet) or an address
-    of these. The job is everything that the records depend on; see `Manifest`.
-
-    Raises:
-        InputError: the output exists, cannot be resumed, or has an unsuitable name.
-        ResourceError: a package for such files is missing.
+    of these. The job is everything that the records depend on; see `Manifest`. An output that
+    exists, cannot be resumed or has an unsuitable name is an InputError.
     """
-    place, ending = _place(name, source)
-    _check_place(place)
-    _check_apart(source.name, f"{place}/part-0{ending}" if ending else name)
+    output, ending = _split(name, source)
+    _check_folder_of(output)
+    _check_apart(source.name, f"{output}/part-0{ending}" if ending else name)
     if not (ending or storage.is_address(name) or name.endswith(".parquet")):
         _check_file(Path(name), source, resume=resume)
-        return JSONLines(Path(name), task.texts, job)
+        return JSONLines(Path(name), task.layout.texts, job)
     from gpt_cli.jobs import parts  # brings fsspec
 
     if resume and source.streams:
-        raise InputError(f"--resume: {name} needs a file as input, not a pipe")
-    ids = {"id": "int64"} if source.whole_ids else {}
-    texts = dict.fromkeys(task.texts, "string")
-    schema = PLACE | texts | task.schema | task.error_place | ERROR | ids
+        raise OptionError("resume", f"needs a file as input, not a pipe, for {name}")
+    schema = task.layout.table | ({"id": "int64"} if source.whole_ids else {})
     if ending:
-        return parts.Folder(place, ending, schema, job, resume=resume)
+        return parts.Folder(output, ending, schema, job, resume=resume)
     if resume and storage.exists(name):
-        return None
+        return parts.count(name)
     return parts.File(name, schema, job, resume=resume)
 
 
 def _check_file(path: Path, source: Source, *, resume: bool) -> None:
     """Raise InputError if lines cannot be written to a file."""
     if path.suffix.lower() in _OTHER_FORMATS:
-        raise InputError(f"--output {path}: records are JSON Lines or Parquet: name a .jsonl file")
+        raise _unsuitable(path, "records are JSON Lines or Parquet: name a .jsonl file")
     if not path.exists():
         return
     if any(path.samefile(file) for file in source.files if Path(file).exists()):
@@ -61,52 +56,55 @@ def _check_file(path: Path, source: Source, *, resume: bool) -> None:
     if not path.is_file():
         raise refusal(f"{path} is not a file")
     if not resume:
-        raise InputError(f"{path} exists: continue it with --resume, or {ANOTHER}")
+        raise InputError(f"{path} exists: resume it, or {ANOTHER}")
 
 
-def _place(name: str, source: Source) -> tuple[str, str]:
+def _split(name: str, source: Source) -> tuple[str, str]:
     """Return the file or folder of an output, and the ending of the parts in a folder, else ""."""
-    place, ending = name, ""
-    start, slash, own = name.rpartition("/")
-    if "*" in own:
-        if own not in ("*.jsonl", "*.parquet"):
-            cure = "name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"
-            raise InputError(f"--output {name}: {cure}")
-        place, ending = start + slash or ".", own.removeprefix("*")
+    output, ending = name, ""
+    start, slash, pattern = name.rpartition("/")
+    if "*" in pattern:
+        if pattern not in ("*.jsonl", "*.parquet"):
+            raise _unsuitable(name, "name a folder as FOLDER/*.jsonl or FOLDER/*.parquet")
+        output, ending = start + slash or ".", pattern.removeprefix("*")
     elif name.endswith("/") or storage.is_folder(name):
         ending = ".parquet" if source.reader.format == "parquet" else ".jsonl"
-    place = place.rstrip("/")
-    if storage.is_address(place) and any(mark in place for mark in "*?["):
+    output = output.rstrip("/")
+    if storage.is_address(output) and any(mark in output for mark in "*?["):
         # Moving and removing there would affect everything that such a name matches.
-        raise InputError(f"--output {name}: an address must not contain *, ? or [")
-    if not place or place.endswith(":"):  # such as s3://$BUCKET/ without that variable
-        raise refusal(f"--output {name} is not a folder that can hold records")
-    return place, ending
+        raise _unsuitable(name, "an address must not contain *, ? or [")
+    if not output or output.endswith(":"):  # such as s3://$BUCKET/ without that variable
+        raise OptionError("output", f"{name} is not a folder that can hold records: {ANOTHER}")
+    return output, ending
 
 
-def _check_place(output: str) -> None:
+def _unsuitable(name: str | Path, complaint: str) -> OptionError:
+    return OptionError("output", f"{name}: {complaint}")
+
+
+def _check_folder_of(output: str) -> None:
     """Raise InputError if the folder of an output does not exist, or holds parts of another one."""
-    folder, _, own = _normalized(output).rpartition("/")
+    folder, _, name = _normalized(output).rpartition("/")
     if not storage.is_address(output) and not Path(folder or "/").is_dir():
         raise InputError(f"cannot write {output}: there is no folder {Path(output).parent}")
-    if own.startswith("part-") and storage.exists(f"{folder}/{manifest.NAME}"):
+    if name.startswith("part-") and storage.exists(f"{folder}/{manifest.NAME}"):
         # A shell expands a pattern without quotes to such a name.
-        pattern = f"{output.removesuffix(own)}*{Path(own).suffix}"
-        raise InputError(f"{output} is a part of the output {pattern}: put --output in quotes")
+        pattern = f"{output.removesuffix(name)}*{Path(name).suffix}"
+        raise InputError(f"{output} is a part of the output {pattern}: put the output in quotes")
 
 
-def _check_apart(name: str, output: str) -> None:
+def _check_apart(input: str, output: str) -> None:
     """Raise InputError if an output file would be part of the input of the next run."""
-    whole, rows = _normalized(output), _normalized(name)
-    folder, _, own = whole.rpartition("/")
-    if storage.is_folder(name):
-        inside = folder == rows and not storage.is_hidden(own)
-    elif "**" in name:
-        inside = fnmatch(whole, rows)
+    file, rows = _normalized(output), _normalized(input)
+    folder, _, name = file.rpartition("/")
+    if storage.is_folder(input):
+        inside = folder == rows and not storage.is_hidden(name)
+    elif "**" in input:
+        inside = fnmatch(file, rows)
     else:  # unlike `match`, fnmatch lets `*` match a slash
-        inside = "*" in name and PurePosixPath(whole).match(rows)
+        inside = "*" in input and PurePosixPath(file).match(rows)
     if inside:
-        raise refusal(f"{output} would be among the files of {name}")
+        raise refusal(f"{output} would be among the files of {input}")
 
 
 def _normalized(name: str) -> str:

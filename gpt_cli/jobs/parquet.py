@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.jobs.storage import open_file
+from gpt_cli.jobs.storage import open_file, reading
 from gpt_cli.jobs.template import Template
 from gpt_cli.records import Record, Schema
 
@@ -26,19 +26,16 @@ _EXACT = 2**53  # up to which floats represent every integer
 class Survey(NamedTuple):
     """The metadata of a file."""
 
-    sizes: list[int]  # rows of each group
+    sizes: list[int]  # rows of the groups
     ignored: list[str]  # columns that are not read
     whole_ids: bool  # whether it has ids, and all are integers
     checksum: int  # of the metadata, which has statistics of the columns
 
 
 def survey(file: str, fields: Sequence[str], template: Template | None = None) -> Survey:
-    """Read the metadata of a file; its columns "id" and `fields` will be read.
+    """Return the metadata of a file, whose columns "id" and `fields` will be read.
 
-    Raises:
-        InputError: it cannot be read, the first field is not a column of strings, one of the
-            template's is not a column of strings or numbers, or several columns have one name.
-        ResourceError: pyarrow is missing.
+    The first field must be a column of strings, those of a template of strings or numbers.
     """
     pyarrow = library()
     _group.cache_clear()  # another file may have had this name
@@ -97,15 +94,15 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
     pyarrow = library()
     with _opened(file) as (table, _):
         columns = [name for name in ("id", *fields) if name in table.schema_arrow.names]
-        found = table.read_row_group(group, columns)
-    for place, kind in enumerate(found.schema.types):
+        rows = table.read_row_group(group, columns)
+    for index, kind in enumerate(rows.schema.types):
         if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
-            found = found.set_column(place, columns[place], found[place].cast(kind))
+            rows = rows.set_column(index, columns[index], rows[index].cast(kind))
         if str(kind) in _TEXTS:
-            binary = found[place].cast(pyarrow.large_binary())
-            found = found.set_column(place, columns[place], binary)
-    return found
+            binary = rows[index].cast(pyarrow.large_binary())
+            rows = rows.set_column(index, columns[index], binary)
+    return rows
 
 
 def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
@@ -156,13 +153,13 @@ def _type(kind: Any) -> "pyarrow.DataType":
         return pyarrow.type_for_alias(kind)
     if isinstance(kind, list):
         return pyarrow.list_(_type(kind[0]))
-    return pyarrow.struct([(name, _type(each)) for name, each in kind.items()])
+    return pyarrow.struct([(name, _type(item)) for name, item in kind.items()])
 
 
 @contextmanager
 def _opened(file: str) -> "Iterator[tuple[ParquetFile, BinaryIO]]":
     pyarrow = library()
-    with open_file(file) as stream:
+    with open_file(file) as stream, reading(file):
         try:
             yield pyarrow.parquet.ParquetFile(stream), stream
         except pyarrow.ArrowException as error:

@@ -1,7 +1,5 @@
 """Sinks of parts, for Parquet files and addresses, where nothing can be appended."""
 
-import json
-import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -13,12 +11,13 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli.errors import MALFORMED, InputError
-from gpt_cli.jobs import manifest, parquet, storage
+from gpt_cli.jobs import jsonl, manifest, parquet, storage
 from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
-from gpt_cli.jobs.sinks import LATER, Resumed, Sink, encode, lock
+from gpt_cli.jobs.sinks import LATER, Resumed, Sink, lock
 from gpt_cli.records import Record, Schema
 
 SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
+_FORMATS = {".jsonl": jsonl, ".parquet": parquet}
 
 
 class Folder(Sink):
@@ -26,23 +25,20 @@ class Folder(Sink):
 
     The name of a part has the index of its first row, and the ending ".jsonl" or ".parquet".
     `_job.json` is the manifest of the job, which has checksums of the input.
-
-    Raises:
-        InputError: the folder has other content, or was made by another job.
-        ResourceError: a package for such files is missing.
     """
 
     def __init__(
-        self, place: str, ending: str, schema: Schema, job: Mapping[str, Any], *, resume: bool
+        self, name: str, ending: str, schema: Schema, job: Mapping[str, Any], *, resume: bool
     ):
         if ending == ".parquet":
             parquet.library()
-        self.place = place
+        self.name = name
+        self.format: Any = _FORMATS[ending]
         self._ending = ending
         self._schema = schema
         self._resume = resume
-        self._fs, self._folder = storage.filesystem(place)
-        self._manifest = Manifest(place, f"{place}/{manifest.NAME}", job)
+        self._fs, self._folder = storage.filesystem(name)
+        self._manifest = Manifest(name, f"{name}/{manifest.NAME}", job)
         self._written: list[str] = []
         self._first = 0  # index of the first row of the next part
         self._begin_part()
@@ -51,18 +47,18 @@ class Folder(Sink):
     def _check_folder(self) -> bool:
         """Return whether there was an earlier run; raise InputError if it was another job."""
         begun = self._manifest.exists()
-        with storage.reading(self.place):
+        with storage.reading(self.name):
             if not begun and self._names():
-                raise refusal(f"{self.place} has other files")
+                raise refusal(f"{self.name} has other files")
         if begun and not self._resume:
-            raise InputError(f"{self.place} exists: continue it with --resume, or {ANOTHER}")
+            raise InputError(f"{self.name} exists: resume it, or {ANOTHER}")
         if begun:
             self._manifest.compare()
         return begun
 
     def __enter__(self) -> Self:
         self._locked = ExitStack()
-        with storage.writing(self.place, ANOTHER):
+        with storage.writing(self.name, ANOTHER):
             self._new = not self._fs.exists(self._folder)
             here = isinstance(self._fs, LocalFileSystem)
             if self._new:
@@ -72,7 +68,7 @@ class Folder(Sink):
                     self._fs.mkdir(self._folder, create_parents=False)
             if here:
                 file = self._locked.enter_context(Path(self._path(manifest.NAME)).open("a+b"))
-                lock(file, self.place)
+                lock(file, self.name)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -84,35 +80,40 @@ class Folder(Sink):
 
     def resume(self) -> Resumed:
         if not self._check_folder():  # again, as another run may just have ended
-            with storage.writing(self.place, LATER):
-                # In place: the file is locked, and an atomic replacement would not be.
+            with storage.writing(self.name, LATER):
+                # Not by an atomic replacement: the lock is on this file.
                 self._fs.pipe_file(self._path(manifest.NAME), self._manifest.begin())
         failed = 0
         for name in self._names():
-            if name != self._name(self._first):
+            if name != self._part_name(self._first):
                 begins = f"begins with row {self._first}"
-                raise refusal(f"{self.place}/{name} is not the part that {begins}")
-            with storage.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
-                try:
-                    rows, errors = _count(stream, self._ending)
-                except MALFORMED:
-                    message = f"{self.place}/{name} has no records of this command"
-                    raise refusal(message) from None
+                raise refusal(f"{self.name}/{name} is not the part that {begins}")
+            part = count(f"{self.name}/{name}")
             self._written.append(name)
-            self._first += rows
-            failed += errors
+            self._first += part.rows
+            failed += part.failed
         return Resumed(self._first, failed, self._manifest.seed)
 
     def write(self, record: Record) -> None:
         self._part.append(record)
-        self._bytes += len(encode(record))
+        self._bytes += len(jsonl.encode(record))
         if self._bytes >= BYTES or time.perf_counter() - self._since >= SECONDS:
             self._write_part()
 
     def finish(self, rows: int) -> None:
         self._write_part()
         if self._names() != self._written:
-            raise refusal(f"{self.place} has files of another run")
+            raise refusal(f"{self.name} has files of another run")
+
+    def join(self, target: BinaryIO) -> None:
+        """Write all parts as one file."""
+        self.format.join(self._streams(), self._schema, target)
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        self._locked.close()  # Windows removes no file that is open
+        with storage.writing(self.name, "remove it by hand"):
+            self._fs.rm(self._folder, recursive=True)
 
     def _begin_part(self) -> None:
         self._part: list[Record] = []
@@ -124,12 +125,9 @@ class Folder(Sink):
         self._begin_part()
         if not records:
             return
-        name = self._name(self._first)
-        with _atomic(self._fs, self._path(name), self.place) as stream:
-            if self._ending == ".parquet":
-                parquet.write(records, self._schema, stream)
-            else:
-                stream.write(b"".join(map(encode, records)))
+        name = self._part_name(self._first)
+        with _atomic(self._fs, self._path(name), self.name) as stream:
+            self.format.write(records, self._schema, stream)
         self._written.append(name)
         self._first += len(records)
 
@@ -142,58 +140,70 @@ class Folder(Sink):
         names = [path.rpartition("/")[2] for path in paths]
         return sorted(name for name in names if name and not storage.is_hidden(name))
 
-    def _name(self, index: int) -> str:
+    def _streams(self) -> Iterator[BinaryIO]:
+        for name in self._names():
+            with storage.reading(self.name), self._fs.open(self._path(name), "rb") as stream:
+                yield stream
+
+    def _part_name(self, index: int) -> str:
         return f"part-{index:012}{self._ending}"
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
 
 
-class File(Folder):
+class File(Sink):
     """One file, joined at the end from the parts in the folder FILE.parts, which then is removed.
 
     The file is Parquet if its name ends with ".parquet", else JSON Lines.
     """
 
-    def __init__(self, file: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
-        self._file = file
-        if storage.exists(file):
-            raise refusal(f"{file} exists")
-        ending = ".parquet" if file.endswith(".parquet") else ".jsonl"
-        super().__init__(f"{file}.parts", ending, schema, job, resume=resume)
+    def __init__(self, name: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
+        if storage.exists(name):
+            raise refusal(f"{name} exists")
+        self.name = name
+        self.parts = Folder(f"{name}.parts", ending_of(name), schema, job, resume=resume)
+
+    def __enter__(self) -> Self:
+        self.parts.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.parts.__exit__(kind, error, trace)
+
+    def resume(self) -> Resumed:
+        return self.parts.resume()
+
+    def write(self, record: Record) -> None:
+        self.parts.write(record)
 
     def finish(self, rows: int) -> None:
-        super().finish(rows)
-        fs, path = storage.filesystem(self._file)
-        with _atomic(fs, path, self._file) as target:
-            if self._ending == ".parquet":
-                parquet.join(self._streams(), self._schema, target)
-            else:
-                for stream in self._streams():
-                    shutil.copyfileobj(stream, target)
-        self._locked.close()  # Windows removes no file that is open
-        with storage.writing(self.place, "remove it by hand"):
-            self._fs.rm(self._folder, recursive=True)
-
-    def _streams(self) -> Iterator[BinaryIO]:
-        for name in self._names():
-            with storage.reading(self.place), self._fs.open(self._path(name), "rb") as stream:
-                yield stream
+        self.parts.finish(rows)
+        with _atomic(*storage.filesystem(self.name), self.name) as target:
+            self.parts.join(target)
+        self.parts.remove()
 
 
-def _count(stream: BinaryIO, ending: str) -> tuple[int, int]:
-    """Return the number of records, and the number of errors among them."""
-    if ending == ".parquet":
-        return parquet.count(stream)
-    failures = ["error" in json.loads(line.decode(errors="surrogateescape")) for line in stream]
-    return len(failures), sum(failures)
+def ending_of(name: str) -> str:
+    """Return the ending that stands for the format of a file of records."""
+    return ".parquet" if name.endswith(".parquet") else ".jsonl"
+
+
+def count(name: str) -> Resumed:
+    """Return the numbers of records and of errors in a complete file."""
+    fs, path = storage.filesystem(name)
+    with storage.reading(name), fs.open(path, "rb") as stream:
+        try:
+            return Resumed(*_FORMATS[ending_of(name)].count(stream))
+        except MALFORMED:
+            raise refusal(f"{name} has no records of this command") from None
 
 
 @contextmanager
 def _atomic(fs: AbstractFileSystem, path: str, name: str) -> Iterator[BinaryIO]:
     """Open a file that appears only when complete; raise ResourceError if it cannot be written."""
-    folder, _, own = path.rpartition("/")
-    new = f"{folder}/.{own}.{uuid.uuid4().hex}"
+    folder, _, base = path.rpartition("/")
+    new = f"{folder}/.{base}.{uuid.uuid4().hex}"
     try:
         with storage.writing(name, LATER):
             with fs.open(new, "wb") as stream:

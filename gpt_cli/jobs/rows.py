@@ -18,20 +18,21 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRow:
     """One row of the input, parsed."""
 
     index: int  # among all rows, from 0
     line: int  # the number of its line, or row, in its file, from 1
     file: str | None  # None if there is only one
-    id: Any = None  # the row's own, any JSON value
-    fields: dict[str, Any] = field(default_factory=dict)  # the text and the row's own options
+    id: Any = None  # any JSON value
+    fields: dict[str, Any] = field(default_factory=dict)  # the text and the options of the row
     error: InputError | None = None  # why it has no fields
+    data: bytes = b""  # its line, if every line is a row
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of a file, which can be read on its own, on any machine."""
+    """A range of a file, which can be read alone, on any machine."""
 
     file: str
     group: int  # row group, in Parquet
@@ -43,45 +44,55 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Reader:
+class RowReader:
     """A reader of rows, which can be sent to another machine."""
 
     format: Format
     fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
     many: bool = False  # whether there are several files, and a row has the name of its file
     template: Template | None = None  # its fields come first, in place of a text
+    every_line: bool = False  # whether blank lines are rows, too, and rows have their lines
 
-    def read(self, piece: Piece) -> list[Row]:
+    def read(self, piece: Piece) -> list[InputRow]:
         """Return the rows of a piece; raise InputError if its file has changed."""
         lines: Iterable[tuple[int, Any]]
         if self.format == "parquet":
-            found = parquet.read(piece.file, piece.group, piece.start, piece.end, self.fields)
-            lines = enumerate(found, piece.line)
+            values = parquet.read(piece.file, piece.group, piece.start, piece.end, self.fields)
+            lines = enumerate(values, piece.line)
         else:
             data = BytesIO(storage.read_range(piece.file, piece.start, piece.end))
-            lines = _filled(data, piece.line)
+            lines = (pair for pair in enumerate(data, piece.line) if self.is_row(*pair))
         rows = self.parse(lines, piece.index, piece.file if self.many else None)
         if len(rows) != piece.rows:
             raise InputError(f"{piece.file} changed while it was read: run the command again")
         return rows
 
-    def parse(self, lines: Iterable[tuple[int, Any]], index: int, file: str | None) -> list[Row]:
+    def is_row(self, number: int, line: bytes) -> bool:
+        """Return whether a line is a row; by default blank lines are skipped."""
+        return self.every_line or bool(_without_mark(number, line).strip())
+
+    def parse(
+        self, lines: Iterable[tuple[int, Any]], index: int, file: str | None
+    ) -> list[InputRow]:
         """Return the rows of numbered lines or table rows, the first of which has an `index`."""
         return [
-            self._parse(Row(place, number, file), data)
-            for place, (number, data) in enumerate(lines, index)
+            self._parse(InputRow(position, number, file), data)
+            for position, (number, data) in enumerate(lines, index)
         ]
 
-    def _parse(self, row: Row, data: bytes | dict[str, Any]) -> Row:
+    def _parse(self, row: InputRow, data: bytes | dict[str, Any]) -> InputRow:
         """Return the row with the content of its line or table row, or with an error."""
         try:
-            fields = data if isinstance(data, dict) else self._fields(data.decode())
-            id = fields.pop("id", None)
+            if isinstance(data, bytes):
+                row = replace(row, data=data if self.every_line else b"")
+                data = self._fields(_without_mark(row.line, data).decode())
+            id = data.pop("id", None)
             json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
             row = replace(row, id=id)  # for an error record, too
-            return replace(row, fields=fields | self._texts(fields))
+            return replace(row, fields=data | self._texts(data))
         except UnicodeDecodeError as error:
-            reason = InputError(f"the row is not UTF-8 at byte {error.start}")
+            unit = "line" if self.every_line else "row"
+            reason = InputError(f"the {unit} is not UTF-8 at byte {error.start}")
         except json.JSONDecodeError as error:
             reason = InputError(f"the row is not valid JSON: {error.msg} at character {error.pos}")
         except (TypeError, ValueError, RecursionError):
@@ -91,8 +102,8 @@ class Reader:
         return replace(row, error=reason)
 
     def _texts(self, fields: dict[str, Any]) -> dict[str, str]:
-        """Return the row's text, or the fields of the template, of which numbers become texts."""
-        found = {}
+        """Return the text of a row, or the fields of the template, whose numbers become texts."""
+        texts = {}
         for name in self.template.names if self.template else self.fields[:1]:
             text = fields.get(name)
             if self.template and isinstance(text, int | float) and not isinstance(text, bool):
@@ -106,8 +117,8 @@ class Reader:
                 raise InputError(
                     f"the {name} is not valid Unicode at character {error.start}"
                 ) from None
-            found[name] = text
-        return found
+            texts[name] = text
+        return texts
 
     def _fields(self, line: str) -> dict[str, Any]:
         text = storage.without_line_end(line)
@@ -127,13 +138,8 @@ class Source:
         name: a file, a folder, a pattern with `*`, or an address of these; "-" is standard input.
         format: of the files. "auto" is "parquet" by the ending of their names, or "jsonl" if the
             first row begins with a brace, else "lines".
-        fields: that a row may have besides an id; the first is its text.
-        window: the number of rows that are computed together; no piece spans more.
-        template: a text with fields of a row, which come first in `fields`.
-
-    Raises:
-        InputError: nothing can be read, not all files are tables, or a table has no text column.
-        ResourceError: a package for such files is missing.
+        fields: see `RowReader`, as for `template` and `every_line`.
+        rows_together: the number of rows that are computed together; no piece spans more.
     """
 
     def __init__(
@@ -141,8 +147,10 @@ class Source:
         name: str,
         format: Format,
         fields: tuple[str, ...],
-        window: int,
+        rows_together: int,
         template: Template | None = None,
+        *,
+        every_line: bool = False,
     ):
         if format not in get_args(Format):
             raise InputError(f"the format must be one of {', '.join(get_args(Format))}")
@@ -161,39 +169,50 @@ class Source:
                     "FOLDER/*.parquet"
                 )
             format = "parquet" if tables else format
-        self._window = window
+        self._rows_together = rows_together
         self._rows = 0  # in the pieces
         self.pieces: list[Piece] = []
         self.contents: list[list[Any]] = []  # name, size and checksum of each file
         self.ignored: list[str] = []  # columns of tables that are not read
         self.whole_ids = format == "parquet"  # whether all ids are integers
-        self.reader = Reader(format, fields, len(self.files) > 1, template)
+        self.reader = RowReader(format, fields, len(self.files) > 1, template, every_line)
+        self._available = storage.read_lines(name) if self.streams else iter([])
+        self._peeked: list[list[bytes]] = []  # lines that `peek` has read
         for file in [] if self.streams else self.files:
             checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
             self.contents.append([Path(file).name, storage.size(file), checksum])
         self.total = None if self.streams else self._rows  # None until a stream has ended
 
-    def rows(self, start: int = 0) -> Iterator[list[Row]]:
-        """Yield the rows in lists: those to compute together, or those available in a stream.
-
-        Rows before `start` may be left out, except in a stream.
-        """
+    def rows(self, start: int = 0) -> Iterator[list[InputRow]]:
+        """Yield the rows to compute together; those before `start` may be left out in files."""
         if self.streams:
             yield from self._stream()
             return
-        left = [piece for piece in self.pieces if piece.index + piece.rows > start]
-        for block in blocks(left, self._window):
-            yield list(chain.from_iterable(map(self.reader.read, block)))
+        rest = [piece for piece in self.pieces if piece.index + piece.rows > start]
+        for pieces in pieces_together(rest, self._rows_together):
+            yield list(chain.from_iterable(map(self.reader.read, pieces)))
 
-    def _stream(self) -> Iterator[list[Row]]:
+    def peek(self) -> Format:
+        """Return the format; wait for the first row of a stream, which decides it."""
+        while self.reader.format == "auto" and (available := next(self._available, None)):
+            self._peeked.append(available)
+            line = sum(map(len, self._peeked[:-1])) + 1
+            for row in enumerate(available, line):
+                if self.reader.is_row(*row):
+                    self._guess_format(*row)
+        return self.reader.format
+
+    def _stream(self) -> Iterator[list[InputRow]]:
         index, line = 0, 1  # of the next row
-        for block in storage.read_lines(self.files[0]):
-            lines = list(_filled(block, line))
+        for available in chain(self._peeked, self._available):
+            lines = [pair for pair in enumerate(available, line) if self.reader.is_row(*pair)]
             if lines:
-                self._guess_format(lines[0][1])
-            yield self.reader.parse(lines, index, None)
-            index += len(lines)
-            line += len(block)
+                self._guess_format(*lines[0])
+            for start in range(0, len(lines), self._rows_together):
+                rows = lines[start : start + self._rows_together]
+                yield self.reader.parse(rows, index, None)
+                index += len(rows)
+            line += len(available)
         self.total = index
 
     def _add(self, file: str, group: int, start: int, end: int, line: int, rows: int) -> None:
@@ -209,7 +228,7 @@ class Source:
         for group, size in enumerate(survey.sizes):
             start = 0
             while start < size:
-                end = min(start + self._window - self._rows % self._window, size)
+                end = min(start + self._rows_together - self._rows % self._rows_together, size)
                 self._add(file, group, start, end, line + start, end - start)
                 start = end
             line += size
@@ -222,39 +241,29 @@ class Source:
         for number, data in enumerate(chain.from_iterable(storage.read_lines(file)), 1):
             checksum = zlib.crc32(data, checksum)
             end += len(data)
-            if content := _content(number, data):
+            if self.reader.is_row(number, data):
                 rows += 1
-                self._guess_format(content)
-            if rows and (self._rows + rows) % self._window == 0:
+                self._guess_format(number, data)
+            if rows and (self._rows + rows) % self._rows_together == 0:
                 self._add(file, 0, start, end, line, rows)
                 start, line, rows = end, number + 1, 0
         if rows:
             self._add(file, 0, start, end, line, rows)
         return checksum
 
-    def _guess_format(self, first: bytes) -> None:
-        """Decide the format by the first row."""
+    def _guess_format(self, number: int, first: bytes) -> None:
+        """Decide the format "auto" by the first row."""
         if self.reader.format == "auto":
-            begins_object = first.lstrip().startswith(b"{")
-            self.reader = replace(self.reader, format="jsonl" if begins_object else "lines")
-        if self.reader.format == "lines" and (template := self.reader.template):
-            template.check_line()
+            is_object = _without_mark(number, first).lstrip().startswith(b"{")
+            self.reader = replace(self.reader, format="jsonl" if is_object else "lines")
 
 
-def blocks(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
-    """Yield the pieces of each `rows` rows."""
-    for _, block in groupby(pieces, lambda piece: piece.index // rows):
-        yield list(block)
+def pieces_together(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
+    """Yield the pieces of `rows` rows at a time."""
+    for _, group in groupby(pieces, lambda piece: piece.index // rows):
+        yield list(group)
 
 
-def _filled(lines: Iterable[bytes], first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank with their numbers, without a byte order mark."""
-    for number, data in enumerate(lines, first):
-        if content := _content(number, data):
-            yield number, content
-
-
-def _content(number: int, data: bytes) -> bytes:
-    """Return a line without a byte order mark, or b"" if it is blank."""
-    data = data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
-    return data if data.strip() else b""
+def _without_mark(number: int, data: bytes) -> bytes:
+    """Return a line without the byte order mark of a file."""
+    return data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data

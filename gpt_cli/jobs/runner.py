@@ -11,9 +11,10 @@ from gpt_cli.errors import InputError
 from gpt_cli.jobs.observer import Observer
 from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.rows import Source
-from gpt_cli.jobs.sinks import Sink
+from gpt_cli.jobs.sinks import Resumed, Sink
 from gpt_cli.jobs.storage import Format
 from gpt_cli.jobs.tasks import Task
+from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 
 if TYPE_CHECKING:
@@ -53,61 +54,110 @@ def run(
         observer: receives the progress.
         loading: keywords of `gpt_cli.load`.
 
-    Raises:
-        GPTCLIError: one of its subclasses. A row that fails gets an error record instead.
+    A row that fails gets an error record.
     """
-    observer = observer or Observer()
-    if cluster:
-        from gpt_cli.jobs.cluster import compute, library
-
-        library()  # before the input is read
-    source = Source(fspath(input), format, task.columns, task.window, task.template)
-    if source.streams and cluster:
-        raise InputError("--engine ray reads files, not a pipe: name a file")
-    job = {
-        "task": type(task).__name__.lower(),
-        "format": source.reader.format,
-        "input": None if source.streams else source.contents,
-        "model": model,
-        "revision": loading.get("revision"),
-        "dtype": loading.get("dtype", "auto"),
-    }
-    job = job | task.settings | job  # a setting must not replace what is the job's own
+    source = _open_source(task, fspath(input), format, cluster)
+    job = _Job(task, source, model, loading, cluster, observer or Observer())
+    sink: Sink | Resumed
     if isinstance(output, str | PathLike):
-        sink = open_sink(fspath(output), source, task, job, resume=resume)
+        sink = open_sink(fspath(output), source, task, job.description, resume=resume)
     else:
         sink = output
-    if sink is None:
-        observer.note(f"{output} is complete; its content was not checked")
-        return Summary(source.total or 0, 0)
-    if source.ignored:
-        observer.note(f"ignored columns: {', '.join(source.ignored)}")
-    engine: Any = None if cluster else load(model, **loading)
-    with sink:
-        resumed = sink.resume()
-        done, failed = resumed.rows, resumed.failed
-        observer.start(source.total, done, failed)
-        task = task.with_seed(resumed.seed)
-        if cluster:
-            if sink.compares:
-                for row in islice(chain.from_iterable(source.rows()), done):
+    if isinstance(sink, Resumed):
+        job.observer.note(f"{output} is complete; its content was not checked")
+        return Summary(source.total or 0, sink.failed)
+    return job.run(sink)
+
+
+def _open_source(task: Task, input: str, format: Format, cluster: "Cluster | None") -> Source:
+    """Return the input; raise InputError if it does not suit the task or the cluster."""
+    if cluster:
+        from gpt_cli.jobs.cluster import library
+
+        library()  # before the input is read
+    source = Source(
+        input,
+        format,
+        task.layout.columns,
+        task.rows_together,
+        task.template,
+        every_line=task.every_line,
+    )
+    if source.streams and cluster:
+        raise OptionError("engine", "ray reads files, not a pipe: name a file")
+    try:
+        task.check_lines()
+    except InputError:
+        if source.peek() == "lines":
+            raise
+    return source
+
+
+@dataclass
+class _Job:
+    task: Task
+    source: Source
+    model: str
+    loading: dict[str, Any]
+    cluster: "Cluster | None"
+    observer: Observer
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Everything that the records depend on, for the manifest."""
+        job = {
+            "task": type(self.task).__name__.lower(),
+            "format": self.source.reader.format,
+            "input": None if self.source.streams else self.source.contents,
+            "model": self.model,
+            "revision": self.loading.get("revision"),
+            "dtype": self.loading.get("dtype", "auto"),
+        }
+        return job | self.task.settings | job  # a setting must not replace an entry of the job
+
+    def run(self, sink: Sink) -> Summary:
+        """Write the records that are missing in a sink."""
+        self._note_ignored(self.source.ignored)
+        engine: Any = None if self.cluster else load(self.model, **self.loading)
+        with sink:
+            resumed = sink.resume()
+            failed = resumed.failed
+            self.observer.start(self.source.total, resumed.rows, failed)
+            self.task = self.task.with_seed(resumed.seed)
+            if self.cluster:
+                records = self._on_cluster(self.cluster, sink, resumed.rows)
+            else:
+                records = self._here(engine, sink, resumed.rows)
+            for record in records:
+                sink.write(record)
+                is_error = "error" in record
+                failed += is_error
+                self.observer.advance(0 if is_error else self.task.tokens(record), is_error)
+            sink.finish(self.source.total or 0)
+        return Summary(self.source.total or 0, failed)
+
+    def _here(self, engine: Engine, sink: Sink, done: int) -> Iterator[Record]:
+        """Yield the records of the rows from index `done` on; the sink checks the rows before."""
+        read = {*self.task.layout.columns}
+        for rows in self.source.rows(0 if sink.compares else done):
+            for row in rows:
+                if sink.compares and row.index < done:
                     sink.check(row)
-            records = compute(cluster, source, done, task, model, loading)
-        else:
-            records = _compute(engine, source, sink, done, task)
-        for record in records:
-            sink.write(record)
-            bad = "error" in record
-            failed += bad
-            observer.advance(0 if bad else task.tokens(record), bad)
-        sink.finish(source.total or 0)
-    return Summary(source.total or 0, failed)
+            if self.task.template:
+                names = dict.fromkeys(name for row in rows for name in row.fields)
+                self._note_ignored([name for name in names if name not in read])
+                read.update(names)
+            yield from self.task.records(engine, [row for row in rows if row.index >= done])
 
+    def _on_cluster(self, cluster: "Cluster", sink: Sink, done: int) -> Iterator[Record]:
+        """Yield the same records, computed by workers."""
+        from gpt_cli.jobs.cluster import compute
 
-def _compute(engine: Engine, source: Source, sink: Sink, done: int, task: Task) -> Iterator[Record]:
-    """Yield the records of the rows from index `done` on; the sink checks the rows before."""
-    for rows in source.rows(0 if sink.compares else done):
-        for row in rows:
-            if sink.compares and row.index < done:
+        if sink.compares:
+            for row in islice(chain.from_iterable(self.source.rows()), done):
                 sink.check(row)
-        yield from task.records(engine, [row for row in rows if row.index >= done])
+        yield from compute(cluster, self.source, done, self.task, self.model, self.loading)
+
+    def _note_ignored(self, names: list[str]) -> None:
+        if names:
+            self.observer.note(f"ignored columns: {', '.join(names)}")

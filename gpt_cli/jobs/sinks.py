@@ -9,11 +9,12 @@ from typing import Any, BinaryIO, Protocol, Self
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
+from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
-from gpt_cli.jobs.rows import Row
-from gpt_cli.records import Record, json_line
+from gpt_cli.jobs.rows import InputRow
+from gpt_cli.records import Record
 
-LATER = "--resume continues when that is fixed"
+LATER = "resume the job when that is fixed"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Sink(Protocol):
     """The output of a job, which is entered while it is written.
 
     A run calls `resume` once, `check` for the rows that an earlier run has written if the sink
-    `compares`, `write` for each other record in order, and `finish`.
+    `compares`, `write` for all other records in order, and `finish`.
     """
 
     compares: bool = False  # whether `check` compares rows; else a run may skip reading them
@@ -39,14 +40,14 @@ class Sink(Protocol):
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Write the rest; remove an output of which nothing was written."""
+        """Write the rest; remove an output without records."""
         return
 
     def resume(self) -> Resumed:
         """Return what an earlier run has written; raise InputError if it was another job."""
         return Resumed()
 
-    def check(self, row: Row) -> None:
+    def check(self, row: InputRow) -> None:
         """Raise InputError if the record of an earlier run was made from another row."""
         return
 
@@ -109,7 +110,7 @@ class JSONLines(Sink):
     def _read(self) -> tuple[int, int]:
         """Read the records; return the number of errors, and of bytes without a torn record."""
         failed = end = 0
-        for data in (line for block in storage.read_lines(self._path) for line in block):
+        for data in (line for lines in storage.read_lines(self._path) for line in lines):
             beginning = f'{{"index": {len(self._rows)}, '.encode()
             if not data.endswith(b"\n") and data.startswith(beginning[: len(data)]):
                 break  # the run was killed while it wrote this
@@ -118,11 +119,11 @@ class JSONLines(Sink):
                     raise ValueError
                 record = json.loads(data.decode(errors="surrogateescape"))
                 error = "error" in record
-                made_from = None if error else self._hash(record, record.get("id"))
+                row_hash = None if error else self._hash(record, record.get("id"))
             except (ValueError, TypeError, LookupError, RecursionError):
-                place = f"{self._path}, line {len(self._rows) + 1}"
-                raise refusal(f"{place}, is not a record of this command") from None
-            self._rows.append(made_from)
+                line = f"{self._path}, line {len(self._rows) + 1}"
+                raise refusal(f"{line}, is not a record of this command") from None
+            self._rows.append(row_hash)
             failed += error
             end += len(data)
         return failed, end
@@ -130,7 +131,7 @@ class JSONLines(Sink):
     def _hash(self, fields: Mapping[str, Any], id: Any) -> int:
         return hash(json.dumps([id, *(fields[name] for name in self._texts)]))
 
-    def check(self, row: Row) -> None:
+    def check(self, row: InputRow) -> None:
         written = self._rows[row.index]
         if written is not None and (row.error or written != self._hash(row.fields, row.id)):
             difference = f"row {row.index} differs from line {row.line}; {ANOTHER}"
@@ -159,8 +160,3 @@ def lock(file: BinaryIO, path: Path | str) -> None:
     except BlockingIOError:
         file.close()
         raise ResourceError(f"{path} is being written by another run: wait until it ends") from None
-
-
-def encode(record: Record) -> bytes:
-    """Return a record as a line of JSON; a path in it may hold bytes that are not UTF-8."""
-    return json_line(record).encode(errors="surrogateescape")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Format: TypeAlias = Literal["auto", "lines", "jsonl", "parquet"]
 
-_BLOCK = 1 << 20  # bytes to read at once, if available
-_GROWTH = 32  # memory that a text takes as tokens, in multiples of its bytes; measured: 14
+_CHUNK = 1 << 20  # bytes to read at once, if available
+_GROWTH = 32  # memory of a text as tokens, in multiples of its bytes; measured: 14
 
 
 def is_address(name: str) -> bool:
@@ -50,10 +50,10 @@ def is_hidden(name: str) -> bool:
 def find(name: str) -> list[str]:
     """Return the sorted files of a pattern or a folder (except hidden ones), or the file itself."""
     with reading(name):
-        found = _find_at_address(name) if is_address(name) else _find_here(name)
-    if not found:
+        files = _find_at_address(name) if is_address(name) else _find_here(name)
+    if not files:
         raise InputError(f"cannot read {name}: no files found")
-    return sorted(found)
+    return sorted(files)
 
 
 def _find_here(name: str) -> list[str]:
@@ -61,8 +61,8 @@ def _find_here(name: str) -> list[str]:
     if path.is_dir():
         return [str(file) for file in path.iterdir() if file.is_file() and not is_hidden(str(file))]
     if "*" in name and not path.exists():
-        found = glob(name, recursive=True)  # noqa: PTH207 (leaves ./ as it is)
-        return [file for file in found if Path(file).is_file()]
+        matches = glob(name, recursive=True)  # noqa: PTH207 (leaves ./ as it is)
+        return [file for file in matches if Path(file).is_file()]
     path.stat()
     return [name]
 
@@ -70,36 +70,37 @@ def _find_here(name: str) -> list[str]:
 def _find_at_address(name: str) -> list[str]:
     fs, path = filesystem(name)
     if "*" in path:
-        found = [file for file in fs.glob(path) if not fs.isdir(file)]
+        paths = [file for file in fs.glob(path) if not fs.isdir(file)]
     elif fs.info(path)["type"] == "file":
         return [name]
     else:
-        files = [about["name"] for about in fs.ls(path, detail=True) if about["type"] == "file"]
+        listed = [info["name"] for info in fs.ls(path, detail=True) if info["type"] == "file"]
         # A bucket may hold an empty file with the name of the folder.
-        inside = [file for file in files if file.rstrip("/") != path.rstrip("/")]
-        found = [file for file in inside if not is_hidden(file)]
-    files = [fs.unstrip_protocol(file) for file in found]
-    if any(filesystem(file) != (fs, path) for file, path in zip(files, found, strict=True)):
+        paths = [
+            file for file in listed if file.rstrip("/") != path.rstrip("/") and not is_hidden(file)
+        ]
+    files = [fs.unstrip_protocol(file) for file in paths]
+    if any(filesystem(file) != (fs, path) for file, path in zip(files, paths, strict=True)):
         raise InputError(f"{name}: folders and patterns are not supported at this address")
     return files
 
 
 def is_folder(name: str) -> bool:
     """Return whether a name is that of a folder."""
-    if not is_address(name):
-        return Path(name).is_dir()
-    fs, path = filesystem(name)
-    with _accessing(name):
-        return bool(fs.isdir(path))
+    return _query(name, "isdir") if is_address(name) else Path(name).is_dir()
 
 
 def exists(name: str) -> bool:
-    """Return whether there is a file or a folder with a name."""
-    if not is_address(name):
-        return os.path.exists(name)  # noqa: PTH110 (False for names that cannot be accessed)
-    fs, path = filesystem(name)
-    with _accessing(name):
-        return bool(fs.exists(path))
+    """Return whether a file or a folder has this name."""
+    if is_address(name):
+        return _query(name, "exists")
+    return os.path.exists(name)  # noqa: PTH110 (False for names that cannot be accessed)
+
+
+def _query(address: str, check: str) -> bool:
+    fs, path = filesystem(address)
+    with _accessing(address):
+        return bool(getattr(fs, check)(path))
 
 
 def size(name: str) -> int:
@@ -113,20 +114,23 @@ def size(name: str) -> int:
 
 @contextmanager
 def open_file(file: Path | str) -> Iterator[BufferedReader]:
-    """Open a file to read bytes; errors within the block are converted, too."""
+    """Open a file to read bytes; the errors of the block are left to the caller: see `reading`."""
     name = str(file)
     with reading(label(file)):
+        if name == "-" and sys.stdin is None:
+            raise InputError("standard input is closed")
         if name == "-":
-            if sys.stdin is None:
-                raise InputError("standard input is closed")
-            yield cast(BufferedReader, sys.stdin.buffer)
+            stream = cast(BufferedReader, sys.stdin.buffer)
         elif is_address(name):
             fs, path = filesystem(name)
-            with BufferedReader(fs.open(path, "rb")) as stream:
-                yield stream
+            stream = BufferedReader(fs.open(path, "rb"))
         else:
-            with Path(name).open("rb") as stream:
-                yield stream
+            stream = Path(name).open("rb")  # noqa: SIM115 (closed below)
+    try:
+        yield stream
+    finally:
+        if name != "-":
+            stream.close()
 
 
 def read_text(file: Path | str) -> str:
@@ -147,12 +151,12 @@ def read_bytes(file: Path | str) -> bytes:
     """Return the content of a file; raise ResourceError if it does not fit the free memory."""
     limit = _memory_limit()
     data = bytearray()
-    with open_file(file) as stream:
+    with open_file(file) as stream, reading(label(file)):
         at_end = False
         while not at_end:
-            block = stream.read(_BLOCK)
-            at_end = len(block) < _BLOCK  # to read again would need a second Ctrl-D in a terminal
-            data += block
+            chunk = stream.read(_CHUNK)
+            at_end = len(chunk) < _CHUNK  # to read again would need a second Ctrl-D in a terminal
+            data += chunk
             if len(data) > limit:
                 raise _too_long(file, limit)
     return bytes(data)
@@ -166,7 +170,7 @@ def read_range(file: str, start: int, end: int) -> bytes:
             # A stream would read ahead. The name of the second parameter differs between packages.
             data = fs.cat_file(path, start=start, end=end)
     else:
-        with open_file(file) as stream:
+        with open_file(file) as stream, reading(file):
             stream.seek(start)
             data = stream.read(end - start)
     if len(data) < end - start:
@@ -186,7 +190,8 @@ def read_lines(file: Path | str) -> Iterator[list[bytes]]:
         rest = bytearray()  # a line without its end
         at_end = False
         while not at_end:
-            data, at_end = _read_available(stream)
+            with reading(label(file)):
+                data, at_end = _read_available(stream)
             *ended, begun = data.split(b"\n")
             lines = [line + b"\n" for line in ended]
             if lines:
@@ -220,15 +225,15 @@ def _too_long(file: Path | str, limit: int) -> ResourceError:
 
 
 def label(file: Path | str) -> str:
-    """Return what messages call a file."""
+    """Return the name of a file in messages."""
     return "standard input" if str(file) == "-" else str(file)
 
 
 def _read_available(stream: BufferedReader) -> tuple[bytes, bool]:
     """Wait for bytes; return all that are available, and whether the end was reached."""
-    data = more = stream.read1(_BLOCK)
-    while more and len(data) < _BLOCK and _ready(stream):
-        more = stream.read1(_BLOCK)
+    data = more = stream.read1(_CHUNK)
+    while more and len(data) < _CHUNK and _ready(stream):
+        more = stream.read1(_CHUNK)
         data += more
     return data, not more
 
@@ -260,13 +265,13 @@ def _errors(name: str, doing: str, kind: type[GPTCLIError], cure: str) -> Iterat
         yield
     except (GPTCLIError, BrokenPipeError):  # the latter is of output, whose reader has left
         raise
-    except FileNotFoundError:  # fsspec's has only the path as its text
-        raise kind(f"cannot {doing} {name}: {os.strerror(errno.ENOENT)}; {cure}") from None
     except OSError as error:
-        raise kind(f"cannot {doing} {name}: {error.strerror or error}; {cure}") from None
+        missing = isinstance(error, FileNotFoundError)  # fsspec's has only the path as its text
+        reason = os.strerror(errno.ENOENT) if missing else error.strerror or error
+        raise kind(f"cannot {doing} {name}: {reason}; {cure}") from None
     except Exception as error:
         if not is_address(name):
             raise
-        # The packages for addresses have errors of their own, without a common base.
+        # The packages for addresses raise errors without a common base.
         kind = ResourceError if isinstance(error, ImportError) else kind
         raise kind(f"cannot {doing} {name}: {error!s:.300}") from None

@@ -1,67 +1,38 @@
-"""Per-row tasks and their JSON records."""
+"""Tasks: what is computed for each row."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpt_cli import records
-from gpt_cli.errors import InputError
-from gpt_cli.jobs.rows import Row
-from gpt_cli.jobs.template import LINE, Template
+from gpt_cli.errors import InputError, compute_valid
+from gpt_cli.jobs.layout import Layout
+from gpt_cli.jobs.rows import InputRow
+from gpt_cli.jobs.template import Template
+from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
-from gpt_cli.records import ERROR, PLACE, Record, Schema
+from gpt_cli.records import Record, Schema
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
-    from gpt_cli.scoring.rank import RankBy
+    from gpt_cli.generation.generate import Completion
+    from gpt_cli.scoring.rank import Choice, RankBy
+    from gpt_cli.scoring.score import Score
 
-_WINDOW = 256  # rows
+_ROWS_TOGETHER = 256
 
 
 class Task(Protocol):
     """Computes a result for each row; to run on another machine, a task is pickled."""
 
+    template: Template | None = None  # fields of a row in a text, in place of a row's text
+    every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
+
     @property
     @abstractmethod
     def fields(self) -> tuple[str, ...]:
         """The fields of a row that are read, besides its id. The first is its text."""
-
-    template: Template | None = None  # fields of a row in a text, in place of a row's text
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The fields that make the text of a row, which its record repeats."""
-        return self.template.names if self.template else self.fields[:1]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """All fields of a row that are read, besides its id.
-
-        Raises:
-            InputError: the template has the name of an option, or of another field of a record.
-        """
-        options = self.fields[1:]
-        if taken := [name for name in self.texts if name in options]:
-            raise InputError(
-                f"the template's {{{taken[0]}}} is the name of an option: rename the field"
-            )
-        others = PLACE | self.schema | self.error_place | ERROR
-        if taken := [name for name in self.texts if name in others]:
-            raise InputError(
-                f"the template's {{{taken[0]}}} is a field of each record: rename it in the input"
-            )
-        return (*self.texts, *options)
-
-    def text(self, row: Row) -> str:
-        """Return the text of a row."""
-        return self.template.fill(row.fields) if self.template else row.fields[self.fields[0]]
-
-    def options_of(self, row: Row) -> dict[str, Any]:
-        """Return the row's own options; the input of a template may have any other fields."""
-        known = self.fields[1:] if self.template else row.fields.keys() - self.texts
-        return {name: row.fields[name] for name in row.fields if name in known}
 
     @property
     @abstractmethod
@@ -69,60 +40,59 @@ class Task(Protocol):
         """The fields of a result."""
 
     @property
-    def error_place(self) -> Schema:
-        """The fields of an error's record with the file and the number of the line of the row."""
-        return {"file": "string", "line_number" if LINE in self.texts else "line": "int64"}
+    def layout(self) -> Layout:
+        """The fields of rows and records."""
+        return Layout(self.fields, self.template, self.schema)
 
     @property
-    def window(self) -> int:
+    def rows_together(self) -> int:
         """The number of rows that `results` gets at a time."""
-        return _WINDOW
+        return _ROWS_TOGETHER
 
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that the results depend on besides row and model, as JSON values.
 
-        By default the fields of a dataclass. `resume` refuses an output with other settings.
+        By default the fields of a dataclass. An output with other settings cannot be resumed.
         """
         return asdict(self) if is_dataclass(self) else {}
 
     def with_seed(self, seed: int | None) -> "Task":
-        """Return this task with a seed: its own, else the one given, else a drawn one.
-
-        The default is for tasks that draw nothing.
-        """
+        """Return this task with its seed, else this one, else a random one, if it draws numbers."""
         return self
 
-    @abstractmethod
-    def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
-        """Yield the result of each row, in order, or the error of a row.
+    def check_lines(self) -> None:
+        """Raise InputError if plain lines lack something that the task reads."""
+        if self.template:
+            self.template.check_line()
 
-        Raises:
-            InputError: an option is out of range.
-            ResourceError: there is not enough memory.
-            CheckpointError: the weights are damaged.
-        """
+    def prepare(self, row: InputRow) -> InputRow:
+        """Return a row as `results` gets it; raise InputError if nothing can be computed for it."""
+        if row.error:
+            raise row.error
+        return row
+
+    @abstractmethod
+    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterator[Any]:
+        """Yield the result of each row, in order, or the InputError of a row."""
+
+    def record(self, engine: "Engine", row: InputRow, result: Any) -> Record:
+        """Return a result as the fields of a record."""
+        return result
+
+    def records(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterator[Record]:
+        """Yield the record of each row, in order, with its result or its error."""
+        layout = self.layout
+        results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
+        for row, result in zip(rows, results, strict=True):
+            if isinstance(result, InputError):
+                yield layout.error_record(row, result)
+            else:
+                yield layout.record(row, self.record(engine, row, result))
 
     def tokens(self, record: Record) -> int:
         """Return the number of tokens that were computed for a record."""
         return 0
-
-    def records(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record]:
-        """Yield the record of each row, in order: its index, id and texts with its result.
-
-        The record of a row that failed has its place in the input, and the error.
-        """
-        valid = [row for row in rows if row.error is None]
-        results = zip(valid, self.results(engine, valid), strict=True)
-        for row in rows:
-            result = row.error or next(results)[1]
-            place = {"index": row.index} | ({} if row.id is None else {"id": row.id})
-            if isinstance(result, InputError):
-                found = zip(self.error_place, (row.file, row.line), strict=True)
-                known = {name: value for name, value in found if value is not None}
-                yield place | known | records.of_error(result)
-            else:
-                yield place | {name: row.fields[name] for name in self.texts} | result
 
 
 @dataclass(frozen=True)
@@ -145,10 +115,10 @@ class Generation(Task):
         return records.COMPLETION | ({"logprobs": [token]} if self.logprobs else {})
 
     @property
-    def window(self) -> int:
+    def rows_together(self) -> int:
         from gpt_cli.generation.batch import read_ahead  # brings NumPy
 
-        return max(_WINDOW, read_ahead(self.batch_size))
+        return max(_ROWS_TOGETHER, read_ahead(self.batch_size))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -158,29 +128,29 @@ class Generation(Task):
     def with_seed(self, seed: int | None) -> "Generation":
         return replace(self, options=self.options.with_seed(seed))
 
-    def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
-        found = engine.batch(
-            map(self._asked, rows),
+    def prepare(self, row: InputRow) -> InputRow:
+        """Return the row with its prompt and options; its choices follow the prompt: `spaced`."""
+        row = super().prepare(row)
+        options, prompt = self.layout.options(row), self.layout.text(row)
+        choices = options.get("choices")
+        if all(options.get(name) is None for name in CONSTRAINTS):
+            choices = self.options.choices or None
+        if choices is not None and isinstance(prompt, str):
+            options["choices"] = [*spaced(prompt, choices)]
+        return replace(row, fields=options | {"prompt": prompt})
+
+    def results(
+        self, engine: "Engine", rows: Sequence[InputRow]
+    ) -> "Iterator[Completion | InputError]":
+        return engine.batch(
+            [row.fields for row in rows],
             self.options,
             batch_size=self.batch_size,
-            indices=(row.index for row in rows),
+            indices=[row.index for row in rows],
         )
-        record = partial(records.of_completion, engine, logprobs=self.logprobs)
-        for each in found:
-            yield each if isinstance(each, InputError) else record(each)
 
-    def _asked(self, row: Row) -> dict[str, Any] | InputError:
-        """Return the prompt and the options of a row; its choices follow the prompt: `spaced`."""
-        own, prompt = self.options_of(row), self.text(row)
-        choices = own.get("choices")
-        if all(own.get(name) is None for name in CONSTRAINTS):
-            choices = self.options.choices or None
-        try:
-            if choices is not None and isinstance(prompt, str):
-                own["choices"] = [*spaced(prompt, choices)]
-        except InputError as error:
-            return error
-        return own | {"prompt": prompt}
+    def record(self, engine: "Engine", row: InputRow, result: "Completion") -> Record:
+        return records.of_completion(engine, result, logprobs=self.logprobs)
 
     def tokens(self, record: Record) -> int:
         return int(record["usage"]["completion_tokens"])
@@ -191,10 +161,12 @@ class Scoring(Task):
     """Compute the likelihood of the text of each row."""
 
     stride: int | None = None
-    logprobs: bool = False  # with ranks and entropies
+    logprobs: bool = False
     words: bool = False
     bos: bool = False
     template: Template | None = None
+    details: bool = True  # ranks and entropies with log-probabilities
+    every_line: bool = False
 
     fields = ("text",)
 
@@ -203,17 +175,24 @@ class Scoring(Task):
         tokens = {"logprobs": [records.SCORED_TOKEN]} if self.logprobs else {}
         return records.SCORE | tokens | ({"words": [records.WORD]} if self.words else {})
 
-    def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
-        record = partial(records.of_score, engine, logprobs=self.logprobs)
-        for each in engine.score_many(
-            [self.text(row) for row in rows],
+    @property
+    def settings(self) -> dict[str, Any]:
+        names = ("stride", "logprobs", "words", "bos", "template")
+        return {name: value for name, value in super().settings.items() if name in names}
+
+    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> "Iterator[Score | InputError]":
+        scores = engine.score_many(
+            [self.layout.text(row) for row in rows],
             stride=self.stride,
             bos=self.bos,
-            ranks=self.logprobs,
-            entropies=self.logprobs,
+            ranks=self.logprobs and self.details,
+            entropies=self.logprobs and self.details,
             words=self.words,
-        ):
-            yield each if isinstance(each, InputError) else record(each)
+        )
+        return iter(scores)
+
+    def record(self, engine: "Engine", row: InputRow, result: "Score") -> Record:
+        return records.of_score(engine, result, logprobs=self.logprobs)
 
     def tokens(self, record: Record) -> int:
         return int(record["tokens_scored"])
@@ -221,10 +200,7 @@ class Scoring(Task):
 
 @dataclass(frozen=True)
 class Ranking(Task):
-    """Rank continuations of the prompt of each row.
-
-    A row may have "choices" of its own.
-    """
+    """Rank continuations of the prompt of each row, which may have "choices" of its own."""
 
     choices: tuple[str, ...] = ()
     by: "RankBy" = "total"
@@ -234,53 +210,50 @@ class Ranking(Task):
     fields = ("prompt", "choices")
     schema: ClassVar[Schema] = {"choices": [records.CHOICE]}
 
-    def results(self, engine: "Engine", rows: Sequence[Row]) -> Iterator[Record | InputError]:
-        given = [self._given(row) for row in rows]
-        asked = [
-            each if isinstance(each, InputError) else (self.text(row), list(each))
-            for row, each in zip(rows, given, strict=True)
-        ]
-        for each, ranked in zip(given, engine.rank_many(asked, by=self.by), strict=True):
-            if isinstance(each, InputError):
-                yield each
-            elif isinstance(ranked, InputError):
-                yield ranked
-            else:
-                yield {"choices": records.of_ranking(engine, ranked, each)}
+    def check_lines(self) -> None:
+        super().check_lines()
+        if not self.choices:
+            raise OptionError("choices", "must be given for plain lines, which have none")
 
-    def _given(self, row: Row) -> dict[str, str] | InputError:
-        """Return the choices of a row with what was given: see `spaced`."""
-        own = row.fields.get("choices")
-        choices = self.choices if own is None else own
-        try:
-            if own is None and not choices:
-                raise InputError('a row needs a list of "choices", or give --choices')
-            return spaced(self.text(row), choices, exact=self.exact)
-        except InputError as error:
-            return error
+    def prepare(self, row: InputRow) -> InputRow:
+        """Return the row with its prompt, and its choices as `spaced` returns them."""
+        row = super().prepare(row)
+        choices = row.fields.get("choices")
+        if choices is None and not self.choices:
+            raise InputError('a row needs a list of "choices": there are no default choices')
+        prompt = self.layout.text(row)
+        choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
+        return replace(row, fields={"prompt": prompt, "choices": choices})
+
+    def results(
+        self, engine: "Engine", rows: Sequence[InputRow]
+    ) -> "Iterator[list[Choice] | InputError]":
+        questions = [(row.fields["prompt"], [*row.fields["choices"]]) for row in rows]
+        return iter(engine.rank_many(questions, by=self.by))
+
+    def record(self, engine: "Engine", row: InputRow, result: "list[Choice]") -> Record:
+        choices = self.prepare(row).fields["choices"]
+        return {"choices": records.of_ranking(engine, result, choices)}
 
     def tokens(self, record: Record) -> int:
         return sum(choice["tokens"] for choice in record["choices"])
 
 
 def spaced(prompt: str, choices: Sequence[str], *, exact: bool = False) -> dict[str, str]:
-    """Return choices as they follow a prompt, each with what was given.
+    """Return choices as they follow a prompt, with the choices as they were written.
 
     Unless `exact`, spaces around a choice are removed, and one is put before it if the prompt does
-    not end with white space.
-
-    Raises:
-        InputError: there is no choice, or one is not a string, empty, or given twice.
+    not end with white space. A choice that is empty, a duplicate or no string is an InputError.
     """
     listed = isinstance(choices, list | tuple) and choices
     if not listed or any(not isinstance(choice, str) for choice in choices):
         raise InputError('the "choices" of a row must be a list of one or more strings')
     space = "" if exact or not prompt or prompt[-1].isspace() else " "
-    found: dict[str, str] = {}
+    written: dict[str, str] = {}
     for choice in choices if exact else [choice.strip() for choice in choices]:
         if not choice:
             raise InputError("a choice is empty: remove it")
-        if space + choice in found:
+        if space + choice in written:
             raise InputError(f"duplicate choice {choice!r:.40}: remove it")
-        found[space + choice] = choice
-    return found
+        written[space + choice] = choice
+    return written

@@ -14,13 +14,7 @@ _PART = re.compile(r"(?P<text>[^{}]+)|(?P<brace>\{\{|\}\})|\{(?P<name>[^{}]+)\}"
 
 @dataclass(frozen=True)
 class Template:
-    """A text with `{name}` for a field of a row, and `{line}` for a plain line.
-
-    `{{` and `}}` stand for braces.
-
-    Raises:
-        InputError: a brace is not paired, or there is no field.
-    """
+    """A text with `{name}` for a field of a row, `{line}` for a plain line, `{{` for a brace."""
 
     text: str
 
@@ -30,7 +24,7 @@ class Template:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the fields, each once."""
+        """The names of the fields, without duplicates."""
         return tuple(dict.fromkeys(part for is_name, part in self._parts if is_name))
 
     @cached_property
@@ -38,15 +32,15 @@ class Template:
         """Names of fields (True), and texts."""
         parts, end = [], 0
         while end < len(self.text):
-            found = _PART.match(self.text, end)
-            if found is None:
+            match = _PART.match(self.text, end)
+            if match is None:
                 raise InputError(
                     f"the template has a lone {self.text[end]} at character {end + 1}: "
                     "write {{ or }} for a brace, {name} for a field"
                 )
-            name, brace = found["name"], found["brace"]
-            parts.append((True, name) if name else (False, brace[0] if brace else found["text"]))
-            end = found.end()
+            name, brace = match["name"], match["brace"]
+            parts.append((True, name) if name else (False, brace[0] if brace else match["text"]))
+            end = match.end()
         return parts
 
     def check_line(self) -> None:

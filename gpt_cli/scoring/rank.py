@@ -44,7 +44,7 @@ class Question:
         if duplicates := [text for text, number in Counter(self.texts).items() if number > 1]:
             raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
         longest = len(self.prompt) + max(map(len, self.choices))
-        if longest > n_positions:
+        if longest > n_positions + 1:  # the last token is predicted, and not read
             raise ContextError(
                 f"prompt and choice have up to {longest} tokens, more than the model's context of "
                 f"{n_positions}; shorten them"

@@ -347,6 +347,14 @@ def test_columns_that_are_not_read_are_noted(here, pa):
 # --- resumed jobs --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "out/", "file://{}/out.jsonl"])
+def test_a_finished_output_is_resumed_with_exit_code_6_where_rows_failed(output, here, pa):
+    write_jsonl(here / "in", [{"text": "Once"}, {"other": 1}])
+    for flags in ([], ["--resume"]):
+        *_, error = run("score", "in", "-o", output.format(here), *flags, code=6)
+        assert error == "gpt-cli: error: 1 of 2 rows failed: their records say why"
+
+
 @pytest.fixture
 def job(here, row_parts):
     """A folder of an input of six rows, of which one fails, and of a finished output."""

@@ -3,8 +3,10 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
+from gpt_cli.errors import ContextError
 from gpt_cli.records import json_line
 from support.in_process import records_here, refusal, run_here
 from support.processes import posix, run_on_terminal
@@ -310,7 +312,7 @@ NO_LIST = 'the "choices" of a row must be a list of one or more strings'
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "x"}, 'a row needs a list of "choices", or give --choices'),
+        ({"prompt": "x"}, 'a row needs a list of "choices": there are no default choices'),
         ({"prompt": "x", "choices": []}, NO_LIST),
         ({"prompt": "x", "choices": "a"}, NO_LIST),
         ({"prompt": "x", "choices": ["a", 1]}, NO_LIST),
@@ -325,6 +327,29 @@ def test_bad_choices_are_the_error_of_their_row(row, message):
     bad, good = rows_here(*RANK, "--json", input=rows.encode(), code=6)
     assert (bad["line"], bad["error"]["message"]) == (1, message)
     assert good["choices"][0]["probability"] == 1
+
+
+@pytest.mark.parametrize("template", [[], ["--template", "The {line} was"]])
+@pytest.mark.parametrize("pipe", [False, True])
+def test_lines_without_choices_are_refused_before_any_work(here, pipe, template):
+    (here / "in.txt").write_bytes(b"\nThe fox\nThe lamb\n")
+    rank = ["rank", "-m", "no/model", "--offline", *template]  # exit code 3 if it is searched
+    input = {"input": b"\nThe fox\n"} if pipe else {}
+    for flags in ([], ["-o", "out.jsonl"], ["--json"]):
+        said = refusal(*rank, "-" if pipe else "in.txt", *flags, **input)
+        assert said == (
+            "gpt-cli: error: --choices must be given for plain lines, which have none\n"
+        )
+    assert [file.name for file in here.iterdir()] == ["in.txt"]
+
+
+def test_columns_that_a_template_does_not_read_are_noted(here):
+    rows = [{"a": "fox", "max_token": 3}, {"a": "lamb", "max_token": 3, "age": 9}]
+    (here / "in.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    batch = ["batch", "-m", "tiny", "-n", "2", "in.jsonl", "--template", "The {a}"]
+    _, notes = run_here(*batch, "-v")
+    assert "gpt-cli: note: ignored columns: max_token, age\n" in notes
+    assert run_here(*batch, "-q")[1] == ""
 
 
 @pytest.mark.parametrize(
@@ -421,6 +446,22 @@ def test_batch_and_score_take_templates(here, command, tiny):
 
 
 # --- in Python -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [511, 512])
+def test_prompt_and_choice_may_have_one_token_more_than_the_context(tiny, length):
+    prompt = " fox" * length
+    assert len(tiny.encode(prompt)) == length
+    choices = [" ran", " sat", " ran away"][: 2 + (length < 512)]
+    ranked = tiny.rank(prompt, choices)
+    for choice in ranked:
+        ids = tiny.encode(prompt + choice.text)
+        logits = tiny.logits([ids[:-1]])[0, length - 1 :].astype(float)
+        logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        expected = sum(row[id] for row, id in zip(logprobs, ids[length:], strict=True))
+        assert choice.logprob == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(ContextError, match="up to 514 tokens, more than the model's context"):
+        tiny.rank(prompt, [" ran" * (514 - length)])
 
 
 def test_python_takes_a_list_of_texts_exactly(tiny, likelihood):

@@ -168,7 +168,7 @@ def test_bad_rows_are_told_with_their_lines(world):
 @pytest.mark.fault(52, "an output that is there already", 2, intact="the output")
 def test_an_output_is_not_written_over(world, suffer):
     (world.place / "out").write_bytes(b"precious\n")
-    for flags, says, do in ((), "exists", "--resume"), (("--resume",), "not a record", "another"):
+    for flags, says, do in ((), "exists", "resume it"), (("--resume",), "not a record", "another"):
         arguments = ("batch", *TINY, "-o", "out", *flags)
         suffer(*arguments, stdin=b"Once\n", code=2, says=says, do=do)
 
@@ -179,7 +179,7 @@ def test_the_input_is_not_written_over(flags, world, suffer):
     (world.place / "in").write_bytes(b"Once\n")
     (world.place / "link").symlink_to("in")
     arguments = ("batch", *TINY, "in", "-o", "link", *flags)
-    suffer(*arguments, code=2, says="is the input", do="name another --output")
+    suffer(*arguments, code=2, says="is the input", do="name another output")
 
 
 @pytest.mark.fault(53, "rows of all lengths", 0, intact="each row's own text")
@@ -247,7 +247,7 @@ def test_an_output_that_finds_no_room_can_be_resumed(world, suffer):
     (world.place / "in").write_bytes(b"Once\n" * 12)
     job = ("batch", *TINY, "-s", 1, "-n", 5, "-q", "in", "-o", "out")
     options = {"changes": True, "preexec_fn": small_files}
-    suffer(*job, code=5, says="File too large", do="--resume continues", **options)
+    suffer(*job, code=5, says="File too large", do="resume the job", **options)
     assert 0 < (world.place / "out").stat().st_size <= 2000
     assert world.run(*job, "--resume").returncode == 0
     assert ids_of(world.place / "out") == list(range(12))

@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ class Upper(jobs.Task):
 
     fields = ("text",)
     schema = SCHEMA
-    window = 2
+    rows_together = 2
 
     def __init__(self):
         self.seen = []
@@ -159,6 +159,15 @@ def test_the_records_of_a_custom_task_fit_in_a_table(here):
     assert calls.made[:2] == [("note", note), ("start", 4, 0, 0)]
 
 
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "file:{}/out.jsonl"])
+def test_a_finished_output_is_resumed_with_the_rows_that_failed(output, here):
+    pytest.importorskip("pyarrow")
+    output = output.format(f"//{here}")
+    Path("in").write_text("one\ntwo!\nthree\n")
+    for resume in (False, True):
+        assert jobs.run(Upper(), "in", output, resume=resume) == jobs.Summary(3, 1)
+
+
 def test_an_observer_receives_each_row(here):
     Path("in").write_text("one\ntwo!\nthree four\n")
     calls = Calls()
@@ -199,6 +208,27 @@ def test_a_custom_sink_receives_the_missing_rows(done, compares, seen, called, h
     assert jobs.run(task, "in", sink) == jobs.Summary(4, 1)
     assert task.seen == seen
     assert sink.calls == ["enter", "resume", *called, "finish 4", "exit"]
+
+
+def test_a_task_prepares_its_rows_and_makes_records_of_results(here):
+    class Shout(Upper):
+        def prepare(self, row):
+            row = super().prepare(row)
+            if row.fields["text"] == "two":
+                raise InputError("not two")
+            return replace(row, fields={"text": row.fields["text"] + "?"})
+
+        def results(self, engine, rows):
+            return (row.fields["text"].upper() for row in rows)
+
+        def record(self, engine, row, result):
+            return {"upper": result, "length": len(row.fields["text"])}
+
+    assert jobs.run(Shout(), "in", "out") == jobs.Summary(4, 1)
+    first, second, *_ = map(json.loads, Path("out").read_text().splitlines())
+    assert first == {"index": 0, "text": "one", "upper": "ONE?", "length": 3}
+    error = {"code": "invalid_input", "message": "not two"}
+    assert second == {"index": 1, "line": 2, "error": error}
 
 
 def test_a_custom_sink_needs_only_write(here):
@@ -271,7 +301,7 @@ def test_defaults_of_a_task():
             yield from ()
 
     task = Plain()
-    assert (task.window, task.settings, task.tokens({})) == (256, {}, 0)
+    assert (task.rows_together, task.settings, task.tokens({})) == (256, {}, 0)
     assert jobs.Resumed() == jobs.Resumed(rows=0, failed=0, seed=None)
     assert not jobs.Sink.compares
     assert task.with_seed(1) is task
@@ -361,7 +391,7 @@ def lines(*records):
 
 
 def row(index, text, id=None):
-    return jobs.Row(index, index + 1, None, id, {"text": text})
+    return jobs.InputRow(index, index + 1, None, id, {"text": text})
 
 
 @pytest.fixture
@@ -484,7 +514,7 @@ def test_an_output_without_a_record_is_removed_after_an_error(there, here):
         raise KeyError
     assert not Path("other").exists()
     Path(".other.job.json").mkdir()
-    message = r"^cannot write \.other\.job\.json: .*; name another --output$"
+    message = r"^cannot write \.other\.job\.json: .*; name another output$"
     with (
         pytest.raises(ResourceError, match=message),
         JSONLines(Path("other"), ("text",), {}) as sink,
@@ -500,7 +530,7 @@ def test_a_full_disk_is_an_error_of_the_output(sink):
         def close(self):
             raise OSError(28, "full")
 
-    message = r"^cannot write out: full; --resume continues when that is fixed$"
+    message = r"^cannot write out: full; resume the job when that is fixed$"
     with pytest.raises(ResourceError, match=message), sink:
         sink.resume()
         sink._file.close()
@@ -510,7 +540,7 @@ def test_a_full_disk_is_an_error_of_the_output(sink):
         sink.__exit__(None, None, None)
     Path("folder").mkdir()
     for name in ("no/out", "folder"):
-        message = f"^cannot write {name}: .*; name another --output$"
+        message = f"^cannot write {name}: .*; name another output$"
         with pytest.raises(ResourceError, match=message):
             JSONLines(Path(name), "text", {}).__enter__()
 
@@ -526,15 +556,15 @@ def test_a_full_disk_is_an_error_of_the_output(sink):
         ({"a": [1]}, {"a": (1,)}, None),
         ({"a": None}, {"a": None}, None),
         ({"input": 1}, {"input": 1}, None),
-        ({"a": 1}, {"a": 2}, "out was made with a 1, not 2: name another --output"),
-        ({"a": "x" * 400}, {"a": "x" * 401}, "out was made with another a: name another --output"),
+        ({"a": 1}, {"a": 2}, "out was made with a 1, not 2: name another output"),
+        ({"a": "x" * 400}, {"a": "x" * 401}, "out was made with another a: name another output"),
         ({"a": []}, {"a": ((7, -1.0),)}, "out was made with a [], not [[7, -1.0]]: name"),
         ({"a": 1}, {"a": 1, "b": None}, "out was made by a version without b: name"),
         ({"a": "x" * 300}, {"a": 1}, 'a "' + "x" * 199 + ", not 1: name"),
         ({"a": 1}, {"a": "x" * 300}, 'not "' + "x" * 199 + ": name"),
-        ({"input": 1}, {"input": 2}, "out was made from another input: name another --output"),
+        ({"input": 1}, {"input": 2}, "out was made from another input: name another output"),
         ({}, {"input": 2}, "out was made from another input"),
-        ([], {}, "manifest is not a manifest: name another --output"),
+        ([], {}, "manifest is not a manifest: name another output"),
         (None, {}, "is not a manifest"),
     ],
 )

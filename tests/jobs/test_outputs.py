@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import Scoring
+from gpt_cli.jobs import Scoring, jsonl, parquet, storage
 from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.parts import File, Folder
 from gpt_cli.jobs.rows import Source
-from gpt_cli.jobs.sinks import JSONLines
+from gpt_cli.jobs.sinks import JSONLines, Resumed
+from gpt_cli.records import ERROR
 
 OTHER = [".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst"]
 JOB = {"task": "scoring", "input": 1}
@@ -40,7 +41,7 @@ def refused(name, *arguments, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "place", "ending"),
+    ("name", "kind", "folder", "ending"),
     [
         ("new", JSONLines, None, None),
         ("new.txt", JSONLines, None, None),
@@ -60,12 +61,13 @@ def refused(name, *arguments, **options):
         ("memory://bucket/new.parquet", File, "memory://bucket/new.parquet.parts", ".parquet"),
     ],
 )
-def test_the_name_chooses_the_sink(name, kind, place, ending, here):
+def test_the_name_chooses_the_sink(name, kind, folder, ending, here):
     pytest.importorskip("pyarrow")
     before = sorted(here.rglob("*"))
     sink = open_output(name)
     assert type(sink) is kind
-    assert (getattr(sink, "place", None), getattr(sink, "_ending", None)) == (place, ending)
+    parts = getattr(sink, "parts", sink)  # of a file
+    assert (getattr(parts, "name", None), getattr(parts, "_ending", None)) == (folder, ending)
     assert sorted(here.rglob("*")) == before
 
 
@@ -87,7 +89,8 @@ def test_records_of_tables_are_tables(here):
 def test_parts_have_a_manifest(name, here, memory):
     with open_output(f"memory://bucket/{name}") as sink:
         sink.resume()
-    assert json.loads(memory.cat_file(f"{sink._folder}/_job.json")) == JOB
+        folder = getattr(sink, "parts", sink)._folder
+    assert json.loads(memory.cat_file(f"{folder}/_job.json")) == JOB
 
 
 def test_lines_are_compared_by_the_first_field(here):
@@ -104,29 +107,29 @@ def test_lines_are_compared_by_the_first_field(here):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        *((f"new{ending}", f"--output new{ending}: records are JSON Lines") for ending in OTHER),
+        *((f"new{ending}", f"output new{ending}: records are JSON Lines") for ending in OTHER),
         ("*.jsonl", ". has other files"),
         (
             "new.JSONL.GZ",
-            "--output new.JSONL.GZ: records are JSON Lines",
+            "output new.JSONL.GZ: records are JSON Lines",
         ),
-        ("in", "in is the input: name another --output"),
-        ("./in", "in is the input: name another --output"),
-        ("out/x", "out/x exists: continue it with --resume, or name another --output"),
-        ("pipe", "pipe is not a file: name another --output"),
-        ("new/*", "--output new/*: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"),
-        ("*.csv", "--output *.csv: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"),
-        ("new/a*.jsonl", "--output new/a*.jsonl: name a folder as FOLDER/*.jsonl or FOLDER/*.p"),
-        ("/", "--output / is not a folder that can hold records: name another --output"),
-        ("memory://", "--output memory:// is not a folder that can hold records"),
-        ("memory:///*.jsonl", "--output memory:///*.jsonl is not a folder that can hold records"),
-        ("memory://b*/c", "--output memory://b*/c: an address must not contain *, ? or ["),
-        ("memory://b?/c/", "--output memory://b?/c/: an address must not contain *, ? or ["),
-        ("memory://[b/*.jsonl", "--output memory://[b/*.jsonl: an address must not contain"),
+        ("in", "in is the input: name another output"),
+        ("./in", "in is the input: name another output"),
+        ("out/x", "out/x exists: resume it, or name another output"),
+        ("pipe", "pipe is not a file: name another output"),
+        ("new/*", "output new/*: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"),
+        ("*.csv", "output *.csv: name a folder as FOLDER/*.jsonl or FOLDER/*.parquet"),
+        ("new/a*.jsonl", "output new/a*.jsonl: name a folder as FOLDER/*.jsonl or FOLDER/*.p"),
+        ("/", "output / is not a folder that can hold records: name another output"),
+        ("memory://", "output memory:// is not a folder that can hold records"),
+        ("memory:///*.jsonl", "output memory:///*.jsonl is not a folder that can hold records"),
+        ("memory://b*/c", "output memory://b*/c: an address must not contain *, ? or ["),
+        ("memory://b?/c/", "output memory://b?/c/: an address must not contain *, ? or ["),
+        ("memory://[b/*.jsonl", "output memory://[b/*.jsonl: an address must not contain"),
         ("no/new", "cannot write no/new: there is no folder no"),
         ("no/new/", "cannot write no/new: there is no folder no"),
         ("no/er/*.jsonl", "cannot write no/er: there is no folder no"),
-        ("out", "out has other files: name another --output"),
+        ("out", "out has other files: name another output"),
     ],
 )
 def test_an_unsuitable_name_is_refused(name, says, here):
@@ -141,7 +144,7 @@ def test_an_unsuitable_name_is_refused(name, says, here):
 def test_parts_cannot_be_resumed_with_a_pipe(name, here):
     pytest.importorskip("pyarrow")
     said = refused(name, "-", resume=True)
-    assert said == f"--resume: {name} needs a file as input, not a pipe"
+    assert said == f"resume needs a file as input, not a pipe, for {name}"
     assert open_output(name, "-")
     assert type(open_output("new.jsonl", "-", resume=True)) is JSONLines
 
@@ -149,10 +152,18 @@ def test_parts_cannot_be_resumed_with_a_pipe(name, here):
 @pytest.mark.parametrize("name", ["new.parquet", "memory://bucket/new.jsonl"])
 def test_an_existing_file_is_complete(name, here, memory):
     pytest.importorskip("pyarrow")
-    Path("new.parquet").touch()
-    memory.pipe_file("/bucket/new.jsonl", b"")
-    assert open_output(name, resume=True) is None
-    assert refused(name) == f"{name} exists: name another --output"
+    records = [{"index": 0}, {"index": 1, "error": {"code": "c", "message": "m"}}]
+    schema = {"index": "int64"} | ERROR
+    with Path("new.parquet").open("wb") as stream:
+        parquet.write(records, schema, stream)
+    with memory.open("/bucket/new.jsonl", "wb") as stream:
+        jsonl.write(records, schema, stream)
+    assert open_output(name, resume=True) == Resumed(rows=2, failed=1)
+    assert refused(name) == f"{name} exists: name another output"
+    fs, path = storage.filesystem(name)
+    fs.pipe_file(path, b"notes")
+    said = refused(name, resume=True)
+    assert said == f"{name} has no records of this command: name another output"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +194,7 @@ def test_an_output_among_the_files_of_the_input_is_refused(input, name, inside, 
     pytest.importorskip("pyarrow")
     if inside:
         assert refused(name, input) == (
-            f"{name} would be among the files of {input}: name another --output"
+            f"{name} would be among the files of {input}: name another output"
         )
     else:
         assert open_output(name, input)
@@ -197,7 +208,7 @@ def test_an_output_folder_among_the_files_of_the_input_is_refused(name, here):
     part = "rows/new/part-0.jsonl"
     for input in ("rows/*/*.jsonl", "**/*.jsonl"):
         said = refused(name, input)
-        assert said == f"{part} would be among the files of {input}: name another --output"
+        assert said == f"{part} would be among the files of {input}: name another output"
 
 
 @pytest.mark.parametrize("place", ["out", "memory://bucket/out"])
@@ -206,7 +217,7 @@ def test_a_part_of_an_output_is_refused(place, here, memory):
     memory.pipe_file("/bucket/out/_job.json", b"")
     said = refused(f"{place}/part-1.jsonl", resume=True)
     assert said == (
-        f"{place}/part-1.jsonl is a part of the output {place}/*.jsonl: put --output in quotes"
+        f"{place}/part-1.jsonl is a part of the output {place}/*.jsonl: put the output in quotes"
     )
     assert open_output(f"{place}/new.jsonl")
     assert open_output("part-1.jsonl")

@@ -244,7 +244,7 @@ def written(records, schema):
 
 @pytest.mark.parametrize("task", [Generation(None, None, True), Generation(None), Scoring()])
 def test_all_parts_have_the_same_columns(pa, task):
-    columns = PLACE | task.schema | task.error_place | ERROR
+    columns = PLACE | task.schema | task.layout.origin | ERROR
     empty = written([], columns)
     failed = written([{"index": 0, "line": 1, "error": {"code": "c", "message": "m"}}], columns)
     assert empty.schema == failed.schema

@@ -9,8 +9,9 @@ import pytest
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.jobs import parquet, parts, storage
+from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.parts import File, Folder
-from gpt_cli.jobs.sinks import Resumed, encode
+from gpt_cli.jobs.sinks import Resumed
 from gpt_cli.records import ERROR, PLACE
 
 SCHEMA = PLACE | {"text": "string", "file": "string", "line": "int64"} | ERROR
@@ -123,9 +124,9 @@ def test_records_that_are_not_unicode_are_counted(place):
 def test_a_folder_of_an_earlier_run_needs_resume(place):
     write(folder(place), RECORDS[0])
     said = refused(lambda: folder(place, resume=False))
-    assert said == f"{place}/out exists: continue it with --resume, or name another --output"
+    assert said == f"{place}/out exists: resume it, or name another output"
     said = refused(lambda: folder(place, job={"task": "u", "seed": None}))
-    assert said == f'{place}/out was made with task "t", not "u": name another --output'
+    assert said == f'{place}/out was made with task "t", not "u": name another output'
 
 
 @pytest.mark.parametrize("name", ["notes", "part-000000000000.jsonl"])
@@ -133,7 +134,7 @@ def test_a_folder_of_other_files_is_refused(name, place):
     if place == "here":
         Path("here/out").mkdir()
     put(f"{place}/out/{name}", b"mine")
-    assert refused(folder, place) == f"{place}/out has other files: name another --output"
+    assert refused(folder, place) == f"{place}/out has other files: name another output"
 
 
 def test_hidden_files_are_left_out(place):
@@ -152,7 +153,7 @@ def test_a_part_of_something_else_is_refused(name, row, place):
     put(f"{place}/out/{name}", b"{}\n")
     with folder(place) as sink:
         assert refused(sink.resume) == (
-            f"{place}/out/{name} is not the part that begins with row {row}: name another --output"
+            f"{place}/out/{name} is not the part that begins with row {row}: name another output"
         )
     assert storage.read_bytes(f"{place}/out/{name}") == b"{}\n"
 
@@ -171,17 +172,17 @@ def test_a_part_that_is_damaged_is_refused(data, ending, tmp_path):
     part.write_bytes(part.read_bytes()[:-9] if data == "cut" else data)
     with folder(tmp_path, ending) as sink:
         said = refused(sink.resume)
-    assert said.endswith(f"out/{part.name} has no records of this command: name another --output")
+    assert said.endswith(f"out/{part.name} has no records of this command: name another output")
 
 
-@pytest.mark.parametrize("sink", [folder, file])
-def test_parts_of_another_run_are_noticed_at_the_end(sink, place):
+@pytest.mark.parametrize(("sink", "name"), [(folder, "out"), (file, "one.jsonl.parts")])
+def test_parts_of_another_run_are_noticed_at_the_end(sink, name, place):
     with sink(place) as sink:
         sink.resume()
         sink.write(RECORDS[0])
-        put(f"{sink.place}/part-000000000009.jsonl", b"")
+        put(f"{place}/{name}/part-000000000009.jsonl", b"")
         said = refused(sink.finish, 1)
-    assert said == f"{sink.place} has files of another run: name another --output"
+    assert said == f"{place}/{name} has files of another run: name another output"
     assert not storage.exists(f"{place}/one.jsonl")
 
 
@@ -189,7 +190,7 @@ def test_another_run_may_have_begun_in_between(place):
     sink = folder(place, resume=False)
     write(folder(place), RECORDS[0])
     with sink:
-        assert "exists: continue it with --resume" in refused(sink.resume)
+        assert "exists: resume it" in refused(sink.resume)
     sink = folder(place)
     with sink:
         assert sink.resume().rows == 1
@@ -235,7 +236,7 @@ def test_no_folder_is_created_above_a_folder(tmp_path, monkeypatch, memory):
     for name in ("no/out", "memory://no/out", "memory://no"):
         sink = Folder(name, ".jsonl", SCHEMA, JOB, resume=False)
         said = refused(sink.__enter__, kind=ResourceError)
-        assert said == f"cannot write {name}: No such file or directory; name another --output"
+        assert said == f"cannot write {name}: No such file or directory; name another output"
     assert not memory.exists("/no")
     Folder("file", ".jsonl", SCHEMA, JOB, resume=False).__enter__().__exit__(None, None, None)
 
@@ -260,7 +261,7 @@ def test_a_part_is_complete_or_absent(place, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(type(fs), "open", open)
             said = refused(sink.finish, 1, kind=ResourceError)
-    assert said == f"cannot write {place}/out: full; --resume continues when that is fixed"
+    assert said == f"cannot write {place}/out: full; resume the job when that is fixed"
     assert names(f"{place}/out") == ["_job.json"]
 
 
@@ -273,7 +274,7 @@ def test_a_manifest_that_cannot_be_written_is_an_error(place, monkeypatch):
     monkeypatch.setattr(fs, "pipe_file", full)
     with folder(place) as sink:
         said = refused(sink.resume, kind=ResourceError)
-    assert said == f"cannot write {place}/out: full; --resume continues when that is fixed"
+    assert said == f"cannot write {place}/out: full; resume the job when that is fixed"
 
 
 # --- one file ------------------------------------------------------------------------------------
@@ -292,13 +293,13 @@ def test_a_file_is_joined_from_its_parts(place, ending, monkeypatch):
     assert names(place) == [f"one{ending}"]
     for resume in (True, False):
         said = refused(lambda resume=resume: file(place, ending, resume=resume))
-        assert said == f"{one} exists: name another --output"
+        assert said == f"{one} exists: name another output"
 
 
 @pytest.mark.parametrize(
     ("function", "fails", "says"),
     [
-        ("open", "wb", "cannot write {}: full; --resume continues when that is fixed"),
+        ("open", "wb", "cannot write {}: full; resume the job when that is fixed"),
         ("open", "rb", "cannot read {}.parts: full; name a file that can be read"),
         ("rm", None, "cannot write {}.parts: full; remove it by hand"),
     ],
@@ -326,7 +327,7 @@ def test_a_file_that_cannot_be_joined_is_an_error(function, fails, says, place, 
 def test_parts_of_a_file_need_resume(place):
     write(file(place), RECORDS[0], finish=False)
     said = refused(lambda: file(place, resume=False))
-    assert said.startswith(f"{place}/one.jsonl.parts exists: continue it with --resume, or")
+    assert said.startswith(f"{place}/one.jsonl.parts exists: resume it, or")
 
 
 def test_a_file_may_have_no_records(place, ending):

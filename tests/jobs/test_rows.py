@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.rows import Reader, Row, Source, blocks
+from gpt_cli.jobs.rows import InputRow, RowReader, Source, pieces_together
 from support.processes import posix
 
 BOM = b"\xef\xbb\xbf"
@@ -87,7 +87,7 @@ def test_rows_do_not_depend_on_how_files_are_cut(tmp_path_factory, files, togeth
         assert 0 < piece.rows <= together - index % together
         assert len(list(cut.reader.read(piece))) == piece.rows
         index += piece.rows
-    sizes = [sum(piece.rows for piece in block) for block in blocks(cut.pieces, together)]
+    sizes = [sum(piece.rows for piece in block) for block in pieces_together(cut.pieces, together)]
     assert sizes == [len(block) for block in cut.rows()]
     assert all(size == together for size in sizes[:-1])
 
@@ -131,6 +131,47 @@ def test_a_stream_gives_rows_as_they_are_written(monkeypatch):
             found.append([(row.index, row.line, row.fields["prompt"]) for row in next(blocks)])
         assert next(blocks, None) is None
     assert found == [[(0, 3, "one")], [(1, 5, "two"), (2, 6, "three")], [(3, 8, "four")]]
+
+
+def test_a_stream_gives_the_rows_that_are_computed_together(tmp_path, monkeypatch):
+    (tmp_path / "in").write_text("a\n\nb\nc\nd\ne\n")
+    with (tmp_path / "in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        piped = source("-", together=2)
+        assert (piped.peek(), piped.peek()) == ("lines", "lines")
+        rows = list(piped.rows())
+    assert [[(row.index, row.line) for row in block] for block in rows] == [
+        [(0, 1), (1, 3)], [(2, 4), (3, 5)], [(4, 6)]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "format"),
+    [(b"", "auto"), (b"\n \n", "auto"), (BOM + b"\n\n{", "jsonl"), (b"x", "lines")],
+)
+def test_the_first_row_of_a_stream_decides_its_format(data, format, tmp_path, monkeypatch):
+    (tmp_path / "in").write_bytes(data)
+    with (tmp_path / "in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert source("-").peek() == format
+    assert source(tmp_path / "in").peek() == format
+
+
+@pytest.mark.parametrize("pipe", [False, True])
+def test_every_line_may_be_a_row(pipe, tmp_path, monkeypatch):
+    lines = [BOM + b"one\r\n", b"\n", b" \t\n", b"caf\xe9\n", b"last"]
+    (tmp_path / "in").write_bytes(b"".join(lines))
+    with (tmp_path / "in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        name = "-" if pipe else str(tmp_path / "in")
+        rows = rows_of(Source(name, "lines", ("text",), 2, every_line=True))
+    assert [row.data for row in rows] == lines
+    assert [(row.index, row.line) for row in rows] == [(n, n + 1) for n in range(5)]
+    assert [row.fields.get("text") for row in rows] == ["one", "", " \t", None, "last"]
+    assert str(rows[3].error) == "the line is not UTF-8 at byte 3"
+    with (tmp_path / "in").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert {row.data for row in rows_of(source(name, "lines"))} == {b""}
 
 
 def test_rows_of_a_single_file_have_no_file_name(tmp_path):
@@ -247,12 +288,12 @@ def test_a_pipe_cannot_be_a_table():
 
 
 def test_a_row_that_cannot_be_read_has_only_its_place():
-    reader = Reader("jsonl", FIELDS)
+    reader = RowReader("jsonl", FIELDS)
     good, bad = reader.parse([(7, b'{"prompt": "x"}\n'), (8, b"no JSON")], 5, "in")
-    assert good == Row(5, 7, "in", None, {"prompt": "x"}, None)
+    assert good == InputRow(5, 7, "in", None, {"prompt": "x"}, None)
     assert (bad.index, bad.line, bad.file, bad.id, bad.fields) == (6, 8, "in", None, {})
-    assert Row(0, 1, None) == Row(0, 1, None, None, {}, None)
-    assert reader == Reader("jsonl", FIELDS, False)
+    assert InputRow(0, 1, None) == InputRow(0, 1, None, None, {}, None)
+    assert reader == RowReader("jsonl", FIELDS, False)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +308,7 @@ def test_a_row_that_cannot_be_read_has_only_its_place():
     ],
 )
 def test_a_row_that_cannot_be_read_has_a_reason(line, says):
-    (row,) = Reader("jsonl", FIELDS).parse([(1, line)], 0, None)
+    (row,) = RowReader("jsonl", FIELDS).parse([(1, line)], 0, None)
     assert str(row.error) == says
 
 

@@ -88,9 +88,7 @@ def test_a_table_is_read_from_there(s3, expected):
 def test_a_job_is_resumed_there(s3):
     score("s3://bucket/in", "-o", "s3://bucket/done/")
     before = {file: s3.cat_file(file) for file in s3.find("bucket/done")}
-    assert "exists: continue it with --resume" in score(
-        "s3://bucket/in", "-o", "s3://bucket/done/", code=2
-    )
+    assert "exists: resume it" in score("s3://bucket/in", "-o", "s3://bucket/done/", code=2)
     score("s3://bucket/in", "-o", "s3://bucket/done/", "--resume")
     assert {file: s3.cat_file(file) for file in s3.find("bucket/done")} == before
     s3.rm_file("bucket/done/part-000000000000.jsonl")

@@ -266,6 +266,32 @@ def test_one_line_end_is_removed(text, without):
 
 # --- errors --------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), FileNotFoundError("mine"), ValueError("x")])
+def test_errors_of_the_callers_block_come_out_unchanged(error, place, stdin):
+    stdin(b"x")
+    for name in (*place(b"x"), "-"):
+        with pytest.raises(type(error)) as caught, storage.open_file(name) as stream:
+            assert stream.read() == b"x"
+            raise error
+        assert caught.value is error
+
+
+def test_errors_of_reading_name_the_file(place, memory, monkeypatch):
+    class Failing(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            raise OSError(5, "I/O error")
+
+    _, name = place(b"x")
+    monkeypatch.setattr(memory, "open", lambda path, mode: Failing())
+    for read in (storage.read_bytes, lambda name: list(storage.read_lines(name))):
+        said = caught(InputError, read, name)
+        assert said == f"cannot read {name}: I/O error; name a file that can be read"
+
+
 READ = "cannot read NAME: {}; name a file that can be read"
 
 

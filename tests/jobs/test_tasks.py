@@ -8,7 +8,7 @@ import pytest
 from gpt_cli import records
 from gpt_cli.errors import InputError
 from gpt_cli.generation.batch import read_ahead
-from gpt_cli.jobs import Generation, Ranking, Row, Scoring, Template
+from gpt_cli.jobs import Generation, InputRow, Ranking, Scoring, Template
 from gpt_cli.options.request import Options
 
 OPTIONS = Options(max_tokens=2, seed=1, temperature=1.5, ignore_eos=True)
@@ -19,8 +19,10 @@ ERROR = {"error": {"code": "invalid_input", "message": "m"}}
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_prompts_are_continued(engine, logprobs):
     fields = [{"prompt": "He"}, {}, {"prompt": "it", "max_tokens": 1}, {"prompt": "He", "seed": 2}]
-    rows = [Row(index, index + 7, "f", index or None, own) for index, own in enumerate(fields, 5)]
-    rows[1] = Row(6, 9, "f", "x", {}, BAD)
+    rows = [
+        InputRow(index, index + 7, "f", index or None, own) for index, own in enumerate(fields, 5)
+    ]
+    rows[1] = InputRow(6, 9, "f", "x", {}, BAD)
     task = Generation(OPTIONS, batch_size=1, logprobs=logprobs)
     first, failed, *rest = task.records(engine, rows)
     assert failed == {"index": 6, "id": "x", "file": "f", "line": 9} | ERROR
@@ -31,7 +33,7 @@ def test_prompts_are_continued(engine, logprobs):
         assert untimed(found) == untimed(place | record)
         assert task.tokens(found) == len(own.ids)
         assert [*found, "file", "line", "error"] == [
-            *records.PLACE, "prompt", *task.schema, *task.error_place, *records.ERROR
+            *records.PLACE, "prompt", *task.schema, *task.layout.origin, *records.ERROR
         ]  # fmt: skip
 
 
@@ -43,7 +45,7 @@ def untimed(record):
 @pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_texts_are_scored(engine, logprobs, words, bos):
-    rows = [Row(0, 1, None, None, {"text": "He said"}), Row(1, 2, None, 0, {}, BAD)]
+    rows = [InputRow(0, 1, None, None, {"text": "He said"}), InputRow(1, 2, None, 0, {}, BAD)]
     task = Scoring(stride=8, logprobs=logprobs, words=words, bos=bos)
     good, bad = task.records(engine, rows)
     score = engine.score("He said", ranks=logprobs, entropies=logprobs, words=words, bos=bos)
@@ -62,12 +64,12 @@ def test_texts_are_scored(engine, logprobs, words, bos):
 def test_prompts_are_ranked_by_a_template(engine):
     task = Ranking(("he", "it "), template=Template("{a} {b}"))
     rows = [
-        Row(0, 1, None, None, {"a": "He", "b": "said"}),
-        Row(1, 2, None, "x", {}, BAD),
-        Row(2, 3, None, None, {"a": "it", "b": "", "choices": ["me"]}),
-        Row(3, 4, None, None, {"a": "it", "b": "", "choices": ["me", 2]}),
+        InputRow(0, 1, None, None, {"a": "He", "b": "said"}),
+        InputRow(1, 2, None, "x", {}, BAD),
+        InputRow(2, 3, None, None, {"a": "it", "b": "", "choices": ["me"]}),
+        InputRow(3, 4, None, None, {"a": "it", "b": "", "choices": ["me", 2]}),
     ]
-    assert task.columns == ("a", "b", "choices")
+    assert task.layout.columns == ("a", "b", "choices")
     good, bad, own, wrong = task.records(engine, rows)
     ranked = engine.rank("He said", [" he", " it"])
     assert (good["a"], good["b"]) == ("He", "said")
@@ -96,12 +98,12 @@ def test_prompts_are_ranked_by_a_template(engine):
 )
 def test_a_template_may_not_have_the_names_of_other_fields(task, name, what):
     with pytest.raises(InputError, match=f"{{{name}}} is {what}"):
-        _ = task(template=Template(f"{{line}} {{{name}}}")).columns
+        _ = task(template=Template(f"{{line}} {{{name}}}")).layout.columns
 
 
 def test_an_error_has_the_number_of_its_line_beside_a_field_line(engine):
     task = Ranking(("he",), template=Template("{line}"))
-    rows = [Row(0, 2, "f", None, {}, BAD), Row(1, 3, None, None, {"line": "He"})]
+    rows = [InputRow(0, 2, "f", None, {}, BAD), InputRow(1, 3, None, None, {"line": "He"})]
     bad, good = task.records(engine, rows)
     assert bad == {"index": 0, "file": "f", "line_number": 2} | ERROR
     assert good["line"] == "He"
@@ -109,14 +111,17 @@ def test_an_error_has_the_number_of_its_line_beside_a_field_line(engine):
 
 def test_a_template_is_continued_in_place_of_a_prompt(engine):
     task = Generation(OPTIONS, template=Template("He {a}"))
-    row = Row(0, 1, None, None, {"a": "said", "prompt": "it", "max_tokens": 1})
+    row = InputRow(0, 1, None, None, {"a": "said", "prompt": "it", "max_tokens": 1})
     (record,) = task.records(engine, [row])
     (expected,) = engine.batch([{"prompt": "He said", "max_tokens": 1}], OPTIONS)
     assert (record["a"], record["text"]) == ("said", expected.text)
 
 
 def test_a_row_without_a_prompt_is_not_ranked(engine):
-    rows = [Row(0, 1, None, None, {"prompt": None}), Row(1, 2, None, None, {"prompt": "it"})]
+    rows = [
+        InputRow(0, 1, None, None, {"prompt": None}),
+        InputRow(1, 2, None, None, {"prompt": "it"}),
+    ]
     missing, good = Ranking(("me",)).records(engine, rows)
     assert missing["error"]["message"] == 'a row needs a string "prompt"'
     assert good["choices"][0]["text"] == " me"
@@ -124,14 +129,14 @@ def test_a_row_without_a_prompt_is_not_ranked(engine):
 
 @pytest.mark.parametrize("choices", [[], "a", ["a", "a"], ["a", 2]])
 def test_a_row_whose_choices_are_none_is_not_continued_without_them(engine, choices):
-    row = Row(0, 1, None, None, {"prompt": "He", "choices": choices})
+    row = InputRow(0, 1, None, None, {"prompt": "He", "choices": choices})
     (record,) = Generation(OPTIONS).records(engine, [row])
     assert "choice" in record["error"]["message"]
 
 
 def test_a_stride_is_that_of_score(engine):
     text = "He said " * 40
-    (record,) = Scoring(stride=3).records(engine, [Row(0, 1, None, None, {"text": text})])
+    (record,) = Scoring(stride=3).records(engine, [InputRow(0, 1, None, None, {"text": text})])
     assert record["total_logprob"] == engine.score(text, stride=3).total_logprob
     assert record["total_logprob"] != engine.score(text).total_logprob
 
@@ -154,6 +159,6 @@ def test_a_seed_is_given_to_the_options():
 
 
 def test_rows_are_given_together():
-    assert Scoring().window == 256
-    assert Generation(OPTIONS, 1).window == max(256, read_ahead(1))
-    assert Generation(OPTIONS, 10**6).window == read_ahead(10**6) > 256
+    assert Scoring().rows_together == 256
+    assert Generation(OPTIONS, 1).rows_together == max(256, read_ahead(1))
+    assert Generation(OPTIONS, 10**6).rows_together == read_ahead(10**6) > 256

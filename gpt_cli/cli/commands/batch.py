@@ -3,8 +3,10 @@
 from contextlib import suppress
 from dataclasses import replace
 
+from gpt_cli import jobs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file, unescape
+from gpt_cli.cli.jobs import run
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import option
 from gpt_cli.options.request import Options
@@ -41,20 +43,17 @@ def batch(
     file = input_file(file, from_file, "prompts")
     size = _batch_size(batch_size)
     where.prepare(loading.threads)
-    from gpt_cli.cli import jobs
-    from gpt_cli.jobs import Generation
-
     if escape:
         options = replace(options, stop=[unescape(stop) for stop in options.stop])
     options = replace(options, top_logprobs=logprobs or 0)
-    task = Generation(options, size, logprobs is not None, filled.template)
-    jobs.run(task, file, rows, loading, where)
+    task = jobs.Generation(options, size, logprobs is not None, filled.template)
+    run(task, file, rows, loading, where)
 
 
-def _batch_size(given: str) -> int | None:
-    if given == "auto":
+def _batch_size(value: str) -> int | None:
+    if value == "auto":
         return None
     with suppress(ValueError):  # not decimal, or thousands of digits
-        if given.isdecimal() and int(given):
-            return int(given)
-    raise InputError(f"--batch-size must be auto, or 1 or more, not {given:.40}")
+        if value.isdecimal() and int(value):
+            return int(value)
+    raise InputError(f"--batch-size must be auto, or 1 or more, not {value:.40}")

@@ -86,14 +86,13 @@ def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
     """
     shown = len(run.completions) > 1 and not quiet
     try:
-        with StatusLine(shown=shown) as status:
+        with StatusLine(shown=shown, delay=LONG) as status:
             if prefix:
                 write(prefix)
             for count, step in enumerate(run, 1):
                 if prefix is not None:
                     write(step.text)
-                if step.seconds > LONG:
-                    status.show(f"{count:,} tokens of {len(run.completions):,} texts")
+                status.show(f"{count:,} tokens of {len(run.completions):,} texts")
     except KeyboardInterrupt:
         return False
     return True

@@ -2,24 +2,59 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Literal
 
 from gpt_cli import jobs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
+from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.layout import quoted
-from gpt_cli.cli.streams import note, on_terminal, write
+from gpt_cli.cli.streams import on_terminal, write
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import PATH, option, split_commas
+from gpt_cli.options.declare import PATH, Declared, choice, option, split_commas
 from gpt_cli.records import Record, json_line, of_ranking
 
 # Endings of inputs; a word with one is no prompt.
 _FILES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
+_By = Literal["total", "token", "byte"]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Choices(Declared):
+    """The choices of a command, and how to compare them."""
+
+    choices: list[str] | None = option(
+        (),
+        "Continuations, separated by commas; repeatable.",
+        metavar="A,B,C",
+        callback=split_commas,
+    )
+    choices_file: Path | None = option(
+        None, "Continuations, one per line.", kind=PATH, metavar="FILE"
+    )
+    by: _By = option(
+        "total",
+        "Rank by the total log-likelihood, which favours short choices, or by its mean per token "
+        "or byte.",
+        kind=choice(_By),
+    )
+    exact: bool = option(False, "Use the choices as given: remove and add no spaces.")
+
+    def listed(self) -> tuple[str, ...]:
+        """Return the choices, if any."""
+        if self.choices and self.choices_file is not None:
+            raise InputError("give either --choices A,B,C or --choices-file FILE")
+        choices = tuple(self.choices or ())
+        if self.choices_file is not None:
+            lines = storage.read_text(self.choices_file).split("\n")
+            choices = tuple(line for line in (line.removesuffix("\r") for line in lines) if line)
+        if choices:
+            jobs.spaced("", choices, exact=self.exact)  # raises for choices that no prompt can have
+        return choices
 
 
 def rank(
@@ -28,23 +63,7 @@ def rank(
     ),
     *,
     from_file: str | None = flags.ROWS_FILE,
-    choices: list[str] | None = option(
-        (),
-        "Continuations, separated by commas; repeatable.",
-        metavar="A,B,C",
-        callback=split_commas,
-    ),
-    choices_file: Path | None = option(
-        None, "Continuations, one per line.", kind=PATH, metavar="FILE"
-    ),
-    by: Annotated[
-        Literal["total", "token", "byte"],
-        typer.Option(
-            help="Rank by the total log-likelihood, which favours short choices, or by its mean "
-            "per token or byte."
-        ),
-    ] = "total",
-    exact: bool = option(False, "Use the choices as given: remove and add no spaces."),
+    question: Choices,
     filled: flags.Filled,
     rows: flags.RowFiles,
     loading: flags.Loading,
@@ -64,51 +83,44 @@ def rank(
         gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
         printf 'The fox was\nThe sun was\n' | gpt-cli rank -m tiny --choices red,up
     """
-    if choices_file == Path("-") and (from_file or prompt or "-") == "-":
+    if question.choices_file == Path("-") and (from_file or prompt or "-") == "-":
         raise InputError("rows and --choices-file cannot both be read from the pipe")
-    listed = _choices(choices, choices_file)
-    if listed:
-        jobs.spaced("", listed, exact=exact)  # raises for choices that no prompt can have
-    template = filled.template
-    asked = from_file or template or rows.used or where.engine != "local"
-    if prompt is None or asked or _is_input(prompt):
+    listed, template = question.listed(), filled.template
+    many = from_file or template or rows.used or where.engine != "local"
+    if prompt is None or many or _is_input(prompt):
         file = input_file(prompt, from_file, "rows")
-        task = jobs.Ranking(listed, by, exact, template)
+        task = jobs.Ranking(listed, question.by, question.exact, template)
         where.prepare(loading.threads)
-        from gpt_cli.cli.jobs import run
-
-        sink = None if as_json else Columns(task, quiet=loading.quiet)
+        sink = None if as_json else BestChoices(task.layout.texts, quiet=loading.quiet)
         run(task, file, rows, loading, where, sink)
         return
     if not listed:
         raise InputError("no choices: give --choices A,B,C or --choices-file FILE")
-    given = jobs.spaced(prompt, listed, exact=exact)
+    spaced = jobs.spaced(prompt, listed, exact=question.exact)
     engine = loading.load()
-    records = of_ranking(engine, engine.rank(prompt, list(given), by=by), given)
+    records = of_ranking(engine, engine.rank(prompt, list(spaced), by=question.by), spaced)
     if as_json or not on_terminal(sys.stdout):
         write("".join(map(json_line, records)))
     else:
         _write_table(records)
 
 
-class Columns(jobs.Sink):
+class BestChoices(Lines):
     """A line for each row: the likeliest choice, its probability, and the fields of the row."""
 
-    def __init__(self, task: jobs.Task, *, quiet: bool):
-        self._fields, self._quiet = task.texts, quiet
-        _, self._line = task.error_place
+    def __init__(self, fields: Sequence[str], *, quiet: bool):
+        super().__init__(quiet=quiet)
+        self._fields = fields
 
     def write(self, record: Record) -> None:
-        """Write the line of a record; report an error."""
+        """Write the line of a record; show an error."""
         if "error" in record:
-            if not self._quiet:
-                file = f"{record['file']}, " if "file" in record else ""
-                note(f"gpt-cli: {file}line {record[self._line]}: {record['error']['message']}")
+            self.complain(record)
             cells = ["", "nan", *("" for _ in self._fields)]
         else:
             best = record["choices"][0]
-            texts = [record[name] for name in self._fields]
-            cells = [best["choice"], f"{best['probability']:.4f}", *texts]
+            fields = [record[name] for name in self._fields]
+            cells = [best["choice"], f"{best['probability']:.4f}", *fields]
         write("\t".join(map(_cell, cells)) + "\n")
 
 
@@ -117,21 +129,11 @@ def _cell(text: str) -> str:
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
-def _write_table(records: Sequence[dict[str, Any]]) -> None:
+def _write_table(records: Sequence[Record]) -> None:
     write(f"{'probability':>11}  {'log-lik.':>9}  tokens  choice\n")
-    for choice in records:
-        numbers = f"{choice['probability']:11.2%}  {choice['logprob']:9.3f}  {choice['tokens']:6}"
-        write(f"{numbers}  {quoted(choice['text'].encode())}\n")
-
-
-def _choices(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
-    """Return the choices of the flags, if any."""
-    if given and file is not None:
-        raise InputError("give either --choices A,B,C or --choices-file FILE")
-    if file is not None:
-        lines = (line.removesuffix("\r") for line in storage.read_text(file).split("\n"))
-        return tuple(line for line in lines if line)
-    return tuple(given or ())
+    for record in records:
+        numbers = f"{record['probability']:11.2%}  {record['logprob']:9.3f}  {record['tokens']:6}"
+        write(f"{numbers}  {quoted(record['text'].encode())}\n")
 
 
 def _is_input(prompt: str) -> bool:

@@ -2,19 +2,16 @@
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
-from gpt_cli.cli.layout import counted
-from gpt_cli.cli.progress import LONG, StatusLine
-from gpt_cli.cli.score_format import HEADER, Form, score_lines
-from gpt_cli.cli.streams import note, on_terminal, write
-from gpt_cli.errors import InputError, RowsError
+from gpt_cli.cli.jobs import Lines, run
+from gpt_cli.cli.score_format import HEADER, Form
+from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-
-if TYPE_CHECKING:
-    from gpt_cli.engine import Engine
+from gpt_cli.records import Record
 
 
 def score(
@@ -51,52 +48,62 @@ def score(
     template = filled.template
     as_rows = rows.output is not None or rows.format is not None or template is not None
     form.check(as_rows=as_rows)
-    if not as_rows and (rows.resume or where.engine == "ray"):
+    if not as_rows:
+        _check_text(file, rows, where)
+    where.prepare(loading.threads)
+    if not (as_rows or form.lines or form.filters):
+        _score_text(file, form, loading)
+    elif as_rows:
+        rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
+        run(replace(form.task, template=template), file, rows, loading, where)
+    else:
+        task = replace(form.task, details=form.as_json, every_line=True)
+        sink = ScoredLines(form, quiet=loading.quiet)
+        run(task, file, replace(rows, format="lines"), loading, where, sink)
+
+
+class ScoredLines(Lines):
+    """Lines with their scores, or unchanged where the filter lets them pass."""
+
+    totals = False
+    failure = "{} of {} lines could not be scored"
+
+    def __init__(self, form: Form, *, quiet: bool):
+        super().__init__(quiet=quiet)
+        self._form, self._aligned = form, on_terminal(sys.stdout)
+
+    def resume(self) -> jobs.Resumed:
+        """Begin with a header on a terminal."""
+        if self._aligned and self._form.plain and not self._form.filters:
+            write(HEADER)
+        return super().resume()
+
+    def write(self, record: Record) -> None:
+        """Write the output for a line; show an error."""
+        line = record.pop("data")
+        if "error" in record:
+            self.complain(record)
+        if self._form.passes(record):
+            write(self._form.of_line(record, line, aligned=self._aligned))
+
+
+def _score_text(file: str, form: Form, loading: flags.Loading) -> None:
+    """Write the score of a whole text."""
+    text = storage.without_line_end(storage.read_text(file))
+    engine = loading.load()
+    details = form.tokens and form.as_json
+    score = engine.score(
+        text, stride=form.stride, bos=form.bos, ranks=details, entropies=details, words=form.words
+    )
+    record = records.of_score(engine, score, logprobs=form.tokens)
+    write(form.of_text({"index": 0, "text": text} | record))
+
+
+def _check_text(file: str, rows: flags.RowFiles, where: flags.Where) -> None:
+    """Raise InputError if a file cannot be scored as a text, before a model is loaded."""
+    if rows.resume or where.engine == "ray":
         flag = "--resume" if rows.resume else "--engine ray"
         raise InputError(f"{flag} needs the name of a file for records: add --output OUT")
-    where.prepare(loading.threads)
-    if as_rows:
-        from gpt_cli.cli import jobs
-        from gpt_cli.jobs import Scoring
-
-        rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
-        task = Scoring(form.stride, form.tokens, form.words, form.bos, template)
-        jobs.run(task, file, rows, loading, where)
-        return
-    _check_file(file)
-    if form.lines or form.filters:
-        _write_lines(loading.load(), file, form, quiet=loading.quiet)
-    else:
-        text = storage.without_line_end(storage.read_text(file))
-        write(form.of_text(loading.load(), text))
-
-
-def _write_lines(engine: "Engine", file: str, form: Form, *, quiet: bool) -> None:
-    """Write each line with its score, or the lines within the bounds unchanged."""
-    aligned = on_terminal(sys.stdout)
-    if aligned and form.plain and not form.filters:
-        write(HEADER)
-    number = failed = tokens = 0
-    with StatusLine(shown=not quiet and not aligned) as status:
-        for line in score_lines(engine, file, form.options):
-            number, score = line.number, line.score
-            error = isinstance(score, InputError)
-            failed += error
-            if error and not quiet:
-                status.erase()
-                note(f"gpt-cli: line {number}: {score}")
-            if form.passes(score):
-                write(form.of_line(engine, line, aligned=aligned))
-            tokens += 0 if isinstance(score, InputError) else score.tokens_scored
-            errors = f" ({failed:,} failed)" if failed else ""
-            if status.seconds > LONG:
-                status.show(f"{counted(number, 'row')}{errors}, {status.rate(tokens)}")
-    if failed:
-        raise RowsError(f"{failed} of {number} lines could not be scored")
-
-
-def _check_file(file: str) -> None:
-    """Raise InputError if a file cannot be scored as a text, before a model is loaded."""
     if file == "-":
         return
     if storage.is_folder(file) or ("*" in file and not storage.exists(file)):

@@ -1,0 +1,71 @@
+"""Which fields of a row a task reads, and which fields the records of rows have."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpt_cli import records
+from gpt_cli.errors import InputError
+from gpt_cli.jobs.rows import InputRow
+from gpt_cli.jobs.template import LINE, Template
+from gpt_cli.records import ERROR, PLACE, Record, Schema
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of the rows and records of a task, from its attributes of these names."""
+
+    fields: tuple[str, ...]
+    template: Template | None
+    schema: Schema
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The fields that make the text of a row, which its record repeats."""
+        return self.template.names if self.template else self.fields[:1]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All fields of a row that are read, besides its id; those of a template may be refused."""
+        options = self.fields[1:]
+        clashes = dict.fromkeys(PLACE | self.schema | self.origin | ERROR, "a field of each record")
+        clashes |= dict.fromkeys(options, "the name of an option")
+        for name in self.texts:
+            if name in clashes:
+                raise InputError(
+                    f"the template's {{{name}}} is {clashes[name]}: rename it in the input"
+                )
+        return (*self.texts, *options)
+
+    @property
+    def origin(self) -> Schema:
+        """The fields of an error record with the file and the line number of the row."""
+        return {"file": "string", "line_number" if LINE in self.texts else "line": "int64"}
+
+    @property
+    def table(self) -> Schema:
+        """The columns of a table of records."""
+        return PLACE | dict.fromkeys(self.texts, "string") | self.schema | self.origin | ERROR
+
+    def text(self, row: InputRow) -> str:
+        """Return the text of a row: its first field, or the template with its fields."""
+        return self.template.fill(row.fields) if self.template else row.fields[self.fields[0]]
+
+    def options(self, row: InputRow) -> dict[str, Any]:
+        """Return the options of a row; the input of a template may have any other fields."""
+        known = self.fields[1:] if self.template else row.fields.keys() - self.texts
+        return {name: row.fields[name] for name in row.fields if name in known}
+
+    def record(self, row: InputRow, result: Record) -> Record:
+        """Return a record: the index, the id and the texts of a row with its result."""
+        return _identity(row) | {name: row.fields[name] for name in self.texts} | result
+
+    def error_record(self, row: InputRow, error: InputError) -> Record:
+        """Return the record of a row that failed: its index, id, file and line with the error."""
+        origin = zip(self.origin, (row.file, row.line), strict=True)
+        known = {name: value for name, value in origin if value is not None}
+        return _identity(row) | known | records.of_error(error)
+
+
+def _identity(row: InputRow) -> Record:
+    kept = {"id": row.id, "data": row.data or None}
+    return {"index": row.index} | {name: value for name, value in kept.items() if value is not None}
