@@ -143,6 +143,16 @@ def test_threads_and_levels_change_nothing(path, story):
     assert [execute("decompress", way, files[0]) for way in ways] == [story] * 3
 
 
+def test_a_file_of_an_earlier_version_is_read():
+    text = b"Once upon a time, a brave mole"
+    file = bytes.fromhex(
+        "47 50 54 5a 01 02 ae a6 74 97 4e d7 f3 40 3d d9 bf e0 8b 62 a7 10 6e e5 82 9a b5 00 10 02"
+        "33 2e a2 15 0b 4c 20 80 b5 01 00 05 00 00 36 6b 9d af 1e 33 2e a5 eb"
+    )
+    assert run("decompress", input=file) == text
+    assert run("compress", input=text) == file
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
