@@ -12,6 +12,7 @@ import pytest
 from gpt_cli.checks import verify
 from gpt_cli.cli import app
 from gpt_cli.engine import Engine
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.hub import local
 from gpt_cli.ops import bindings
 from gpt_cli.ops.numpy_ops import NumPyOps
@@ -229,7 +230,7 @@ def test_bits_that_differ_between_levels_are_found(monkeypatch):
 @pytest.mark.usefixtures("library")
 def test_a_model_that_cannot_compress_is_not_checked(tiny):
     model = replace(tiny.model, config=replace(tiny.model.config, bos_token_id=None))
-    check = verify._check_round_trip(Engine(model, tiny.tokenizer, "tiny", 0.0))
+    check = verify._check_round_trip(Engine(LoadedModel(model, tiny.tokenizer), "tiny", 0.0))
     assert check.passed is None
     assert "start token" in check.detail
 

@@ -44,8 +44,8 @@ class Header:
     """The dtype and the digests that must be the same for writing and reading."""
 
     dtype: str
-    weights: bytes  # the first 8 bytes of `digests.of_weights`
-    bits: bytes  # and of `digests.of_bits`
+    weights: bytes  # the first 8 bytes of `digests.weights_digest`
+    bits: bytes  # and of `digests.logits_digest`
 
     def pack(self) -> bytes:
         """Return the bytes of the file."""

@@ -2,25 +2,21 @@
 
 The filters have the meaning and the order of transformers. Each sets the logits below a bound to
 -inf, so tokens of equal logits stay or go together, and the most likely token always stays.
-Sums over the vocabulary are running sums: a removed token and a zero in its place give the same
+Sums over the vocabulary are running sums: a removed token and a probability of zero give the same
 bits. (A filter must not use `ops.log_normalizer`, whose sums have another order.)
 
-To add an option, declare it in `SamplingParams` and apply it in `sample`. This module does not
-import NumPy, since `--help` reads the declarations.
+To add an option, declare it in `SamplingParams` and apply it in `sample`.
 """
-
-from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from gpt_cli.ops import Array, Ops
 from gpt_cli.options.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from gpt_cli.ops import Array, Ops
 
 GROUP = 64  # columns of logits per group in `likely_columns`
 
@@ -31,10 +27,8 @@ def uniforms(key: tuple[int, int], first: int, count: int) -> Array:
     The generator is counter-based: a number depends only on the row's key, (seed, index), and on
     its step, not on other rows, the device or the cache.
     """
-    import numpy as np
-
-    # NumPy guarantees that the raw output stays the same, but not that of its distributions. Each
-    # step has a counter of its own, which gives four numbers.
+    # NumPy guarantees that the raw output stays the same, but not that of its distributions. A step
+    # has one counter, which gives four numbers.
     raw = np.random.Philox(key=np.array(key, np.uint64), counter=first).random_raw(4 * count)
     return (raw[::4] >> 11) * 2.0**-53
 
@@ -124,8 +118,8 @@ def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
 
     It is one more than the number of tokens with higher logits.
     """
-    own = logits[ops.xp.arange(len(ids)), ids]
-    return (logits > own[:, None]).sum(axis=-1) + 1
+    targets = logits[ops.xp.arange(len(ids)), ids]
+    return (logits > targets[:, None]).sum(axis=-1) + 1
 
 
 def entropies(ops: Ops, logits: Array) -> Array:
@@ -146,8 +140,8 @@ def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
         best = xp.flatnonzero(row >= least)  # of equal logits the lower id comes first
         rows.append(best[xp.argsort(-row[best], kind="stable")[:count]])
     ids = xp.stack(rows)
-    found = xp.take_along_axis(logits, ids, axis=-1)
-    return ids, found - ops.log_normalizer(logits)[:, None]
+    best_logits = xp.take_along_axis(logits, ids, axis=-1)
+    return ids, best_logits - ops.log_normalizer(logits)[:, None]
 
 
 def sample(
@@ -163,7 +157,7 @@ def sample(
     Args:
         ops: the operations of the device of `logits` and `uniforms`.
         logits: (B, V); -inf is never chosen.
-        uniforms: (B,) in [0, 1), the place of the draw in the cumulated probabilities; not used
+        uniforms: (B,) in [0, 1): the draw, as a fraction of the cumulated probabilities; not used
             if the temperature is 0.
         params: the filters.
         seen: the ids of each row so far, for the repeat penalty.

@@ -1,15 +1,13 @@
 """SHA-256 digests of a model and its tokens, and of the logits that it computes here."""
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any
 
 import numpy as np
 
 from gpt_cli.errors import InputError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.model import GPT2, forward
+from gpt_cli.gpt2.weights import leaves
 
 TEXT = (
     "A librarian once copied a long book by hand. Before each new word she went back to the first "
@@ -21,7 +19,7 @@ TEXT = (
 _TOKENS = 64
 
 
-def of_bits(model: GPT2, tokenizer: Tokenizer) -> str:
+def logits_digest(model: GPT2, tokenizer: Tokenizer) -> str:
     """Return the digest of the logits of the first tokens of TEXT.
 
     Raises:
@@ -36,33 +34,22 @@ def of_bits(model: GPT2, tokenizer: Tokenizer) -> str:
     return hashlib.sha256(logits.astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def of_weights(model: GPT2, tokenizer: Tokenizer) -> str:
+def weights_digest(model: GPT2, tokenizer: Tokenizer) -> str:
     """Return the digest of a model in memory, as the compiled library holds it, and of its tokens.
 
     The library holds weights in one layout on all processors.
     """
-    digest = hashlib.sha256()
-    for part in _parts([model.wte, model.wpe, model.h, model.ln_f, model.lm_head], set()):
-        digest.update(part)
+    digest, seen = hashlib.sha256(), set()
+    for _, leaf in leaves((model.wte, model.wpe, model.h, model.ln_f, model.lm_head)):
+        array = getattr(leaf, "panels", leaf)
+        if not isinstance(array, np.ndarray):
+            digest.update(repr(array).encode())
+        elif id(array) not in seen:  # a tied matrix counts once
+            seen.add(id(array))
+            digest.update(np.ascontiguousarray(array).data.cast("B"))
     size = model.config.vocab_size
     missing = set(tokenizer.missing_ids(size))
-    for id in range(size):
-        token = b"" if id in missing else tokenizer.token_bytes(id)
-        digest.update(b"%d %d " % (id, len(token)) + token)
+    for token_id in range(size):
+        token = b"" if token_id in missing else tokenizer.token_bytes(token_id)
+        digest.update(b"%d %d " % (token_id, len(token)) + token)
     return digest.hexdigest()
-
-
-def _parts(part: Any, seen: set[int]) -> Iterator[bytes | memoryview]:
-    """Yield the arrays of a part of a model, each once, and its numbers."""
-    if is_dataclass(part):
-        part = [getattr(part, field.name) for field in fields(part)]
-    if isinstance(part, list | tuple):
-        for each in part:
-            yield from _parts(each, seen)
-        return
-    array = getattr(part, "panels", part)
-    if not isinstance(array, np.ndarray):
-        yield repr(array).encode()
-    elif id(array) not in seen:
-        seen.add(id(array))
-        yield np.ascontiguousarray(array).data.cast("B")

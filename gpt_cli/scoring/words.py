@@ -47,7 +47,7 @@ class Word:
 
 
 def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_]:
-    """Return for each id (V,) whether its token begins with white space or ends the text.
+    """Return a mask of the ids (V,): tokens that begin with white space or end the text.
 
     White space is that of ASCII: its first byte shows it. The bytes of any other, such as a
     no-break space, may be divided among tokens; it counts as a character of a word.
@@ -62,19 +62,19 @@ def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_
     return np.array([is_initial(id) for id in range(config.vocab_size)])
 
 
-def among(some: NDArray[np.bool_]) -> Measure:
-    """Return a measure: the log-probabilities of ids among some ids; nan for all others."""
-    others = np.where(some, 0, -np.inf).astype(np.float32)  # a bias that removes the others
+def among(allowed: NDArray[np.bool_]) -> Measure:
+    """Return a measure: the log-probabilities of allowed ids among these; nan for all others."""
+    removing = np.where(allowed, 0, -np.inf).astype(np.float32)  # a bias
 
     def measure(ops: Ops, logits: Array, ids: Array) -> Array:
         xp = ops.xp
-        found = xp.full(len(ids), xp.nan)
-        bias = xp.asarray(others)
-        places = xp.flatnonzero(bias[ids] == 0)
-        for begin in range(0, len(places), _ROWS):
-            rows = places[begin : begin + _ROWS]
-            found[rows] = log_probabilities(ops, logits[rows] + bias, ids[rows])
-        return found
+        logprobs = xp.full(len(ids), xp.nan)
+        bias = xp.asarray(removing)
+        indices = xp.flatnonzero(bias[ids] == 0)
+        for begin in range(0, len(indices), _ROWS):
+            rows = indices[begin : begin + _ROWS]
+            logprobs[rows] = log_probabilities(ops, logits[rows] + bias, ids[rows])
+        return logprobs
 
     return measure
 

@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
 from gpt_cli.generation.decode import Step, TopLogprobs, top_logprobs
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import GPT2, hidden_states, right_pad, unembed
+from gpt_cli.gpt2.model import GPT2, unembed
+from gpt_cli.gpt2.prefill import prefill
 from gpt_cli.ops import Array
 
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
@@ -65,12 +64,12 @@ class Prompts:
             found, n = prefixes.find(text)
             self._states.append([model.ops.xp.empty((0, model.config.n_embd), "f4")])
             if found:
-                self.cache.begin(place, found.cache, 0, n)
+                self.cache.copy_row(place, found.cache, 0, n)
                 self._states[place].append(found.states[:n])
         self.reused = int(self.cache.lengths.sum())
         rests = [text[n:] for text, n in zip(texts, self.cache.lengths, strict=True)]
-        self._ids, self._lengths = right_pad(rests)
-        self._start = 0
+        self._passes = prefill(model, rests, self.cache, PIECE)
+        self._left = -(-max(map(len, rests)) // max(1, PIECE // len(tasks)))  # passes
         self._unscored = [task for task in tasks if task.score is not None]
         self._logprobs: list[float] = []  # of the first unscored
         self._top: list[TopLogprobs] = []
@@ -82,20 +81,13 @@ class Prompts:
 
     def advance(self) -> bool:
         """Compute the next piece; return whether all is done."""
-        if self._start < self._ids.shape[1]:
-            self._compute()
+        if self._left:
+            for states, new in zip(self._states, next(self._passes), strict=True):
+                states.append(new)
+            self._left -= 1
         elif self._unscored:
             self._score()
-        return self._start >= self._ids.shape[1] and not self._unscored
-
-    def _compute(self) -> None:
-        model, width = self._model, max(1, PIECE // len(self.tasks))
-        some = self._ids[:, self._start : self._start + width]
-        new = np.clip(self._lengths - self._start, 0, some.shape[1])
-        x = hidden_states(model, model.ops.xp.asarray(some), self.cache, new)
-        for states, row, length in zip(self._states, x, new.tolist(), strict=True):
-            states.append(row[:length])
-        self._start += width
+        return not self._left and not self._unscored
 
     def _score(self) -> None:
         """Score the next tokens of the first unscored prompt."""

@@ -16,6 +16,7 @@ from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
 from gpt_cli.generation.decode import Step, TopLogprobs
 from gpt_cli.generation.row import Request
+from gpt_cli.gpt2.tokens import check_ids, start_token
 from gpt_cli.options.declare import TEXT, WHOLE, Declared, OptionError, Range, option
 from gpt_cli.options.request import Options
 from gpt_cli.options.sampling_params import COUNTS, SamplingParams
@@ -132,7 +133,7 @@ def read(engine: Engine, body: Any) -> Completions:
             top_logprobs=asked.logprobs or 0,
         ).with_seed()
         engine.check_constraint(options)
-        engine.check_ids([id for id, _ in options.logit_bias])
+        check_ids(engine.model.config, [id for id, _ in options.logit_bias])
         if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
             most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
             raise OptionError("stop", f"must be at most {most}")
@@ -200,8 +201,9 @@ def _are_ids(given: list[Any]) -> bool:
 def _prompt(engine: Engine, given: str | list[int], asked: Fields) -> Prompt:
     try:
         ids = engine.encode(given) if isinstance(given, str) else given
-        ids = engine.check_ids(ids) or engine.start_ids("the prompt is empty")
-        most = engine.model.config.n_positions - (1 if asked.max_tokens else 0)
+        config = engine.model.config
+        ids = check_ids(config, ids) or [start_token(config, "the prompt is empty")]
+        most = config.n_positions - (1 if asked.max_tokens else 0)
         if len(ids) > most:
             raise InputError(f"it has {len(ids)} tokens; shorten it to at most {most}")
         if isinstance(given, str):

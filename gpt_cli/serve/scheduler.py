@@ -18,16 +18,16 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from gpt_cli.errors import GPTCLIError, ResourceError
-from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.decode import Batch
-from gpt_cli.generation.drafts import Speculator
-from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, PrefixCache, common_length, room
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
 from gpt_cli.generation.row import Row
 from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.serve.prompts import PIECE, Prompts, Task
 
@@ -61,9 +61,7 @@ class Scheduler:
 
     def __init__(
         self,
-        model: GPT2,
-        tokenizer: Tokenizer,
-        speculator: Speculator | None = None,
+        loaded: LoadedModel,
         *,
         max_batch: int = 32,
         max_queue: int = 64,
@@ -71,20 +69,19 @@ class Scheduler:
         """Start the thread.
 
         Args:
-            model: the weights; only this scheduler may use them until it has stopped.
-            tokenizer: of the texts.
-            speculator: makes drafts where they pay.
+            loaded: the model; only this scheduler may use it until it has stopped.
             max_batch: texts at a time; fewer if memory is short.
             max_queue: requests that may wait for a place for some of their texts.
         """
-        self._model, self._tokenizer = model, tokenizer
-        self._max_batch, self._max_queue = _fitting(model, max_batch), max_queue
-        self._batch = Batch(model, tokenizer, speculator, self._max_batch)
+        self._model = loaded.model
+        self._loaded = replace(loaded, kept_bytes=cache_budget(loaded.model))
+        self._max_batch, self._max_queue = _fitting(self._model, max_batch), max_queue
+        self._batch = Batch(self._loaded, self._max_batch)
         self._running: set[Task] = set()  # those that do not wait
-        self._decoded: dict[int, Task] = {}  # by `Row.place`
+        self._decoded: dict[int, Task] = {}  # by `Row.number`
         self._prompts: deque[Prompts] = deque()
         self._waiting: list[_Waiting] = []  # a heap
-        self._prefixes = PrefixCache(model, room(model))
+        self._prefixes = self._loaded.prefixes
         self._numbers, self._round = count(), 0
         self._stopped = False
         self._changed = threading.Condition()
@@ -142,7 +139,7 @@ class Scheduler:
             with self._changed:
                 while not (self._stopped or self._waiting or self.running):
                     if not self._changed.wait(_IDLE_SECONDS):
-                        self._batch.begin([])
+                        self._batch.clear()
             try:
                 self._turn()
             except Exception as error:  # a bug must not end the server
@@ -168,7 +165,7 @@ class Scheduler:
             try:
                 steps = self._batch.step()
             except (GPTCLIError, MemoryError) as error:
-                self._batch.begin([])
+                self._batch.clear()
                 tasks = list(self._decoded.values())
                 self._decoded.clear()
                 self._end(tasks, error)
@@ -185,7 +182,7 @@ class Scheduler:
             self._waiting = [entry for entry in self._waiting if not entry.task.cancelled]
             heapq.heapify(self._waiting)
         gone = [number for number, task in self._decoded.items() if task.cancelled]
-        self._batch.drop([row for row in self._batch.rows if row.place in gone])
+        self._batch.drop([row for row in self._batch.rows if row.number in gone])
         for number in gone:
             self._running.discard(self._decoded.pop(number))
         for prompts in [each for each in self._prompts if each.cancelled]:
@@ -259,7 +256,7 @@ class Scheduler:
     def _join(self, task: Task, cache: KVCache | None, place: int = 0) -> None:
         """Let a text join the batch; all its tokens but the last are in a place of a cache."""
         number = next(self._numbers)
-        row = Row(number, task.request, self._tokenizer, self._model.config)
+        row = Row(number, task.request, self._loaded)
         self._batch.add(row, cache, place)
         self._decoded[number] = task
 
@@ -268,7 +265,7 @@ class Scheduler:
         self._end(self._running, error)
         self._prompts.clear()
         self._decoded.clear()
-        self._batch.begin([])
+        self._batch.clear()
         if self._stopped:
             with self._changed:
                 tasks = [entry.task for entry in self._waiting]
@@ -280,7 +277,7 @@ class Scheduler:
         if isinstance(error, MemoryError):
             self._prefixes.release()
             if not self._batch.rows:
-                self._batch.begin([])  # gives back the memory of earlier rows
+                self._batch.clear()  # gives back the memory of earlier rows
             error = ResourceError("there is not enough memory for this text now; try again later")
         for task in list(tasks):
             self._running.discard(task)
@@ -293,5 +290,6 @@ def _fitting(model: GPT2, texts: int) -> int:
     free = model.ops.free_memory()
     if free is None:
         return texts
-    one = KVCache(model.config, model.ops, 0, 0).token_bytes * model.config.n_positions
-    return max(1, min(texts, math.floor(free / 2 / one)))
+    one = cache_bytes(model.config, model.config.n_positions, cache_itemsize(model.ops))
+    prefixes = cache_budget(model)  # that are kept
+    return max(1, min(texts, math.floor((free - prefixes) / 2 / one)))
