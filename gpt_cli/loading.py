@@ -38,7 +38,7 @@ def load(
         offline: do not ask the Hub.
         quiet: show no progress of a download.
         threads: to compute with; by default GPT_CLI_THREADS, or the number of cores that this
-            process may use. NumPy reads its own number from OMP_NUM_THREADS.
+            process may use. NumPy reads another number, OMP_NUM_THREADS.
         speculate: generate faster where that pays, with equal results: see `generation.speculate`.
             It may take a quarter of the memory of float32 weights.
 

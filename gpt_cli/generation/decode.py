@@ -32,7 +32,7 @@ class Step:
     id: int
     logprob: float  # natural logarithm of its probability before any sampling option
     top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
-    text: str  # the characters that are now certain; the token's own may come in a later step
+    text: str  # the characters that are now certain; those of the token may come later
     finish_reason: FinishReason | None  # set on the row's last step
     seconds: float  # since the first pass began
     model_seconds: float  # of the pass that all rows share and of drafting for it
@@ -53,7 +53,7 @@ class Batch:
 
     Attributes:
         rows: those that have not ended.
-        cache: the keys and values of all tokens of each row but the last; or None.
+        cache: the keys and values of all tokens of the rows but the last; or None.
     """
 
     def __init__(self, loaded: LoadedModel, most: int = 1, *, speculate: bool = True):
@@ -145,7 +145,7 @@ class Batch:
             self._set_lengths()
 
     def step(self) -> list[Step]:
-        """Choose the next tokens of each row, at least one, and drop the rows that end.
+        """Choose the next tokens of rows, at least one per row, and drop the rows that end.
 
         After `fill` the first tokens are chosen. Then a step needs the cache.
         """
@@ -189,7 +189,7 @@ class Batch:
             return self._next_logits()
 
     def _next_logits(self) -> Array:
-        """Compute the logits (P, V) after the last token of each row and each of its drafts."""
+        """Compute the logits (P, V) after the last token of a row and after its drafts."""
         model, xp = self._model, self._model.ops.xp
         ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
         x = hidden_states(model, xp.asarray(ids), self.cache, lengths)
@@ -233,9 +233,9 @@ def _steps(
 def choose(
     ops: Ops, chooser: Chooser, logits: Array, rows: Sequence[Row]
 ) -> list[list[ChosenToken]]:
-    """Return the next tokens of each row: the drafts that are right, and the one after them.
+    """Return the next tokens of rows: the drafts that are right, and the one after them.
 
-    logits (P, V) are those after the last token of each row and each of its drafts.
+    logits (P, V) are those after the last token of a row and after its drafts.
     """
     positions = [
         Position(row, row.drafts[:count]) for row in rows for count in range(len(row.drafts) + 1)
@@ -253,7 +253,7 @@ def choose(
 
 
 def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:
-    """Return the likeliest tokens after each row of logits, `counts` of them."""
+    """Return the likeliest tokens for rows of logits, `counts` of them."""
     if not any(counts):
         return [[] for _ in counts]
     ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))

@@ -13,7 +13,7 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 
 _NGRAM = 3  # tokens
-_FADING = 0.9  # of earlier results, with each new one
+_FADING = 0.9  # of earlier results, with every new one
 _STALE = 0.2  # of earlier results, before a new trial
 
 
@@ -21,7 +21,7 @@ class NGrams:
     """Drafts what followed the last tokens when they were in the text before (prompt lookup)."""
 
     def __init__(self) -> None:
-        # By row: the end of each n-gram, and the number of tokens that were looked at.
+        # By row: the ends of n-grams, and the number of tokens that were looked at.
         self._ends: WeakKeyDictionary[Row, dict[tuple[int, ...], int]] = WeakKeyDictionary()
         self._known: WeakKeyDictionary[Row, int] = WeakKeyDictionary()
 
@@ -41,7 +41,7 @@ class DraftModel:
     """Drafts with a model that usually chooses the tokens of the verifying model, but is faster.
 
     Its cache is in float16. It has a copy of the verifying model's keys and values for the text,
-    and keys and values of its own for drafts, until the text goes on.
+    and other keys and values for drafts, until the text goes on.
     """
 
     def __init__(self, model: GPT2, chooser: Chooser):
@@ -62,7 +62,7 @@ class DraftModel:
         self._cache.sync(cache)
 
     def draft(self, rows: Sequence[Row], count: int) -> list[list[int]]:
-        """Return up to `count` drafts for each row, whose last token is not in the cache."""
+        """Return up to `count` drafts per row; the cache has all tokens of a row but the last."""
         drafts = self._in_one_call(rows, count)
         return self._by_steps(rows, count) if drafts is None else drafts
 

@@ -1,7 +1,7 @@
 """Prefix cache: texts that begin with the same tokens are computed from where they differ.
 
 The keys and values of a token depend only on the tokens up to it. So the beginning that several
-texts share, such as a template, is computed once, and each text starts from a copy. The results
+texts share, such as a template, is computed once, and all texts start from a copy. The results
 keep their bits if they do not depend on what else is in a pass (`Ops.batch_invariant`).
 """
 
@@ -16,10 +16,10 @@ from gpt_cli.gpt2.prefill import PASS, prefill, row_states
 from gpt_cli.ops import Array
 
 SHORTEST = 16  # tokens of a prefix
-_LEAST = 128  # tokens that a group of texts must save: a prefix takes a pass of its own
+_LEAST = 128  # tokens that a group of texts must save: a prefix takes one more pass
 _BYTES = 128e6  # of prefixes, keys and values of texts side by side; or this share of the weights
 _SHARE = 0.25
-_MOST = 64  # prefixes that are kept: each is compared with each text
+_MOST = 64  # prefixes that are kept: all are compared with every text
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class PrefixRows:
         self.cache = self._all.view(texts)
 
     def append(self, texts: Sequence[list[int]]) -> list[Array]:
-        """Append tokens to the texts; return the states (t, C) of each text's t new tokens."""
+        """Append tokens to the texts; return the states (t, C) of the t new tokens per text."""
         return row_states(self._model, texts, self.cache)
 
 
@@ -147,7 +147,7 @@ def _groups(texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
     saves more tokens so, or else joins it.
     """
     shared: list[tuple[int, list[int]]] = []
-    nested: list[tuple[int, list[int]]] = []  # open groups, each within the one before it
+    nested: list[tuple[int, list[int]]] = []  # open groups, within those before them
     order = sorted(range(len(texts)), key=texts.__getitem__)
     for index, neighbour in zip_longest(order, order[1:]):
         nested.append((len(texts[index]), [index]))
@@ -185,7 +185,7 @@ def states_after(
 
 
 def passes(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield the indices of the texts of each pass: up to `most` of similar length, PASS tokens."""
+    """Yield the indices of the texts of a pass: up to `most` of similar length, PASS tokens."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     while order:
         rows = min(most, max(1, PASS // max(1, lengths[order[0]])))

@@ -189,7 +189,7 @@ class Chooser:
         return self._ops.xp.concatenate([self._missing, *ends])
 
     def choose(self, logits: Array, positions: Sequence[Position]) -> Array:
-        """Choose the next token at each position: logits (P, V) -> ids (P,).
+        """Choose the next token at every position: logits (P, V) -> ids (P,).
 
         A draw is keyed by the row and the number of its token. Positions of rows with equal
         parameters are sampled together. The logits of tokens that may not be chosen become -inf.

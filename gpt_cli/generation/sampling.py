@@ -36,7 +36,7 @@ def uniforms(key: tuple[int, int], first: int, count: int) -> Array:
 def repeat_penalty(
     xp: ModuleType, logits: Array, seen: Sequence[Iterable[int]], penalty: float
 ) -> Array:
-    """Divide the logits of the ids that each row has seen by `penalty`, or multiply negative ones.
+    """Divide the logits of the ids that a row has seen by `penalty`, or multiply negative ones.
 
     Keskar et al., "CTRL", 2019, section 4.1.
     """
@@ -51,7 +51,7 @@ def repeat_penalty(
 def generated_penalty(
     logits: Array, generated: Sequence[Iterable[int]], presence: float, frequency: float
 ) -> Array:
-    """Lower the logits of the ids that each row has generated, as OpenAI's completions do.
+    """Lower the logits of the ids that a row has generated, as OpenAI's completions do.
 
     The logit of a token that was generated n times falls by `presence` + n * `frequency`.
     """
@@ -68,7 +68,7 @@ def keep_from(xp: ModuleType, logits: Array, bound: Array) -> Array:
 
 
 def likely_columns(xp: ModuleType, logits: Array, k: int) -> Array:
-    """Return the columns that hold the k largest of each row, and few others, without a sort.
+    """Return the columns that hold the k largest of every row, and few others, without a sort.
 
     The columns form groups. The k-th largest of the groups' largest numbers is at most the k-th
     largest of the row.
@@ -83,7 +83,7 @@ def likely_columns(xp: ModuleType, logits: Array, k: int) -> Array:
 
 
 def top_k(xp: ModuleType, logits: Array, k: int) -> Array:
-    """Keep the k largest of each row."""
+    """Keep the k largest of every row."""
     k = min(k, logits.shape[-1])
     return keep_from(xp, logits, xp.partition(logits, -k, axis=-1)[:, -k, None])
 
@@ -109,12 +109,12 @@ def cumulated_weights(ops: Ops, logits: Array) -> Array:
 
 
 def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return the log-probability of one token of each row: ids (B,) -> (B,) float64."""
+    """Return the log-probability of one token per row: ids (B,) -> (B,) float64."""
     return logits[ops.xp.arange(len(ids)), ids] - ops.log_normalizer(logits)
 
 
 def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return the rank of one token of each row, 1 for the likeliest: ids (B,) -> (B,).
+    """Return the rank of one token per row, 1 for the likeliest: ids (B,) -> (B,).
 
     It is one more than the number of tokens with higher logits.
     """
@@ -123,7 +123,7 @@ def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
 
 
 def entropies(ops: Ops, logits: Array) -> Array:
-    """Return the entropy of the distribution of each row, in nats: (B,) float64."""
+    """Return the entropies of the distributions of rows, in nats: (B,) float64."""
     # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
     rows = zip(logits, ops.log_normalizer(logits), strict=True)
     logprobs = (row.astype("float64") - normalizer for row, normalizer in rows)
@@ -152,7 +152,7 @@ def sample(
     seen: Sequence[Iterable[int]],
     generated: Sequence[Iterable[int]] = (),
 ) -> Array:
-    """Choose the next token of each row.
+    """Choose the next tokens of rows.
 
     Args:
         ops: the operations of the device of `logits` and `uniforms`.
@@ -160,7 +160,7 @@ def sample(
         uniforms: (B,) in [0, 1): the draw, as a fraction of the cumulated probabilities; not used
             if the temperature is 0.
         params: the filters.
-        seen: the ids of each row so far, for the repeat penalty.
+        seen: the ids of the rows so far, for the repeat penalty.
         generated: the generated part of these ids, for the other penalties.
 
     Returns:

@@ -3,7 +3,7 @@
 A pass over one token takes as long as reading every weight. A pass over twelve takes little longer,
 so it can also check guesses at what follows. One cycle, for a text that ends with `c`:
 
-    draft   D E F        the draft model, in int8, reads c, D and E: a quarter of the bytes each
+    draft   D E F        the draft model, in int8, reads c, D and E: a quarter of the bytes
     verify  c D E F      one pass of the model gives the logits after c, D, E and F
     choose  D E g .      the model's token at every position, with the random draw of that position
     keep    D E g        the right drafts, and the model's token instead of the first wrong one
@@ -11,7 +11,7 @@ so it can also check guesses at what follows. One cycle, for a text that ends wi
 The model chooses every token, and its results do not depend on what else is in the pass
 (`Ops.batch_invariant`). So drafts decide how soon a text is ready, and never what it says: in
 Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2022, texts keep
-their distribution; here every position has its own draw, and they stay the same texts.
+their distribution; here the draw depends on the position alone, and they stay the same texts.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The draft model: a copy of a model with int8 weights, made when it is first needed."""
+"""The draft model: a copy of a model with int8 weights, created on first use."""
 
 from contextlib import suppress
 from functools import cached_property

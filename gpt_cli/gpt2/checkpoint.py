@@ -34,7 +34,7 @@ T = TypeVar("T", bound=Rows)
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
-    """Read the checkpoint in a folder, and place it on the device of `ops`."""
+    """Read the checkpoint in a folder, and put it on the device of `ops`."""
     config, tensors = read(folder)
     return assemble(config, ops, tensors)
 
@@ -42,8 +42,7 @@ def load(folder: Path, ops: Ops) -> GPT2:
 def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
     """Return a checkpoint's configuration and its tensors, without reading the tensors' data.
 
-    Raises:
-        CheckpointError: a file, a tensor or a field is missing, damaged or not GPT-2's.
+    CheckpointError if a file, a tensor or a field is missing, damaged or not GPT-2's.
     """
     config = GPT2Config.from_folder(folder)
     tensors = find_tensors(folder)
@@ -52,7 +51,7 @@ def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
-    """Return the tensors of a folder by GPT-2's own names, without reading their data."""
+    """Return the tensors of a folder by the names in GPT-2, without reading their data."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
         for name, tensor in read_header(path):
@@ -126,7 +125,7 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
     """
     tensors = without_tied_head(tensors, config)
 
-    def place(name: str) -> Any:
+    def placed(name: str) -> Any:
         tensor = tensors[name]
         if is_matrix(name, tensor.shape):
             return ops.place_matrix(tensor, transposed=is_transposed(name))
@@ -135,7 +134,7 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
     # The largest first, so that the threads end at about the same time.
     names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))
     with ThreadPoolExecutor(min(_READERS, cores())) as pool:
-        return build(config, ops, dict(zip(names, pool.map(place, names), strict=True)))
+        return build(config, ops, dict(zip(names, pool.map(placed, names), strict=True)))
 
 
 def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:

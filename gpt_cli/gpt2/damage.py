@@ -17,7 +17,7 @@ def check_finite(model: Any, logits: Array) -> None:
     if not np.isfinite(float(logits.max() - logits.min())):
         _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
         raise CheckpointError(
-            "the model's results are not finite: if --dtype float32 does not help, its weights "
+            "the model's results are not finite: if dtype float32 does not help, its weights "
             "are damaged (-v names one): get the model again"
         )
 

@@ -20,11 +20,7 @@ _TOKENS = 64
 
 
 def logits_digest(model: GPT2, tokenizer: Tokenizer) -> str:
-    """Return the digest of the logits of the first tokens of TEXT.
-
-    Raises:
-        InputError: the tokenizer is of another model, with more tokens.
-    """
+    """Return the digest of the logits of the first tokens of TEXT."""
     ids = tokenizer.encode(TEXT)[: min(_TOKENS, model.config.n_positions)]
     if max(ids) >= model.config.vocab_size:
         raise InputError(

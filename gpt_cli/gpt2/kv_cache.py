@@ -18,8 +18,8 @@ class KVCache:
     Attributes:
         keys, values: (n_layer, B, H, groups of `ops.cache_block` slots, ...) in the layout of the
             operations. The first `lengths` tokens of a text are valid.
-        lengths: (B,) number of stored tokens of each text, on the host.
-        new: (B,) number of tokens of each text that the layers append in this forward pass.
+        lengths: (B,) numbers of stored tokens of the texts, on the host.
+        new: (B,) numbers of tokens that the layers append in this forward pass.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class KVCache:
         self.lengths = self.lengths + self.new
 
     def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens of each text."""
+        """Drop the last `tokens` tokens of all texts."""
         self.lengths = self.lengths - tokens
 
     def sync(self, other: "KVCache") -> None:

@@ -2,7 +2,7 @@
 
 Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D width, V vocabulary.
 Names are the checkpoint's. The architecture is that of Radford et al., "Language Models are
-Unsupervised Multitask Learners", 2019: each block normalizes its input (pre-norm).
+Unsupervised Multitask Learners", 2019: a block normalizes its input (pre-norm).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
 Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
-Hook: TypeAlias = Callable[[str, Array], None]  # gets the name and the value of each hook point
+Hook: TypeAlias = Callable[[str, Array], None]  # gets the names and values of hook points
 
 
 def no_hook(name: str, value: Array) -> None:
@@ -88,7 +88,7 @@ def merge_heads(x: Array) -> Array:
 def attention(
     ops: Ops, x: Array, attn: Attention, visible: Array, cache: KVCache, layer: int, hook: Hook
 ) -> Array:
-    """Mix each token with the tokens before it and itself: x (B, T, C) -> (B, T, C)."""
+    """Mix every token with the tokens before it and itself: x (B, T, C) -> (B, T, C)."""
     qkv = ops.linear(x, attn.c_attn)  # (B, T, 3C)
     q, k, v = split_heads(qkv, attn.n_head)  # (B, H, T, D)
     hook("q", q)
@@ -99,7 +99,7 @@ def attention(
 
 
 def mlp(ops: Ops, x: Array, m: MLP) -> Array:
-    """Transform each token by itself: x (B, T, C) -> (B, T, C)."""
+    """Transform every token by itself: x (B, T, C) -> (B, T, C)."""
     hidden = ops.linear(x, m.c_fc, activation=m.activation)  # (B, T, 4C)
     return ops.linear(hidden, m.c_proj)
 
@@ -107,7 +107,7 @@ def mlp(ops: Ops, x: Array, m: MLP) -> Array:
 def block(
     ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: int, hook: Hook
 ) -> Array:
-    """Run one layer: attention and MLP each read the normalized x and add to x (B, T, C)."""
+    """Run one layer: attention and MLP read the normalized x and add to x (B, T, C)."""
     hook("resid_pre", x)
     x = x + attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer, hook)
     x = x + mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp)
@@ -132,15 +132,15 @@ def hidden_states(
     lengths: Counts | None = None,
     hook: Hook | None = None,
 ) -> Array:
-    """Compute the output of the last layer for each token: ids (B, T) -> (B, T, C).
+    """Compute the output of the last layer for all tokens: ids (B, T) -> (B, T, C).
 
     Args:
         model: the weights.
         ids: the whole texts, or the tokens that follow those in `cache`.
         cache: the keys and values of the previous tokens; those of `ids` are appended.
-        lengths: (B,) number of real ids in each row of a ragged batch, by default T. The rest of a
+        lengths: (B,) numbers of real ids in the rows of a ragged batch, by default T. The rest of a
             row is padding on the right; its results are undefined.
-        hook: gets the values at the hook points of each layer in turn.
+        hook: gets the values at the hook points of the layers in turn.
 
     Raises:
         IndexError: the cache is full, or an id or a position is out of range.
@@ -188,5 +188,5 @@ def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
 def forward(
     model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
 ) -> Array:
-    """Run the transformer: ids (B, T) -> logits (B, T, V) of each next token, float32."""
+    """Run the transformer: ids (B, T) -> logits (B, T, V) of the next tokens, float32."""
     return unembed(model, hidden_states(model, ids, cache, lengths))

@@ -14,7 +14,7 @@ PASS = 1024  # tokens per pass, over all rows: a limit that bounds the memory
 def prefill(
     model: GPT2, rows: Sequence[Sequence[int]], cache: KVCache | None, tokens: int | None = None
 ) -> Iterator[list[Array]]:
-    """Append rows of ids to a cache; yield the states (t, C) of the t tokens of each row in a pass.
+    """Append rows of ids to a cache; yield the states (t, C) of the t tokens per row of a pass.
 
     A pass has up to `tokens` tokens, by default PASS. Without a cache it has all.
     """
@@ -30,7 +30,7 @@ def prefill(
 def row_states(
     model: GPT2, rows: Sequence[Sequence[int]], cache: KVCache | None = None
 ) -> list[Array]:
-    """Append rows of ids to a cache; return the states (t, C) of the t tokens of each row."""
+    """Append rows of ids to a cache; return the states (t, C) of the t tokens per row."""
     xp = model.ops.xp
     passes = list(prefill(model, rows, cache))
     if not passes:  # no row has ids
@@ -39,8 +39,8 @@ def row_states(
 
 
 def next_logits(model: GPT2, rows: Sequence[Sequence[int]], cache: KVCache | None = None) -> Array:
-    """Append rows of ids to a cache; return the logits (B, V) of the next token of each row."""
-    last: dict[int, Array] = {}  # of each row, the state (C,) at its last token
+    """Append rows of ids to a cache; return the logits (B, V) of the next token per row."""
+    last: dict[int, Array] = {}  # by row, the state (C,) at its last token
     for states in prefill(model, rows, cache):
         # Copies, because a view would keep the states of all tokens.
         last |= {row: x[-1].copy() for row, x in enumerate(states) if len(x)}

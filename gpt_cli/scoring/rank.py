@@ -11,6 +11,7 @@ from gpt_cli.errors import ContextError, InputError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import Prefix, PrefixRows, passes
+from gpt_cli.generation.requests import prompt_ids
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import PASS
@@ -39,6 +40,22 @@ class Question:
     prompt: list[int]
     texts: Sequence[str]
     choices: Sequence[list[int]]
+
+    @classmethod
+    def of_texts(cls, loaded: LoadedModel, prompt: str, choices: Sequence[str]) -> "Question":
+        """Return the question about a prompt and choices; raise InputError for unusable ones."""
+        if isinstance(choices, str):
+            raise TypeError("choices must be a list of texts, not one text")
+        if not isinstance(prompt, str):
+            raise InputError('a row needs a string "prompt"')
+        wholes = [prompt_ids(loaded, prompt + choice) for choice in choices]
+        shared = common_beginning([prompt_ids(loaded, prompt), *wholes])
+        if not shared:  # the prompt is empty, or part of the first token of a choice
+            shared = prompt_ids(loaded, "")
+            wholes = [shared + ids for ids in wholes]
+        question = cls(shared, choices, [ids[len(shared) :] for ids in wholes])
+        question.check(loaded.config.n_positions)
+        return question
 
     def check(self, n_positions: int) -> None:
         """Raise InputError if a choice is empty, duplicate or does not fit the context."""
@@ -88,8 +105,8 @@ def common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
 def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[list[list[float]]]:
     """Return the log-likelihood of every token of the choices of questions.
 
-    What prompts have in common at their beginning is computed once, and so is a prompt for all its
-    choices.
+    The tokens that prompts share at their beginning are computed once, and so is a prompt for all
+    its choices.
     """
     model, prefixes = loaded.model, loaded.prefixes
     logprobs: dict[int, list[list[float]]] = {}
@@ -97,7 +114,7 @@ def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[li
         group = [questions[index] for index in indices]
         longest = max(len(question.prompt) for question in group) - n
         side_by_side = min(len(group), PASS // max(1, longest))
-        # Choices take turns in the row of their prompt; if they are many, they have a row each.
+        # Choices take turns in the row of their prompt; if they are many, every choice has a row.
         if side_by_side < max(len(question.choices) for question in group):
             for index, question in zip(indices, group, strict=True):
                 branches = [_Branch([], [ids]) for ids in question.choices]

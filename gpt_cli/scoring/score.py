@@ -150,7 +150,7 @@ def measure_windows(
 ) -> list[list[list[Any]]]:
     """Return a column per measure for texts that fit the context, from token `first` (>= 1) on.
 
-    All have such a token. What texts have in common at their beginning is computed once.
+    All have such a token. The tokens that texts share at their beginning are computed once.
     """
     model, prefixes = loaded.model, loaded.prefixes
     columns: dict[int, list[list[Any]]] = {}

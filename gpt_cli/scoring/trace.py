@@ -1,4 +1,4 @@
-"""Trace a forward pass: the state, attention and prediction of each layer."""
+"""Trace a forward pass: the state, attention and prediction of every layer."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,22 +28,15 @@ class Trace:
     def logits(self) -> NDArray[np.float32]:
         """The logits (L + 1, T, V) of the next tokens if the model ended after a layer.
 
-        The last are the model's own. This is the "logit lens" of nostalgebraist (2020).
-
-        Raises:
-            ResourceError: there is not enough memory. `lens` needs less.
-            CheckpointError: the weights are damaged.
+        The last are those of the model. This is the "logit lens" of nostalgebraist (2020). `lens`
+        needs less memory.
         """
         ops, (depth, T, _) = self.model.ops, self.residual.shape
         _check_memory(ops, logits_bytes(self.model.config, depth * T), "the logits", T)
         return ops.to_host(unembed(self.model, ops.xp.asarray(self.residual)))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities.
-
-        Raises:
-            CheckpointError: the weights are damaged.
-        """
+        """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities."""
         ops, (depth, T, C) = self.model.ops, self.residual.shape
         states = self.residual.reshape(-1, C)
         best = [
@@ -56,12 +49,7 @@ class Trace:
 
 
 def trace(model: GPT2, ids: list[int]) -> Trace:
-    """Run a pass over `ids`, 1 to n_positions tokens, and keep its intermediate results.
-
-    Raises:
-        ResourceError: there is not enough memory.
-        CheckpointError: the weights are damaged.
-    """
+    """Run a pass over `ids`, 1 to n_positions tokens, and keep its intermediate results."""
     ops, xp, config = model.ops, model.ops.xp, model.config
     T = len(ids)
     states = (config.n_layer + 1) * T * config.n_embd

@@ -14,7 +14,7 @@ class Node:
     """A possible next token, and its continuations."""
 
     id: int
-    logprob: float  # of the token in nats, given all tokens before it
+    logprob: float  # of the token in nats, after all tokens before it
     total_logprob: float  # of the continuation that ends with it
     children: list["Node"] = field(default_factory=list)  # possible next tokens, likeliest first
 
@@ -22,11 +22,8 @@ class Node:
 def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
     """Return the `count` likeliest continuations of `ids`, 1 to n_positions tokens.
 
-    They have any length. None is likelier than its own prefixes, so they form a tree, and
+    They have any length. None is likelier than a prefix of it, so they form a tree, and
     best-first search finds exactly them. Nothing follows the end token or a full context.
-
-    Raises:
-        CheckpointError: the weights are damaged.
     """
     ops, config = model.ops, model.config
     cache = KVCache(config, ops, 1, min(len(ids) + count, config.n_positions))

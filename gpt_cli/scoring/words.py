@@ -1,4 +1,4 @@
-"""The surprisal of each word of a text, from the log-likelihoods of its tokens.
+"""The surprisal of the words of a text, from the log-likelihoods of its tokens.
 
 A token of GPT-2 begins with the space before its word, and nothing marks the end of a word. So the
 product of the probabilities of a word's tokens is that of all words that begin like it, and the
@@ -94,23 +94,23 @@ def find_words(
     Args:
         tokenizer: of the text.
         ids: the text.
-        logprobs: the log-likelihood of each id, in nats.
+        logprobs: the log-likelihoods of the ids, in nats.
         initial_logprobs: the same among the initial tokens; only those of initial tokens are read.
     """
     pieces = [tokenizer.token_bytes(id) for id in ids]
-    places = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
+    starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
     text = b"".join(pieces)
     spans = [match.span() for match in re.finditer(rb"\S+", text)]
-    # The first token of each word, and the number of all. A token with bytes of several words, such
+    # The first tokens of words, and the number of all tokens. A token with bytes of several words, such
     # as " \xa0 \xa0", belongs to the first of them.
-    cuts = [0, *(bisect_left(places, end) for _, end in spans[:-1]), len(ids)]
+    cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
     # nan for None
     scored, initial = (np.array(x, np.float64).tolist() for x in (logprobs, initial_logprobs))
     # Log-probabilities that the text so far is at the end of a word. At both ends of the text it is
-    # taken as certain; where a token goes on with white space it is part of the token.
+    # assumed to be certain; if a token goes on with white space, that is part of the token.
     ends = [0.0] * len(cuts)
     for number, (_, end) in enumerate(spans[:-1], 1):
-        if places[cut := cuts[number]] == end:
+        if starts[cut := cuts[number]] == end:
             ends[number] = scored[cut] - initial[cut]
     words = []
     for number, (start, end) in enumerate(spans):
