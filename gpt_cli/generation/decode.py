@@ -75,12 +75,9 @@ class Batch:
         self._fill_seconds = 0.0
 
     def fill(self, rows: list[Row], *, use_cache: bool = True, share: bool = True) -> None:
-        """Replace all rows, and compute their texts.
+        """Replace all rows by one or more, and compute their texts.
 
-        Args:
-            rows: at least one.
-            use_cache: keep the keys and values, for `step`.
-            share: compute what texts have in common at their beginning once.
+        With `share`, the tokens that texts share at their beginning are computed once.
         """
         began = time.perf_counter()
         self.clear()

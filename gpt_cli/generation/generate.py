@@ -72,10 +72,7 @@ def generate(loaded: LoadedModel, requests: Sequence[Request]) -> Iterator[Step]
     """Return an iterator that continues prompts side by side, one step per row after the other.
 
     The cache is used if all rows have `use_cache`; then drafts save passes, and a row may have
-    several tokens in turn. The iterator raises CheckpointError if the weights are damaged.
-
-    Raises:
-        ResourceError: there is not enough memory.
+    several tokens in turn.
     """
     model, speculator = loaded.model, loaded.speculator
     needed, free = working_set(model, requests), model.ops.free_memory()

@@ -74,11 +74,9 @@ class Matcher:
 
 
 def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint) -> None:
-    """Check that a model can begin a text that matches a constraint.
+    """Raise OptionError if a constraint is not valid, or no text of a model but the empty matches.
 
-    Raises:
-        OptionError: the constraint is not valid, or no text but the empty one matches.
-        ResourceError: llguidance is not installed.
+    ResourceError if llguidance is not installed.
     """
     _begin(_guide(tokenizer, config), constraint)
 

@@ -43,8 +43,7 @@ class Request:
 class StopStrings:
     """Pass text on up to the first stop string, or with `include` up to its end.
 
-    Text that may be the beginning of a stop string is held back until that is decided, since a
-    string may span several tokens.
+    Text that may begin a stop string is held back until that is decided: it may span tokens.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False):
@@ -137,12 +136,9 @@ class Row:
 def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
     """Return the part of a prompt (ids) that leaves space for new tokens in the context.
 
-    It depends on `options.overflow`:
-    - "error" raises ContextError if no token fits after the prompt;
-    - "truncate" drops the oldest tokens until all new tokens fit, but reserves at most half of the
-      context for new tokens;
-    - "shift" keeps the newest half of a prompt that fills the context; `generate` does the same
-      whenever the text fills it.
+    "error" raises ContextError if no token fits after the prompt. "truncate" drops the oldest
+    tokens until all new tokens fit, but reserves at most half of the context for these. "shift"
+    keeps the newest half of a prompt that fills the context, as `generate` does with a text.
     """
     if options.overflow == "truncate":
         return prompt[-max(n_positions - options.max_tokens, n_positions // 2) :]

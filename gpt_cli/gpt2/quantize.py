@@ -21,13 +21,7 @@ from gpt_cli.system.files import read_json
 
 
 def write(source: Path, to: Path) -> None:
-    """Write a checkpoint in int8 to a new folder, which appears when it is complete.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged.
-        InputError: it is in int8 already, or `to` is not a new or empty folder.
-        ResourceError: the disk is full or not writable.
-    """
+    """Write a checkpoint in int8 to a new or empty folder, which appears when it is complete."""
     config, tensors = checkpoint.read(source)
     if config.dtype == "int8":
         raise InputError(f"{source} is in int8 already: use it as it is")

@@ -77,12 +77,8 @@ def score(
     apart (by default half of the context). A token is scored in the first window that has it, so
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
 
-    Args:
-        loaded: the model.
-        texts: their ids.
-        stride: see above.
-        start: ids before the texts, which are not part of their scores.
-        measures: more fields of the score, with what computes them.
+    `start` are ids before the texts, which are not part of their scores. `measures` are more fields
+    of the score, with what computes them.
     """
     texts = [[*start, *ids] for ids in texts]
     measures = {"token_logprobs": log_probabilities} | dict(measures or {})
@@ -102,11 +98,7 @@ def measure_texts(
     measures: Sequence[Measure],
     stride: int | None = None,
 ) -> list[list[list[Any]]]:
-    """Return a column per measure for texts of any length: a value per token, None for the first.
-
-    Raises:
-        OptionError: the stride is out of range.
-    """
+    """Return a column per measure for texts of any length; its first value is None."""
     n_positions = loaded.config.n_positions
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:

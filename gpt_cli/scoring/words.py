@@ -91,17 +91,14 @@ def find_words(
     alone does not count its end, because what follows the text is not known. So the surprisals sum
     to the negative log-likelihood of the text, if all tokens are scored and there is a word.
 
-    Args:
-        tokenizer: of the text.
-        ids: the text.
-        logprobs: the log-likelihoods of the ids, in nats.
-        initial_logprobs: the same among the initial tokens; only those of initial tokens are read.
+    `logprobs` are those of the ids, in nats, and `initial_logprobs` those among the initial
+    tokens; only initial tokens need one.
     """
     pieces = [tokenizer.token_bytes(id) for id in ids]
     starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
     text = b"".join(pieces)
     spans = [match.span() for match in re.finditer(rb"\S+", text)]
-    # The first tokens of words, and the number of all tokens. A token with bytes of several words, such
+    # The first tokens of words, and the number of all. A token with bytes of several words, such
     # as " \xa0 \xa0", belongs to the first of them.
     cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
     # nan for None
