@@ -42,6 +42,7 @@ TESTS = {name: [f"test_{Path(name).name}.py"] for name in ALONE.split()} | {
     "generation/generate": ["test_engine.py", "test_generate.py"],
     "generation/row": ["test_engine.py", "test_generate.py", "test_drafts.py", "test_speculate.py"],
     "generation/drafts": ["test_drafts.py", "test_speculate.py"],
+    "generation/speculator": ["test_drafts.py", "test_speculate.py"],
     "gpt2/checkpoint": ["test_checkpoint.py", "test_model.py", "test_quantize.py"],
     "options/request": ["test_declare.py"],
     "options/sampling_params": ["test_sampling.py", "test_cli.py"],
