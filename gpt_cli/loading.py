@@ -26,7 +26,7 @@ def load(
     threads: int | None = None,
     speculate: bool = True,
 ) -> Engine:
-    """Load a model.
+    """Load a model; a GPTCLIError says what to do.
 
     Args:
         name: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
@@ -41,9 +41,6 @@ def load(
             process may use. NumPy reads another number, OMP_NUM_THREADS.
         speculate: generate faster where that pays, with equal results: see `generation.speculate`.
             It may take a quarter of the memory of float32 weights.
-
-    Raises:
-        GPTCLIError: one of its subclasses, whose message says what to do.
     """
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)

@@ -16,7 +16,7 @@ from test_generate import favouring
 from gpt_cli.generation.drafts import _FADING, DraftModel, NGrams, Record, agreed
 from gpt_cli.generation.generate import generate
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.row import Chooser, Request, Row
+from gpt_cli.generation.row import BatchRow, Chooser, Request
 from gpt_cli.generation.speculator import Speculator, make_draft_model
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import weights_bytes
@@ -202,7 +202,9 @@ def test_a_twin_drafts_what_it_would_generate_and_leaves_the_texts_as_they_were(
         expected[step.row].append(step.id)
 
     chooser = Chooser(LoadedModel(model, tokenizer))
-    rows = [Row(place, each, LoadedModel(model, tokenizer)) for place, each in enumerate(requests)]
+    rows = [
+        BatchRow(place, each, LoadedModel(model, tokenizer)) for place, each in enumerate(requests)
+    ]
     cache = KVCache(model.config, model.ops, 2, 20)
     before = np.array([2, 1])  # the last token of each row is not in the cache
     hidden_states(model, np.array([[1, 2], [4, 0]]), cache, before)
@@ -232,7 +234,7 @@ def test_all_drafts_in_one_call_are_those_of_single_steps(
     model = model_of(native(dtype), dtype, **SMALL | config)
     options = Options(**sampling, **others)
     rows = [
-        Row(place, Request(prompt, options, place), LoadedModel(model, tokenizer))
+        BatchRow(place, Request(prompt, options, place), LoadedModel(model, tokenizer))
         for place, prompt in enumerate(prompts)
     ]
     cache = KVCache(model.config, model.ops, len(rows), 9 + count)
@@ -259,7 +261,7 @@ def place(model, tokenizer):
     """Return a chooser, a row and a cache for a text of two tokens, of which one is cached."""
 
     def place(**sampling):
-        row = Row(0, Request([1, 2], Options(**sampling)), LoadedModel(model, tokenizer))
+        row = BatchRow(0, Request([1, 2], Options(**sampling)), LoadedModel(model, tokenizer))
         cache = KVCache(model.config, model.ops, 1, 20)
         hidden_states(model, np.array([[1]]), cache)
         return Chooser(LoadedModel(model, tokenizer)), row, cache

@@ -11,7 +11,7 @@ import numpy as np
 from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.drafts import agreed
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.row import Chooser, FinishReason, Position, Row
+from gpt_cli.generation.row import BatchRow, Chooser, FinishReason, Position
 from gpt_cli.generation.sampling import likeliest
 from gpt_cli.generation.speculate import DraftPolicy
 from gpt_cli.gpt2.kv_cache import KVCache
@@ -68,13 +68,13 @@ class Batch:
 
     def clear(self) -> None:
         """Drop all rows, and give back the memory of the cache."""
-        self.rows: list[Row] = []
+        self.rows: list[BatchRow] = []
         self.cache: KVCache | None = None
         self._memory: KVCache | None = None  # the cache, with unused rows
         self._logits: Array | None = None  # of the next tokens, if they are computed already
         self._fill_seconds = 0.0
 
-    def fill(self, rows: list[Row], *, use_cache: bool = True, share: bool = True) -> None:
+    def fill(self, rows: list[BatchRow], *, use_cache: bool = True, share: bool = True) -> None:
         """Replace all rows by one or more, and compute their texts.
 
         With `share`, the tokens that texts share at their beginning are computed once.
@@ -102,7 +102,7 @@ class Batch:
             for row in indices:
                 cache.copy_row(row, prefix.cache, 0, n)
 
-    def add(self, row: Row, cache: KVCache | None, cache_row: int) -> None:
+    def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
         """Add a row. All its tokens but the last are in a row of a cache; None if it has one."""
         memory = self._reserve(len(row.window) + row.growth)
         if cache:
@@ -125,7 +125,7 @@ class Batch:
             memory.copy_row(index, old, index, len(row.window) - 1)
         return memory
 
-    def drop(self, rows: Sequence[Row]) -> None:
+    def drop(self, rows: Sequence[BatchRow]) -> None:
         """Drop rows; the last ones move to their rows of the cache."""
         memory = self._memory
         for index in reversed(range(len(self.rows))):
@@ -202,7 +202,7 @@ class Batch:
 
 
 def _steps(
-    row: Row, choices: Sequence[ChosenToken], seconds: float, model_seconds: float
+    row: BatchRow, choices: Sequence[ChosenToken], seconds: float, model_seconds: float
 ) -> list[Step]:
     """Append chosen tokens to a row until it ends; return the steps."""
     steps: list[Step] = []
@@ -228,7 +228,7 @@ def _steps(
 
 
 def choose(
-    ops: Ops, chooser: Chooser, logits: Array, rows: Sequence[Row]
+    ops: Ops, chooser: Chooser, logits: Array, rows: Sequence[BatchRow]
 ) -> list[list[ChosenToken]]:
     """Return the next tokens of rows: the drafts that are right, and the one after them.
 

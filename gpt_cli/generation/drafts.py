@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.generation.row import Chooser, Position, Row
+from gpt_cli.generation.row import BatchRow, Chooser, Position
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 
@@ -22,10 +22,10 @@ class NGrams:
 
     def __init__(self) -> None:
         # By row: the ends of n-grams, and the number of tokens that were looked at.
-        self._ends: WeakKeyDictionary[Row, dict[tuple[int, ...], int]] = WeakKeyDictionary()
-        self._known: WeakKeyDictionary[Row, int] = WeakKeyDictionary()
+        self._ends: WeakKeyDictionary[BatchRow, dict[tuple[int, ...], int]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[BatchRow, int] = WeakKeyDictionary()
 
-    def draft(self, row: Row, count: int) -> list[int]:
+    def draft(self, row: BatchRow, count: int) -> list[int]:
         """Return `count` drafts, or none."""
         ids, ends = row.ids, self._ends.setdefault(row, {})
         for end in range(self._known.get(row, _NGRAM), len(ids)):
@@ -61,12 +61,12 @@ class DraftModel:
             self._synced = weakref.ref(cache)
         self._cache.sync(cache)
 
-    def draft(self, rows: Sequence[Row], count: int) -> list[list[int]]:
+    def draft(self, rows: Sequence[BatchRow], count: int) -> list[list[int]]:
         """Return up to `count` drafts per row; the cache has all tokens of a row but the last."""
         drafts = self._in_one_call(rows, count)
         return self._by_steps(rows, count) if drafts is None else drafts
 
-    def _in_one_call(self, rows: Sequence[Row], count: int) -> list[list[int]] | None:
+    def _in_one_call(self, rows: Sequence[BatchRow], count: int) -> list[list[int]] | None:
         """Draft by `Ops.draft`, or return None if that does not know the rows' options."""
         model, params, banned = self._model, rows[0].sampling, self._chooser.banned(rows[0])
         alike = len({(row.sampling, row.options.ignore_eos) for row in rows}) == 1
@@ -81,7 +81,7 @@ class DraftModel:
         drafts = model.ops.draft(model, self._cache, last, draws, banned, *filters)
         return None if drafts is None else drafts.T.tolist()
 
-    def _by_steps(self, rows: Sequence[Row], count: int) -> list[list[int]]:
+    def _by_steps(self, rows: Sequence[BatchRow], count: int) -> list[list[int]]:
         model, cache, past = self._model, self._cache, self._cache.lengths
         drafts: list[list[int]] = [[] for _ in rows]
         positions = [Position(row, ids) for row, ids in zip(rows, drafts, strict=True)]

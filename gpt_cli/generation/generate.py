@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gpt_cli.generation.decode import Batch, Step, TopLogprobs
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.row import FinishReason, Request, Row
+from gpt_cli.generation.row import BatchRow, FinishReason, Request
 from gpt_cli.generation.sampling import GROUP
 from gpt_cli.generation.speculate import DRAFTS
 from gpt_cli.gpt2.memory import FLOAT, cache_bytes, cache_itemsize, logits_bytes
@@ -100,7 +100,7 @@ def _steps(
 ) -> Iterator[Step]:
     use_cache = all(row.options.use_cache for row in requests)
     batch = Batch(loaded, speculate=speculate)
-    rows = [Row(number, request, loaded) for number, request in enumerate(requests)]
+    rows = [BatchRow(number, request, loaded) for number, request in enumerate(requests)]
     is_filled = False
     while rows:
         if not is_filled:
@@ -111,7 +111,7 @@ def _steps(
         is_filled = use_cache and not has_shifted
 
 
-def _shift(rows: Sequence[Row], n_positions: int) -> bool:
+def _shift(rows: Sequence[BatchRow], n_positions: int) -> bool:
     """Drop the oldest half of the rows that fill the context; return whether there are any.
 
     Positions are learned, so cached keys and values cannot be moved to other positions.

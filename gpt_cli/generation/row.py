@@ -76,7 +76,7 @@ class StopStrings:
         return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
 
 
-class Row:
+class BatchRow:
     """The state of one request, whose number steps name."""
 
     def __init__(self, number: int, request: Request, loaded: LoadedModel):
@@ -156,7 +156,7 @@ def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
 class Position:
     """A position in a text: after a row's last token, or after drafts that follow it."""
 
-    row: Row
+    row: BatchRow
     drafts: Sequence[int] = ()
 
     @property
@@ -179,7 +179,7 @@ class Chooser:
         )
         self._never = _columns(self._missing)
 
-    def banned(self, row: Row) -> Array:
+    def banned(self, row: BatchRow) -> Array:
         """Return the ids that are never chosen for a row."""
         ends = [self._ends] if row.options.ignore_eos else []
         return self._ops.xp.concatenate([self._missing, *ends])

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from gpt_cli.generation.drafts import DraftModel, NGrams, Record
-from gpt_cli.generation.row import Chooser, Row
+from gpt_cli.generation.row import BatchRow, Chooser
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.kv_cache import KVCache
 
@@ -50,7 +50,7 @@ class DraftPolicy:
         self._drafted_at: float | None = None
         self._idle, self._patience = 0, _PATIENCE
 
-    def draft(self, rows: Sequence[Row], cache: KVCache | None) -> None:
+    def draft(self, rows: Sequence[BatchRow], cache: KVCache | None) -> None:
         """Set the drafts of rows, if there is a cache; it keeps its tokens."""
         self._drafted_at = None
         if cache is None:
@@ -83,7 +83,7 @@ class DraftPolicy:
         model = self._speculator.draft_model
         return DraftModel(model, self._chooser) if model else None
 
-    def learn(self, rows: Sequence[Row], new: Sequence[Sequence[int]]) -> None:
+    def learn(self, rows: Sequence[BatchRow], new: Sequence[Sequence[int]]) -> None:
         """Learn from the new tokens of the rows, and from the time since `draft`."""
         if self._drafted_at is None:
             return
@@ -96,7 +96,7 @@ class DraftPolicy:
             if self._model_drafted:
                 self._model_record.learn(row.drafts, ids)
 
-    def _plan(self, rows: Sequence[Row], most: int) -> tuple[int, bool]:
+    def _plan(self, rows: Sequence[BatchRow], most: int) -> tuple[int, bool]:
         """Choose the number of drafts of the best rate, and whether the draft model makes them.
 
         If it has made none for long, try it again.
@@ -124,7 +124,7 @@ class DraftPolicy:
         self._model_record.fade()  # what it drafted long ago says little
         return 1, True
 
-    def _has_draft_model(self, rows: Sequence[Row]) -> bool:
+    def _has_draft_model(self, rows: Sequence[BatchRow]) -> bool:
         """Return whether the draft model is in memory, or is worth making."""
         speculator = self._speculator
         worth = speculator.has_draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
@@ -141,7 +141,7 @@ class DraftPolicy:
         return max(1.1, (tokens + a) / b) if tokens > 1 else 1.0
 
 
-def _force(rows: Sequence[Row], sizes: Sequence[int]) -> bool:
+def _force(rows: Sequence[BatchRow], sizes: Sequence[int]) -> bool:
     """Set the drafts of rows to the tokens that their constraints force, if these are enough."""
     forced = [row.matcher.forced() if row.matcher else [] for row in rows]
     drafts = [ids[:size] for ids, size in zip(forced, sizes, strict=True)]

@@ -18,7 +18,8 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
 Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
-Hook: TypeAlias = Callable[[str, Array], None]  # gets the names and values of hook points
+# Gets values of the layers, by their names in TransformerLens: resid_pre, q, k, resid_post.
+Hook: TypeAlias = Callable[[str, Array], None]
 
 
 def no_hook(name: str, value: Array) -> None:

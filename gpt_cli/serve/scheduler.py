@@ -25,7 +25,7 @@ from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
-from gpt_cli.generation.row import Row
+from gpt_cli.generation.row import BatchRow
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize
 from gpt_cli.gpt2.model import GPT2
@@ -78,7 +78,7 @@ class Scheduler:
         self._max_batch, self._max_queue = _fitting(self._model, max_batch), max_queue
         self._batch = Batch(self._loaded, self._max_batch)
         self._running: set[Task] = set()  # those that do not wait
-        self._decoded: dict[int, Task] = {}  # by `Row.number`
+        self._decoded: dict[int, Task] = {}  # by `BatchRow.number`
         self._prompts: deque[Prompts] = deque()
         self._waiting: list[_Waiting] = []  # a heap
         self._prefixes = self._loaded.prefixes
@@ -256,7 +256,7 @@ class Scheduler:
     def _join(self, task: Task, cache: KVCache | None, place: int = 0) -> None:
         """Let a text join the batch; all its tokens but the last are in a place of a cache."""
         number = next(self._numbers)
-        row = Row(number, task.request, self._loaded)
+        row = BatchRow(number, task.request, self._loaded)
         self._batch.add(row, cache, place)
         self._decoded[number] = task
 
