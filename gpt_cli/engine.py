@@ -15,8 +15,7 @@ from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation import batch, sampling
-from gpt_cli.generation.decode import Step
-from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.requests import (
     check_constraint,
@@ -37,19 +36,6 @@ from gpt_cli.scoring.tree import Node, tree
 from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens
 
 T = TypeVar("T")
-
-
-class Run(Iterator[Step]):
-    """An iterator that generates; `completions` holds the results so far."""
-
-    def __init__(self, steps: Iterator[Step], completions: list[Completion]):
-        self.completions = completions
-        self._steps = steps
-
-    def __next__(self) -> Step:
-        step = next(self._steps)
-        self.completions[step.row].add(step)
-        return step
 
 
 def _options(fields: OptionFields) -> Options:
@@ -129,8 +115,7 @@ class Engine:
         requests = [
             request_of(self.loaded, prompt, options, index) for index, prompt in enumerate(prompts)
         ]
-        steps = generate(self.loaded, requests)
-        return Run(steps, [Completion(len(row.prompt), row.seed) for row in requests])
+        return Run(self.loaded, requests)
 
     @takes(Options)
     def stream(self, prompt: str, **options: Unpack[OptionFields]) -> Iterator[str]:

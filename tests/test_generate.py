@@ -442,10 +442,10 @@ def test_the_text_is_cut_at_a_stop_string_however_it_comes_in_pieces(pieces, sto
     passed = ""
     for piece in pieces:
         passed += filter.push(piece)
-        if filter.found:
+        if filter.stopped:
             break
         assert not any(stop in passed for stop in stops)
-    assert (passed + filter.flush(), filter.found) == cut_at_a_stop("".join(pieces), stops)
+    assert (passed + filter.flush(), filter.stopped) == cut_at_a_stop("".join(pieces), stops)
 
 
 @given(pieces=pieces_of_text, stops=stop_strings)
@@ -455,7 +455,7 @@ def test_no_more_is_held_back_than_may_become_a_stop_string(pieces, stops):
     for piece in pieces:
         passed += filter.push(piece)
         text += piece
-        if filter.found:
+        if filter.stopped:
             break
         held = text[len(passed) :]
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)

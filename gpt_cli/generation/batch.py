@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from gpt_cli.errors import InputError
-from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.generate import Completion, Run, working_set
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 
@@ -42,12 +42,10 @@ def _complete(
 ) -> Iterator[tuple[int, Completion]]:
     """Yield the index of a row with its completion, in the order in which rows end."""
     for indices in batches:
-        batch = [requests[index] for index in indices]
-        completions = [Completion(len(row.prompt), row.seed) for row in batch]
-        for step in generate(loaded, batch):
-            completions[step.row].add(step)
+        run = Run(loaded, [requests[index] for index in indices])
+        for step in run:
             if step.finish_reason is not None:
-                yield indices[step.row], completions[step.row]
+                yield indices[step.row], run.completions[step.row]
 
 
 def _batches(

@@ -42,6 +42,19 @@ class Completion:
             self.finish_reason = step.finish_reason
 
 
+class Run(Iterator[Step]):
+    """An iterator that continues requests; `completions` holds the results so far."""
+
+    def __init__(self, loaded: LoadedModel, requests: Sequence[Request]):
+        self.completions = [Completion(len(row.prompt), row.seed) for row in requests]
+        self._steps = generate(loaded, requests)
+
+    def __next__(self) -> Step:
+        step = next(self._steps)
+        self.completions[step.row].add(step)
+        return step
+
+
 def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> int:
     """Estimate the bytes to continue requests side by side, with `drafts` in all of a pass.
 

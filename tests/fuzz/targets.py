@@ -380,7 +380,7 @@ def stops(data: bytes) -> None:
         passed += filter.push(text[start:end])
         start = end
         expected, found = before_stop(text[:end], strings)
-        assert filter.found == found
+        assert filter.stopped == found
         if found:
             assert passed == expected
             assert filter.flush() == ""
