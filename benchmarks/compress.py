@@ -38,7 +38,7 @@ from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.engine import Engine
 from gpt_cli.ops.bindings import levels, use_level
-from gpt_cli.options.request import Options
+from gpt_cli.options.request import OptionFields, Options
 
 try:
     import zstandard
@@ -89,7 +89,7 @@ def story_files(tiny: Engine) -> dict[str, str]:
     """Return the texts that are compressed."""
     texts = {"held out": held_out(STORIES)}
     for seed, temperature in enumerate(TEMPERATURES):
-        options = {"temperature": temperature, "seed": seed, "max_tokens": 500}
+        options: OptionFields = {"temperature": temperature, "seed": seed, "max_tokens": 500}
         written = tiny.generate([""] * STORIES, **options)
         texts[f"temperature {temperature}"] = "\n".join(story.text for story in written)
     return texts

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +159,11 @@ def measure_tokens(engine: Engine, part: Part, rounds: int) -> None:
 
 def measure_drafts(engine: Engine, part: Part, rounds: int) -> None:
     """Print the rates with drafts / without."""
-    speculator = engine.speculator
+    engines = [Engine(replace(engine.loaded, speculator=None), engine.name, 0), engine]
     for name in ("none", "every token", "words", "a person"):
         ratios = []
         for seed in range(rounds):
-            both = []
-            for engine.speculator in (None, speculator):
-                both.append(follow(engine, part, seed, CONSTRAINTS[name]))
+            both = [follow(each, part, seed, CONSTRAINTS[name]) for each in engines]
             if both[0][2].ids != both[1][2].ids:
                 sys.exit("the texts differ")
             ratios.append(sum(both[0][0]) / sum(both[1][0]))
@@ -212,11 +211,10 @@ def main() -> None:
     ]
     print(f"\nset-up in a new process: {statistics.median(setups):.3f} s (worst {max(setups):.3f})")
     engine, part = gpt_cli.load(arguments.folder, dtype=arguments.dtype), Part()
-    speculator, engine.speculator = engine.speculator, None
-    measure_tokens(engine, part, arguments.rounds)
+    plain = Engine(replace(engine.loaded, speculator=None), engine.name, 0)
+    measure_tokens(plain, part, arguments.rounds)
     print()
-    measure_batch(engine, arguments.rounds)
-    engine.speculator = speculator
+    measure_batch(plain, arguments.rounds)
     measure_drafts(engine, part, arguments.rounds)
     if arguments.llama:
         python, file = arguments.llama

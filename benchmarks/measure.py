@@ -53,17 +53,19 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
     import numpy as np
 
     from gpt_cli.generation.generate import generate as steps
+    from gpt_cli.generation.loaded import LoadedModel
     from gpt_cli.generation.row import Request
     from gpt_cli.options.request import Options
 
     rng = np.random.default_rng(0)
+    loaded = LoadedModel(model, tokenizer)
 
     def generate(batch: int, prompt: int, new: int) -> float:
         ids = rng.integers(model.config.vocab_size, size=(batch, prompt)).tolist()
         options = Options(max_tokens=new, temperature=0, ignore_eos=True)
         requests = [Request(row, options, index) for index, row in enumerate(ids)]
         start = time.perf_counter()
-        for _ in steps(model, tokenizer, requests):
+        for _ in steps(loaded, requests):
             pass
         return time.perf_counter() - start
 
@@ -78,6 +80,7 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
     import numpy as np
 
     from gpt_cli.folder.tokenizer import Tokenizer
+    from gpt_cli.generation.loaded import LoadedModel
     from gpt_cli.gpt2 import checkpoint
     from gpt_cli.gpt2.model import forward
     from gpt_cli.ops import get_ops
@@ -96,7 +99,7 @@ def gpt_cli_engine(folder: Path, threads: int, dtype: str) -> tuple[Generate, di
     def score_seconds(tokens: int) -> float:
         ids = rng.integers(model.config.vocab_size, size=tokens).tolist()
         start = time.perf_counter()
-        score.score(model, tokenizer, [ids])
+        score.score(LoadedModel(model, tokenizer), [ids])
         return time.perf_counter() - start
 
     return greedy(model, tokenizer), {"forward": forward_seconds, "score": score_seconds}

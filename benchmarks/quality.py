@@ -63,8 +63,9 @@ def own_texts(engine: "Engine", texts: int, tokens: int, seed: int) -> list[Ids]
         raise SystemExit(f"{engine.name} has no start token")
     written: list[Ids] = [[start] for _ in range(texts)]
     while min(map(len, written)) < tokens:
-        options = {"temperature": 1, "top_k": 0, "top_p": 1, "seed": seed}
-        stories = engine.generate([""] * texts, max_tokens=tokens - 1, **options)
+        stories = engine.generate(
+            [""] * texts, max_tokens=tokens - 1, temperature=1, top_k=0, top_p=1, seed=seed
+        )
         for ids, story in zip(written, stories, strict=True):
             ids += story.ids
         seed += 1

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ from run import machine
 import gpt_cli
 from gpt_cli.checks import bench
 from gpt_cli.engine import Engine
-from gpt_cli.generation.prefix_cache import PrefixCache
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.scoring.rank import Question, continuations
 
 TEMPLATE, LINE = 500, 20  # tokens
@@ -50,13 +50,13 @@ def measure_rows(engine: Engine, texts: list[str], rows: int, apart: int) -> Non
     """Print milliseconds a row, and the peak memory above that of the weights."""
     template, *lines = (engine.encode(text) for text in texts)
     template = (template * TEMPLATE)[:TEMPLATE]
-    weights = checkpoint.memory(engine.model.config, engine.model.ops.dtype)["weights_bytes"]
+    weights = weights_bytes(engine.model.config, engine.model.ops.dtype)
     table("choices | shared, ms a row | apart | ratio | memory above the weights, MB")
     for name, choices in CHOICES.items():
         questions = [Question(template + line, "abc", choices) for line in lines[:rows]]
 
         def run(part: list[Question]) -> list[list[list[float]]]:
-            return continuations(engine.model, part, PrefixCache(engine.model))
+            return continuations(replace(engine.loaded), part)  # with new prefixes
 
         together, results = timed(lambda: run(questions))  # noqa: B023
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

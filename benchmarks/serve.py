@@ -29,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from run import convert, machine, spread, versions
 import gpt_cli
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.generation.drafts import Speculator
+from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.digests import TEXT
 from gpt_cli.options.request import Options
 
@@ -180,7 +180,7 @@ async def measure_decode(setting: Setting) -> None:
         ("--no-speculate", None),
         ("--speculate", Speculator(engine.model)),
     ):
-        alone = Engine(engine.model, engine.tokenizer, engine.name, 0, speculator)
+        alone = Engine(replace(engine.loaded, speculator=speculator), engine.name, 0)
         prompts = setting.prompts()
         with setting.server(flag) as server:
             for name, sampling in SAMPLINGS.items():
@@ -436,7 +436,8 @@ def main() -> None:
         print(f"- {name}: {value}")
     engine = gpt_cli.load(a.folder)
     print(f"- weights: {engine.model.ops.dtype}")
-    engine = Engine(engine.model, engine.tokenizer, engine.name, 0, Speculator(engine.model))
+    loaded = replace(engine.loaded, speculator=Speculator(engine.model))
+    engine = Engine(loaded, engine.name, 0)
     with tempfile.TemporaryDirectory() as scratch:
         setting = Setting(engine, a.folder, a.rounds, peers, Path(scratch))
         for part in a.parts or PARTS:

@@ -14,7 +14,7 @@ import inspect
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from run import machine
@@ -24,8 +24,9 @@ from gpt_cli.checks import bench
 from gpt_cli.engine import Engine
 from gpt_cli.generation import sampling
 from gpt_cli.generation.decode import Step
-from gpt_cli.generation.drafts import Speculator
 from gpt_cli.generation.generate import Completion
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.speculator import Speculator
 from gpt_cli.options.request import Options
 
 TABLE = "".join(f"{n},item {n},{n * 7 % 10}.50,in stock\n" for n in range(1, 25))
@@ -47,8 +48,9 @@ class Speculating:
     """Runs of one engine with and without a speculator."""
 
     def __init__(self, engine: Engine, speculator: Speculator):
-        self.plain = Engine(engine.model, engine.tokenizer, engine.name, 0)
-        self.drafting = Engine(engine.model, engine.tokenizer, engine.name, 0, speculator)
+        plain = LoadedModel(engine.model, engine.tokenizer)
+        self.plain = Engine(plain, engine.name, 0)
+        self.drafting = Engine(replace(plain, speculator=speculator), engine.name, 0)
 
     def measure(self, work: Work) -> str:
         """Return the row of a table."""
@@ -116,7 +118,7 @@ def main() -> None:
                 work = Work(f"{kind}, after {before}", prompts, new, options)
                 print(runs.measure(work), flush=True)
         speculator = Speculator(engine.model)
-        speculator.may_have_twin = False
+        speculator.may_have_draft_model = False
         runs = Speculating(engine, speculator)
         for kind, prompt in (("a table", TABLE), ("code", CODE), ("a story", long[0][:1200])):
             prompts = [prompt] * (a.rounds + 1)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gpt_cli.engine import Engine, load
+    from gpt_cli.engine import Engine
     from gpt_cli.errors import (
         CheckpointError,
         ContextError,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from gpt_cli.generation.decode import Step
     from gpt_cli.generation.generate import Completion
+    from gpt_cli.loading import load
     from gpt_cli.options.request import Options
     from gpt_cli.scoring.rank import Choice
     from gpt_cli.scoring.score import Score
@@ -63,19 +64,19 @@ def on_first_use(
     package: str, *modules: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package: `__all__` is imported from its modules."""
-    own = vars(sys.modules[package])
+    names = vars(sys.modules[package])
 
     def find(name: str) -> Any:
-        if name not in own["__all__"]:
+        if name not in names["__all__"]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = (importlib.import_module(f"{package}.{module}") for module in modules)
-        return next(getattr(module, name) for module in found if hasattr(module, name))
+        imported = (importlib.import_module(f"{package}.{module}") for module in modules)
+        return next(getattr(module, name) for module in imported if hasattr(module, name))
 
-    return find, lambda: list(own["__all__"])
+    return find, lambda: list(names["__all__"])
 
 
 __getattr__, __dir__ = on_first_use(
     __name__,
     *("errors", "options.request", "generation.decode", "generation.generate", "scoring.rank"),
-    *("scoring.score", "scoring.words", "scoring.trace", "scoring.tree", "engine"),
+    *("scoring.score", "scoring.words", "scoring.trace", "scoring.tree", "engine", "loading"),
 )

@@ -17,6 +17,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from lm_eval.__main__ import cli_evaluate
@@ -27,15 +28,15 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from gpt_cli.engine import load
 from gpt_cli.errors import GPTCLIError, InputError
 from gpt_cli.generation.batch import complete
 from gpt_cli.generation.generate import Completion
-from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities, ranks
+from gpt_cli.gpt2.tokens import start_token
+from gpt_cli.loading import load
 from gpt_cli.options.request import Options
-from gpt_cli.scoring.score import measured
+from gpt_cli.scoring.score import measure_windows
 
 Answer: TypeAlias = tuple[float, bool]  # log-likelihood; whether greedy decoding gives this text
 
@@ -75,7 +76,7 @@ class EngineLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """Return the start token; raise InputError if the model has none."""
-        return self.engine.start_ids("a text of this task needs a token before it")[0]
+        return start_token(self.engine.model.config, "a text of this task needs a token before it")
 
     @property
     def tokenizer_name(self) -> str:
@@ -147,14 +148,12 @@ class EngineLM(TemplateLM):
 
     def _measured(self, rows: Sequence[list[int]], starts: Sequence[int]) -> Iterator[Answer]:
         """Yield the answers for the tokens of rows from their starts on."""
-        model = self.engine.model
-        prefixes = PrefixCache(model)
+        loaded = replace(self.engine.loaded)  # with new prefixes
         for first in range(0, len(rows), _TOGETHER):
             group = slice(first, first + _TOGETHER)
-            columns = [log_probabilities, ranks]
-            for logprobs, row_ranks in measured(
-                model, rows[group], starts[group], columns, prefixes
-            ):
+            measures = [log_probabilities, ranks]
+            columns = measure_windows(loaded, rows[group], starts[group], measures)
+            for logprobs, row_ranks in columns:
                 yield math.fsum(logprobs), max(row_ranks) == 1
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -169,9 +168,7 @@ class EngineLM(TemplateLM):
             for index, (context, options) in enumerate(arguments)
         ]
         texts: list[str] = []
-        engine = self.engine
-        helpers = engine.speculator, PrefixCache(engine.model)
-        completions = complete(engine.model, engine.tokenizer, rows, None, *helpers)
+        completions = complete(replace(self.engine.loaded), rows)  # with new prefixes
         label = "Running generate_until requests"
         for completion in tqdm(completions, label, len(rows), disable=disable_tqdm):
             assert isinstance(completion, Completion)  # noqa: S101 (narrows the type)

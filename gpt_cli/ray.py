@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
-from gpt_cli.engine import Engine, load
+from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.parquet import arrow_schema, whole
 from gpt_cli.jobs.rows import InputRow
 from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task
+from gpt_cli.loading import load
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION, ERROR, SCORE, Schema
 

@@ -1,5 +1,11 @@
 import inspect
+import re
+import subprocess
+import sys
 from dataclasses import fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -8,8 +14,9 @@ import gpt_cli
 import gpt_cli.jobs
 from gpt_cli.errors import GPTCLIError, InputError
 from gpt_cli.generation.generate import Completion
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.model import forward
-from gpt_cli.options.request import Options
+from gpt_cli.options.request import OptionFields, Options
 from support.checkpoints import END, END_ID, VOCAB
 
 PROMPT = "the sand and "
@@ -20,7 +27,7 @@ SAMPLED = {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "seed": 11, "max_tokens
 def without_ends(engine):
     config = replace(engine.model.config, bos_token_id=None, eos_token_id=())
     model = replace(engine.model, config=config)
-    return gpt_cli.Engine(model, engine.tokenizer, engine.name, engine.load_seconds)
+    return gpt_cli.Engine(LoadedModel(model, engine.tokenizer), engine.name, engine.load_seconds)
 
 
 def test_the_public_names_are_those_that_are_promised():
@@ -180,7 +187,7 @@ def test_an_empty_prompt_begins_at_the_token_that_begins_a_text(engine):
 
 def test_an_empty_prompt_needs_such_a_token(engine, without_ends):
     model = replace(engine.model, config=replace(engine.model.config, bos_token_id=50256))
-    beyond = gpt_cli.Engine(model, engine.tokenizer, "", 0)
+    beyond = gpt_cli.Engine(LoadedModel(model, engine.tokenizer), "", 0)
     for without in (without_ends, beyond):
         with pytest.raises(InputError, match="the prompt is empty"):
             without.generate([PROMPT, ""])
@@ -257,6 +264,30 @@ def test_the_keywords_are_the_fields_of_the_options(engine):
         assert keywords == [field.name for field in fields(Options)]
 
 
+def test_type_checkers_see_the_keywords(tmp_path):
+    assert get_type_hints(OptionFields).keys() == {field.name for field in fields(Options)}
+    if not find_spec("mypy"):
+        pytest.skip("mypy is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gpt_cli\n"
+        "engine = gpt_cli.load('tiny')\n"
+        "engine.generate(['a'], temperature=1, stop='.', logit_bias={1: -100}, seed=None)\n"
+        "engine.generate(['a'], temperatur=1)\n"
+        "engine.stream('a', max_tokens='many')\n"
+    )
+    # With the settings and the cache of this repository.
+    root, command = Path(__file__).parents[1], [sys.executable, "-m", "mypy", str(script)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    errors = re.findall(r":(\d+: error: .*)", found.stdout)
+    assert errors == [
+        '4: error: Unexpected keyword argument "temperatur" for "generate" of "Engine"'
+        '; did you mean "temperature"?  [call-arg]',
+        '5: error: Argument "max_tokens" to "stream" of "Engine" has incompatible type "str"; '
+        'expected "int"  [arg-type]',
+    ]
+
+
 def test_half_of_a_surrogate_pair_is_refused(engine):
     for use in (engine.encode, engine.score, lambda text: engine.generate([text])):
         with pytest.raises(InputError, match="not valid Unicode"):
@@ -265,7 +296,7 @@ def test_half_of_a_surrogate_pair_is_refused(engine):
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_noticed_when_it_matters(engine):
     model = replace(engine.model, config=replace(engine.model.config, vocab_size=280))
-    smaller = gpt_cli.Engine(model, engine.tokenizer, "", 0)
+    smaller = gpt_cli.Engine(LoadedModel(model, engine.tokenizer), "", 0)
     for use in (smaller.score, lambda text: smaller.generate([text])):
         with pytest.raises(InputError, match=r"the model has no token 28\d"):
             use("they're here")

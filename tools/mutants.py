@@ -49,6 +49,7 @@ TESTS = {
         "generation/test_speculate.py",
     ],
     "generation/drafts": ["generation/test_drafts.py", "generation/test_speculate.py"],
+    "generation/speculator": ["generation/test_drafts.py", "generation/test_speculate.py"],
     "gpt2/checkpoint": ["gpt2/test_checkpoint.py", "gpt2/test_model.py", "gpt2/test_quantize.py"],
     "options/request": ["options/test_declare.py"],
     "options/sampling_params": ["generation/test_sampling.py", "cli/test_cli.py"],

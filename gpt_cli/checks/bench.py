@@ -15,9 +15,10 @@ from gpt_cli.checks.plan import ModeName, Plan
 from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.generation.decode import Step
-from gpt_cli.generation.drafts import Speculator
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.digests import TEXT
+from gpt_cli.gpt2.memory import count_parameters, weights_bytes
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import peak_memory
 
@@ -156,13 +157,12 @@ def _summary(
     ops = engine.model.ops
     modes = {mode: _mode(of_mode, plan.batch, prompt_tokens) for mode, of_mode in runs.items()}
     speculative = runs.get("speculation", ())
-    sizes = checkpoint.memory(engine.model.config, ops.dtype)
     first, last = prompt_tokens + 1, prompt_tokens + plan.max_tokens
     width = _edge(plan.max_tokens)
     return Benchmark(
         model=engine.name,
-        parameters=sizes["parameters"],
-        weights_bytes=sizes["weights_bytes"],
+        parameters=count_parameters(engine.model.config),
+        weights_bytes=weights_bytes(engine.model.config, ops.dtype),
         dtype=ops.dtype,
         ops=ops.name,
         threads=ops.threads,
@@ -207,7 +207,8 @@ def prompts(engine: Engine, tokens: int, batch: int) -> list[str]:
 def _engine(engine: Engine, mode: ModeName) -> Engine:
     """Return an engine with the same model, which speculates only in the mode of that name."""
     speculator = Speculator(engine.model) if mode == "speculation" else None
-    return Engine(engine.model, engine.tokenizer, engine.name, engine.load_seconds, speculator)
+    loaded = LoadedModel(engine.model, engine.tokenizer, speculator)
+    return Engine(loaded, engine.name, engine.load_seconds)
 
 
 def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, name: str) -> _Run:

@@ -25,8 +25,9 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.generate import Completion
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
-from gpt_cli.gpt2.digests import TEXT, of_bits
+from gpt_cli.gpt2.digests import TEXT, logits_digest
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Array, Ops, get_ops
 from gpt_cli.ops.numpy_ops import Int8NumPyOps, NumPyOps
@@ -75,7 +76,8 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
     dtype = "int8" if checkpoint.stored_dtype(tensors) == "int8" else "float32"
 
     def load(ops: Ops) -> Engine:
-        return Engine(checkpoint.assemble(config, ops, tensors), tokenizer, name, 0.0)
+        model = checkpoint.assemble(config, ops, tensors)
+        return Engine(LoadedModel(model, tokenizer), name, 0.0)
 
     engine = load(get_ops("cpu", dtype))
     scale = _logits_scale(engine)
@@ -164,8 +166,14 @@ def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]
 def _continue(
     engine: Engine, prompts: Sequence[str] = PROMPTS, *, use_cache: bool = True
 ) -> list[Completion]:
-    options = {"max_tokens": _NEW_TOKENS, "temperature": 0, "ignore_eos": True}
-    return engine.generate(prompts, **options, use_cache=use_cache, overflow="truncate")
+    return engine.generate(
+        prompts,
+        max_tokens=_NEW_TOKENS,
+        temperature=0,
+        ignore_eos=True,
+        use_cache=use_cache,
+        overflow="truncate",
+    )
 
 
 def _check_same(
@@ -193,7 +201,7 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
     digests = {}
     for level, count in itertools.product(levels, counts):
         with _computing(ops, level, count):
-            digests[level, count] = of_bits(engine.model, engine.tokenizer)
+            digests[level, count] = logits_digest(engine.model, engine.tokenizer)
     digest = digests[levels[0], 1]
     known = facts.get("digests", {}).get(ops.dtype, digest)
     ways = f"with {counts[0]} and {counts[1]} threads, at {', '.join(levels)}"

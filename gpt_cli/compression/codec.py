@@ -34,12 +34,16 @@ from gpt_cli.compression.archive import (
 from gpt_cli.compression.range_coder import Decoder, Encoder
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.gpt2 import digests
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.gpt2.digests import logits_digest, weights_digest
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import GPT2, PASS, forward, hidden_states, unembed
+from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize, logits_bytes
+from gpt_cli.gpt2.model import GPT2, forward
+from gpt_cli.gpt2.prefill import next_logits
+from gpt_cli.gpt2.tokens import start_token
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import OptionError
-from gpt_cli.scoring.score import of_tokens, windows
+from gpt_cli.scoring.score import measure_texts, windows
 
 _LAST = 4  # a segment may end with any line of its last quarter
 _PIECE = 1 << 16  # bytes that are tokenized at a time
@@ -71,16 +75,14 @@ class Codec:
                 f"compress and decompress must compute the same bits, and {model.ops.name} does "
                 "not give them: use the compiled library on a CPU (see `gpt-cli doctor`)"
             )
-        start = model.config.bos_token_id
-        if start is None or start >= model.config.vocab_size:
-            raise InputError("to compress, a model needs a start token (bos_token_id)")
-        self._model, self._tokenizer, self._start = model, tokenizer, start
+        self._start = start_token(model.config, "compressed texts begin with one")
+        self._model, self._tokenizer = model, tokenizer
         self._stride = max(1, model.config.n_positions // 2)
-        bits = bytes.fromhex(digests.of_bits(model, tokenizer))[:8]
+        bits = bytes.fromhex(logits_digest(model, tokenizer))[:8]
         self.header = Header(model.ops.dtype, self._weights_digest(model.ops.dtype), bits)
 
     def _weights_digest(self, dtype: str) -> bytes:
-        return bytes.fromhex(digests.of_weights(self._model, self._tokenizer, dtype))[:8]
+        return bytes.fromhex(weights_digest(self._model, self._tokenizer, dtype))[:8]
 
     @cached_property
     def _first_logits(self) -> Array:
@@ -153,7 +155,8 @@ class Codec:
             return intervals(ops, logits, ids)
 
         rows = {n: [self._start, *ids] for n, ids in enumerate(texts) if _may_be_text(parts[n])}
-        columns = of_tokens(self._model, list(rows.values()), [measure], stride=self._stride)
+        loaded = LoadedModel(self._model, self._tokenizer)
+        columns = measure_texts(loaded, list(rows.values()), [measure], self._stride)
         codes = list(parts)
         for n, (row,) in zip(rows, columns, strict=True):
             encoder = Encoder()
@@ -226,8 +229,8 @@ class Codec:
     def _side_by_side(self) -> int:
         """Return how many segments to decode at a time: as many as fit half of the free memory."""
         config, free = self._model.config, self._model.ops.free_memory()
-        cache = 8 * config.n_layer * config.n_embd * config.n_positions
-        logits_and_counts = 12 * config.vocab_size
+        cache = cache_bytes(config, config.n_positions, cache_itemsize(self._model.ops))
+        logits_and_counts = 3 * logits_bytes(config, 1)  # counts have 8 bytes
         most = (free or sys.maxsize) // (2 * (cache + logits_and_counts))
         return max(1, min(_SIDE_BY_SIDE, most))
 
@@ -249,7 +252,7 @@ class Codec:
         for w in windows(1 + longest, model.config.n_positions, self._stride):
             texts = [text for text in texts if text.size >= w.first]
             cache = KVCache(model.config, model.ops, len(texts), w.end - w.start - 1)
-            logits = self._append([text.ids[w.start :] for text in texts], cache)
+            logits = next_logits(model, [text.ids[w.start :] for text in texts], cache)
             for position in range(w.first, w.end):
                 sums_of_rows = model.ops.to_host(model.ops.cumulative_counts(logits))
                 for text, sums in zip(texts, sums_of_rows, strict=True):
@@ -257,17 +260,8 @@ class Codec:
                 advance(len(texts))
                 texts = [text for text in texts if text.size > position]
                 if position + 1 < w.end:
-                    cache = cache.first(len(texts))
-                    logits = self._append([text.ids[-1:] for text in texts], cache)
-
-    def _append(self, rows: Sequence[list[int]], cache: KVCache) -> Array:
-        """Compute rows of equal length, and return the logits (B, V) after them."""
-        model = self._model
-        ids = model.ops.xp.asarray(rows)
-        width = max(1, PASS // len(rows))
-        for start in range(0, ids.shape[1], width):
-            x = hidden_states(model, ids[:, start : start + width], cache)
-        return unembed(model, x[:, -1])
+                    cache = cache.view(len(texts))
+                    logits = next_logits(model, [text.ids[-1:] for text in texts], cache)
 
 
 class _Text:

@@ -1,26 +1,27 @@
 """Decode: the next tokens of rows side by side, a pass at a time."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.generation.drafts import Speculator, agreed
-from gpt_cli.generation.row import Chooser, FinishReason, Place, Row
+from gpt_cli.generation.drafts import agreed
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.row import BatchRow, Chooser, FinishReason, Position
 from gpt_cli.generation.sampling import likeliest
-from gpt_cli.generation.speculate import Drafting
+from gpt_cli.generation.speculate import DraftPolicy
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import GPT2, hidden_states, right_pad, unembed
+from gpt_cli.gpt2.model import hidden_states, right_pad, unembed
+from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.ops import Array, Ops
 
 TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
 
-_SMALLEST = 128  # tokens that a cache has room for
+_SMALLEST = 128  # tokens: the least capacity of a cache that rows join
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Step:
     id: int
     logprob: float  # natural logarithm of its probability before any sampling option
     top_logprobs: TopLogprobs  # the likeliest ids with theirs, if requested
-    text: str  # the characters that are now certain; the token's own may come in a later step
+    text: str  # the characters that are now certain; those of the token may come later
     finish_reason: FinishReason | None  # set on the row's last step
     seconds: float  # since the first pass began
     model_seconds: float  # of the pass that all rows share and of drafting for it
@@ -39,107 +40,140 @@ class Step:
     accepted: bool = False  # whether this token was drafted
 
 
+class ChosenToken(NamedTuple):
+    """A token that was chosen."""
+
+    id: int
+    logprob: float
+    top_logprobs: TopLogprobs
+
+
 class Batch:
     """Rows that are continued side by side; they may join and leave between passes.
 
     Attributes:
         rows: those that have not ended.
-        cache: the keys and values of all tokens of each row but the last; or None.
+        cache: the keys and values of all tokens of the rows but the last; or None.
     """
 
-    def __init__(
-        self,
-        model: GPT2,
-        tokenizer: Tokenizer,
-        speculator: Speculator | None = None,
-        most: int = 1,
-    ):
-        """Make an empty batch, to which up to `most` rows will be added."""
-        self._model, self._most = model, most
-        self._chooser = Chooser(model.ops, tokenizer, model.config)
-        self._drafting = Drafting(speculator, self._chooser) if speculator else None
+    def __init__(self, loaded: LoadedModel, most: int = 1, *, speculate: bool = True):
+        """Make an empty batch, to which up to `most` rows may be added."""
+        self._loaded, self._model, self._most = loaded, loaded.model, most
+        self._chooser = Chooser(loaded)
+        self._policy: DraftPolicy | None = None
+        if loaded.speculator and speculate:
+            self._policy = DraftPolicy(loaded.speculator, self._chooser)
         self._start = time.perf_counter()
-        self.begin([])
+        self.clear()
 
-    def begin(self, rows: list[Row], cache: KVCache | None = None) -> None:
-        """Replace all rows, and the cache, whose memory is given back."""
-        self.rows, self.cache, self._room = rows, cache, cache
+    def clear(self) -> None:
+        """Drop all rows, and give back the memory of the cache."""
+        self.rows: list[BatchRow] = []
+        self.cache: KVCache | None = None
+        self._memory: KVCache | None = None  # the cache, with unused rows
+        self._logits: Array | None = None  # of the next tokens, if they are computed already
+        self._fill_seconds = 0.0
 
-    def add(self, row: Row, cache: KVCache | None, place: int) -> None:
-        """Add a row. All its tokens but the last are in a place of a cache; None if it has one."""
-        room = self._reserve(len(row.window) + row.growth)
+    def fill(self, rows: list[BatchRow], *, use_cache: bool = True, share: bool = True) -> None:
+        """Replace all rows by one or more, and compute their texts.
+
+        With `share`, the tokens that texts share at their beginning are computed once.
+        """
+        began = time.perf_counter()
+        self.clear()
+        self.rows, texts = rows, [row.window for row in rows]
+        if use_cache:
+            capacity = max(len(row.window) + row.growth for row in rows)
+            model = self._model
+            self.cache = self._memory = KVCache(model.config, model.ops, len(rows), capacity)
+            if share:
+                self._copy_prefixes(self.cache)
+            begun = self.cache.lengths.tolist()
+            texts = [text[n:] for text, n in zip(texts, begun, strict=True)]
+        self._logits = next_logits(self._model, texts, self.cache)
+        self._fill_seconds = time.perf_counter() - began
+
+    def _copy_prefixes(self, cache: KVCache) -> None:
+        """Begin the rows of a cache with the prefixes that several texts have in common."""
+        prefixes = self._loaded.prefixes
+        known = [row.window[:-1] for row in self.rows]  # the last token must be computed
+        for n, indices in prefixes.groups(known):
+            prefix = prefixes.prefix(known[indices[0]][:n])
+            for row in indices:
+                cache.copy_row(row, prefix.cache, 0, n)
+
+    def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
+        """Add a row. All its tokens but the last are in a row of a cache; None if it has one."""
+        memory = self._reserve(len(row.window) + row.growth)
         if cache:
-            room.begin(len(self.rows), cache, place, len(row.window) - 1)
-        self._room = room  # only now, as memory may have been too short
+            memory.copy_row(len(self.rows), cache, cache_row, len(row.window) - 1)
+        self._memory = memory  # only now, as memory may have been too short
         self.rows.append(row)
-        self.cache = room.first(len(self.rows))
+        self.cache = memory.view(len(self.rows))
         self._set_lengths()
 
     def _reserve(self, capacity: int) -> KVCache:
-        """Return a cache with the rows, and room for more; what is not written takes no memory."""
-        old, config = self._room, self._model.config
+        """Return a cache with the rows, for more rows; what is not written takes no memory."""
+        old, config = self._memory, self._model.config
         if old and capacity <= old.capacity:
             return old
         capacity = max(_SMALLEST, 2 ** (capacity - 1).bit_length())  # seldom a larger one
         capacity = min(capacity, config.n_positions)
-        made = KVCache(config, self._model.ops, self._most, capacity)
-        for place, row in enumerate(self.rows):
+        memory = KVCache(config, self._model.ops, self._most, capacity)
+        for index, row in enumerate(self.rows):
             assert old  # noqa: S101 (narrows the type)
-            made.begin(place, old, place, len(row.window) - 1)
-        return made
+            memory.copy_row(index, old, index, len(row.window) - 1)
+        return memory
 
-    def drop(self, rows: Sequence[Row]) -> None:
-        """Drop rows; the last ones take their places in the cache."""
-        room = self._room
-        for place in reversed(range(len(self.rows))):
-            if self.rows[place] in rows:
+    def drop(self, rows: Sequence[BatchRow]) -> None:
+        """Drop rows; the last ones move to their rows of the cache."""
+        memory = self._memory
+        for index in reversed(range(len(self.rows))):
+            if self.rows[index] in rows:
                 last = self.rows.pop()
-                if place < len(self.rows):
-                    self.rows[place] = last
-                    if room:
-                        room.begin(place, room, len(self.rows), len(last.window) - 1)
+                if index < len(self.rows):
+                    self.rows[index] = last
+                    if memory:
+                        memory.copy_row(index, memory, len(self.rows), len(last.window) - 1)
         if not self.rows:
             self.cache = None  # its memory serves the next rows
-        elif rows and room:
-            self.cache = room.first(len(self.rows))
+        elif rows and memory:
+            self.cache = memory.view(len(self.rows))
             self._set_lengths()
 
-    def step(self, first_logits: Callable[[], Array] | None = None) -> list[Step]:
-        """Choose the next tokens of each row, at least one, and drop the rows that end.
+    def step(self) -> list[Step]:
+        """Choose the next tokens of rows, at least one per row, and drop the rows that end.
 
-        Args:
-            first_logits: computes the logits (B, V) of the next tokens, if there is no cache yet.
+        After `fill` the first tokens are chosen. Then a step needs the cache.
         """
-        began = time.perf_counter()
-        if self._drafting:
-            is_new = any(not row.generated for row in self.rows)  # a first token shall come soon
+        began = time.perf_counter() - self._fill_seconds
+        logits, self._logits, self._fill_seconds = self._logits, None, 0.0
+        if self._policy:
+            # A first token shall come soon.
+            is_first = logits is not None or any(not row.generated for row in self.rows)
             try:
-                self._drafting.draft(self.rows, None if is_new else self.cache)
-            except MemoryError:  # none is needed
-                self._drafting = None
-        logits = first_logits() if first_logits else self._verify()
+                self._policy.draft(self.rows, None if is_first else self.cache)
+            except MemoryError:  # drafts are not necessary
+                self._policy = None
+        if logits is None:
+            logits = self._verify()
         model_seconds = time.perf_counter() - began
-        tokens = choose(self._model.ops, self._chooser, logits, self.rows)
+        choices = choose(self._model.ops, self._chooser, logits, self.rows)
         seconds = time.perf_counter() - self._start
-        if self._drafting:
-            self._drafting.learn(self.rows, [[id for id, *_ in each] for each in tokens])
-        steps, ended = [], []
-        for row, found in zip(self.rows, tokens, strict=True):
-            shared = model_seconds, len(row.drafts)
-            for number, (id, logprob, top) in enumerate(found, 1):
-                text, finish = row.push(id)
-                details = logprob, top, text, finish, seconds
-                steps.append(Step(row.place, id, *details, *shared, number < len(found)))
-                shared = 0.0, 0
-                if finish is not None:
-                    ended.append(row)
-                    break
+        if self._policy:
+            self._policy.learn(self.rows, [[choice.id for choice in row] for row in choices])
+        steps = [
+            step
+            for row, row_choices in zip(self.rows, choices, strict=True)
+            for step in _steps(row, row_choices, seconds, model_seconds)
+        ]
         self._set_lengths()
-        self.drop(ended)
+        ended = {step.row for step in steps if step.finish_reason is not None}
+        self.drop([row for row in self.rows if row.number in ended])
         return steps
 
     def _verify(self) -> Array:
-        """Return `_next_logits`, and without drafts if results after one are not finite.
+        """Return `_next_logits`, and without drafts if results after a draft are not finite.
 
         Weights that only a wrong draft uses are no reason to end the text.
         """
@@ -152,7 +186,7 @@ class Batch:
             return self._next_logits()
 
     def _next_logits(self) -> Array:
-        """Compute the logits (P, V) after the last token of each row and each of its drafts."""
+        """Compute the logits (P, V) after the last token of a row and after its drafts."""
         model, xp = self._model, self._model.ops.xp
         ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
         x = hidden_states(model, xp.asarray(ids), self.cache, lengths)
@@ -167,31 +201,56 @@ class Batch:
             row.drafts = []
 
 
-def choose(
-    ops: Ops, chooser: Chooser, logits: Array, rows: Sequence[Row]
-) -> list[list[tuple[int, float, TopLogprobs]]]:
-    """Return the next tokens of each row: the drafts that are right, and the one after them.
+def _steps(
+    row: BatchRow, choices: Sequence[ChosenToken], seconds: float, model_seconds: float
+) -> list[Step]:
+    """Append chosen tokens to a row until it ends; return the steps."""
+    steps: list[Step] = []
+    drafted = len(row.drafts)
+    for number, choice in enumerate(choices, 1):
+        text, finish_reason = row.push(choice.id)
+        step = Step(
+            row=row.number,
+            id=choice.id,
+            logprob=choice.logprob,
+            top_logprobs=choice.top_logprobs,
+            text=text,
+            finish_reason=finish_reason,
+            seconds=seconds,
+            model_seconds=0.0 if steps else model_seconds,
+            drafted=0 if steps else drafted,
+            accepted=number < len(choices),
+        )
+        steps.append(step)
+        if finish_reason is not None:
+            break
+    return steps
 
-    A token has its log-probability, and the likeliest tokens in its place. logits (P, V) are those
-    of `Batch.step`.
+
+def choose(
+    ops: Ops, chooser: Chooser, logits: Array, rows: Sequence[BatchRow]
+) -> list[list[ChosenToken]]:
+    """Return the next tokens of rows: the drafts that are right, and the one after them.
+
+    logits (P, V) are those after the last token of a row and after its drafts.
     """
-    places = [
-        Place(row, row.drafts[:count]) for row in rows for count in range(len(row.drafts) + 1)
+    positions = [
+        Position(row, row.drafts[:count]) for row in rows for count in range(len(row.drafts) + 1)
     ]
     normalizer = ops.log_normalizer(logits)  # includes tokens that may not be chosen
-    top = top_logprobs(ops, logits, [place.row.options.top_logprobs for place in places])
-    chosen = chooser.choose(logits, places)
-    logprobs = ops.to_host(logits[ops.xp.arange(len(chosen)), chosen] - normalizer).tolist()
-    found = zip(ops.to_host(chosen).tolist(), logprobs, top, strict=True)
-    every = [list(islice(found, len(row.drafts) + 1)) for row in rows]
+    top = top_logprobs(ops, logits, [at.row.options.top_logprobs for at in positions])
+    ids = chooser.choose(logits, positions)
+    logprobs = ops.to_host(logits[ops.xp.arange(len(ids)), ids] - normalizer).tolist()
+    choices = map(ChosenToken, ops.to_host(ids).tolist(), logprobs, top)
+    by_row = [(row, list(islice(choices, len(row.drafts) + 1))) for row in rows]
     return [
-        tokens[: agreed(row.drafts, [id for id, *_ in tokens]) + 1]
-        for row, tokens in zip(rows, every, strict=True)
+        verified[: agreed(row.drafts, [choice.id for choice in verified]) + 1]
+        for row, verified in by_row
     ]
 
 
 def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:
-    """Return the likeliest tokens of each row, as many as it asks for, with log-probabilities."""
+    """Return the likeliest tokens for rows of logits, `counts` of them."""
     if not any(counts):
         return [[] for _ in counts]
     ids, logprobs = (ops.to_host(array).tolist() for array in likeliest(ops, logits, max(counts)))

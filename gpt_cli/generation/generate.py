@@ -3,22 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.decode import Batch, Step, TopLogprobs
-from gpt_cli.generation.drafts import Speculator
-from gpt_cli.generation.prefix_cache import PrefixCache
-from gpt_cli.generation.row import FinishReason, Request, Row
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.row import BatchRow, FinishReason, Request
 from gpt_cli.generation.sampling import GROUP
 from gpt_cli.generation.speculate import DRAFTS
-from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import GPT2, PASS, hidden_states, right_pad, unembed
-from gpt_cli.ops import Array
+from gpt_cli.gpt2.memory import FLOAT, cache_bytes, cache_itemsize, logits_bytes
+from gpt_cli.gpt2.model import GPT2
+from gpt_cli.gpt2.prefill import PASS
 from gpt_cli.system.machine import check_room
-
-_BLOCK = 32  # tokens: a cache has whole blocks
 
 
 @dataclass
@@ -29,9 +22,9 @@ class Completion:
     seed: int
     text: str = ""  # without the prompt and the end token
     ids: list[int] = field(default_factory=list)  # new tokens, with the end token or stop string
-    logprobs: list[float] = field(default_factory=list)  # one for each id
-    top_logprobs: list[TopLogprobs] = field(default_factory=list)  # one for each id
-    seconds: list[float] = field(default_factory=list)  # from the start to each id
+    logprobs: list[float] = field(default_factory=list)  # of these ids
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)  # after the same tokens
+    seconds: list[float] = field(default_factory=list)  # from the start to the id
     finish_reason: FinishReason = "interrupted"  # until the row has ended
     drafted: int = 0  # tokens
     accepted: int = 0  # drafted tokens that are in `ids`
@@ -49,50 +42,55 @@ class Completion:
             self.finish_reason = step.finish_reason
 
 
-def working_set(config: GPT2Config, requests: Sequence[Request], drafts: int = 0) -> int:
-    """Estimate the bytes to continue requests side by side, with some drafts in all of a pass.
+class Run(Iterator[Step]):
+    """An iterator that continues requests; `completions` holds the results so far."""
 
-    The weights, and those of a twin, are not included.
+    def __init__(self, loaded: LoadedModel, requests: Sequence[Request]):
+        self.completions = [Completion(len(row.prompt), row.seed) for row in requests]
+        self._steps = generate(loaded, requests)
+
+    def __next__(self) -> Step:
+        step = next(self._steps)
+        self.completions[step.row].add(step)
+        return step
+
+
+def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> int:
+    """Estimate the bytes to continue requests side by side, with `drafts` in all of a pass.
+
+    The weights, those of a draft model, and prefixes are not included.
     """
-    rows = len(requests)
+    config, rows = model.config, len(requests)
     prompt = max((len(row.prompt) for row in requests), default=0)
     new = [min(r.options.max_tokens, config.n_positions - len(r.prompt)) for r in requests]
-    length = -(-(prompt + max(new, default=0)) // _BLOCK) * _BLOCK
+    slots = model.ops.cache_block
+    length = -(-(prompt + max(new, default=0)) // slots) * slots
     cached = all(row.options.use_cache for row in requests)
-    copies = 3 if drafts else 2  # keys, values, and the twin's in float16
-    cache = copies * config.n_layer * rows * length * config.n_embd if cached else 0
+    cache = 0
+    if cached:
+        cache = cache_bytes(config, rows * length, cache_itemsize(model.ops))
+        if drafts:  # the draft model's copy is in float16
+            cache += cache_bytes(config, rows * length, 2)
     tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length
     widths = 6 * config.n_embd + 3 * config.inner_size
-    layer = tokens * (widths + config.n_head * length)  # with the scores of the attention
+    layer = FLOAT * tokens * (widths + config.n_head * length)  # with the scores of the attention
     # `sampling.likely_columns` returns all columns if k is large.
     among_all = any(not 0 < row.options.top_k <= config.vocab_size // GROUP for row in requests)
-    # Logits and the arrays of sampling, which are small where top-k leaves few columns.
-    vocabulary = (12 if among_all else 5) * (rows + drafts) * config.vocab_size
-    return 4 * (cache + max(layer, vocabulary))
+    # Logits and the arrays of sampling, which are small if top-k leaves few columns.
+    sampling = logits_bytes(config, (12 if among_all else 5) * (rows + drafts))
+    return cache + max(layer, sampling)
 
 
-def generate(
-    model: GPT2,
-    tokenizer: Tokenizer,
-    requests: Sequence[Request],
-    speculator: Speculator | None = None,
-    prefixes: PrefixCache | None = None,
-) -> Iterator[Step]:
-    """Return an iterator that continues prompts side by side, a token of each row at a time.
+def generate(loaded: LoadedModel, requests: Sequence[Request]) -> Iterator[Step]:
+    """Return an iterator that continues prompts side by side, one step per row after the other.
 
-    The cache is used if all rows have `use_cache`; then drafts of the speculator save passes, and
-    a row may have several tokens in turn. The iterator raises CheckpointError if the weights are
-    damaged.
-
-    Raises:
-        ResourceError: there is not enough memory.
+    The cache is used if all rows have `use_cache`; then drafts save passes, and a row may have
+    several tokens in turn.
     """
-    needed, free = working_set(model.config, requests), model.ops.free_memory()
-    prefixes = prefixes or PrefixCache(model)
+    model, speculator = loaded.model, loaded.speculator
+    needed, free = working_set(model, requests), model.ops.free_memory()
     if free is not None and needed > free:
-        prefixes.release()
-        if speculator:
-            speculator.release()
+        loaded.release()
         free = model.ops.free_memory()
     check_room(
         f"a batch of {len(requests)} needs about",
@@ -100,66 +98,33 @@ def generate(
         free,
         "generate fewer at a time, or shorter texts",
     )
-    if speculator and free is not None:
-        needed = working_set(model.config, requests, DRAFTS) + speculator.needed_bytes
-        speculator = speculator if needed <= free else None
-    return _steps(model, tokenizer, requests, speculator, prefixes)
+    share = speculate = True
+    if free is not None:  # memory for what saves time, but is not necessary
+        prefixes = loaded.prefixes.new_bytes([row.prompt[:-1] for row in requests])
+        share = needed + prefixes <= free
+        if speculator:
+            needed = working_set(model, requests, DRAFTS) + speculator.needed_bytes
+            speculate = needed + (prefixes if share else 0) <= free
+    return _steps(loaded, requests, share=share, speculate=speculate)
 
 
 def _steps(
-    model: GPT2,
-    tokenizer: Tokenizer,
-    requests: Sequence[Request],
-    speculator: Speculator | None,
-    prefixes: PrefixCache,
+    loaded: LoadedModel, requests: Sequence[Request], *, share: bool, speculate: bool
 ) -> Iterator[Step]:
     use_cache = all(row.options.use_cache for row in requests)
-    rows = [Row(place, row, tokenizer, model.config) for place, row in enumerate(requests)]
-    batch = Batch(model, tokenizer, speculator)
-    batch.begin(rows)
-
-    def first_logits() -> Array:
-        if use_cache:
-            batch.begin(batch.rows, _begin(model, batch.rows, prefixes))
-        return _prefill(model, batch.rows, batch.cache)
-
-    while batch.rows:
-        yield from batch.step(None if batch.cache else first_logits)
-        if _shift(batch.rows, model.config.n_positions):
-            batch.begin(batch.rows)
+    batch = Batch(loaded, speculate=speculate)
+    rows = [BatchRow(number, request, loaded) for number, request in enumerate(requests)]
+    is_filled = False
+    while rows:
+        if not is_filled:
+            batch.fill(rows, use_cache=use_cache, share=share)
+        yield from batch.step()
+        rows = batch.rows
+        has_shifted = _shift(rows, loaded.config.n_positions)
+        is_filled = use_cache and not has_shifted
 
 
-def _begin(model: GPT2, rows: Sequence[Row], prefixes: PrefixCache) -> KVCache:
-    """Return a cache for the rows, with the beginnings that several have in common."""
-    capacity = max(len(row.window) + row.growth for row in rows)
-    cache = KVCache(model.config, model.ops, len(rows), capacity)
-    windows = [row.window[:-1] for row in rows]  # the last token is to be computed
-    for n, places in prefixes.groups(windows):
-        prefix = prefixes.prefix(windows[places[0]][:n])
-        for place in places:
-            cache.begin(place, prefix.cache, 0, n)
-    return cache
-
-
-def _prefill(model: GPT2, rows: Sequence[Row], cache: KVCache | None) -> Array:
-    """Compute the tokens that are not in the cache; return the logits (B, V) after each row."""
-    xp = model.ops.xp
-    known = cache.lengths.tolist() if cache else [0] * len(rows)
-    windows = [row.window[n:] for row, n in zip(rows, known, strict=True)]
-    ids, lengths = right_pad(windows)
-    width = max(1, PASS // len(rows)) if cache else ids.shape[1]
-    last: dict[int, Array] = {}  # of each row, the state (C,) at its last token
-    for start in range(0, ids.shape[1], width):
-        some = ids[:, start : start + width]
-        left = lengths - start
-        new = np.clip(left, 0, some.shape[1])
-        x = hidden_states(model, xp.asarray(some), cache, new)
-        for row in np.flatnonzero((left > 0) & (left <= some.shape[1])).tolist():
-            last[row] = x[row, left[row] - 1].copy()  # not a view, which would keep all of x
-    return unembed(model, xp.stack([last[row] for row in range(len(rows))]))
-
-
-def _shift(rows: Sequence[Row], n_positions: int) -> bool:
+def _shift(rows: Sequence[BatchRow], n_positions: int) -> bool:
     """Drop the oldest half of the rows that fill the context; return whether there are any.
 
     Positions are learned, so cached keys and values cannot be moved to other positions.

@@ -1,12 +1,11 @@
 """Which tokens may follow in a text that must match a constraint.
 
-Before each token, llguidance says with which tokens the rest of a matching text can begin. The
-others cannot be chosen: `row.Chooser` removes them before the filters of sampling. The
-draw from what remains uses the random number of its place, so a constraint that allows every token
-changes nothing.
+Before a token is chosen, llguidance lists the tokens that can begin the rest of a matching text.
+`row.Chooser` removes all others before the filters of sampling. The draw from what remains uses the
+random number of its position, so a constraint that allows every token changes nothing.
 
-Where all matching texts go on in the same way, only the token is allowed that the tokenizer makes
-of it: a model has seldom seen a word in other pieces. (In a Lark grammar, any pieces are allowed.)
+If all matching texts go on in the same way, only the tokens of the tokenizer are allowed, because a
+model has seldom seen a word in other pieces. (In a Lark grammar, any pieces are allowed.)
 """
 
 from collections.abc import Sequence
@@ -31,21 +30,21 @@ End: TypeAlias = Literal["complete", "stuck"]  # nothing more may follow; it sho
 
 
 class Matcher:
-    """The state of one text. Questions about drafts, which may reach a limit, ask a copy of it.
+    """The state of one text. Drafts, which may reach a limit, are checked on a copy of it.
 
     Attributes:
         end: why no token can follow, once that is so.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint):
-        """Begin a text; raise what `check` raises."""
+        """Begin a text, or raise what `check` raises."""
         self._guide, self._size = _guide(tokenizer, config), config.vocab_size
         self._state = _begin(self._guide, constraint).deep_copy()
         self.end: End | None = None
         self._renew()
 
     def push(self, id: int) -> None:
-        """Take the next token."""
+        """Append the next token."""
         self._state.consume_token(id)
         self._renew()
 
@@ -65,7 +64,7 @@ class Matcher:
         return drafts[: self._state.deep_copy().validate_tokens(drafts)]
 
     def forced(self) -> list[int]:
-        """Return the tokens that have to follow, up to one of which there is a choice."""
+        """Return the tokens that have to follow, up to the first that is a choice."""
         return self._state.deep_copy().compute_ff_tokens()
 
     def _renew(self) -> None:
@@ -75,11 +74,9 @@ class Matcher:
 
 
 def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint) -> None:
-    """Check that a model can begin a text that matches a constraint.
+    """Raise OptionError if a constraint is not valid, or no text of a model but the empty matches.
 
-    Raises:
-        OptionError: the constraint is not valid, or no text but the empty one matches.
-        ResourceError: llguidance is not installed.
+    ResourceError if llguidance is not installed.
     """
     _begin(_guide(tokenizer, config), constraint)
 
@@ -143,5 +140,5 @@ class _Wrapped:
 
     def __call__(self, text: bytes) -> list[int]:
         ids = self.tokenizer.encode_bytes(text)
-        # What follows a text's own end token cannot be forced.
+        # The tokens after an end token in the text cannot be forced.
         return [*takewhile(lambda id: id not in self.special_token_ids, ids)]

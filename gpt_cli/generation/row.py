@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import ContextError
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
+from gpt_cli.folder.tokenizer import StreamDecoder
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher
 from gpt_cli.generation.sampling import sample, uniforms
-from gpt_cli.ops import Array, Ops
+from gpt_cli.ops import Array
 from gpt_cli.options.request import Options
 from gpt_cli.options.sampling_params import SamplingParams
 
-_DRAWS = 128  # made together: the generator takes longer to set up than to run
+_DRAWS = 128  # drawn together: the generator takes longer to set up than to run
 
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "context", "interrupted"] | End
 
@@ -43,23 +43,22 @@ class Request:
 class StopStrings:
     """Pass text on up to the first stop string, or with `include` up to its end.
 
-    Text that may be the beginning of a stop string is held back until that is decided, since a
-    string may span several tokens.
+    Text that may begin a stop string is held back until that is decided: it may span tokens.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False):
         self._stops, self._include = stops, include
         self._held = ""
-        self.found = False
+        self.stopped = False
 
     def push(self, text: str) -> str:
         """Take text; return the text that is certain to be before any stop string."""
         self._held += text
         held = self._held
-        places = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
-        if places:
-            self.found = True
-            end, start = min(places)  # the first complete one, wherever the text was cut
+        spans = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if spans:
+            self.stopped = True
+            end, start = min(spans)  # the first complete one, wherever the text was cut
             self._held = ""
             return held[: end if self._include else start]
         cut = len(held) - max((self._undecided(stop) for stop in self._stops), default=0)
@@ -77,25 +76,25 @@ class StopStrings:
         return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
 
 
-class Row:
-    """The state of one request."""
+class BatchRow:
+    """The state of one request, whose number steps name."""
 
-    def __init__(self, place: int, request: Request, tokenizer: Tokenizer, config: GPT2Config):
-        options = request.options
-        self.place = place
-        self.options = options
+    def __init__(self, number: int, request: Request, loaded: LoadedModel):
+        self.number = number
+        self.options = options = request.options
         self.sampling = options.sampling
         self._key = request.seed, request.index
-        self._block = -1  # of the random numbers in `_draws`
+        self._draws_from = -1  # the first step of the random numbers in `_draws`
         self.ids = list(request.prompt)  # of the whole text
         self.generated: list[int] = []
         self.window = list(request.prompt)  # the end of the text, which the model sees
         self.drafts: list[int] = []  # tokens that may follow: see `gpt_cli.generation.speculate`
-        self._config = config
-        self._decoder = StreamDecoder(tokenizer)
+        self._config = loaded.config
+        self._decoder = StreamDecoder(loaded.tokenizer)
         self._stops = StopStrings(options.stop, include=options.include_stop)
-        constraint = options.constraint
-        self.matcher = Matcher(tokenizer, config, constraint) if constraint else None
+        self.matcher: Matcher | None = None
+        if options.constraint:
+            self.matcher = Matcher(loaded.tokenizer, loaded.config, options.constraint)
 
     @property
     def growth(self) -> int:
@@ -105,18 +104,18 @@ class Row:
 
     def draw(self, step: int) -> float:
         """Return the random number of a step, in [0, 1)."""
-        block, place = divmod(step, _DRAWS)
-        if self._block != block:
-            self._block, self._draws = block, uniforms(self._key, block * _DRAWS, _DRAWS)
-        return float(self._draws[place])
+        first = step - step % _DRAWS
+        if self._draws_from != first:
+            self._draws_from, self._draws = first, uniforms(self._key, first, _DRAWS)
+        return float(self._draws[step - first])
 
     def push(self, id: int) -> tuple[str, FinishReason | None]:
-        """Take a token; return the text that is now certain, and a reason if the row ends."""
+        """Append a token; return the text that is now certain, and a reason if the row ends."""
         for ids in (self.ids, self.generated, self.window):
             ids.append(id)
         ended = id in self._config.eos_token_id
         passed = "" if ended else self._stops.push(self._decoder.push(id))
-        if self._stops.found:
+        if self._stops.stopped:
             return passed, "stop"
         if self.matcher:
             self.matcher.push(id)
@@ -135,17 +134,11 @@ class Row:
 
 
 def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
-    """Return the part of a prompt (ids) that leaves room for new tokens in the context.
+    """Return the part of a prompt (ids) that leaves space for new tokens in the context.
 
-    It depends on `options.overflow`:
-    - "error" refuses a prompt that leaves no room for a token;
-    - "truncate" drops the oldest tokens until all new tokens fit, but reserves at most half of the
-      context for new tokens;
-    - "shift" keeps the newest half of a prompt that fills the context; `generate` does the same
-      whenever the text fills it.
-
-    Raises:
-        ContextError: the prompt is refused.
+    "error" raises ContextError if no token fits after the prompt. "truncate" drops the oldest
+    tokens until all new tokens fit, but reserves at most half of the context for these. "shift"
+    keeps the newest half of a prompt that fills the context, as `generate` does with a text.
     """
     if options.overflow == "truncate":
         return prompt[-max(n_positions - options.max_tokens, n_positions // 2) :]
@@ -155,64 +148,69 @@ def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
         return prompt[-(n_positions // 2) :]
     raise ContextError(
         f"the prompt has {len(prompt)} tokens and leaves no room in the model's context of "
-        f"{n_positions}; shorten it, or choose --overflow truncate or shift"
+        f"{n_positions}; shorten it, or choose overflow truncate or shift"
     )
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place in a text: after a row's last token, or after drafted tokens that follow it."""
+class Position:
+    """A position in a text: after a row's last token, or after drafts that follow it."""
 
-    row: Row
+    row: BatchRow
     drafts: Sequence[int] = ()
+
+    @property
+    def step(self) -> int:
+        """Return the number of generated tokens before it."""
+        return len(self.row.generated) + len(self.drafts)
 
 
 class Chooser:
     """Chooses tokens for one model and tokenizer."""
 
-    def __init__(self, ops: Ops, tokenizer: Tokenizer, config: GPT2Config):
+    def __init__(self, loaded: LoadedModel):
+        ops, config = loaded.model.ops, loaded.config
         xp = ops.xp
         eos = {id for id in config.eos_token_id if id < config.vocab_size}
-        missing = set(tokenizer.missing_ids(config.vocab_size)) - eos
+        missing = set(loaded.tokenizer.missing_ids(config.vocab_size)) - eos
         self._ops = ops
         self._ends, self._missing = (
             xp.asarray(sorted(ids), dtype=xp.int64) for ids in (eos, missing)
         )
         self._never = _columns(self._missing)
 
-    def banned(self, row: Row) -> Array:
+    def banned(self, row: BatchRow) -> Array:
         """Return the ids that are never chosen for a row."""
         ends = [self._ends] if row.options.ignore_eos else []
         return self._ops.xp.concatenate([self._missing, *ends])
 
-    def choose(self, logits: Array, places: Sequence[Place]) -> Array:
-        """Choose the next token at each place: logits (P, V) -> ids (P,).
+    def choose(self, logits: Array, positions: Sequence[Position]) -> Array:
+        """Choose the next token at every position: logits (P, V) -> ids (P,).
 
-        Each draw is keyed by the row and the number of its token. Places of rows with equal
+        A draw is keyed by the row and the number of its token. Positions of rows with equal
         parameters are sampled together. The logits of tokens that may not be chosen become -inf.
         """
         xp = self._ops.xp
         logits[:, self._never] = -xp.inf
         alike: dict[SamplingParams, list[int]] = {}
-        for index, place in enumerate(places):
-            alike.setdefault(place.row.sampling, []).append(index)
-            if place.row.options.ignore_eos:
+        for index, position in enumerate(positions):
+            row = position.row
+            alike.setdefault(row.sampling, []).append(index)
+            if row.options.ignore_eos:
                 logits[index, self._ends] = -xp.inf
-            if place.row.matcher:
-                self.constrain(logits[index], place.row.matcher.allowed(place.drafts))
-        chosen = xp.empty(len(places), xp.int64)
+            if row.matcher:
+                self._constrain(logits[index], row.matcher.allowed(position.drafts))
+        ids = xp.empty(len(positions), xp.int64)
         for params, indices in alike.items():
-            group = [places[index] for index in indices]
-            some = indices if len(alike) > 1 else slice(None)  # a list would make a copy
-            seen = [chain(each.row.ids, each.drafts) for each in group]
-            generated = [chain(each.row.generated, each.drafts) for each in group]
-            steps = [len(each.row.generated) + len(each.drafts) for each in group]
-            drawn = [each.row.draw(step) for each, step in zip(group, steps, strict=True)]
-            draws = xp.asarray(drawn if params.temperature else [])
-            chosen[some] = sample(self._ops, logits[some], draws, params, seen, generated)
-        return chosen
+            group = [positions[index] for index in indices]
+            part = indices if len(alike) > 1 else slice(None)  # a list would make a copy
+            seen = [chain(at.row.ids, at.drafts) for at in group]
+            generated = [chain(at.row.generated, at.drafts) for at in group]
+            draws = [at.row.draw(at.step) for at in group] if params.temperature else []
+            ids[part] = sample(self._ops, logits[part], xp.asarray(draws), params, seen, generated)
+        return ids
 
-    def constrain(self, logits: Array, allowed: NDArray[np.bool_]) -> None:
+    def _constrain(self, logits: Array, allowed: NDArray[np.bool_]) -> None:
         """Keep the logits (V,) of the allowed tokens, if there are any."""
         if allowed.any():
             logits[~self._ops.xp.asarray(allowed)] = -self._ops.xp.inf

@@ -2,25 +2,21 @@
 
 The filters have the meaning and the order of transformers. Each sets the logits below a bound to
 -inf, so tokens of equal logits stay or go together, and the most likely token always stays.
-Sums over the vocabulary are running sums: a removed token and a zero in its place give the same
+Sums over the vocabulary are running sums: a removed token and a probability of zero give the same
 bits. (A filter must not use `ops.log_normalizer`, whose sums have another order.)
 
-To add an option, declare it in `SamplingParams` and apply it in `sample`. This module does not
-import NumPy, since `--help` reads the declarations.
+To add an option, declare it in `SamplingParams` and apply it in `sample`.
 """
-
-from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from gpt_cli.ops import Array, Ops
 from gpt_cli.options.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from gpt_cli.ops import Array, Ops
 
 GROUP = 64  # columns of logits per group in `likely_columns`
 
@@ -31,10 +27,8 @@ def uniforms(key: tuple[int, int], first: int, count: int) -> Array:
     The generator is counter-based: a number depends only on the row's key, (seed, index), and on
     its step, not on other rows, the device or the cache.
     """
-    import numpy as np
-
-    # NumPy guarantees that the raw output stays the same, but not that of its distributions. Each
-    # step has a counter of its own, which gives four numbers.
+    # NumPy guarantees that the raw output stays the same, but not that of its distributions. A step
+    # has one counter, which gives four numbers.
     raw = np.random.Philox(key=np.array(key, np.uint64), counter=first).random_raw(4 * count)
     return (raw[::4] >> 11) * 2.0**-53
 
@@ -42,7 +36,7 @@ def uniforms(key: tuple[int, int], first: int, count: int) -> Array:
 def repeat_penalty(
     xp: ModuleType, logits: Array, seen: Sequence[Iterable[int]], penalty: float
 ) -> Array:
-    """Divide the logits of the ids that each row has seen by `penalty`, or multiply negative ones.
+    """Divide the logits of the ids that a row has seen by `penalty`, or multiply negative ones.
 
     Keskar et al., "CTRL", 2019, section 4.1.
     """
@@ -57,7 +51,7 @@ def repeat_penalty(
 def generated_penalty(
     logits: Array, generated: Sequence[Iterable[int]], presence: float, frequency: float
 ) -> Array:
-    """Lower the logits of the ids that each row has generated, as OpenAI's completions do.
+    """Lower the logits of the ids that a row has generated, as OpenAI's completions do.
 
     The logit of a token that was generated n times falls by `presence` + n * `frequency`.
     """
@@ -74,7 +68,7 @@ def keep_from(xp: ModuleType, logits: Array, bound: Array) -> Array:
 
 
 def likely_columns(xp: ModuleType, logits: Array, k: int) -> Array:
-    """Return the columns that hold the k largest of each row, and few others, without a sort.
+    """Return the columns that hold the k largest of every row, and few others, without a sort.
 
     The columns form groups. The k-th largest of the groups' largest numbers is at most the k-th
     largest of the row.
@@ -89,7 +83,7 @@ def likely_columns(xp: ModuleType, logits: Array, k: int) -> Array:
 
 
 def top_k(xp: ModuleType, logits: Array, k: int) -> Array:
-    """Keep the k largest of each row."""
+    """Keep the k largest of every row."""
     k = min(k, logits.shape[-1])
     return keep_from(xp, logits, xp.partition(logits, -k, axis=-1)[:, -k, None])
 
@@ -115,21 +109,21 @@ def cumulated_weights(ops: Ops, logits: Array) -> Array:
 
 
 def log_probabilities(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return the log-probability of one token of each row: ids (B,) -> (B,) float64."""
+    """Return the log-probability of one token per row: ids (B,) -> (B,) float64."""
     return logits[ops.xp.arange(len(ids)), ids] - ops.log_normalizer(logits)
 
 
 def ranks(ops: Ops, logits: Array, ids: Array) -> Array:
-    """Return the rank of one token of each row, 1 for the likeliest: ids (B,) -> (B,).
+    """Return the rank of one token per row, 1 for the likeliest: ids (B,) -> (B,).
 
     It is one more than the number of tokens with higher logits.
     """
-    own = logits[ops.xp.arange(len(ids)), ids]
-    return (logits > own[:, None]).sum(axis=-1) + 1
+    targets = logits[ops.xp.arange(len(ids)), ids]
+    return (logits > targets[:, None]).sum(axis=-1) + 1
 
 
 def entropies(ops: Ops, logits: Array) -> Array:
-    """Return the entropy of the distribution of each row, in nats: (B,) float64."""
+    """Return the entropies of the distributions of rows, in nats: (B,) float64."""
     # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
     rows = zip(logits, ops.log_normalizer(logits), strict=True)
     logprobs = (row.astype("float64") - normalizer for row, normalizer in rows)
@@ -146,8 +140,8 @@ def likeliest(ops: Ops, logits: Array, count: int) -> tuple[Array, Array]:
         best = xp.flatnonzero(row >= least)  # of equal logits the lower id comes first
         rows.append(best[xp.argsort(-row[best], kind="stable")[:count]])
     ids = xp.stack(rows)
-    found = xp.take_along_axis(logits, ids, axis=-1)
-    return ids, found - ops.log_normalizer(logits)[:, None]
+    best_logits = xp.take_along_axis(logits, ids, axis=-1)
+    return ids, best_logits - ops.log_normalizer(logits)[:, None]
 
 
 def sample(
@@ -158,15 +152,15 @@ def sample(
     seen: Sequence[Iterable[int]],
     generated: Sequence[Iterable[int]] = (),
 ) -> Array:
-    """Choose the next token of each row.
+    """Choose the next tokens of rows.
 
     Args:
         ops: the operations of the device of `logits` and `uniforms`.
         logits: (B, V); -inf is never chosen.
-        uniforms: (B,) in [0, 1), the place of the draw in the cumulated probabilities; not used
+        uniforms: (B,) in [0, 1): the draw, as a fraction of the cumulated probabilities; not used
             if the temperature is 0.
         params: the filters.
-        seen: the ids of each row so far, for the repeat penalty.
+        seen: the ids of the rows so far, for the repeat penalty.
         generated: the generated part of these ids, for the other penalties.
 
     Returns:

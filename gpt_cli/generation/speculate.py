@@ -3,151 +3,152 @@
 A pass over one token takes as long as reading every weight. A pass over twelve takes little longer,
 so it can also check guesses at what follows. One cycle, for a text that ends with `c`:
 
-    draft   D E F        the int8 twin reads c, then D, then E: a quarter of the bytes each time
+    draft   D E F        the draft model, in int8, reads c, D and E: a quarter of the bytes
     verify  c D E F      one pass of the model gives the logits after c, D, E and F
-    choose  D E g .      the model's own token at each place, with the random draw of that place
-    keep    D E g        the right drafts, and the model's token in place of the first wrong one
+    choose  D E g .      the model's token at every position, with the random draw of that position
+    keep    D E g        the right drafts, and the model's token instead of the first wrong one
 
 The model chooses every token, and its results do not depend on what else is in the pass
 (`Ops.batch_invariant`). So drafts decide how soon a text is ready, and never what it says: in
 Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2022, texts keep
-their distribution; here every place has its own draw, and they stay the same texts.
+their distribution; here the draw depends on the position alone, and they stay the same texts.
 """
 
 import time
 from collections.abc import Sequence
 from functools import cached_property
 
-from gpt_cli.generation.drafts import NGrams, Record, Speculator, Twin
-from gpt_cli.generation.row import Chooser, Row
+from gpt_cli.generation.drafts import DraftModel, NGrams, Record
+from gpt_cli.generation.row import BatchRow, Chooser
+from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.kv_cache import KVCache
 
 MOST = 11  # drafts of a row: with its last token, one tile of the products
 DRAFTS = 24  # of all rows of a batch
 _COUNTS = (1, 2, 3, 5, 7, 9, MOST)
-_MIN_TOKENS = 64  # still to come, for making a twin, which takes as long as 5 to 10 tokens
-_PATIENCE = 16  # passes without the twin before it is tried again, doubled each time
-_TWIN = 0.3  # seconds of a draft / seconds of a pass, a guess that measurements correct
+_MIN_TOKENS = 64  # still to come; to make a draft model takes as long as 5 to 10 tokens
+_PATIENCE = 16  # passes without the draft model before it is tried again, doubled each time
+_DRAFT_COST = 0.3  # seconds of a draft / seconds of a pass: a guess that measurements correct
 _FORCED = 2  # tokens per row that constraints force, to draft only these: they cost nothing
-_GAIN = 1.05  # that drafts must promise, since estimates are uncertain
-_OLDER = 0.7  # of a measured time, with the next
+MIN_SPEEDUP = 1.05  # that drafts must promise, since estimates are uncertain
+_OLDER = 0.7  # weight of earlier measurements
 
-# A pass over n > 1 places takes max(1.1, (n + a) / b) times as long as a pass over one: measured.
+# A pass over n > 1 tokens takes max(1.1, (n + a) / b) times as long as a pass over one: measured.
 _PASS = {"float32": (4, 14.2), "bfloat16": (3, 7), "float16": (3, 7), "int8": (4.5, 5.8)}
 
 
-class Drafting:
-    """Chooses the drafts for the rows of a batch: as many as pay, from n-grams or the twin."""
+class DraftPolicy:
+    """Drafts for the rows of a batch, as many as pay: from n-grams or the draft model."""
 
     def __init__(self, speculator: Speculator, chooser: Chooser):
         self._speculator, self._chooser = speculator, chooser
         self._ngrams, self._ngram_record = NGrams(), Record(1, 1)
-        self._twin_record = Record(1, 0.3)
-        self._guesses: list[list[int]] = []  # from n-grams, for each row
-        self._pass_seconds = 0.0  # of a pass over one place
-        self._asked = False  # the twin, for the last drafts
+        self._model_record = Record(1, 0.3)
+        self._guesses: list[list[int]] = []  # from n-grams, by row
+        self._pass_seconds = 0.0  # of a pass over one token
+        self._model_drafted = False  # the last drafts
         self._drafted_at: float | None = None
         self._idle, self._patience = 0, _PATIENCE
 
-    def draft(self, rows: Sequence[Row], cache: KVCache | None) -> None:
-        """Set the drafts of each row, if there is a cache; it keeps its tokens."""
+    def draft(self, rows: Sequence[BatchRow], cache: KVCache | None) -> None:
+        """Set the drafts of rows, if there is a cache; it keeps its tokens."""
         self._drafted_at = None
         if cache is None:
             return
-        rooms = [row.growth - 1 for row in rows]
-        space = cache.capacity - max(len(row.window) for row in rows)
-        room = min(MOST, DRAFTS // len(rows), max(rooms), space)
-        limits = [min(room, own) for own in rooms]
-        if _force(rows, limits):
+        limits = [row.growth - 1 for row in rows]
+        free_slots = cache.capacity - max(len(row.window) for row in rows)
+        most = min(MOST, DRAFTS // len(rows), max(limits), free_slots)
+        sizes = [min(most, limit) for limit in limits]
+        if _force(rows, sizes):
             return
         self._guesses = [
-            self._ngrams.draft(row, limit) for row, limit in zip(rows, limits, strict=True)
+            self._ngrams.draft(row, size) for row, size in zip(rows, sizes, strict=True)
         ]
-        count, by_twin = self._plan(rows, room)
+        count, by_model = self._plan(rows, most)
         drafts = [guess[:count] for guess in self._guesses]
-        twin = self._twin if by_twin else None
-        self._asked = twin is not None
-        if twin:
-            twin.follow(cache)
+        model = self._draft_model if by_model else None
+        self._model_drafted = model is not None
+        if model:
+            model.sync(cache)
             began = time.perf_counter()
-            drafts = twin.draft(rows, count)
+            drafts = model.draft(rows, count)
             seconds = (time.perf_counter() - began) / count
-            self._twin_record.seconds = _mean(self._twin_record.seconds, seconds)
-        for row, each, own in zip(rows, drafts, rooms, strict=True):
-            row.drafts = row.matcher.fitting(each[:own]) if row.matcher else each[:own]
+            self._model_record.seconds = _mean(self._model_record.seconds, seconds)
+        for row, ids, limit in zip(rows, drafts, limits, strict=True):
+            row.drafts = row.matcher.fitting(ids[:limit]) if row.matcher else ids[:limit]
         self._drafted_at = time.perf_counter()
 
     @cached_property
-    def _twin(self) -> Twin | None:
-        model = self._speculator.twin
-        return Twin(model, self._chooser) if model else None
+    def _draft_model(self) -> DraftModel | None:
+        model = self._speculator.draft_model
+        return DraftModel(model, self._chooser) if model else None
 
-    def learn(self, rows: Sequence[Row], new: Sequence[Sequence[int]]) -> None:
-        """Learn from the new tokens of each row, and from the time since `draft`."""
+    def learn(self, rows: Sequence[BatchRow], new: Sequence[Sequence[int]]) -> None:
+        """Learn from the new tokens of the rows, and from the time since `draft`."""
         if self._drafted_at is None:
             return
         seconds = time.perf_counter() - self._drafted_at
-        places = sum(len(row.drafts) + 1 for row in rows)
-        self._pass_seconds = _mean(self._pass_seconds, seconds / self._times(places))
-        self._twin_record.seconds = self._twin_record.seconds or _TWIN * self._pass_seconds
+        tokens = sum(len(row.drafts) + 1 for row in rows)
+        self._pass_seconds = _mean(self._pass_seconds, seconds / self._times(tokens))
+        self._model_record.seconds = self._model_record.seconds or _DRAFT_COST * self._pass_seconds
         for row, guess, ids in zip(rows, self._guesses, new, strict=True):
             self._ngram_record.learn(guess, ids)  # also those that were not used
-            if self._asked:
-                self._twin_record.learn(row.drafts, ids)
+            if self._model_drafted:
+                self._model_record.learn(row.drafts, ids)
 
-    def _plan(self, rows: Sequence[Row], room: int) -> tuple[int, bool]:
-        """Choose the number of drafts of the best rate, and whether the twin makes them.
+    def _plan(self, rows: Sequence[BatchRow], most: int) -> tuple[int, bool]:
+        """Choose the number of drafts of the best rate, and whether the draft model makes them.
 
-        If the twin has made none for long, try it again.
+        If it has made none for long, try it again.
         """
-        if not self._pass_seconds or not room:
+        if not self._pass_seconds or not most:
             return 0, False
-        sizes = [len(guess) for guess in self._guesses]
-        counts = [count for count in _COUNTS if count <= room]
-        ngrams, twin = self._ngram_record, self._twin_record
+        lengths = [len(guess) for guess in self._guesses]
+        counts = [count for count in _COUNTS if count <= most]
         plans = {
-            (n, False): self._rate(ngrams, n, [min(n, size) for size in sizes])
+            (n, False): self._rate(self._ngram_record, n, [min(n, length) for length in lengths])
             for n in (0, *counts)
         }
-        if self._twin_is_near(rows):
-            rooms = [row.growth - 1 for row in rows]
+        if self._has_draft_model(rows):
+            limits = [row.growth - 1 for row in rows]
             plans |= {
-                (n, True): self._rate(twin, n, [min(n, own) for own in rooms]) for n in counts
+                (n, True): self._rate(self._model_record, n, [min(n, limit) for limit in limits])
+                for n in counts
             }
-        plans[0, False] *= _GAIN
+        plans[0, False] *= MIN_SPEEDUP
         best = max(plans, key=plans.__getitem__)
         self._idle, self._patience = (0, _PATIENCE) if best[1] else (self._idle + 1, self._patience)
         if self._idle < self._patience or (1, True) not in plans:
             return best
         self._idle, self._patience = 0, 2 * self._patience
-        twin.fade()  # what it drafted long ago says little
+        self._model_record.fade()  # what it drafted long ago says little
         return 1, True
 
-    def _twin_is_near(self, rows: Sequence[Row]) -> bool:
-        """Return whether the twin is in memory, or is worth making."""
+    def _has_draft_model(self, rows: Sequence[BatchRow]) -> bool:
+        """Return whether the draft model is in memory, or is worth making."""
         speculator = self._speculator
-        worth = speculator.has_twin or sum(row.growth for row in rows) >= _MIN_TOKENS
-        return worth and speculator.may_have_twin
+        worth = speculator.has_draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
+        return worth and speculator.may_have_draft_model
 
     def _rate(self, record: Record, count: int, sizes: Sequence[int]) -> float:
         """Return the expected tokens per second of all rows, with these numbers of drafts."""
         passing = self._pass_seconds * self._times(sum(sizes) + len(sizes))
         return sum(map(record.expected, sizes)) / (count * record.seconds + passing)
 
-    def _times(self, places: int) -> float:
-        """Return the time of a pass over some places / the time of a pass over one."""
+    def _times(self, tokens: int) -> float:
+        """Return the time of a pass over tokens / the time of a pass over one."""
         a, b = _PASS[self._speculator.model.ops.dtype]
-        return max(1.1, (places + a) / b) if places > 1 else 1.0
+        return max(1.1, (tokens + a) / b) if tokens > 1 else 1.0
 
 
-def _force(rows: Sequence[Row], limits: Sequence[int]) -> bool:
+def _force(rows: Sequence[BatchRow], sizes: Sequence[int]) -> bool:
     """Set the drafts of rows to the tokens that their constraints force, if these are enough."""
     forced = [row.matcher.forced() if row.matcher else [] for row in rows]
-    drafts = [each[:limit] for each, limit in zip(forced, limits, strict=True)]
+    drafts = [ids[:size] for ids, size in zip(forced, sizes, strict=True)]
     if sum(map(len, drafts)) < _FORCED * len(rows):
         return False
-    for row, each in zip(rows, drafts, strict=True):
-        row.drafts = each
+    for row, ids in zip(rows, drafts, strict=True):
+        row.drafts = ids
     return True
 
 

@@ -1,7 +1,7 @@
 """From safetensors to GPT2. All quirks of the published checkpoints are handled here.
 
 Matrices may be in int8, as `quantize` writes them and `ops.int8` defines them: `NAME.weight` as I8,
-and the scales of its blocks as F32, `NAME.weight_scale`: (blocks, n_out), or (n_out, blocks) for
+and the scales of its groups as F32, `NAME.weight_scale`: (groups, n_out), or (n_out, groups) for
 wte and lm_head.
 """
 
@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +34,7 @@ T = TypeVar("T", bound=Rows)
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
-    """Read the checkpoint in a folder, and place it on the device of `ops`."""
+    """Read the checkpoint in a folder, and put it on the device of `ops`."""
     config, tensors = read(folder)
     return assemble(config, ops, tensors)
 
@@ -43,8 +42,7 @@ def load(folder: Path, ops: Ops) -> GPT2:
 def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
     """Return a checkpoint's configuration and its tensors, without reading the tensors' data.
 
-    Raises:
-        CheckpointError: a file, a tensor or a field is missing, damaged or not GPT-2's.
+    CheckpointError if a file, a tensor or a field is missing, damaged or not GPT-2's.
     """
     config = GPT2Config.from_folder(folder)
     tensors = find_tensors(folder)
@@ -53,7 +51,7 @@ def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
-    """Return the tensors of a folder by GPT-2's own names, without reading their data."""
+    """Return the tensors of a folder by the names in GPT-2, without reading their data."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
         for name, tensor in read_header(path):
@@ -71,7 +69,7 @@ def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
 def stored_dtype(tensors: Mapping[str, Tensor | Int8Rows]) -> str:
     """Return "int8", "bfloat16" or "float16" if all matrices are stored so, else "float32"."""
     matrices = [tensor for name, tensor in tensors.items() if is_matrix(name, tensor.shape)]
-    stored = {"I8" if isinstance(each, Int8Rows) else each.dtype for each in matrices}
+    stored = {"I8" if isinstance(matrix, Int8Rows) else matrix.dtype for matrix in matrices}
     return DTYPES[stored.pop()] if len(stored) == 1 else "float32"
 
 
@@ -83,32 +81,16 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
         if weight.dtype != "I8" or scale is None or not is_matrix(name, weight.shape):
             continue  # `_check` refuses a matrix or a scale without its counterpart
         transposed = is_transposed(name)
-        blocks = list(weight.shape)
-        blocks[transposed] = -(-blocks[transposed] // BLOCK)
-        if (scale.dtype, list(scale.shape)) != ("F32", blocks):
+        groups = list(weight.shape)
+        groups[transposed] = -(-groups[transposed] // BLOCK)
+        if (scale.dtype, list(scale.shape)) != ("F32", groups):
             raise CheckpointError(
                 f"{folder}: the tensor {name + SCALE} is {scale.dtype} {list(scale.shape)}, "
-                f"but must be F32 {blocks}: make the folder again with `gpt-cli quantize`"
+                f"but must be F32 {groups}: make the folder again with `gpt-cli quantize`"
             )
         joined[name] = Int8Rows(weight, scale, transposed)
         del joined[name + SCALE]
     return joined
-
-
-def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
-    """Return a model's number of parameters, and the bytes of its weights and of a full context."""
-    parameters = matrices = 0
-    # All layers have the same shapes, and a damaged file may claim a million layers.
-    for name, shape in expected_shapes(replace(config, n_layer=1)):
-        count = math.prod(shape) * (config.n_layer if name.startswith("h.") else 1)
-        parameters += count
-        matrices += count if is_matrix(name, shape) else 0
-    halves = 2 * matrices
-    saved = {"float16": halves, "bfloat16": halves, "int8": 3 * matrices - halves // BLOCK}
-    weights = 4 * parameters - saved.get(dtype, 0)
-    number = 2 if dtype in ("int8", "float16") else 4  # bytes of each, keys and values
-    cache = 2 * number * config.n_layer * config.n_embd * config.n_positions
-    return {"parameters": parameters, "weights_bytes": weights, "kv_cache_bytes": cache}
 
 
 def _check(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config, folder: Path) -> None:
@@ -137,13 +119,13 @@ def _check(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config, folder:
 
 
 def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
-    """Build a model from tensors on disk or in memory, placed by `ops`.
+    """Build a model from tensors on disk or in memory, which `ops` places on its device.
 
     A head that is stored although it is tied is used if it differs from wte, as in transformers.
     """
     tensors = without_tied_head(tensors, config)
 
-    def place(name: str) -> Any:
+    def placed(name: str) -> Any:
         tensor = tensors[name]
         if is_matrix(name, tensor.shape):
             return ops.place_matrix(tensor, transposed=is_transposed(name))
@@ -152,13 +134,17 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
     # The largest first, so that the threads end at about the same time.
     names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))
     with ThreadPoolExecutor(min(_READERS, cores())) as pool:
-        arrays = dict(zip(names, pool.map(place, names), strict=True))
+        return build(config, ops, dict(zip(names, pool.map(placed, names), strict=True)))
+
+
+def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
+    """Build a model from weights on the device of `ops`, by their names in a checkpoint."""
 
     def linear(name: str) -> Linear:
-        return Linear(arrays[f"{name}.weight"], arrays[f"{name}.bias"])
+        return Linear(weights[f"{name}.weight"], weights[f"{name}.bias"])
 
     def layer_norm(name: str) -> LayerNorm:
-        weight, bias = arrays[f"{name}.weight"], arrays[f"{name}.bias"]
+        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
         return LayerNorm(weight, bias, config.layer_norm_epsilon)
 
     def block(layer: int) -> Block:
@@ -176,11 +162,13 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
     return GPT2(
         config=config,
         ops=ops,
-        wte=arrays["wte.weight"],
-        wpe=arrays["wpe.weight"],
+        wte=weights["wte.weight"],
+        wpe=weights["wpe.weight"],
         h=tuple(block(layer) for layer in range(config.n_layer)),
         ln_f=layer_norm("ln_f"),
-        lm_head=Linear(arrays.get("lm_head.weight", arrays["wte.weight"])),
+        lm_head=Linear(
+            weights.get("lm_head.weight", weights["wte.weight"]), weights.get("lm_head.bias")
+        ),
     )
 
 
@@ -189,7 +177,8 @@ def without_tied_head(tensors: Mapping[str, T], config: GPT2Config) -> dict[str,
     kept = dict(tensors)
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
     if head is not None and config.tie_word_embeddings:
-        parts = [slice(at, at + _COMPARED) for at in range(0, wte.shape[0], _COMPARED)]
+        starts = range(0, wte.shape[0], _COMPARED)
+        parts = [slice(start, start + _COMPARED) for start in starts]
         if all(np.array_equal(wte[part], head[part]) for part in parts):
             del kept["lm_head.weight"]
     return kept

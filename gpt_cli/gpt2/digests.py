@@ -1,16 +1,15 @@
 """SHA-256 digests of a model and its tokens, and of the logits that it computes here."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from gpt_cli.errors import InputError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.gpt2.model import GPT2, forward
+from gpt_cli.gpt2.weights import leaves
 from gpt_cli.ops import Array
 
 TEXT = (
@@ -23,12 +22,8 @@ TEXT = (
 _TOKENS = 64
 
 
-def of_bits(model: GPT2, tokenizer: Tokenizer) -> str:
-    """Return the digest of the logits of the first tokens of TEXT.
-
-    Raises:
-        InputError: the tokenizer is of another model, with more tokens.
-    """
+def logits_digest(model: GPT2, tokenizer: Tokenizer) -> str:
+    """Return the digest of the logits of the first tokens of TEXT."""
     ids = tokenizer.encode(TEXT)[: min(_TOKENS, model.config.n_positions)]
     if max(ids) >= model.config.vocab_size:
         raise InputError(
@@ -38,43 +33,32 @@ def of_bits(model: GPT2, tokenizer: Tokenizer) -> str:
     return hashlib.sha256(logits.astype("<f4", copy=False).tobytes()).hexdigest()
 
 
-def of_weights(model: GPT2, tokenizer: Tokenizer, dtype: str | None = None) -> str:
+def weights_digest(model: GPT2, tokenizer: Tokenizer, dtype: str | None = None) -> str:
     """Return the digest of a model in memory, as the compiled library holds it, and of its tokens.
 
     The library holds weights in one layout on all processors. With another `dtype` than the model's
     (float32, float16 or bfloat16), the digest is that of the same weights in this dtype. If the
     dtype cannot hold them, no model in it has this digest.
     """
-    digest = hashlib.sha256()
-    parts = [model.wte, model.wpe, model.h, model.ln_f, model.lm_head]
-    for part in _parts(parts, dtype or model.ops.dtype, set()):
-        digest.update(part)
+    dtype = dtype or model.ops.dtype
+    digest, seen = hashlib.sha256(), set()
+    for _, leaf in leaves((model.wte, model.wpe, model.h, model.ln_f, model.lm_head)):
+        array = getattr(leaf, "panels", leaf)
+        if not isinstance(array, np.ndarray):
+            digest.update(repr(array).encode())
+        elif id(array) not in seen:  # a tied matrix counts once
+            seen.add(id(array))
+            panels: Iterable[Array] = [array]
+            if array is not leaf and leaf.format != dtype:  # one at a time: a copy may be large
+                panels = map(partial(_converted, leaf.format, dtype), array)
+            for panel in panels:
+                digest.update(np.ascontiguousarray(panel).data.cast("B"))
     size = model.config.vocab_size
     missing = set(tokenizer.missing_ids(size))
-    for id in range(size):
-        token = b"" if id in missing else tokenizer.token_bytes(id)
-        digest.update(b"%d %d " % (id, len(token)) + token)
+    for token_id in range(size):
+        token = b"" if token_id in missing else tokenizer.token_bytes(token_id)
+        digest.update(b"%d %d " % (token_id, len(token)) + token)
     return digest.hexdigest()
-
-
-def _parts(part: Any, dtype: str, seen: set[int]) -> Iterator[bytes | memoryview]:
-    """Yield the arrays of a part of a model, each once, and its numbers."""
-    if is_dataclass(part):
-        part = [getattr(part, field.name) for field in fields(part)]
-    if isinstance(part, list | tuple):
-        for member in part:
-            yield from _parts(member, dtype, seen)
-        return
-    array = getattr(part, "panels", part)
-    if not isinstance(array, np.ndarray):
-        yield repr(array).encode()
-    elif id(array) not in seen:
-        seen.add(id(array))
-        panels: Iterable[Array] = [array]
-        if array is not part and part.format != dtype:  # one at a time, since a copy may be large
-            panels = map(partial(_converted, part.format, dtype), array)
-        for panel in panels:
-            yield np.ascontiguousarray(panel).data.cast("B")
 
 
 def _converted(format: str, dtype: str, panel: Array) -> Array:

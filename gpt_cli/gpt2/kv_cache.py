@@ -12,14 +12,14 @@ from gpt_cli.ops import Array, Ops
 class KVCache:
     """A cache for `batch` texts of up to `capacity` tokens, preallocated and written in place.
 
-    Each text has its own length, which grows once per forward pass. Memory:
-    2 * n_layer * batch * capacity * n_embd numbers; pages that are not written take none.
+    The lengths of texts differ, and grow once per forward pass. Memory that is not written takes no
+    pages: see `memory.cache_bytes`.
 
     Attributes:
-        keys, values: (n_layer, B, H, blocks of `ops.cache_block` tokens, ...) in the layout of the
+        keys, values: (n_layer, B, H, groups of `ops.cache_block` slots, ...) in the layout of the
             operations. The first `lengths` tokens of a text are valid.
-        lengths: (B,) number of stored tokens of each text, on the host.
-        new: (B,) number of tokens of each text that the layers append in this forward pass.
+        lengths: (B,) numbers of stored tokens of the texts, on the host.
+        new: (B,) numbers of tokens that the layers append in this forward pass.
     """
 
     def __init__(
@@ -31,11 +31,6 @@ class KVCache:
         self.keys, self.values = ops.new_cache(layers or config.n_layer, *shape)
         self.lengths: NDArray[np.int64] = np.zeros(batch, np.int64)
         self.new = self.lengths
-
-    @property
-    def token_bytes(self) -> int:
-        """Return the bytes that a token of a text takes."""
-        return 2 * len(self.keys) * self._config.n_embd * int(self.keys.itemsize)
 
     def reserve(self, new: NDArray[np.int64]) -> None:
         """Set `new`; raise IndexError if a text would exceed the capacity."""
@@ -56,14 +51,14 @@ class KVCache:
         self.lengths = self.lengths + self.new
 
     def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens of each text."""
+        """Drop the last `tokens` tokens of all texts."""
         self.lengths = self.lengths - tokens
 
-    def follow(self, other: "KVCache") -> None:
+    def sync(self, other: "KVCache") -> None:
         """Copy the tokens of another cache, of the same capacity, that are not in this one."""
-        block = self._ops.cache_block
-        start = min(self.lengths.tolist()) // block
-        stop = -(-max(other.lengths.tolist()) // block)
+        size = self._ops.cache_block
+        start = min(self.lengths.tolist()) // size
+        stop = -(-max(other.lengths.tolist()) // size)
         if start < stop:
             self._ops.copyto(self.keys[:, :, :, start:stop], other.keys[:, :, :, start:stop])
             self._ops.copyto(self.values[:, :, :, start:stop], other.values[:, :, :, start:stop])
@@ -71,22 +66,22 @@ class KVCache:
 
     def select(self, rows: list[int], capacity: int) -> "KVCache":
         """Return a copy of these rows of the batch, which may repeat, with another capacity."""
-        made = KVCache(self._config, self._ops, len(rows), capacity, layers=len(self.keys))
-        for place, row in enumerate(rows):
-            made.begin(place, self, row, int(self.lengths[row]))
-        return made
+        copied = KVCache(self._config, self._ops, len(rows), capacity, layers=len(self.keys))
+        for index, row in enumerate(rows):
+            copied.copy_row(index, self, row, int(self.lengths[row]))
+        return copied
 
-    def first(self, rows: int) -> "KVCache":
+    def view(self, rows: int) -> "KVCache":
         """Return a cache of the first rows, which uses the memory of this one."""
-        made = copy(self)
-        made.keys, made.values = self.keys[:, :rows], self.values[:, :rows]
-        made.lengths = self.lengths[:rows]
-        return made
+        view = copy(self)
+        view.keys, view.values = self.keys[:, :rows], self.values[:, :rows]
+        view.lengths = self.lengths[:rows]
+        return view
 
-    def begin(self, row: int, other: "KVCache", other_row: int, tokens: int) -> None:
-        """Copy the first tokens of a row of another cache; they become all that a row here has."""
-        blocks = -(-tokens // self._ops.cache_block)
-        self.keys[:, row, :, :blocks] = other.keys[:, other_row, :, :blocks]
-        self.values[:, row, :, :blocks] = other.values[:, other_row, :, :blocks]
+    def copy_row(self, row: int, other: "KVCache", other_row: int, tokens: int) -> None:
+        """Replace a row by the first tokens of a row of another cache."""
+        stop = -(-tokens // self._ops.cache_block)
+        self.keys[:, row, :, :stop] = other.keys[:, other_row, :, :stop]
+        self.values[:, row, :, :stop] = other.values[:, other_row, :, :stop]
         self.lengths = self.lengths.copy()
         self.lengths[row] = tokens

@@ -2,12 +2,11 @@
 
 Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D width, V vocabulary.
 Names are the checkpoint's. The architecture is that of Radford et al., "Language Models are
-Unsupervised Multitask Learners", 2019: each block normalizes its input (pre-norm).
+Unsupervised Multitask Learners", 2019: a block normalizes its input (pre-norm).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -19,8 +18,13 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
 Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
+# Gets values of the layers, by their names in TransformerLens: resid_pre, q, k, resid_post.
+Hook: TypeAlias = Callable[[str, Array], None]
 
-PASS = 1024  # tokens per pass, over all rows: a limit that callers keep to bound the memory
+
+def no_hook(name: str, value: Array) -> None:
+    """Ignore a value."""
+
 
 # --- the weights: plain data ---------------------------------------------------------------------
 
@@ -83,54 +87,68 @@ def merge_heads(x: Array) -> Array:
 
 
 def attention(
-    ops: Ops, x: Array, attn: Attention, visible: Array, cache: KVCache, layer: int
+    ops: Ops, x: Array, attn: Attention, visible: Array, cache: KVCache, layer: int, hook: Hook
 ) -> Array:
-    """Mix each token with the tokens before it and itself: x (B, T, C) -> (B, T, C)."""
+    """Mix every token with the tokens before it and itself: x (B, T, C) -> (B, T, C)."""
     qkv = ops.linear(x, attn.c_attn)  # (B, T, 3C)
     q, k, v = split_heads(qkv, attn.n_head)  # (B, H, T, D)
+    hook("q", q)
+    hook("k", k)
     keys, values = cache.append(layer, k, v)  # of all S tokens
     gathered = ops.attend(q, keys, values, attn.scale, visible)  # (B, H, T, D)
     return ops.linear(merge_heads(gathered), attn.c_proj)
 
 
 def mlp(ops: Ops, x: Array, m: MLP) -> Array:
-    """Transform each token by itself: x (B, T, C) -> (B, T, C)."""
+    """Transform every token by itself: x (B, T, C) -> (B, T, C)."""
     hidden = ops.linear(x, m.c_fc, activation=m.activation)  # (B, T, 4C)
     return ops.linear(hidden, m.c_proj)
 
 
-def block(ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: int) -> Array:
-    """Run one layer: attention and MLP each read the normalized x and add to x (B, T, C)."""
-    x = x + attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer)
-    return x + mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp)
+def block(
+    ops: Ops, x: Array, b: Block, visible: Array, cache: KVCache, layer: int, hook: Hook
+) -> Array:
+    """Run one layer: attention and MLP read the normalized x and add to x (B, T, C)."""
+    hook("resid_pre", x)
+    x = x + attention(ops, ops.layer_norm(x, b.ln_1), b.attn, visible, cache, layer, hook)
+    x = x + mlp(ops, ops.layer_norm(x, b.ln_2), b.mlp)
+    hook("resid_post", x)
+    return x
 
 
-def layers(ops: Ops, x: Array, h: tuple[Block, ...], visible: Array, cache: KVCache) -> Array:
+def layers(
+    ops: Ops, x: Array, h: tuple[Block, ...], visible: Array, cache: KVCache, hook: Hook = no_hook
+) -> Array:
     """Run all layers: x (B, T, C) -> (B, T, C)."""
     for layer, b in enumerate(h):
-        x = block(ops, x, b, visible, cache, layer)
+        x = block(ops, x, b, visible, cache, layer, hook)
     return x
 
 
 @np.errstate(all="ignore")  # `unembed` reports damaged weights
 def hidden_states(
-    model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
+    model: GPT2,
+    ids: Array,
+    cache: KVCache | None = None,
+    lengths: Counts | None = None,
+    hook: Hook | None = None,
 ) -> Array:
-    """Compute the output of the last layer for each token: ids (B, T) -> (B, T, C).
+    """Compute the output of the last layer for all tokens: ids (B, T) -> (B, T, C).
 
     Args:
         model: the weights.
         ids: the whole texts, or the tokens that follow those in `cache`.
         cache: the keys and values of the previous tokens; those of `ids` are appended.
-        lengths: (B,) number of real ids in each row of a ragged batch, by default T. The rest of a
+        lengths: (B,) numbers of real ids in the rows of a ragged batch, by default T. The rest of a
             row is padding on the right; its results are undefined.
+        hook: gets the values at the hook points of the layers in turn.
 
     Raises:
         IndexError: the cache is full, or an id or a position is out of range.
     """
     ops = model.ops
     B, T = ids.shape
-    if cache is None:  # room for one layer, which the next overwrites
+    if cache is None:  # of one layer, which the next overwrites
         cache = KVCache(model.config, ops, B, T, layers=1)
     new = np.full(B, T) if lengths is None else lengths
     cache.reserve(new)
@@ -139,8 +157,10 @@ def hidden_states(
     visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
 
     x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
-    all_layers = ops.layers or partial(layers, ops)  # some ops have `layers` as one call
-    x = all_layers(x, model.h, visible, cache)
+    if ops.layers and not hook:  # all layers in one call
+        x = ops.layers(x, model.h, visible, cache)
+    else:
+        x = layers(ops, x, model.h, visible, cache, hook or no_hook)
     cache.advance()
     return x
 
@@ -161,13 +181,13 @@ def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
     """Pad rows with zeros on the right: return ids (B, T) and the lengths of the rows (B,)."""
     lengths = np.array([len(row) for row in rows])
     ids = np.zeros((len(rows), lengths.max()), np.int64)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = row
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
     return ids, lengths
 
 
 def forward(
     model: GPT2, ids: Array, cache: KVCache | None = None, lengths: Counts | None = None
 ) -> Array:
-    """Run the transformer: ids (B, T) -> logits (B, T, V) of each next token, float32."""
+    """Run the transformer: ids (B, T) -> logits (B, T, V) of the next tokens, float32."""
     return unembed(model, hidden_states(model, ids, cache, lengths))

@@ -21,16 +21,10 @@ from gpt_cli.system.files import read_json
 
 
 def write(source: Path, to: Path) -> None:
-    """Write a checkpoint in int8 to a new folder, which appears when it is complete.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged.
-        InputError: it is in int8 already, or `to` is not a new or empty folder.
-        ResourceError: the disk is full or not writable.
-    """
+    """Write a checkpoint in int8 to a new or empty folder, which appears when it is complete."""
     config, tensors = checkpoint.read(source)
     if config.dtype == "int8":
-        raise InputError(f"{source} is in int8 already: use it with --model {source}")
+        raise InputError(f"{source} is in int8 already: use it as it is")
     names = {file.name for file in source.iterdir() if file.is_file()}
     if missing := [name for name in other_files(names) if name not in names]:
         raise CheckpointError(f"{source} has no {' and no '.join(missing)}: get the whole model")
@@ -45,7 +39,7 @@ def write(source: Path, to: Path) -> None:
             (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ResourceError(f"cannot write --output {to}: {reason}; give another folder") from error
+        raise ResourceError(f"cannot write {to}: {reason}; give another folder") from error
 
 
 def _rounded(tensors: Mapping[str, Rows], source: Path) -> Iterator[tuple[str, Array]]:

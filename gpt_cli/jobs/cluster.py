@@ -17,12 +17,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli import hub
-from gpt_cli.engine import Engine, load
+from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.jobs import parquet
 from gpt_cli.jobs.rows import InputRow, Piece, RowReader, Source, pieces_together
 from gpt_cli.jobs.storage import is_address
 from gpt_cli.jobs.tasks import Task
+from gpt_cli.loading import load
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 from gpt_cli.system.machine import cores

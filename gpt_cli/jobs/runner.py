@@ -6,7 +6,7 @@ from itertools import chain, islice
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-from gpt_cli.engine import Engine, load
+from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.observer import Observer
 from gpt_cli.jobs.outputs import open_sink
@@ -14,6 +14,7 @@ from gpt_cli.jobs.rows import Source
 from gpt_cli.jobs.sinks import Resumed, Sink
 from gpt_cli.jobs.storage import Format
 from gpt_cli.jobs.tasks import Task
+from gpt_cli.loading import load
 from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
 from gpt_cli.options.constraint import Constraint, ConstraintKind
 from gpt_cli.options.declare import (
@@ -132,6 +132,32 @@ class Options(SamplingParams):
         if self.seed is not None:
             return self
         return replace(self, seed=draw_seed() if seed is None else seed)
+
+
+class OptionFields(TypedDict, total=False):
+    """The fields of `Options`, as type checkers see the keywords of a function."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | Sequence[str]
+    max_tokens: int
+    seed: int | None
+    stop: str | Sequence[str]
+    include_stop: bool
+    regex: str | None
+    json_schema: str | Mapping[str, Any] | None
+    grammar: str | None
+    choices: str | Sequence[str] | None
+    use_cache: bool
+    ignore_eos: bool
+    special: bool
+    overflow: Overflow
+    top_logprobs: int
 
 
 def draw_seed() -> int:

@@ -9,11 +9,15 @@ from typing import Literal, TypeAlias, get_args
 
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.generation.prefix_cache import Prefix, PrefixCache, Slots, passes
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.prefix_cache import Prefix, PrefixRows, passes
+from gpt_cli.generation.requests import prompt_ids
 from gpt_cli.generation.sampling import log_probabilities
-from gpt_cli.gpt2.model import GPT2, PASS
+from gpt_cli.gpt2.model import GPT2
+from gpt_cli.gpt2.prefill import PASS
 from gpt_cli.ops import Array
-from gpt_cli.scoring.score import SLICE, of_targets
+from gpt_cli.options.declare import OptionError
+from gpt_cli.scoring.score import SLICE, measure_states
 
 RankBy: TypeAlias = Literal["total", "token", "byte"]
 
@@ -37,6 +41,22 @@ class Question:
     texts: Sequence[str]
     choices: Sequence[list[int]]
 
+    @classmethod
+    def of_texts(cls, loaded: LoadedModel, prompt: str, choices: Sequence[str]) -> "Question":
+        """Return the question about a prompt and choices; raise InputError for unusable ones."""
+        if isinstance(choices, str):
+            raise TypeError("choices must be a list of texts, not one text")
+        if not isinstance(prompt, str):
+            raise InputError('a row needs a string "prompt"')
+        wholes = [prompt_ids(loaded, prompt + choice) for choice in choices]
+        shared = common_beginning([prompt_ids(loaded, prompt), *wholes])
+        if not shared:  # the prompt is empty, or part of the first token of a choice
+            shared = prompt_ids(loaded, "")
+            wholes = [shared + ids for ids in wholes]
+        question = cls(shared, choices, [ids[len(shared) :] for ids in wholes])
+        question.check(loaded.config.n_positions)
+        return question
+
     def check(self, n_positions: int) -> None:
         """Raise InputError if a choice is empty, duplicate or does not fit the context."""
         if not self.texts or "" in self.texts:
@@ -51,23 +71,12 @@ class Question:
             )
 
 
-def rank(
-    model: GPT2,
-    tokenizer: Tokenizer,
-    questions: Sequence[Question],
-    by: RankBy,
-    prefixes: PrefixCache | None = None,
-) -> list[list[Choice]]:
-    """Rank the choices of each question, the likeliest first.
-
-    Raises:
-        InputError: `by` is unknown.
-        CheckpointError: the weights are damaged.
-    """
+def rank(loaded: LoadedModel, questions: Sequence[Question], by: RankBy) -> list[list[Choice]]:
+    """Rank the choices of questions, the likeliest first."""
     if by not in get_args(RankBy):
-        raise InputError(f"by must be one of {', '.join(get_args(RankBy))}")
-    found = continuations(model, questions, prefixes or PrefixCache(model))
-    return [_ranked(tokenizer, *each, by) for each in zip(questions, found, strict=True)]
+        raise OptionError("by", f"must be one of {', '.join(get_args(RankBy))}")
+    logprobs = continuations(loaded, questions)
+    return [_ranked(loaded.tokenizer, *pair, by) for pair in zip(questions, logprobs, strict=True)]
 
 
 def _ranked(
@@ -93,33 +102,29 @@ def common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
     return [ids[0] for ids in alike]
 
 
-def continuations(
-    model: GPT2, questions: Sequence[Question], prefixes: PrefixCache
-) -> list[list[list[float]]]:
-    """Return the log-likelihood of each token of each choice of questions.
+def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[list[list[float]]]:
+    """Return the log-likelihood of every token of the choices of questions.
 
-    What prompts have in common at their beginning is computed once, and so is each prompt, for all
+    The tokens that prompts share at their beginning are computed once, and so is a prompt for all
     its choices.
-
-    Raises:
-        CheckpointError: the weights are damaged.
     """
-    found: dict[int, list[list[float]]] = {}
-    for n, places in prefixes.groups([question.prompt for question in questions]):
-        group = [questions[place] for place in places]
+    model, prefixes = loaded.model, loaded.prefixes
+    logprobs: dict[int, list[list[float]]] = {}
+    for n, indices in prefixes.groups([question.prompt for question in questions]):
+        group = [questions[index] for index in indices]
         longest = max(len(question.prompt) for question in group) - n
         side_by_side = min(len(group), PASS // max(1, longest))
-        # Choices take turns in the row of their prompt; if they are many, each has its own row.
+        # Choices take turns in the row of their prompt; if they are many, every choice has a row.
         if side_by_side < max(len(question.choices) for question in group):
-            for place, question in zip(places, group, strict=True):
+            for index, question in zip(indices, group, strict=True):
                 branches = [_Branch([], [ids]) for ids in question.choices]
                 computed = _logprobs(model, prefixes.prefix(question.prompt), branches)
-                found[place] = [logprobs for (logprobs,) in computed]
+                logprobs[index] = [row for (row,) in computed]
         else:
             prefix = prefixes.prefix(group[0].prompt[:n])
             branches = [_Branch(question.prompt[n:], question.choices) for question in group]
-            found |= zip(places, _logprobs(model, prefix, branches), strict=True)
-    return [found[place] for place in range(len(questions))]
+            logprobs |= zip(indices, _logprobs(model, prefix, branches), strict=True)
+    return [logprobs[index] for index in range(len(questions))]
 
 
 @dataclass(frozen=True)
@@ -131,38 +136,38 @@ class _Branch:
 
 
 def _logprobs(model: GPT2, prefix: Prefix, branches: Sequence[_Branch]) -> list[list[list[float]]]:
-    """Return the log-likelihoods of all tokens of the choices of each branch."""
-    found: list[list[list[float]]] = [[] for _ in branches]
-    every = _states(model, prefix, branches)
-    while some := list(islice(every, SLICE)):  # logits of many states at a time take less time
-        places, states, targets = zip(*some, strict=True)
-        computed = of_targets(model, states, targets, [log_probabilities])
-        for place, (logprobs,) in zip(places, computed, strict=True):
-            found[place].append(logprobs)
-    return found
+    """Return the log-likelihoods of all tokens of the choices of branches."""
+    logprobs: list[list[list[float]]] = [[] for _ in branches]
+    choices = _states(model, prefix, branches)
+    while part := list(islice(choices, SLICE)):  # logits of many states at a time take less time
+        indices, states, targets = zip(*part, strict=True)
+        computed = measure_states(model, states, targets, [log_probabilities])
+        for index, (row,) in zip(indices, computed, strict=True):
+            logprobs[index].append(row)
+    return logprobs
 
 
 def _states(
     model: GPT2, prefix: Prefix, branches: Sequence[_Branch]
 ) -> Iterator[tuple[int, Array, list[int]]]:
-    """Yield for each choice the place of its branch, the states that predict it, and its tokens."""
+    """Yield for every choice the index of its branch, the states that predict it, its tokens."""
     xp = model.ops.xp
-    rests = [max(map(len, each.choices)) - 1 for each in branches]
-    lengths = [len(each.ids) for each in branches]
+    rests = [max(map(len, branch.choices)) - 1 for branch in branches]
+    lengths = [len(branch.ids) for branch in branches]
     longest = max(map(sum, zip(lengths, rests, strict=True)))
-    slots = Slots(model, prefix, len(branches), longest)
-    for places in passes(list(map(max, lengths, rests)), slots.rows):
-        some = [branches[place] for place in places]
-        slots.start(len(some))
+    rows = PrefixRows(model, prefix, len(branches), longest)
+    for indices in passes(list(map(max, lengths, rests)), rows.rows):
+        group = [branches[index] for index in indices]
+        rows.start(len(group))
         ends = [
             xp.concatenate([prefix.states[-1:], x])[-1:]
-            for x in slots.append([each.ids for each in some])
+            for x in rows.append([branch.ids for branch in group])
         ]
-        begun = slots.cache.lengths
-        # One choice of each branch after the other: each branch has one row of the cache.
-        for turn in zip_longest(*(each.choices for each in some), fillvalue=[]):
-            slots.cache.lengths = begun
-            after = slots.append([ids[:-1] for ids in turn])
-            for place, ids, end, x in zip(places, turn, ends, after, strict=True):
+        begun = rows.cache.lengths
+        # One choice of every branch after the other: a branch has one row of the cache.
+        for turn in zip_longest(*(branch.choices for branch in group), fillvalue=[]):
+            rows.cache.lengths = begun
+            after = rows.append([ids[:-1] for ids in turn])
+            for index, ids, end, x in zip(indices, turn, ends, after, strict=True):
                 if ids:
-                    yield place, xp.concatenate([end, x]), ids
+                    yield index, xp.concatenate([end, x]), ids

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.errors import InputError
-from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.generation.prefix_cache import PrefixCache, states_after
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.prefix_cache import states_after
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.ops import Array
+from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.words import Measure, Word
 
 SLICE = 128  # rows of logits at a time; a row of GPT-2's takes 200 kB
@@ -26,14 +26,14 @@ class Score:
     """Log-likelihoods in nats; the first token has nothing before it and is not scored.
 
     The start token can be put before it; then it is scored, too. The last four are None unless they
-    were asked for.
+    were requested.
     """
 
     ids: list[int]
-    token_logprobs: list[float | None]  # of each id; None if it is not scored
+    token_logprobs: list[float | None]  # of the ids; None if not scored
     bytes_scored: int  # in UTF-8, of the tokens that are scored
-    ranks: list[int | None] | None = None  # of each id by its probability; 1 is the likeliest
-    entropies: list[float | None] | None = None  # of the distribution of each token, in nats
+    ranks: list[int | None] | None = None  # of the ids by probability; 1 is the likeliest
+    entropies: list[float | None] | None = None  # of the distributions of the tokens, in nats
     initial_logprobs: list[float | None] | None = None  # see `words.among`
     words: list[Word] | None = None
 
@@ -64,76 +64,54 @@ class Score:
 
 
 def score(
-    model: GPT2,
-    tokenizer: Tokenizer,
+    loaded: LoadedModel,
     texts: Sequence[list[int]],
     stride: int | None = None,
-    prefixes: PrefixCache | None = None,
     *,
     start: Sequence[int] = (),
     measures: Mapping[str, Measure] | None = None,
 ) -> list[Score]:
-    """Score texts, given as ids, of any length side by side.
+    """Score texts, as ids, of any length side by side.
 
     A text longer than the context is scored in windows of the context's length, `stride` tokens
     apart (by default half of the context). A token is scored in the first window that has it, so
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
 
-    Args:
-        model: the weights.
-        tokenizer: of the texts.
-        texts: their ids.
-        stride: see above.
-        prefixes: of texts that were computed before.
-        start: ids before each text, which are not part of its score.
-        measures: fields of the score that are also filled, with what computes them.
-
-    Raises:
-        InputError: the stride is out of range.
-        CheckpointError: the weights are damaged.
+    `start` are ids before the texts, which are not part of their scores. `measures` are more fields
+    of the score, with what computes them.
     """
     texts = [[*start, *ids] for ids in texts]
     measures = {"token_logprobs": log_probabilities} | dict(measures or {})
-    columns = of_tokens(model, texts, list(measures.values()), prefixes, stride)
     scores = []
-    for ids, own in zip(texts, columns, strict=True):
-        size = sum(len(tokenizer.token_bytes(id)) for id in ids[max(1, len(start)) :])
-        fields = zip(measures, (column[len(start) :] for column in own), strict=True)
+    for ids, columns in zip(
+        texts, measure_texts(loaded, texts, list(measures.values()), stride), strict=True
+    ):
+        size = sum(len(loaded.tokenizer.token_bytes(id)) for id in ids[max(1, len(start)) :])
+        fields = zip(measures, (column[len(start) :] for column in columns), strict=True)
         scores.append(Score(ids[len(start) :], bytes_scored=size, **dict(fields)))
     return scores
 
 
-def of_tokens(
-    model: GPT2,
+def measure_texts(
+    loaded: LoadedModel,
     texts: Sequence[list[int]],
     measures: Sequence[Measure],
-    prefixes: PrefixCache | None = None,
     stride: int | None = None,
 ) -> list[list[list[Any]]]:
-    """Return what each measure finds for each token of texts of any length, None for the first.
-
-    Raises:
-        InputError: the stride is out of range.
-        CheckpointError: the weights are damaged.
-    """
-    n_positions = model.config.n_positions
+    """Return a column per measure for texts of any length; its first value is None."""
+    n_positions = loaded.config.n_positions
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:
-        raise InputError(f"stride must be from 1 to {n_positions - 1}, less than the context")
-    cut = [list(windows(len(ids), n_positions, stride)) for ids in texts]
-    found = measured(
-        model,
-        [ids[w.start : w.end] for ids, each in zip(texts, cut, strict=True) for w in each],
-        [w.first - w.start for each in cut for w in each],
-        measures,
-        prefixes or PrefixCache(model),
-    )
-    values_of = iter(found)
+        raise OptionError("stride", f"must be from 1 to {n_positions - 1}, less than the context")
+    cut = [
+        (text, w) for text, ids in enumerate(texts) for w in windows(len(ids), n_positions, stride)
+    ]
+    parts = [texts[text][w.start : w.end] for text, w in cut]
+    measured = measure_windows(loaded, parts, [w.first - w.start for _, w in cut], measures)
     columns: list[list[list[Any]]] = [[[None] * len(ids) for _ in measures] for ids in texts]
-    for own, each in zip(columns, cut, strict=True):
-        for w in each:
-            for column, some in zip(own, next(values_of), strict=True):
-                column[w.first : w.end] = some
+    for (text, w), values in zip(cut, measured, strict=True):
+        for column, part in zip(columns[text], values, strict=True):
+            column[w.first : w.end] = part
     return columns
 
 
@@ -147,7 +125,7 @@ class Window:
 
 
 def windows(length: int, n_positions: int, stride: int) -> Iterator[Window]:
-    """Cut a text into windows; each token but the first is scored in one of them."""
+    """Cut a text into windows; every token but the first is scored in one of them."""
     scored = 1
     for start in range(0, length, stride):
         end = min(start + n_positions, length)
@@ -156,60 +134,56 @@ def windows(length: int, n_positions: int, stride: int) -> Iterator[Window]:
             scored = end
 
 
-def measured(
-    model: GPT2,
+def measure_windows(
+    loaded: LoadedModel,
     texts: Sequence[list[int]],
     firsts: Sequence[int],
     measures: Sequence[Measure],
-    prefixes: PrefixCache,
 ) -> list[list[list[Any]]]:
-    """Return what each measure finds for the tokens of texts, from their token `first` (>= 1) on.
+    """Return a column per measure for texts that fit the context, from token `first` (>= 1) on.
 
-    Each text has at least one such token, and fits the context. What texts have in common at their
-    beginning is computed once.
-
-    Raises:
-        CheckpointError: the weights are damaged.
+    All have such a token. The tokens that texts share at their beginning are computed once.
     """
-    found: dict[int, list[list[Any]]] = {}
+    model, prefixes = loaded.model, loaded.prefixes
+    columns: dict[int, list[list[Any]]] = {}
     inputs = [text[:-1] for text in texts]
-    for n, places in prefixes.groups(inputs):
-        prefix = prefixes.prefix(inputs[places[0]][:n])
+    for n, indices in prefixes.groups(inputs):
+        prefix = prefixes.prefix(inputs[indices[0]][:n])
         known: list[list[Any]] = [[] for _ in measures]  # of the tokens in the prefix
-        if min(firsts[place] for place in places) < n:
-            (known,) = of_targets(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
-        rests = [inputs[place][n:] for place in places]
-        for some, states in states_after(model, prefix, rests):
-            group = [places[place] for place in some]
-            begins = [max(n, firsts[place]) for place in group]
+        if min(firsts[index] for index in indices) < n:
+            (known,) = measure_states(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
+        rests = [inputs[index][n:] for index in indices]
+        for numbers, states in states_after(model, prefix, rests):
+            group = [indices[number] for number in numbers]
+            begins = [max(n, firsts[index]) for index in group]
             # The state at a token predicts the next one.
-            seen = [
+            predicting = [
                 model.ops.xp.concatenate([prefix.states[-1:], x])[begin - max(n, 1) :]
                 for x, begin in zip(states, begins, strict=True)
             ]
-            targets = [texts[place][begin:] for place, begin in zip(group, begins, strict=True)]
-            own = of_targets(model, seen, targets, measures)
-            for place, values in zip(group, own, strict=True):
-                before = [column[firsts[place] - 1 :] for column in known]
-                found[place] = [a + b for a, b in zip(before, values, strict=True)]
-    return [found[place] for place in range(len(texts))]
+            targets = [texts[index][begin:] for index, begin in zip(group, begins, strict=True)]
+            new = measure_states(model, predicting, targets, measures)
+            for index, values in zip(group, new, strict=True):
+                before = [column[firsts[index] - 1 :] for column in known]
+                columns[index] = [a + b for a, b in zip(before, values, strict=True)]
+    return [columns[index] for index in range(len(texts))]
 
 
-def of_targets(
+def measure_states(
     model: GPT2,
     states: Sequence[Array],
     targets: Sequence[Sequence[int]],
     measures: Sequence[Measure],
 ) -> list[list[list[Any]]]:
-    """Return for each row what each measure finds: targets (n,), predicted by states (n, C)."""
+    """Return a column per measure for rows: targets (n,), predicted by states (n, C)."""
     ops = model.ops
     x = ops.xp.concatenate(states)  # (N, C): all rows
     ids = ops.xp.asarray(np.concatenate(targets))
-    found: list[list[Any]] = [[] for _ in measures]
+    columns: list[list[Any]] = [[] for _ in measures]
     for begin in range(0, len(x), SLICE):
-        some = slice(begin, begin + SLICE)
-        logits = unembed(model, x[some])
-        for values, measure in zip(found, measures, strict=True):
-            values += ops.to_host(measure(ops, logits, ids[some])).tolist()
-    columns = [iter(values) for values in found]
-    return [[list(islice(column, len(row))) for column in columns] for row in targets]
+        part = slice(begin, begin + SLICE)
+        logits = unembed(model, x[part])
+        for column, measure in zip(columns, measures, strict=True):
+            column += ops.to_host(measure(ops, logits, ids[part])).tolist()
+    values = [iter(column) for column in columns]
+    return [[list(islice(column, len(row))) for column in values] for row in targets]

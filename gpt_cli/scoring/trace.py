@@ -1,4 +1,4 @@
-"""Trace a forward pass: the state, attention and prediction of each layer."""
+"""Trace a forward pass: the state, attention and prediction of every layer."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.generation.sampling import likeliest
-from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import GPT2, Block, block, split_heads, unembed
+from gpt_cli.gpt2.memory import FLOAT, logits_bytes
+from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
 from gpt_cli.ops import Array, Ops
 from gpt_cli.system.machine import check_room
 
@@ -21,77 +21,68 @@ class Trace:
 
     model: GPT2 = field(repr=False)
     ids: list[int]  # (T,)
-    residual: NDArray[np.float32]  # (L + 1, T, C): the embedding, then the output of each layer
-    attention: NDArray[np.float32]  # (L, H, T, T): weight of each token (column) for each (row)
+    residual: NDArray[np.float32]  # (L + 1, T, C): the embedding, then the output of every layer
+    attention: NDArray[np.float32]  # (L, H, T, T): of the tokens (columns) for a token (row)
 
     @cached_property
     def logits(self) -> NDArray[np.float32]:
-        """The logits (L + 1, T, V) of each next token if the model ended after each layer.
+        """The logits (L + 1, T, V) of the next tokens if the model ended after a layer.
 
-        The last are the model's own. This is the "logit lens" of nostalgebraist (2020).
-
-        Raises:
-            ResourceError: there is not enough memory. `lens` needs less.
-            CheckpointError: the weights are damaged.
+        The last are those of the model. This is the "logit lens" of nostalgebraist (2020). `lens`
+        needs less memory.
         """
         ops, (depth, T, _) = self.model.ops, self.residual.shape
-        _check_room(ops, 4 * depth * T * self.model.config.vocab_size, "the logits", T)
+        _check_memory(ops, logits_bytes(self.model.config, depth * T), "the logits", T)
         return ops.to_host(unembed(self.model, ops.xp.asarray(self.residual)))
 
     def lens(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities.
-
-        Raises:
-            CheckpointError: the weights are damaged.
-        """
+        """Return the likeliest ids (L + 1, T, count), best first, and their log-probabilities."""
         ops, (depth, T, C) = self.model.ops, self.residual.shape
         states = self.residual.reshape(-1, C)
-        found = [
-            likeliest(ops, unembed(self.model, ops.xp.asarray(some)), count)
-            for some in np.split(states, range(_SLICE, len(states), _SLICE))
+        best = [
+            likeliest(ops, unembed(self.model, ops.xp.asarray(part)), count)
+            for part in np.split(states, range(_SLICE, len(states), _SLICE))
         ]
-        ids, logprobs = (ops.xp.concatenate(parts) for parts in zip(*found, strict=True))
+        ids, logprobs = (ops.xp.concatenate(parts) for parts in zip(*best, strict=True))
         shape = depth, T, -1
         return ops.to_host(ids).reshape(shape), ops.to_host(logprobs).reshape(shape)
 
 
 def trace(model: GPT2, ids: list[int]) -> Trace:
-    """Run a pass over `ids`, 1 to n_positions tokens, and keep its intermediate results.
-
-    Raises:
-        ResourceError: there is not enough memory.
-        CheckpointError: the weights are damaged.
-    """
+    """Run a pass over `ids`, 1 to n_positions tokens, and keep its intermediate results."""
     ops, xp, config = model.ops, model.ops.xp, model.config
     T = len(ids)
     states = (config.n_layer + 1) * T * config.n_embd
-    _check_room(ops, 4 * (states + config.n_layer * config.n_head * T * T), "the trace", T)
-    positions = np.arange(T)[None]
-    cache = KVCache(config, ops, 1, T, layers=1)
-    cache.reserve(np.array([T]))
-    x = ops.embed(model.wte, model.wpe, xp.asarray([ids]), positions)
-    residual, attention = [x], []
-    with np.errstate(all="ignore"):  # `unembed` reports damaged weights
-        for layer, b in enumerate(model.h):
-            attention.append(_pattern(ops, x, b))
-            x = block(ops, x, b, positions + 1, cache, layer)
-            residual.append(x)
+    _check_memory(ops, FLOAT * (states + config.n_layer * config.n_head * T * T), "the trace", T)
+    residual: list[Array] = []
+    attention: list[Array] = []
+    queries: list[Array] = []
+
+    def hook(name: str, value: Array) -> None:
+        if name == "resid_post" or (name == "resid_pre" and not residual):
+            residual.append(value)
+        elif name == "q":
+            queries.append(value)
+        elif name == "k":
+            scale = model.h[len(attention)].attn.scale
+            attention.append(_pattern(ops, queries.pop(), value, scale))
+
+    x = hidden_states(model, xp.asarray([ids]), hook=hook)
     unembed(model, x[:, -1])  # checks that all is finite: the last token depends on all others
     return Trace(
         model, ids, ops.to_host(xp.concatenate(residual)), ops.to_host(xp.concatenate(attention))
     )
 
 
-def _pattern(ops: Ops, x: Array, b: Block) -> Array:
-    """Compute what `attend` does not return, its weights: x (B, T, C) -> (B, H, T, T)."""
-    q, k, _ = split_heads(ops.linear(ops.layer_norm(x, b.ln_1), b.attn.c_attn), b.attn.n_head)
-    scores = b.attn.scale * (q @ k.swapaxes(-1, -2))
-    scores = ops.xp.where(ops.xp.tri(x.shape[1], dtype=bool), scores, -ops.xp.inf)
+def _pattern(ops: Ops, q: Array, k: Array, scale: float) -> Array:
+    """Return the weights in `Ops.attend`: queries and keys (B, H, T, D) -> (B, H, T, T)."""
+    scores = scale * (q @ k.swapaxes(-1, -2))
+    scores = ops.xp.where(ops.xp.tri(q.shape[2], dtype=bool), scores, -ops.xp.inf)
     weights = ops.xp.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def _check_room(ops: Ops, needed: int, what: str, T: int) -> None:
+def _check_memory(ops: Ops, needed: int, what: str, T: int) -> None:
     """Raise ResourceError unless twice the memory is free: one copy for device, one for host."""
     subject = f"{what} of a pass over {T} tokens takes"
     check_room(subject, 2 * needed, ops.free_memory(), "shorten the text")

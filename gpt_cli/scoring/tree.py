@@ -14,7 +14,7 @@ class Node:
     """A possible next token, and its continuations."""
 
     id: int
-    logprob: float  # of the token in nats, given all tokens before it
+    logprob: float  # of the token in nats, after all tokens before it
     total_logprob: float  # of the continuation that ends with it
     children: list["Node"] = field(default_factory=list)  # possible next tokens, likeliest first
 
@@ -22,23 +22,20 @@ class Node:
 def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
     """Return the `count` likeliest continuations of `ids`, 1 to n_positions tokens.
 
-    They have any length. None is likelier than its own prefixes, so they form a tree, and
+    They have any length. None is likelier than a prefix of it, so they form a tree, and
     best-first search finds exactly them. Nothing follows the end token or a full context.
-
-    Raises:
-        CheckpointError: the weights are damaged.
     """
     ops, config = model.ops, model.config
     cache = KVCache(config, ops, 1, min(len(ids) + count, config.n_positions))
-    order = numbers()  # breaks ties: first found, first taken
+    order = numbers()  # breaks ties: first in, first out
     waiting: list[tuple[float, int, Node, list[int], list[Node]]] = []  # a heap, likeliest first
 
     def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
         """Queue the likeliest next tokens of a path, which may become its children."""
         x = hidden_states(model, ops.xp.asarray([path or ids]), cache)
         cache.rewind(len(path))  # back to the prompt
-        found = likeliest(ops, unembed(model, x[:, -1]), most)
-        for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in found), strict=True):
+        best = likeliest(ops, unembed(model, x[:, -1]), most)
+        for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True):
             node = Node(id, logprob, total + logprob)
             entry = (-node.total_logprob, next(order), node, [*path, id], children)
             heapq.heappush(waiting, entry)

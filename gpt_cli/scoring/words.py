@@ -1,4 +1,4 @@
-"""The surprisal of each word of a text, from the log-likelihoods of its tokens.
+"""The surprisal of the words of a text, from the log-likelihoods of its tokens.
 
 A token of GPT-2 begins with the space before its word, and nothing marks the end of a word. So the
 product of the probabilities of a word's tokens is that of all words that begin like it, and the
@@ -47,7 +47,7 @@ class Word:
 
 
 def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_]:
-    """Return for each id (V,) whether its token begins with white space or ends the text.
+    """Return a mask of the ids (V,): tokens that begin with white space or end the text.
 
     White space is that of ASCII: its first byte shows it. The bytes of any other, such as a
     no-break space, may be divided among tokens; it counts as a character of a word.
@@ -62,19 +62,19 @@ def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_
     return np.array([is_initial(id) for id in range(config.vocab_size)])
 
 
-def among(some: NDArray[np.bool_]) -> Measure:
-    """Return a measure: the log-probabilities of ids among some ids; nan for all others."""
-    others = np.where(some, 0, -np.inf).astype(np.float32)  # a bias that removes the others
+def among(allowed: NDArray[np.bool_]) -> Measure:
+    """Return a measure: the log-probabilities of allowed ids among these; nan for all others."""
+    removing = np.where(allowed, 0, -np.inf).astype(np.float32)  # a bias
 
     def measure(ops: Ops, logits: Array, ids: Array) -> Array:
         xp = ops.xp
-        found = xp.full(len(ids), xp.nan)
-        bias = xp.asarray(others)
-        places = xp.flatnonzero(bias[ids] == 0)
-        for begin in range(0, len(places), _ROWS):
-            rows = places[begin : begin + _ROWS]
-            found[rows] = log_probabilities(ops, logits[rows] + bias, ids[rows])
-        return found
+        logprobs = xp.full(len(ids), xp.nan)
+        bias = xp.asarray(removing)
+        indices = xp.flatnonzero(bias[ids] == 0)
+        for begin in range(0, len(indices), _ROWS):
+            rows = indices[begin : begin + _ROWS]
+            logprobs[rows] = log_probabilities(ops, logits[rows] + bias, ids[rows])
+        return logprobs
 
     return measure
 
@@ -91,26 +91,23 @@ def find_words(
     alone does not count its end, because what follows the text is not known. So the surprisals sum
     to the negative log-likelihood of the text, if all tokens are scored and there is a word.
 
-    Args:
-        tokenizer: of the text.
-        ids: the text.
-        logprobs: the log-likelihood of each id, in nats.
-        initial_logprobs: the same among the initial tokens; only those of initial tokens are read.
+    `logprobs` are those of the ids, in nats, and `initial_logprobs` those among the initial
+    tokens; only initial tokens need one.
     """
     pieces = [tokenizer.token_bytes(id) for id in ids]
-    places = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
+    starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
     text = b"".join(pieces)
     spans = [match.span() for match in re.finditer(rb"\S+", text)]
-    # The first token of each word, and the number of all. A token with bytes of several words, such
+    # The first tokens of words, and the number of all. A token with bytes of several words, such
     # as " \xa0 \xa0", belongs to the first of them.
-    cuts = [0, *(bisect_left(places, end) for _, end in spans[:-1]), len(ids)]
+    cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
     # nan for None
     scored, initial = (np.array(x, np.float64).tolist() for x in (logprobs, initial_logprobs))
     # Log-probabilities that the text so far is at the end of a word. At both ends of the text it is
-    # taken as certain; where a token goes on with white space it is part of the token.
+    # assumed to be certain; if a token goes on with white space, that is part of the token.
     ends = [0.0] * len(cuts)
     for number, (_, end) in enumerate(spans[:-1], 1):
-        if places[cut := cuts[number]] == end:
+        if starts[cut := cuts[number]] == end:
             ends[number] = scored[cut] - initial[cut]
     words = []
     for number, (start, end) in enumerate(spans):

@@ -42,7 +42,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     The engine may not be used by anyone else until the scheduler has stopped.
     """
     limits = {"max_batch": settings.max_batch, "max_queue": settings.max_queue}
-    scheduler = Scheduler(engine.model, engine.tokenizer, engine.speculator, **limits)
+    scheduler = Scheduler(engine.loaded, **limits)
     metrics = Metrics(scheduler)
     handlers = _Handlers(Service(engine, scheduler, metrics))
     routes = [

@@ -4,15 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
 from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.decode import Step, TopLogprobs, top_logprobs
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import GPT2, hidden_states, right_pad, unembed
+from gpt_cli.gpt2.model import GPT2, unembed
+from gpt_cli.gpt2.prefill import prefill
 from gpt_cli.ops import Array
 
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
@@ -71,12 +70,12 @@ class Prompts:
             prefix, length = prefixes.find(ids)
             self._states.append([model.ops.xp.empty((0, model.config.n_embd), "f4")])
             if prefix:
-                self.cache.begin(row, prefix.cache, 0, length)
+                self.cache.copy_row(row, prefix.cache, 0, length)
                 self._states[row].append(prefix.states[:length])
         self.reused = int(self.cache.lengths.sum())
         rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
-        self._ids, self._lengths = right_pad(rests)
-        self._start = 0
+        self._passes = prefill(model, rests, self.cache, PIECE)
+        self._passes_left = -(-max(map(len, rests)) // max(1, PIECE // len(texts)))
         self._scores = {text: PromptScore([], []) for text in texts if text.score is not None}
 
     @property
@@ -86,8 +85,10 @@ class Prompts:
 
     def advance(self) -> bool:
         """Compute the next piece; return whether all is done."""
-        if self._start < self._ids.shape[1]:
-            self._compute()
+        if self._passes_left:
+            for states, new in zip(self._states, next(self._passes), strict=True):
+                states.append(new)
+            self._passes_left -= 1
         elif self._scores:
             text, score = next(iter(self._scores.items()))
             try:
@@ -96,16 +97,7 @@ class Prompts:
                 text.fail(error)
             if text.cancelled or len(score.logprobs) == len(text.known):
                 del self._scores[text]
-        return self._start >= self._ids.shape[1] and not self._scores
-
-    def _compute(self) -> None:
-        model, width = self._model, max(1, PIECE // len(self.texts))
-        piece = self._ids[:, self._start : self._start + width]
-        new = np.clip(self._lengths - self._start, 0, piece.shape[1])
-        x = hidden_states(model, model.ops.xp.asarray(piece), self.cache, new)
-        for states, row, length in zip(self._states, x, new.tolist(), strict=True):
-            states.append(row[:length])
-        self._start += width
+        return not self._passes_left and not self._scores
 
     def _score(self, text: PendingText, score: PromptScore) -> None:
         """Score the next tokens of a text; deliver the score when it is complete."""

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
+from gpt_cli.gpt2.tokens import check_ids, start_token
 from gpt_cli.options.declare import AT_LEAST_0, TEXT, WHOLE, Declared, OptionError, Range, option
 from gpt_cli.options.request import Options
 from gpt_cli.options.sampling_params import SamplingParams
@@ -189,7 +190,7 @@ def _options(
     except ResourceError as error:  # llguidance is not installed
         raise RequestError(str(error), field, status=501) from None
     try:
-        engine.check_ids([id for id, _ in options.logit_bias])
+        check_ids(engine.model.config, [id for id, _ in options.logit_bias])
     except InputError as error:
         raise RequestError(f"logit_bias: {error}", "logit_bias") from None
     return options
@@ -198,8 +199,9 @@ def _options(
 def _prompt(engine: Engine, prompt: str | list[int], fields: Fields) -> Prompt:
     try:
         ids = engine.encode(prompt) if isinstance(prompt, str) else prompt
-        ids = engine.check_ids(ids) or engine.start_ids("the prompt is empty")
-        most = engine.model.config.n_positions - (1 if fields.max_tokens else 0)
+        config = engine.model.config
+        ids = check_ids(config, ids) or [start_token(config, "the prompt is empty")]
+        most = config.n_positions - (1 if fields.max_tokens else 0)
         if len(ids) > most:
             raise InputError(f"it has {len(ids)} tokens; shorten it to at most {most}")
         if isinstance(prompt, str):

@@ -17,17 +17,17 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from gpt_cli.errors import GPTCLIError, ResourceError
-from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.decode import Batch
-from gpt_cli.generation.drafts import Speculator
-from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, PrefixCache, common_length, room
-from gpt_cli.generation.row import Row
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
+from gpt_cli.generation.row import BatchRow
 from gpt_cli.gpt2.damage import NotFiniteError
 from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.serve.prompts import PIECE, PendingText, Prompts
 from gpt_cli.serve.refusals import QueueFullError, StoppedError
@@ -55,9 +55,7 @@ class Scheduler:
 
     def __init__(
         self,
-        model: GPT2,
-        tokenizer: Tokenizer,
-        speculator: Speculator | None = None,
+        loaded: LoadedModel,
         *,
         max_batch: int = 32,
         max_queue: int = 64,
@@ -67,14 +65,15 @@ class Scheduler:
         It computes up to `max_batch` texts at a time, fewer if memory is short. Beyond them,
         `max_queue` requests may have texts that wait.
         """
-        self._model, self._tokenizer = model, tokenizer
-        self._max_batch, self._max_queue = _fitting(model, max_batch), max_queue
-        self._batch = Batch(model, tokenizer, speculator, self._max_batch)
+        self._model = loaded.model
+        self._loaded = replace(loaded, kept_bytes=cache_budget(loaded.model))
+        self._max_batch, self._max_queue = _fitting(self._model, max_batch), max_queue
+        self._batch = Batch(self._loaded, self._max_batch)
         self._running: set[PendingText] = set()  # those that do not wait
-        self._decoded: dict[int, PendingText] = {}  # by `Row.place`
+        self._decoded: dict[int, PendingText] = {}  # by `BatchRow.number`
         self._prompts: deque[Prompts] = deque()
         self._waiting: list[_Waiting] = []  # a heap
-        self._prefixes = PrefixCache(model, room(model))
+        self._prefixes = self._loaded.prefixes
         self._numbers, self._round = count(), 0
         self.stopped = False
         self._changed = threading.Condition()
@@ -122,7 +121,7 @@ class Scheduler:
             with self._changed:
                 while not (self.stopped or self._waiting or self.running):
                     if not self._changed.wait(_IDLE_SECONDS):
-                        self._batch.begin([])
+                        self._batch.clear()
             try:
                 self._drop_cancelled()
                 self._admit()
@@ -138,16 +137,16 @@ class Scheduler:
         with self._changed:
             self._waiting = [entry for entry in self._waiting if not entry.text.cancelled]
             heapq.heapify(self._waiting)
-        self._drop([row for row in self._batch.rows if self._decoded[row.place].cancelled])
+        self._drop([row for row in self._batch.rows if self._decoded[row.number].cancelled])
         for prompts in list(self._prompts):
             if prompts.cancelled:
                 self._prompts.remove(prompts)
                 self._running.difference_update(prompts.texts)
 
-    def _drop(self, rows: Sequence[Row]) -> list[PendingText]:
+    def _drop(self, rows: Sequence[BatchRow]) -> list[PendingText]:
         """Drop rows from the batch; return their texts."""
         self._batch.drop(rows)
-        texts = [self._decoded.pop(row.place) for row in rows]
+        texts = [self._decoded.pop(row.number) for row in rows]
         self._running.difference_update(texts)
         return texts
 
@@ -227,7 +226,7 @@ class Scheduler:
         """Let a text join the batch; all its tokens but the last are in a row of a cache."""
         number = next(self._numbers)
         try:
-            row = Row(number, text.request, self._tokenizer, self._model.config)
+            row = BatchRow(number, text.request, self._loaded)
             self._batch.add(row, cache, cache_row)
             self._decoded[number] = text
         except (GPTCLIError, MemoryError) as error:
@@ -255,7 +254,7 @@ class Scheduler:
         self._end(self._running, error)
         self._prompts.clear()
         self._decoded.clear()
-        self._batch.begin([])
+        self._batch.clear()
         if self.stopped:
             with self._changed:
                 texts = [entry.text for entry in self._waiting]
@@ -267,7 +266,7 @@ class Scheduler:
         if isinstance(error, MemoryError):
             self._prefixes.release()
             if not self._batch.rows:
-                self._batch.begin([])  # releases the memory of earlier rows
+                self._batch.clear()  # releases the memory of earlier rows
             error = ResourceError("there is not enough memory for this text now; try again later")
         for text in list(texts):
             self._running.discard(text)
@@ -279,5 +278,5 @@ def _fitting(model: GPT2, texts: int) -> int:
     free = model.ops.free_memory()
     if free is None:
         return texts
-    text_bytes = KVCache(model.config, model.ops, 0, 0).token_bytes * model.config.n_positions
-    return max(1, min(texts, math.floor(free / 2 / text_bytes)))
+    text_bytes = cache_bytes(model.config, model.config.n_positions, cache_itemsize(model.ops))
+    return max(1, min(texts, math.floor((free - cache_budget(model)) / 2 / text_bytes)))

@@ -9,9 +9,9 @@ from gpt_cli.checks.bench import Plan, Spread, measure, prompts
 from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.generation.decode import Step
-from gpt_cli.generation.drafts import Speculator
 from gpt_cli.generation.generate import Completion
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.generation.speculator import Speculator
+from gpt_cli.gpt2.memory import count_parameters, weights_bytes
 
 SMALL = Plan(prompt_tokens=5, max_tokens=6, batch=2, repetitions=2)
 SPECULATION = ("speculation", "cache on")
@@ -33,8 +33,8 @@ def watch(monkeypatch):
 
         def run(engine, texts, options):
             mode = "cache on" if options.use_cache else "cache off"
-            mode = "speculation" if engine.speculator else mode
-            runs.append((mode, engine.speculator, texts, options))
+            mode = "speculation" if engine.loaded.speculator else mode
+            runs.append((mode, engine.loaded.speculator, texts, options))
             run = real(engine, texts, options)
             steps = list(run)
             change(mode, options, run)
@@ -89,7 +89,8 @@ def test_prompts_have_fewer_tokens_where_no_place_gives_as_many():
 
 
 def test_the_modes_take_turns_after_a_warm_up_and_all_is_greedy(engine, watch, monkeypatch):
-    monkeypatch.setattr(engine, "speculator", Speculator(engine.model))  # is not used
+    loaded = replace(engine.loaded, speculator=Speculator(engine.model))  # is not used
+    monkeypatch.setattr(engine, "loaded", loaded)
     runs, told = watch(), []
     measure(engine, replace(SMALL, max_tokens=25), told.append)
     modes, _, texts, options = zip(*runs, strict=True)
@@ -136,8 +137,9 @@ def test_what_was_measured_is_told(engine):
     assert found.ids == [completion.ids for completion in greedy]
     assert found.ids[0] != found.ids[1]
     assert found.ids_equal is True
-    sizes = checkpoint.memory(engine.model.config, engine.model.ops.dtype)
-    assert (found.parameters, found.weights_bytes) == (sizes["parameters"], sizes["weights_bytes"])
+    config = engine.model.config
+    assert found.parameters == count_parameters(config)
+    assert found.weights_bytes == weights_bytes(config, engine.model.ops.dtype)
     assert (found.model, found.ops) == (engine.name, engine.model.ops.name)
     assert (found.dtype, found.threads) == (engine.model.ops.dtype, engine.model.ops.threads)
     assert found.load_s == engine.load_seconds
@@ -261,7 +263,7 @@ def clockwork(engine, monkeypatch):
         made = Clockwork(pace, passes)
         for name, replacement in {
             "encode": lambda engine, text: made.encode(text),
-            "run": lambda engine, texts, options: made.run(texts, options, engine.speculator),
+            "run": lambda engine, *given: made.run(*given, engine.loaded.speculator),
         }.items():
             monkeypatch.setattr(Engine, name, replacement)
         monkeypatch.setattr(engine.model.ops, "batch_invariant", True)

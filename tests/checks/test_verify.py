@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from gpt_cli.checks import verify
 from gpt_cli.cli import app
 from gpt_cli.engine import Engine
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.hub import local
 from gpt_cli.ops import bindings
@@ -266,7 +267,7 @@ def test_wrong_operations_are_found_in_a_model_with_large_logits(large_logits, m
 @pytest.mark.usefixtures("library")
 def test_a_model_that_cannot_compress_is_not_checked(tiny):
     model = replace(tiny.model, config=replace(tiny.model.config, bos_token_id=None))
-    check = verify._check_round_trip(Engine(model, tiny.tokenizer, "tiny", 0.0))
+    check = verify._check_round_trip(Engine(LoadedModel(model, tiny.tokenizer), "tiny", 0.0))
     assert check.passed is None
     assert "start token" in check.detail
 

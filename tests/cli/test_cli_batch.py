@@ -478,14 +478,14 @@ def test_too_little_memory_is_an_error_with_both_numbers(engine, monkeypatch):
     requests = [Request(engine.encode("a"), options)] * 64
     with pytest.raises(ResourceError) as caught:
         list(engine.batch(["a"] * 64, options, batch_size=64))
-    assert f"{working_set(engine.model.config, requests) / 1e6:,.0f} MB" in str(caught.value)
+    assert f"{working_set(engine.model, requests) / 1e6:,.0f} MB" in str(caught.value)
     assert "2 MB" in str(caught.value)
 
 
 def test_with_little_memory_rows_are_computed_one_at_a_time(engine, monkeypatch):
     options = Options(max_tokens=20, seed=1)
     expected = [result.text for result in engine.batch(["a"] * 5, options)]
-    one = working_set(engine.model.config, [Request(engine.encode("a"), options)])
+    one = working_set(engine.model, [Request(engine.encode("a"), options)])
     monkeypatch.setattr(engine.model.ops, "free_memory", lambda: one)  # two would be refused
     assert [result.text for result in engine.batch(["a"] * 5, options)] == expected
     with pytest.raises(ResourceError):

@@ -12,7 +12,7 @@ import gpt_cli
 from gpt_cli.checks.bench import Benchmark, Mode, Plan, Spread
 from gpt_cli.cli import app, bench_format, plot
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2.checkpoint import memory
+from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.hub.local import bundled
 from gpt_cli.system.machine import native_library
 from support.in_process import records_here, refusal, run_here
@@ -264,8 +264,8 @@ def test_json_is_one_object_with_everything():
     assert told["positions"] == [5, 6, 7, 8, 9]
     assert (told["early"], told["late"]) == ([6, 7], [8, 9])
     assert [len(row) for row in told["ids"]] == [5, 5]
-    sizes = memory(GPT2Config.from_folder(bundled("tiny")), told["dtype"])
-    assert told["weights_bytes"] == sizes["weights_bytes"]
+    config = GPT2Config.from_folder(bundled("tiny"))
+    assert told["weights_bytes"] == weights_bytes(config, told["dtype"])
     assert told["peak_bytes"] is None or told["peak_bytes"] > told["weights_bytes"]
     assert told["load_s"] > 0
     assert told["threads"] >= 1

@@ -14,6 +14,7 @@ import pytest
 import gpt_cli
 from gpt_cli.cli.layout import quoted
 from gpt_cli.errors import InputError
+from gpt_cli.generation.loaded import LoadedModel
 from support import in_process
 from support.processes import COMMAND, posix, run_on_terminal
 
@@ -438,7 +439,9 @@ def test_a_terminal_shows_a_header_and_no_escape_codes(whole, facts, tmp_path):
 
 def test_a_text_that_cannot_be_scored_does_not_stop_the_others(tiny):
     config = replace(tiny.model.config, vocab_size=1000)
-    small = gpt_cli.Engine(replace(tiny.model, config=config), tiny.tokenizer, "small", 0)
+    small = gpt_cli.Engine(
+        LoadedModel(replace(tiny.model, config=config), tiny.tokenizer), "small", 0
+    )
     first, unknown, surrogate, last = small.score_many(
         ["Once upon", "there was a fox", "\ud800", "a time"]
     )

@@ -148,7 +148,7 @@ def test_another_level_with_other_threads_reads_the_same_file(small, level, dtyp
 
 def test_what_the_model_cannot_predict_is_stored(tiny, monkeypatch):
     data = random.Random(1).randbytes(20_000)
-    monkeypatch.setattr(Codec, "_append", None)  # nothing is computed
+    monkeypatch.setattr(compress, "next_logits", None)  # nothing is computed
     assert len(tiny.compress(data)) < len(data) + 80
     assert tiny.decompress(tiny.compress(data)) == data
 
@@ -220,8 +220,8 @@ def test_weights_in_16_bits_and_their_copy_in_float32_read_the_same_files(small,
 def test_values_that_another_dtype_does_not_have_are_another_model(tokenizer):
     weights = model_of(get_ops("cpu", "float32"), "bfloat16", **SHAPE)
     weights.h[0].mlp.c_fc.weight.panels[0, 0, 0] = 1e30  # beyond float16
-    digest = {dtype: identity.of_weights(weights, tokenizer, dtype) for dtype in ARITHMETIC}
-    assert digest["float32"] == identity.of_weights(weights, tokenizer)
+    digest = {dtype: identity.weights_digest(weights, tokenizer, dtype) for dtype in ARITHMETIC}
+    assert digest["float32"] == identity.weights_digest(weights, tokenizer)
     assert len(set(digest.values())) == 3
 
 
@@ -332,7 +332,7 @@ def test_a_block_out_of_range_is_refused(engine, block):
 def test_the_digest_is_that_of_all_weights_and_tokens(tokenizer):
     def digest(weights_of=None, seed=0, tokenizer=tokenizer, **changes):
         model = model_of(get_ops("cpu", "float32"), weights_of, seed, **SHAPE | changes)
-        return identity.of_weights(model, tokenizer)
+        return identity.weights_digest(model, tokenizer)
 
     same = digest()
     assert digest() == same
@@ -361,6 +361,6 @@ def test_what_comes_before_damage_is_given_before_its_error(small):
 
 
 def test_nothing_is_computed_for_what_is_no_text(tiny, monkeypatch):
-    monkeypatch.setattr(compress, "of_tokens", lambda model, texts, *_, **__: list(texts))
+    monkeypatch.setattr(compress, "measure_texts", lambda loaded, texts, *_: list(texts))
     data = random.Random(1).randbytes(20_000)
     assert tiny.decompress(tiny.compress(data)) == data

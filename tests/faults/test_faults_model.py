@@ -194,7 +194,7 @@ FAULTS = [
     fault(17, "a config.json without end", lambda folder: os.truncate(folder / "config.json",
           2**40),
           "1099511627776 bytes", AGAIN),
-    *(fault(17, f"{name} is {value!r:.20}", configure(**{name: value}), f"{name} is ", MEND)
+    *(fault(17, f"{name} is {value!r:.20}", configure(**{name: value}), f"{name} must be ", MEND)
       for name, value in (("n_layer", "12"), ("n_embd", -1), ("n_layer", 10**4000), ("n_head", 0),
                           ("n_positions", 2**21), ("vocab_size", 1.5), ("n_inner", True),
                           ("layer_norm_epsilon", math.nan), ("layer_norm_epsilon", 1e400),
@@ -202,7 +202,8 @@ FAULTS = [
     fault(17, "an absurd number of layers", configure(n_layer=12), "the tensor h.3.", MATCHING),
     fault(18, "heads that do not divide the width", configure(n_head=5),
           "n_head 5 does not divide n_embd 32", MEND),
-    fault(19, "an unknown activation", configure(activation_function="mish"), "'mish'", MEND),
+    fault(19, "an unknown activation", configure(activation_function="mish"),
+          "activation_function must be one of gelu_new, ", MEND),
     fault(20, "another architecture", configure(model_type="llama"), "'llama'", "use a GPT-2"),
     fault(20, "an unknown quantization", configure(quantization_config={"bits": 4}),
           "quantization_config", "use a GPT-2"),

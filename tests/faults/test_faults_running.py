@@ -61,7 +61,7 @@ BAD_INPUT = [
     row(38, "no prompt", generate("-f", "/dev/null"), "is empty", "a text is needed"),
     row(38, "an empty pipe", generate(), "standard input is empty", "a text"),
     row(39, "a prompt longer than the context", generate("Once " * 3000), "leaves no room",
-        "--overflow truncate or shift"),
+        "overflow truncate or shift"),
     row(42, "a prompt that is no UTF-8", generate(), "is not UTF-8: byte 4", "convert it",
         stdin=b"Once\xff"),
     row(42, "half of a surrogate", generate(b"Once \xed\xa0\x80"), "not valid Unicode", "in UTF-8"),
@@ -379,7 +379,7 @@ def test_odd_variables_change_nothing(variables, world, story):
     ("variable", "do"),
     [
         ("GPT_CLI_THREADS=many", "--help"),
-        ("GPT_CLI_THREADS=0", "--help"),
+        ("GPT_CLI_THREADS=0", "must be from 1 to 256"),
         ("GPT_CLI_OPS=abacus", "must be native or numpy"),
         ("GPT_CLI_LEVEL=abacus", "must be one of"),
     ],

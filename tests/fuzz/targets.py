@@ -31,6 +31,7 @@ from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
 from gpt_cli.generation.matcher import Matcher
 from gpt_cli.generation.row import StopStrings
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.memory import count_parameters, weights_bytes
 from gpt_cli.jobs import Generation
 from gpt_cli.jobs.rows import Source
 from gpt_cli.ops import get_ops
@@ -160,9 +161,9 @@ def config(data: bytes) -> None:
     per_block = 4 * C * C + 2 * C * inner + inner + 9 * C
     heads = 1 if config.tie_word_embeddings else 2
     for dtype in ("float32", "bfloat16", "float16", "int8"):
-        sizes = checkpoint.memory(config, dtype)
-        assert sizes["parameters"] == (heads * V + S + 2) * C + L * per_block
-        assert sizes["parameters"] < sizes["weights_bytes"] <= 4 * sizes["parameters"]
+        parameters = count_parameters(config)
+        assert parameters == (heads * V + S + 2) * C + L * per_block
+        assert parameters < weights_bytes(config, dtype) <= 4 * parameters
 
 
 # --- tokenizer -----------------------------------------------------------------------------------
@@ -378,7 +379,7 @@ def stops(data: bytes) -> None:
         passed += filter.push(text[start:end])
         start = end
         expected, stopped = before_stop(text[:end], strings)
-        assert filter.found == stopped
+        assert filter.stopped == stopped
         if stopped:
             assert passed == expected
             assert filter.flush() == ""

@@ -8,6 +8,7 @@ from collections import Counter
 
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.ops import get_ops
 from gpt_cli.options.request import Options
@@ -29,7 +30,7 @@ def random(tokenizer):
     config = CONFIG | {"n_positions": 200}
     ops = get_ops("cpu", "float32")
     model = checkpoint.assemble(GPT2Config.from_dict(config), ops, make_weights(config))
-    return gpt_cli.Engine(model, tokenizer, "random", 0.0)
+    return gpt_cli.Engine(LoadedModel(model, tokenizer), "random", 0.0)
 
 
 @pytest.fixture(params=["tiny", "random"])

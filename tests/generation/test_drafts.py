@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.generation.drafts import _FADING, NGrams, Record, Speculator, Twin, agreed, make_twin
+from gpt_cli.generation.drafts import _FADING, DraftModel, NGrams, Record, agreed
 from gpt_cli.generation.generate import generate
-from gpt_cli.generation.row import Chooser, Request, Row
-from gpt_cli.gpt2 import checkpoint
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.row import BatchRow, Chooser, Request
+from gpt_cli.generation.speculator import Speculator, make_draft_model
 from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.model import hidden_states, right_pad
 from gpt_cli.options.request import Options
 from support.checkpoints import VOCAB
@@ -44,7 +46,7 @@ def followed(ids, count):
 def test_an_n_gram_is_followed_as_where_it_was_last(rows, counts):
     """Texts grow in turn, by several tokens at a time."""
     ngrams, counts = NGrams(), [*counts, 11]
-    texts = [ARow(place=7 * row, ids=[]) for row in range(len(rows))]
+    texts = [ARow(number=7 * row, ids=[]) for row in range(len(rows))]
     for turn in range(8):
         for text, pieces in zip(texts, rows, strict=True):
             text.ids += pieces[turn % len(pieces)]
@@ -60,7 +62,7 @@ def test_each_place_of_a_text_is_looked_at_once():
             Text.looked_at += 1
             return super().__getitem__(place)
 
-    ngrams, row = NGrams(), ARow(place=0, ids=Text())
+    ngrams, row = NGrams(), ARow(number=0, ids=Text())
     for id in range(1000):
         row.ids.append(id)
         assert ngrams.draft(row, 3) == []
@@ -122,7 +124,7 @@ def test_a_faded_record_expects_the_same_and_learns_more_from_the_next_result():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_twin_has_the_model_in_int8_and_shares_the_rest(native, dtype):
     model = model_of(native(dtype), dtype, tie_word_embeddings=False, **SMALL)
-    twin = make_twin(model)
+    twin = make_draft_model(model)
     if dtype == "int8":
         assert twin is None
         return
@@ -144,14 +146,14 @@ def test_a_twin_has_the_model_in_int8_and_shares_the_rest(native, dtype):
 
 def test_numpy_has_no_twin(make_model):
     model = make_model()
-    assert (make_twin(model) is None) == (model.ops.name == "numpy")
+    assert (make_draft_model(model) is None) == (model.ops.name == "numpy")
 
 
 def test_a_twin_is_made_only_if_half_of_the_memory_suffices(model, monkeypatch):
-    needed = checkpoint.memory(model.config, "int8")["weights_bytes"]
+    needed = weights_bytes(model.config, "int8")
     for free, is_made in ((None, True), (2 * needed, True), (2 * needed - 1, False)):
         monkeypatch.setattr(model.ops, "free_memory", lambda free=free: free)
-        assert (make_twin(model) is not None) == is_made
+        assert (make_draft_model(model) is not None) == is_made
 
 
 def test_there_is_no_twin_if_memory_runs_out(model, monkeypatch):
@@ -159,22 +161,22 @@ def test_there_is_no_twin_if_memory_runs_out(model, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("gpt_cli.ops.twin_ops.TwinNativeOps.quantize", quantize)
-    assert make_twin(model) is None
+    assert make_draft_model(model) is None
 
 
 def test_a_twin_that_was_released_is_made_again(model):
     speculator = Speculator(model)
     speculator.release()  # there is none yet
-    first = speculator.twin
-    assert speculator.twin is first
-    assert (speculator.has_twin, speculator.may_have_twin) == (True, True)
+    first = speculator.draft_model
+    assert speculator.draft_model is first
+    assert (speculator.has_draft_model, speculator.may_have_draft_model) == (True, True)
     speculator.release()
-    assert (speculator.has_twin, speculator.may_have_twin) == (False, True)
-    assert speculator.twin is not first
+    assert (speculator.has_draft_model, speculator.may_have_draft_model) == (False, True)
+    assert speculator.draft_model is not first
 
 
 def following(twin, cache):
-    twin.follow(cache)
+    twin.sync(cache)
     return twin
 
 
@@ -188,17 +190,19 @@ def test_a_twin_drafts_what_it_would_generate_and_leaves_the_texts_as_they_were(
         for index, prompt in enumerate([[1, 2, 3], [4, 5]])
     ]
     expected = [[], []]
-    for step in generate(model, tokenizer, requests):
+    for step in generate(LoadedModel(model, tokenizer), requests):
         expected[step.row].append(step.id)
 
-    chooser = Chooser(model.ops, tokenizer, model.config)
-    rows = [Row(place, each, tokenizer, model.config) for place, each in enumerate(requests)]
+    chooser = Chooser(LoadedModel(model, tokenizer))
+    rows = [
+        BatchRow(place, each, LoadedModel(model, tokenizer)) for place, each in enumerate(requests)
+    ]
     cache = KVCache(model.config, model.ops, 2, 20)
     before = np.array([2, 1])  # the last token of each row is not in the cache
     hidden_states(model, np.array([[1, 2], [4, 0]]), cache, before)
-    twin = Twin(model, chooser)
+    twin = DraftModel(model, chooser)
     for _ in range(2):  # the second time, over the first drafts
-        twin.follow(cache)
+        twin.sync(cache)
         drafts = twin.draft(rows, 9)
         assert drafts == expected
         assert cache.lengths.tolist() == before.tolist()
@@ -222,15 +226,15 @@ def test_all_drafts_in_one_call_are_those_of_single_steps(
     model = model_of(native(dtype), dtype, **SMALL | config)
     options = Options(**sampling, **others)
     rows = [
-        Row(place, Request(prompt, options, place), tokenizer, model.config)
+        BatchRow(place, Request(prompt, options, place), LoadedModel(model, tokenizer))
         for place, prompt in enumerate(prompts)
     ]
     cache = KVCache(model.config, model.ops, len(rows), 9 + count)
     ids, lengths = right_pad(prompts)
     hidden_states(model, ids, cache, lengths)
     cache.rewind(1)  # the last token of each row is not in the cache
-    made = make_twin(model)
-    twin = following(Twin(made, Chooser(model.ops, tokenizer, model.config)), cache)
+    made = make_draft_model(model)
+    twin = following(DraftModel(made, Chooser(LoadedModel(model, tokenizer))), cache)
     with computing(made.ops, *threads_and_level):
         steps = twin._by_steps(rows, count)
         before = twin._cache.lengths.tolist()
@@ -249,10 +253,10 @@ def place(model, tokenizer):
     """Return a chooser, a row and a cache for a text of two tokens, of which one is cached."""
 
     def place(**sampling):
-        row = Row(0, Request([1, 2], Options(**sampling)), tokenizer, model.config)
+        row = BatchRow(0, Request([1, 2], Options(**sampling)), LoadedModel(model, tokenizer))
         cache = KVCache(model.config, model.ops, 1, 20)
         hidden_states(model, np.array([[1]]), cache)
-        return Chooser(model.ops, tokenizer, model.config), row, cache
+        return Chooser(LoadedModel(model, tokenizer)), row, cache
 
     return place
 
@@ -270,8 +274,8 @@ def test_the_library_makes_all_drafts_in_one_call_if_it_knows_the_options(
     model, place, monkeypatch, sampling, expected
 ):
     chooser, row, cache = place(**sampling)
-    monkeypatch.setattr(Twin, "_by_steps", lambda *_: "steps")
-    found = following(Twin(make_twin(model), chooser), cache).draft([row], 3)
+    monkeypatch.setattr(DraftModel, "_by_steps", lambda *_: "steps")
+    found = following(DraftModel(make_draft_model(model), chooser), cache).draft([row], 3)
     assert ("steps" if found == "steps" else "one call") == expected
 
 
@@ -282,10 +286,10 @@ def test_in_one_call_results_that_are_not_finite_give_some_draft(
     model, place, damage, count, temperature
 ):
     chooser, row, cache = place(temperature=temperature, top_k=40, top_p=0.9, min_p=0.01)
-    twin, bias = make_twin(model), np.zeros(len(VOCAB), np.float32)
+    twin, bias = make_draft_model(model), np.zeros(len(VOCAB), np.float32)
     bias[np.random.default_rng(1).permutation(len(VOCAB))[:count]] = damage
     twin = replace(twin, lm_head=replace(twin.lm_head, bias=bias))
-    (drafts,) = following(Twin(twin, chooser), cache)._in_one_call([row], 9)
+    (drafts,) = following(DraftModel(twin, chooser), cache)._in_one_call([row], 9)
     assert len(drafts) == 9
     assert all(0 <= id < len(VOCAB) for id in drafts)
 
@@ -293,7 +297,7 @@ def test_in_one_call_results_that_are_not_finite_give_some_draft(
 def test_in_one_call_more_drafts_than_the_cache_has_room_for_are_refused(model, place):
     chooser, row, cache = place(temperature=0)
     with pytest.raises(IndexError, match="too many tokens for a cache"):
-        following(Twin(make_twin(model), chooser), cache)._in_one_call([row], 40)
+        following(DraftModel(make_draft_model(model), chooser), cache)._in_one_call([row], 40)
 
 
 def test_a_twin_ends_its_drafts_where_its_results_are_not_finite(model, place):
@@ -301,16 +305,16 @@ def test_a_twin_ends_its_drafts_where_its_results_are_not_finite(model, place):
     wpe = model.wpe.copy()
     wpe[3] = np.nan
     twin = replace(favouring(model, VOCAB["x"]), wpe=wpe)
-    twin = following(Twin(twin, chooser), cache)
+    twin = following(DraftModel(twin, chooser), cache)
     assert twin.draft([row], 9) == [[VOCAB["x"]] * 2]
     assert twin._cache.lengths.tolist() == [1]
 
 
 def test_a_twin_follows_a_cache_until_there_is_another(model, place):
     chooser, row, cache = place(temperature=0)
-    twin = following(Twin(make_twin(model), chooser), cache)
+    twin = following(DraftModel(make_draft_model(model), chooser), cache)
     mine, expected = twin._cache, twin.draft([row], 9)
-    twin.follow(cache)
+    twin.sync(cache)
     assert twin._cache is mine
     other = cache.select([0], 30)
     assert following(twin, other).draft([row], 9) == expected

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request, StopStrings, _columns, fit
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.gpt2.kv_cache import KVCache
@@ -130,7 +131,7 @@ requests = st.lists(
 
 def completions_of(model, tokenizer, requests):
     done = [Completion(len(row.prompt), row.options.seed) for row in requests]
-    for step in generate(model, tokenizer, requests):
+    for step in generate(LoadedModel(model, tokenizer), requests):
         done[step.row].add(step)
     return done
 
@@ -153,7 +154,7 @@ def test_each_row_is_continued_as_it_wants_and_as_if_it_were_alone(model, tokeni
 def test_a_long_prompt_may_take_several_passes(endless, tokenizer, monkeypatch, a_pass):
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
     at_once = run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)
-    monkeypatch.setattr("gpt_cli.generation.generate.PASS", a_pass)
+    monkeypatch.setattr("gpt_cli.gpt2.prefill.PASS", a_pass)
     assert outcomes(run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)) == outcomes(
         at_once
     )
@@ -180,12 +181,12 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
     endless, tokenizer, monkeypatch, use_cache
 ):
     rows = [Request([1] * 9, Options(use_cache=use_cache))] * 50
-    needed = working_set(endless.config, rows)
+    needed = working_set(endless, rows)
     monkeypatch.setattr(endless.ops, "free_memory", lambda: needed - 1)
     with pytest.raises(ResourceError, match="a batch of 50 needs about"):
-        generate(endless, tokenizer, rows)
+        generate(LoadedModel(endless, tokenizer), rows)
     monkeypatch.setattr(endless.ops, "free_memory", lambda: needed)
-    next(generate(endless, tokenizer, rows))
+    next(generate(LoadedModel(endless, tokenizer), rows))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_the_estimate_is_not_far_from_what_is_taken(
         taken = tracemalloc.get_traced_memory()[1] + workspace.free_bytes()
     finally:
         tracemalloc.stop()
-    assert 0.4 < taken / working_set(model.config, requests) <= 1
+    assert 0.4 < taken / working_set(model, requests) <= 1
 
 
 # --- finishing -----------------------------------------------------------------------------------
@@ -245,7 +246,9 @@ def test_stop_is_the_reason_at_a_stop_string_also_on_the_last_token(make_model, 
 def test_what_a_stop_string_held_back_comes_out_at_the_end(make_model, tokenizer):
     x = ids_of("x")[0]
     options = Options(temperature=0, max_tokens=3, stop=["xxxx"])
-    steps = list(generate(favouring(make_model(), x), tokenizer, [Request([1], options)]))
+    steps = list(
+        generate(LoadedModel(favouring(make_model(), x), tokenizer), [Request([1], options)])
+    )
     assert [step.text for step in steps] == ["", "", "xxx"]
     assert [step.finish_reason for step in steps] == [None, None, "length"]
     penalized = {"temperature": 0, "repeat_penalty": 1.5}
@@ -295,10 +298,10 @@ def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
 def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypatch):
     caches = []
     monkeypatch.setattr(
-        "gpt_cli.generation.generate.KVCache",
+        "gpt_cli.generation.decode.KVCache",
         lambda *args: caches.append(KVCache(*args)) or caches[-1],
     )
-    steps = generate(endless, tokenizer, [Request([1, 2, 3], Options(temperature=0))])
+    steps = generate(LoadedModel(endless, tokenizer), [Request([1, 2, 3], Options(temperature=0))])
     assert caches == []
     for new in (0, 1, 2):
         next(steps)
@@ -324,12 +327,12 @@ def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
 
     ours = SimpleNamespace(perf_counter=lambda: clock[0])
     monkeypatch.setattr("gpt_cli.generation.decode.time", ours)
-    for module in ("generate", "decode"):
-        monkeypatch.setattr(f"gpt_cli.generation.{module}.hidden_states", takes(2, hidden_states))
-        monkeypatch.setattr(f"gpt_cli.generation.{module}.unembed", takes(1, unembed))
+    for module in ("gpt2.prefill", "generation.decode"):
+        monkeypatch.setattr(f"gpt_cli.{module}.hidden_states", takes(2, hidden_states))
+        monkeypatch.setattr(f"gpt_cli.{module}.unembed", takes(1, unembed))
     monkeypatch.setattr("gpt_cli.generation.row.sample", takes(0.25, sample))
     requests = [Request([1, 2], Options(temperature=0, max_tokens=3))] * 2
-    steps = list(generate(endless, tokenizer, requests))
+    steps = list(generate(LoadedModel(endless, tokenizer), requests))
     assert [step.model_seconds for step in steps] == [3] * 6
     assert [step.seconds for step in steps] == [3.25, 3.25, 6.5, 6.5, 9.75, 9.75]
 
@@ -412,10 +415,10 @@ def test_the_text_is_cut_at_a_stop_string_however_it_comes_in_pieces(pieces, sto
     passed = ""
     for piece in pieces:
         passed += filter.push(piece)
-        if filter.found:
+        if filter.stopped:
             break
         assert not any(stop in passed for stop in stops)
-    assert (passed + filter.flush(), filter.found) == cut_at_a_stop("".join(pieces), stops)
+    assert (passed + filter.flush(), filter.stopped) == cut_at_a_stop("".join(pieces), stops)
 
 
 @given(pieces=pieces_of_text, stops=stop_strings)
@@ -425,7 +428,7 @@ def test_no_more_is_held_back_than_may_become_a_stop_string(pieces, stops):
     for piece in pieces:
         passed += filter.push(piece)
         text += piece
-        if filter.found:
+        if filter.stopped:
             break
         held = text[len(passed) :]
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)

@@ -8,14 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt_cli.generation import prefix_cache
+from gpt_cli.generation.batch import _batches
 from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import PrefixCache, common_length, passes
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import entropies, log_probabilities, ranks
-from gpt_cli.gpt2.checkpoint import memory
+from gpt_cli.gpt2 import prefill
+from gpt_cli.gpt2.memory import prefix_bytes, weights_bytes
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.rank import Question, continuations
-from gpt_cli.scoring.score import measured, score
+from gpt_cli.scoring.score import measure_windows, score
 from support.checkpoints import VOCAB
 from support.models import DTYPES, computing, model_of, threads_and_levels
 
@@ -42,6 +45,7 @@ def limits(least=1, room=1e9, a_pass=1024):
         patch.setattr(prefix_cache, "_BYTES", room)
         patch.setattr(prefix_cache, "_SHARE", 0)
         patch.setattr(prefix_cache, "PASS", a_pass)
+        patch.setattr(prefill, "PASS", a_pass)
         yield
 
 
@@ -56,14 +60,14 @@ all_limits = st.fixed_dictionaries(
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Return a list of the numbers of tokens (B, T) of each pass of `prefix_cache`."""
-    shapes, computed = [], prefix_cache.hidden_states
+    """Return a list of the numbers of tokens (B, T) of each pass of `prefill`."""
+    shapes, computed = [], prefill.hidden_states
 
     def hidden_states(model, ids, *others):
         shapes.append(ids.shape)
         return computed(model, ids, *others)
 
-    monkeypatch.setattr(prefix_cache, "hidden_states", hidden_states)
+    monkeypatch.setattr(prefill, "hidden_states", hidden_states)
     return shapes
 
 
@@ -96,6 +100,28 @@ def test_one_text_with_the_same_first_word_does_not_prevent_groups(native):
     texts = [[1, 5, 6], *([1, *range(100, 130), n] for n in range(20))]
     found = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
     assert found == [(31, list(range(1, 21))), (0, [0])]
+
+
+@pytest.mark.parametrize("short", [16, 20, 150])
+def test_one_short_text_does_not_take_the_shared_beginning_from_others(native, short):
+    template = list(range(200))
+    texts = [template[:short], *([*template, 200 + n] for n in range(20))]
+    found = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
+    assert found == [(200, list(range(1, 21))), (0, [0])]
+    both = PrefixCache(model_of(native("float32"), **SMALL)).groups([*texts, template])
+    assert found[0][0] == 200
+    assert sorted(both[0][1]) == list(range(1, 22))  # a text that is the beginning shares it, too
+
+
+@given(texts=alike(least=0), more=ids)
+def test_a_text_more_does_not_cost_what_others_save(native, texts, more):
+    prefixes = PrefixCache(model_of(native("float32"), **SMALL))
+
+    def saved(texts):
+        return sum(n * (len(indices) - 1) for n, indices in prefixes.groups(texts))
+
+    with limits(20):
+        assert saved([*texts, more]) >= saved(texts)
 
 
 def test_without_equal_bits_nothing_is_shared(make_model):
@@ -140,8 +166,8 @@ def test_passes_have_similar_lengths_and_limits(lengths, most, a_pass):
     assert [lengths[place] for places in found for place in places] == sorted(lengths, reverse=True)
 
 
-def log_likelihoods(model, texts, firsts, prefixes):
-    found = measured(model, texts, firsts, [log_probabilities], prefixes)
+def log_likelihoods(loaded, texts, firsts):
+    found = measure_windows(loaded, texts, firsts, [log_probabilities])
     return [logprobs for (logprobs,) in found]
 
 
@@ -155,20 +181,20 @@ def test_scores_of_texts_that_begin_alike_are_those_of_each_alone(
 ):
     model = model_of(native(dtype), dtype, **SMALL)
     measures = {"ranks": ranks, "entropies": lambda ops, logits, _: entropies(ops, logits)}
-    alone = [score(model, tokenizer, [text], measures=measures)[0] for text in texts]
+    alone = [score(LoadedModel(model, tokenizer), [text], measures=measures)[0] for text in texts]
     with computing(model.ops, *way), limits(**limit):
-        prefixes = PrefixCache(model)
-        score(model, tokenizer, earlier, None, prefixes)
-        assert score(model, tokenizer, texts, None, prefixes, measures=measures) == alone
+        loaded = LoadedModel(model, tokenizer)
+        score(loaded, earlier)
+        assert score(loaded, texts, measures=measures) == alone
 
 
 @given(texts=alike(least=2), limit=all_limits, data=st.data())
 def test_likelihoods_may_begin_at_any_token(native, tokenizer, texts, limit, data):
     model = model_of(native("float32"), **SMALL)
     firsts = [data.draw(st.integers(1, len(text) - 1)) for text in texts]
-    alone = [score(model, tokenizer, [text])[0].token_logprobs for text in texts]
+    alone = [score(LoadedModel(model, tokenizer), [text])[0].token_logprobs for text in texts]
     with limits(**limit):
-        found = log_likelihoods(model, texts, firsts, PrefixCache(model))
+        found = log_likelihoods(LoadedModel(model, None), texts, firsts)
     assert found == [whole[first:] for whole, first in zip(alone, firsts, strict=True)]
 
 
@@ -190,15 +216,17 @@ def test_choices_after_prompts_that_begin_alike_are_as_likely_as_in_the_whole_te
     ]
     expected = [
         [
-            score(model, tokenizer, [each.prompt + ids])[0].token_logprobs[len(each.prompt) :]
+            score(LoadedModel(model, tokenizer), [each.prompt + ids])[0].token_logprobs[
+                len(each.prompt) :
+            ]
             for ids in each.choices
         ]
         for each in questions
     ]
     with computing(model.ops, *way), limits(**limit):
-        prefixes = PrefixCache(model)
-        score(model, tokenizer, earlier, None, prefixes)
-        assert continuations(model, questions, prefixes) == expected
+        loaded = LoadedModel(model, tokenizer)
+        score(loaded, earlier)
+        assert continuations(loaded, questions) == expected
 
 
 @given(
@@ -218,7 +246,7 @@ def test_texts_of_prompts_that_begin_alike_are_those_of_each_alone(
 
 def texts_of(model, tokenizer, requests):
     done = [Completion(len(row.prompt), row.seed) for row in requests]
-    for step in generate(model, tokenizer, requests):
+    for step in generate(LoadedModel(model, tokenizer), requests):
         done[step.row].add(step)
     return [(row.text, row.ids, row.logprobs, row.finish_reason) for row in done]
 
@@ -231,14 +259,14 @@ TEMPLATE = [n % 200 for n in range(40)]
 def test_a_template_is_computed_once(native, counted):
     model = model_of(native("float32"), **SMALL)
     questions = [Question([*TEMPLATE, 7, n], ["a", "b"], [[1, 2], [3]]) for n in range(250, 259)]
-    prefixes = PrefixCache(model)
-    continuations(model, questions, prefixes)
+    loaded = LoadedModel(model, None)
+    continuations(loaded, questions)
     assert counted == [(1, 41), (9, 1), (9, 1)]
     counted.clear()
-    log_likelihoods(model, [[*TEMPLATE, 7, 8, n] for n in range(9)], [42] * 9, prefixes)
+    log_likelihoods(loaded, [[*TEMPLATE, 7, 8, n] for n in range(9)], [42] * 9)
     assert counted == [(1, 1)]  # of the beginning only what is new; of each text nothing
     counted.clear()
-    log_likelihoods(model, [[*TEMPLATE, n, n, n] for n in range(9)], [1] * 9, prefixes)
+    log_likelihoods(loaded, [[*TEMPLATE, n, n, n] for n in range(9)], [1] * 9)
     assert counted == [(9, 2)]
 
 
@@ -246,27 +274,68 @@ def test_memory_bounds_the_texts_side_by_side(native, counted):
     model = model_of(native("float32"), **SMALL)
     texts = [[*TEMPLATE, n, n, n] for n in range(9)]
     bytes_per_text = 2 * 2 * model.config.n_embd * 4 * (40 + 2)
-    with limits(room=4 * bytes_per_text):
-        log_likelihoods(model, texts, [41] * 9, PrefixCache(model))
+    prefix = PrefixCache(model).prefix(TEMPLATE).bytes
+    counted.clear()
+    with limits(room=prefix + 4 * bytes_per_text):
+        log_likelihoods(LoadedModel(model, None), texts, [41] * 9)
     assert counted == [(1, 40), (4, 2), (4, 2), (1, 2)]
 
 
 def test_a_large_model_may_take_a_share_of_its_weights(native, counted, monkeypatch):
     model = model_of(native("float32"), **SMALL)
     texts = [[*TEMPLATE, n, n, n] for n in range(9)]
-    weights = memory(model.config, "float32")["weights_bytes"]
+    weights = weights_bytes(model.config, "float32")
     bytes_per_text = 2 * 2 * model.config.n_embd * 4 * (40 + 2)
     with limits(room=1):
-        monkeypatch.setattr(prefix_cache, "_SHARE", 4.5 * bytes_per_text / weights)
-        log_likelihoods(model, texts, [41] * 9, PrefixCache(model))
+        prefix = PrefixCache(model).prefix(TEMPLATE).bytes
+        counted.clear()
+        monkeypatch.setattr(prefix_cache, "_SHARE", (prefix + 4.5 * bytes_per_text) / weights)
+        log_likelihoods(LoadedModel(model, None), texts, [41] * 9)
     assert counted == [(1, 40), (4, 2), (4, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_a_prefix_is_only_computed_if_memory_is_left(
+    native, tokenizer, monkeypatch, counted, spare
+):
+    model = model_of(native("float32"), **SMALL)
+    requests = [Request([*TEMPLATE, n], Options(seed=1, max_tokens=2)) for n in range(9)]
+    expected = texts_of(model, tokenizer, requests)
+    counted.clear()
+    needed = working_set(model, requests) + prefix_bytes(model.config, model.ops, len(TEMPLATE))
+    monkeypatch.setattr(model.ops, "free_memory", lambda: needed + spare)
+    assert texts_of(model, tokenizer, requests) == expected
+    assert counted == ([(9, 41)] if spare < 0 else [(1, 40), (9, 1)])
+
+
+def test_a_batch_leaves_memory_for_its_prefix(native, tokenizer, monkeypatch):
+    model = model_of(native("float32"), **SMALL)
+    requests = dict(enumerate(Request([*TEMPLATE, n], Options(seed=1)) for n in range(8)))
+    prefix = prefix_bytes(model.config, model.ops, len(TEMPLATE))
+    needed = working_set(model, list(requests.values()))
+    loaded = LoadedModel(model, tokenizer)
+    for spare, batches in ((0, [8]), (-1, [4, 4])):
+        free = 2 * (needed + prefix) + spare
+        monkeypatch.setattr(model.ops, "free_memory", lambda free=free: free)
+        assert [len(batch) for batch in _batches(loaded, requests, None)] == batches
+
+
+def test_the_prefixes_to_compute_are_counted_without_those_that_are_kept(native):
+    model = model_of(native("float32"), **SMALL)
+    texts = [[first, *TEMPLATE, n] for first in (1, 2, 3) for n in range(9)]
+    prefixes = PrefixCache(model)
+    # While one is computed, the one before it is kept.
+    assert prefixes.new_bytes(texts) == prefix_bytes(model.config, model.ops, 2 * 41)
+    prefixes.prefix(texts[0][:41])
+    assert prefixes.new_bytes(texts[:9]) == 0
 
 
 def test_a_prefix_gives_way_to_texts(native, tokenizer, monkeypatch):
     model = model_of(native("float32"), **SMALL)
-    request, prefixes = Request([1, 2], Options(seed=1, max_tokens=9)), PrefixCache(model)
-    kept = weakref.ref(prefixes.prefix(TEMPLATE))
-    room = iter([working_set(model.config, [request]) - n for n in (1, 0)])
+    request = Request([1, 2], Options(seed=1, max_tokens=9))
+    loaded = LoadedModel(model, tokenizer)
+    kept = weakref.ref(loaded.prefixes.prefix(TEMPLATE))
+    room = iter([working_set(model, [request]) - n for n in (1, 0)])
     monkeypatch.setattr(model.ops, "free_memory", lambda: next(room))
-    list(generate(model, tokenizer, [request], None, prefixes))
+    list(generate(loaded, [request]))
     assert kept() is None

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.generation import drafts, speculate
-from gpt_cli.generation.drafts import Speculator, make_twin
+from gpt_cli.generation import speculate, speculator
 from gpt_cli.generation.generate import generate, working_set
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.speculate import DRAFTS, MOST, Drafting
-from gpt_cli.gpt2.checkpoint import memory
+from gpt_cli.generation.speculate import DRAFTS, MOST, DraftPolicy
+from gpt_cli.generation.speculator import Speculator, make_draft_model
+from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.options.request import Options
 from support.checkpoints import VOCAB
 from support.commands import ENDLESS, LONG, PIPES, text_of
@@ -68,9 +69,9 @@ def misleads(row, place):
 class Simulation:
     """Texts that are known, and a clock that passes and drafts move on.
 
-    A pass over one place takes a second, and over more as many as `Drafting._times` says. Passes,
-    or drafts, may take longer and shorter in turn, by a part of their time. `passes` has the number
-    of drafts of each pass, and whether they are the twin's.
+    A pass over one token takes a second, and over more as many as `DraftPolicy._times` says.
+    Passes, or drafts, may take longer and shorter in turn, by a part of their time. `passes` has
+    the number of drafts of each pass, and whether they are the draft model's.
     """
 
     def __init__(
@@ -82,18 +83,18 @@ class Simulation:
         self._has_room = has_room
         self.seconds, self.twins_made, self.passes, self._followed = 0.0, 0, [], False
         patch.setattr(speculate, "time", SimpleNamespace(perf_counter=lambda: self.seconds))
-        patch.setattr(drafts, "make_twin", self._make_twin)
-        patch.setattr(speculate, "Twin", lambda *_: self)
+        patch.setattr(speculator, "make_draft_model", self._make_draft_model)
+        patch.setattr(speculate, "DraftModel", lambda *_: self)
         ops = SimpleNamespace(dtype=dtype, twin_ops=lambda: None if dtype == "int8" else object())
         self._speculator = Speculator(SimpleNamespace(ops=ops))
 
     def run(self, *sizes, prompt=1):
         """Continue prompts by these numbers of tokens; return `passes`."""
-        drafting = self.drafting = Drafting(self._speculator, None)
+        drafting = self.drafting = DraftPolicy(self._speculator, None)
         self.passes = []
         rows = [
             ARow(
-                place=row, ids=[self._text(row, place) for place in range(prompt)],
+                number=row, ids=[self._text(row, place) for place in range(prompt)],
                 growth=size, drafts=[], window=[],
             )
             for row, size in enumerate(sizes)
@@ -123,19 +124,19 @@ class Simulation:
         """Return the next tokens of a row: the right drafts and one more."""
         ids = []
         for draft in [*row.drafts, None]:
-            ids.append(self._text(row.place, len(row.ids) + len(ids)))
+            ids.append(self._text(row.number, len(row.ids) + len(ids)))
             if draft != ids[-1]:
                 break
         return ids
 
-    def _make_twin(self, model):
+    def _make_draft_model(self, model):
         self.twins_made += 1
         if not self._has_room:
             return None
         self.seconds += 10
         return model
 
-    def follow(self, cache):
+    def sync(self, cache):
         self.seconds += 0 if self._followed else 2  # is not a part of drafting
         self._followed = True
 
@@ -144,7 +145,7 @@ class Simulation:
         self.seconds += self._varied(count * self._draft_seconds, self._drafts_vary)
         return [
             [
-                self._text(row.place, place) if self._right(place) else -1
+                self._text(row.number, place) if self._right(place) else -1
                 for place in range(len(row.ids), len(row.ids) + count)
             ]
             for row in rows
@@ -218,7 +219,7 @@ def test_times_are_measured(simulated, rows, dtype):
     simulation = simulated(draft_seconds=0.2, dtype=dtype)
     simulation.run(*[400] * rows)
     assert simulation.drafting._pass_seconds == pytest.approx(1)
-    assert simulation.drafting._twin_record.seconds == pytest.approx(0.2, rel=1e-3)
+    assert simulation.drafting._model_record.seconds == pytest.approx(0.2, rel=1e-3)
 
 
 def test_times_that_vary_change_little(simulated):
@@ -367,7 +368,7 @@ def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypa
     config = {"n_layer": 1, "n_head": 1, "n_positions": 16, "eos_token_id": ends}
     model = model_of(native("float32"), **config)
     monkeypatch.setattr(model.ops, "threads", 1)
-    twin = make_twin(model)
+    twin = make_draft_model(model)
     similar = replace(twin, wpe=np.roll(twin.wpe, 1, axis=0))
     speculators = [speculating(model, each) for each in (twin, similar)]
     drawn = random.Random(5)
@@ -395,7 +396,7 @@ def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypa
 
 def test_a_twin_whose_results_are_not_finite_changes_nothing(endless, tokenizer):
     request = Request([1, 2], Options(seed=1, max_tokens=9))
-    twin = make_twin(endless)
+    twin = make_draft_model(endless)
     twin = replace(twin, wpe=np.full_like(twin.wpe, np.nan))
     with planned((3, True)):
         found = completions_of(endless, tokenizer, [request], speculating(endless, twin))
@@ -418,7 +419,7 @@ def test_weights_that_only_a_dropped_draft_uses_are_not_missed(endless, tokenize
 
 def test_without_memory_for_drafts_nothing_is_drafted(endless, tokenizer, monkeypatch):
     request = Request([1, 2], Options(seed=1, max_tokens=9))
-    enough = working_set(endless.config, [request], DRAFTS)
+    enough = working_set(endless, [request], DRAFTS)
     for free, expected in ((enough, True), (enough - 1, False)):
         monkeypatch.setattr(endless.ops, "free_memory", lambda free=free: free)
         with planned((3, True)):
@@ -428,8 +429,8 @@ def test_without_memory_for_drafts_nothing_is_drafted(endless, tokenizer, monkey
 
 def test_room_for_the_twin_is_reserved_before_it_is_made(endless, tokenizer, monkeypatch):
     request = Request([1, 2], Options(seed=1, max_tokens=20))
-    texts = working_set(endless.config, [request], DRAFTS)
-    twin = memory(endless.config, "int8")["weights_bytes"]
+    texts = working_set(endless, [request], DRAFTS)
+    twin = weights_bytes(endless.config, "int8")
     for free, expected in ((texts + twin, True), (texts + twin - 1, False)):
         monkeypatch.setattr(endless.ops, "free_memory", lambda free=free: free)
         with planned((3, True)):
@@ -439,21 +440,21 @@ def test_room_for_the_twin_is_reserved_before_it_is_made(endless, tokenizer, mon
 
 def test_a_twin_gives_way_to_the_texts(endless, tokenizer, monkeypatch):
     request = Request([1, 2], Options(seed=1, max_tokens=20))
-    speculator = speculating(endless, make_twin(endless))
-    needed = working_set(endless.config, [request])
+    made = speculating(endless, make_draft_model(endless))
+    needed = working_set(endless, [request])
     room = iter([needed - 1, needed])  # without the twin, the text fits
     monkeypatch.setattr(endless.ops, "free_memory", lambda: next(room))
-    list(generate(endless, tokenizer, [request], speculator))
-    assert not speculator.has_twin
-    assert "twin" not in vars(speculator)
+    list(generate(LoadedModel(endless, tokenizer, made), [request]))
+    assert not made.has_draft_model
+    assert "draft_model" not in vars(made)
 
 
 def test_short_of_memory_a_text_is_the_same(endless, tokenizer, monkeypatch):
-    speculator, request = Speculator(endless), Request([1, 2], Options(seed=1, max_tokens=20))
-    monkeypatch.setattr(drafts, "make_twin", lambda model: None)
+    made, request = Speculator(endless), Request([1, 2], Options(seed=1, max_tokens=20))
+    monkeypatch.setattr(speculator, "make_draft_model", lambda model: None)
     with planned((3, True)):
-        found = completions_of(endless, tokenizer, [request], speculator)
-    assert (speculator.may_have_twin, speculator.has_twin) == (False, False)
+        found = completions_of(endless, tokenizer, [request], made)
+    assert (made.may_have_draft_model, made.has_draft_model) == (False, False)
     assert outcomes(found) == outcomes(completions_of(endless, tokenizer, [request]))
 
 
@@ -487,7 +488,7 @@ def test_what_was_generated_before_an_interrupt_is_the_same(endless, tokenizer):
     (whole,) = completions_of(endless, tokenizer, [request])
     with planned((5, True)):
         for count in range(1, 20):
-            steps = generate(endless, tokenizer, [request], Speculator(endless))
+            steps = generate(LoadedModel(endless, tokenizer, Speculator(endless)), [request])
             some = list(itertools.islice(steps, count))
             steps.close()
             assert [step.id for step in some] == whole.ids[:count]
@@ -501,7 +502,7 @@ def counted(model, tokenizer, twin, **options):
     """Return how many drafts each step of a text tells, which of them were accepted, and times."""
     request = Request([1, 2], Options(**{"temperature": 0, "max_tokens": 12} | options))
     with planned((3, True)):
-        steps = list(generate(model, tokenizer, [request], speculating(model, twin)))
+        steps = list(generate(LoadedModel(model, tokenizer, speculating(model, twin)), [request]))
     passes = [step.model_seconds > 0 for step in steps]
     return [step.drafted for step in steps], [step.accepted for step in steps], passes
 
@@ -539,22 +540,23 @@ def test_without_the_cache_nothing_is_drafted(endless, tokenizer, use_cache):
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_an_engine_speculates_from_some_size_on(case_folder, monkeypatch, dtype):
-    def speculator(**options):
-        return gpt_cli.load(str(case_folder("saved")), device="cpu", dtype=dtype, **options)
+    def loaded(**options):
+        folder = str(case_folder("saved"))
+        return gpt_cli.load(folder, device="cpu", dtype=dtype, **options).loaded
 
-    engine = speculator()
-    assert engine.speculator is None
-    size = memory(engine.model.config, dtype)["weights_bytes"]
+    without = loaded()
+    assert without.speculator is None
+    size = weights_bytes(without.config, dtype)
     for least, is_used in ((size + 1, False), (size, True)):
-        monkeypatch.setattr(drafts, "_MIN_BYTES", least)
-        assert (speculator().speculator is not None) == is_used
-        assert speculator(speculate=False).speculator is None
+        monkeypatch.setattr(speculator, "_MIN_BYTES", least)
+        assert (loaded().speculator is not None) == is_used
+        assert loaded(speculate=False).speculator is None
 
 
 def test_numpy_never_speculates(case_folder, monkeypatch):
-    monkeypatch.setattr(drafts, "_MIN_BYTES", 0)
+    monkeypatch.setattr(speculator, "_MIN_BYTES", 0)
     monkeypatch.setenv("GPT_CLI_OPS", "numpy")
-    assert gpt_cli.load(str(case_folder("saved")), device="cpu").speculator is None
+    assert gpt_cli.load(str(case_folder("saved")), device="cpu").loaded.speculator is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -574,7 +576,7 @@ SPECULATES = ["generate", "--model", "tiny", "Once upon a time", "-n", "100", "-
 @pytest.fixture
 def with_tiny(library, monkeypatch):
     """Speculate with the bundled model, too."""
-    monkeypatch.setattr(drafts, "_MIN_BYTES", 0)
+    monkeypatch.setattr(speculator, "_MIN_BYTES", 0)
 
 
 @pytest.mark.usefixtures("with_tiny")
@@ -615,9 +617,9 @@ def test_batch_writes_the_same_with_and_without_drafts(size):
 
 SPECULATING = """
 import sys
-from gpt_cli.generation import drafts
+from gpt_cli.generation import speculator
 from gpt_cli.cli import app
-drafts._MIN_BYTES = 0
+speculator._MIN_BYTES = 0
 sys.exit(app.run(sys.argv[1:]))
 """
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gpt_cli
 from gpt_cli.folder.config import ACTIVATIONS
 from gpt_cli.generation.generate import Completion, generate
-from gpt_cli.generation.prefix_cache import PrefixCache
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import cumulated_weights, sample
 from gpt_cli.gpt2.model import forward, right_pad
@@ -157,7 +157,7 @@ def completions_of(model, tokenizer, requests, use_cache=True):
         for prompt, chosen, index in requests
     ]
     done = [Completion(len(row.prompt), row.options.seed) for row in requests]
-    for step in generate(model, tokenizer, requests):
+    for step in generate(LoadedModel(model, tokenizer), requests):
         done[step.row].add(step)
     return [(row.ids, row.logprobs, row.top_logprobs, row.text, row.finish_reason) for row in done]
 
@@ -172,7 +172,7 @@ def test_a_completion_is_the_same_in_any_batch_with_and_without_a_cache(
 ):
     alone = [completions_of(model, tokenizer, [request])[0] for request in requests]
     with computing(model.ops, *way) as patch:
-        patch.setattr("gpt_cli.generation.generate.PASS", a_pass)
+        patch.setattr("gpt_cli.gpt2.prefill.PASS", a_pass)
         assert completions_of(model, tokenizer, requests, use_cache) == alone
 
 
@@ -185,11 +185,11 @@ texts = st.lists(st.lists(st.integers(0, len(VOCAB) - 1), max_size=60), max_size
 )  # fmt: skip
 @settings(max_examples=30)
 def test_a_score_is_the_same_in_any_batch(model, tokenizer, texts, stride, a_pass, a_slice, way):
-    alone = [score(model, tokenizer, [text], stride)[0] for text in texts]
+    alone = [score(LoadedModel(model, tokenizer), [text], stride)[0] for text in texts]
     with computing(model.ops, *way) as patch:
         patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
         patch.setattr("gpt_cli.scoring.score.SLICE", a_slice)
-        assert score(model, tokenizer, texts, stride) == alone
+        assert score(LoadedModel(model, tokenizer), texts, stride) == alone
 
 
 @given(
@@ -201,10 +201,12 @@ def test_a_score_is_the_same_in_any_batch(model, tokenizer, texts, stride, a_pas
 def test_a_choice_is_as_likely_beside_any_others_and_as_in_the_whole_text(
     model, tokenizer, prompt, choices, a_pass, way
 ):
-    whole = [score(model, tokenizer, [prompt + ids])[0].token_logprobs for ids in choices]
+    whole = [
+        score(LoadedModel(model, tokenizer), [prompt + ids])[0].token_logprobs for ids in choices
+    ]
     with computing(model.ops, *way) as patch:
         patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
-        (found,) = continuations(model, [question(prompt, choices)], PrefixCache(model))
+        (found,) = continuations(LoadedModel(model, None), [question(prompt, choices)])
     assert found == [logprobs[len(prompt) :] for logprobs in whole]
 
 
@@ -235,7 +237,7 @@ def test_all_ways_to_use_the_bundled_model_agree(tiny):
         assert tiny.next_tokens(prompt, 3) == done.top_logprobs[0]
         # Score the generated text: temperature and filters must not matter.
         ids = tiny.encode(prompt) + done.ids
-        (scored,) = score(tiny.model, tiny.tokenizer, [ids])
+        (scored,) = score(LoadedModel(tiny.model, tiny.tokenizer), [ids])
         assert scored.token_logprobs[-len(done.ids) :] == done.logprobs
 
 

@@ -16,6 +16,7 @@ from gpt_cli.folder import config
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tensors import read_header, unchanged
 from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
 from gpt_cli.ops.numpy_ops import NumPyOps
 from support.checkpoints import (
     CONFIG,
@@ -155,20 +156,19 @@ def test_the_published_models_have_their_known_numbers_of_parameters(
     layers, heads, width, parameters
 ):
     config = GPT2Config(n_layer=layers, n_head=heads, n_embd=width)
-    assert checkpoint.memory(config)["parameters"] == parameters
+    assert count_parameters(config) == parameters
 
 
 @pytest.mark.parametrize(
-    ("dtype", "matrix_bytes", "cache_bytes"),
+    ("dtype", "matrix_bytes", "itemsize"),
     [("float32", 4, 4), ("float16", 2, 2), ("bfloat16", 2, 4), ("int8", 1 + 2 / 64, 2)],
 )
-def test_the_bytes_of_a_model_are_those_of_its_numbers(dtype, matrix_bytes, cache_bytes):
-    weights = make_weights(UNTIED)
-    counts = checkpoint.memory(GPT2Config.from_dict(UNTIED), dtype)
+def test_the_bytes_of_a_model_are_those_of_its_numbers(dtype, matrix_bytes, itemsize):
+    weights, config = make_weights(UNTIED), GPT2Config.from_dict(UNTIED)
     matrices = sum(w.size for name, w in weights.items() if w.ndim == 2 and name != "wpe.weight")
     others = sum(weight.size for weight in weights.values()) - matrices
-    assert counts["weights_bytes"] == matrix_bytes * matrices + 4 * others
-    assert counts["kv_cache_bytes"] == cache_bytes * 2 * 3 * 80 * 32  # layers, positions, width
+    assert weights_bytes(config, dtype) == matrix_bytes * matrices + 4 * others
+    assert cache_bytes(config, 80, itemsize) == itemsize * 2 * 3 * 80 * 32  # layers, width
 
 
 @pytest.mark.parametrize(
@@ -206,11 +206,11 @@ def test_a_head_that_equals_wte_in_all_rows_is_left_out_where_it_is_tied(row):
 
 def test_a_million_layers_are_counted_without_a_list():
     tracemalloc.start()
-    counts = checkpoint.memory(GPT2Config(n_layer=2**20))
+    count = count_parameters(GPT2Config(n_layer=2**20))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
-    assert counts["parameters"] == 39_385_344 + 2**20 * 7_087_872
+    assert count == 39_385_344 + 2**20 * 7_087_872
 
 
 # --- tensors that do not fit ---------------------------------------------------------------------
@@ -385,18 +385,18 @@ def test_the_scale_of_the_scores_follows_the_config(make_model, changes, layer, 
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path):
     sizes = CONFIG | {"n_embd": 256, "n_layer": 16, "n_positions": 1024}
     folder = write_checkpoint(tmp_path, sizes)
-    weights = checkpoint.memory(GPT2Config.from_folder(folder))["weights_bytes"]
+    weights = weights_bytes(GPT2Config.from_folder(folder), "float32")
     code = """if True:
         import re, sys
         import numpy.random  # which sampling needs
         from pathlib import Path
-        from gpt_cli import engine
+        from gpt_cli import loading
 
         def peak():
             return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
         before = peak()
-        engine.load(sys.argv[1]).generate(["a"], max_tokens=5)
+        loading.load(sys.argv[1]).generate(["a"], max_tokens=5)
         print(1024 * (peak() - before))
     """
     command = [sys.executable, "-c", code, str(folder)]

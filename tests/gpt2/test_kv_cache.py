@@ -3,6 +3,7 @@ import pytest
 
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize
 from gpt_cli.ops.numpy_ops import NumPyOps
 from support.checkpoints import CONFIG, noise
 
@@ -139,9 +140,9 @@ def test_its_first_rows_use_its_memory(ops):
     one, expected = cache_of(ops, batch=3), cache_of(ops, batch=2)
     append(one, 1, heads(2, batch=3), -heads(2, batch=3), [2, 1, 2])
     one.advance()
-    expected.begin(0, one, 0, 2)
-    expected.begin(1, one, 1, 1)
-    first = one.first(2)
+    expected.copy_row(0, one, 0, 2)
+    expected.copy_row(1, one, 1, 1)
+    first = one.view(2)
     assert first.lengths.tolist() == [2, 1]
     assert first.capacity == one.capacity
     for cache in (first, expected):
@@ -154,7 +155,8 @@ def test_its_first_rows_use_its_memory(ops):
 
 
 def test_a_token_takes_the_bytes_of_its_keys_and_values(cache):
-    assert cache.keys.nbytes + cache.values.nbytes == 2 * 5 * cache.token_bytes  # rows, tokens
+    expected = cache_bytes(GPT2Config.from_dict(CONFIG), 2 * 5, cache_itemsize(NumPyOps()))
+    assert cache.keys.nbytes + cache.values.nbytes == expected
 
 
 def test_a_cache_that_follows_another_has_its_tokens_and_drops_its_own(ops):
@@ -162,7 +164,7 @@ def test_a_cache_that_follows_another_has_its_tokens_and_drops_its_own(ops):
     for new, name in (([3, 2], "a"), ([30, 0], "b"), ([0, 0], "c"), ([1, 29], "d"), ([1, 1], "e")):
         append(one, 1, heads(30, name), -heads(30, name), new)
         one.advance()
-        other.follow(one)
+        other.sync(one)
         assert other.lengths.tolist() == one.lengths.tolist()
         assert np.array_equal(mixed(other, 1, ops), mixed(one, 1, ops))
         append(other, 1, heads(2, "drafts"), heads(2, "drafts"), [2, 1])

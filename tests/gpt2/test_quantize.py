@@ -286,7 +286,7 @@ def test_a_folder_that_cannot_be_made_is_exit_code_5(tmp_path, not_written):
     (tmp_path / "file").write_text("no folder")
     to = tmp_path / "file" / "new"
     said = not_written(5, to)
-    assert f"cannot write --output {to}: " in said
+    assert f"cannot write {to}: " in said
     assert "give another folder" in said
 
 
@@ -302,7 +302,7 @@ def test_a_full_disk_is_exit_code_5(tmp_path):
         timeout=60,
     )
     assert finished.returncode == 5, finished.stderr
-    assert finished.stderr.decode().startswith(f"gpt-cli: error: cannot write --output {to}: ")
+    assert finished.stderr.decode().startswith(f"gpt-cli: error: cannot write {to}: ")
     assert finished.stderr.count(b"\n") == 1
     assert everything_below(tmp_path) == set()
 

@@ -9,6 +9,7 @@ import pytest
 from gpt_cli.engine import Engine
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.kv_cache import KVCache
@@ -252,7 +253,7 @@ def test_a_seed_gives_the_same_text_as_on_the_cpu(ops, tokenizer, how, use_cache
     for each in (ops, NUMPY):
         model = checkpoint.assemble(GPT2Config.from_dict(CONFIG), each, make_weights(CONFIG))
         completions = [Completion(len(row.prompt), 0) for row in requests]
-        for step in generate(model, tokenizer, requests):
+        for step in generate(LoadedModel(model, tokenizer), requests):
             completions[step.row].add(step)
         done[each.name] = completions
     for found, expected in zip(done["cupy"], done["numpy"], strict=True):
@@ -264,9 +265,9 @@ def test_a_seed_gives_the_same_text_as_on_the_cpu(ops, tokenizer, how, use_cache
 def test_a_score_is_that_of_the_cpu(ops, tokenizer):
     config = GPT2Config.from_dict(CONFIG)
     found, expected = (
-        Engine(checkpoint.assemble(config, each, make_weights(CONFIG)), tokenizer, "m", 0).score(
-            "The sand\nis hering", bos=True, ranks=True, entropies=True, words=True
-        )
+        Engine(
+            LoadedModel(checkpoint.assemble(config, each, make_weights(CONFIG)), tokenizer), "m", 0
+        ).score("The sand\nis hering", bos=True, ranks=True, entropies=True, words=True)
         for each in (ops, NUMPY)
     )
     tolerance = 1e-4 if ops.dtype == "float32" else 1e-2

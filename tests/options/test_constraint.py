@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import gpt_cli
 from gpt_cli.errors import InputError
-from gpt_cli.generation.drafts import Speculator, make_twin
 from gpt_cli.generation.generate import generate
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import Matcher, _guide
 from gpt_cli.generation.row import Request
+from gpt_cli.generation.speculator import Speculator, make_draft_model
 from gpt_cli.options.constraint import Constraint
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import Options
@@ -57,7 +58,7 @@ VARIOUS = [  # no more than are cached
 
 
 def engine_of(model, tokenizer):
-    return gpt_cli.Engine(model, tokenizer, "made", 0.0)
+    return gpt_cli.Engine(LoadedModel(model, tokenizer), "made", 0.0)
 
 
 def matcher_of(model, tokenizer, option, ids=()):
@@ -390,7 +391,8 @@ def test_drafts_of_the_twin_follow_the_constraint(native, tokenizer, option, par
     options = Options(**params, **option, ignore_eos=True, seed=1, max_tokens=60)
     requests = [Request([1, 2], options, row) for row in range(8)]
     with planned((3, True), (2, True)):
-        found = completions_of(model, tokenizer, requests, speculating(model, make_twin(model)))
+        drafting = speculating(model, make_draft_model(model))
+        found = completions_of(model, tokenizer, requests, drafting)
     assert outcomes(found) == outcomes(completions_of(model, tokenizer, requests))
     assert sum(row.accepted for row in found) > 0.8 * sum(row.drafted for row in found) > 0
 
@@ -400,14 +402,14 @@ def test_drafts_are_cut_before_what_the_constraint_does_not_allow(native, tokeni
     model = model_of(native("float32"), **SMALL | {"n_positions": 70})
     request = Request(ids_of("abcde1abcde1ab"), Options(regex="c[a-z]{9}", temperature=0))
     with planned((5, False)):
-        steps = list(generate(model, tokenizer, [request], Speculator(model)))
+        steps = list(generate(LoadedModel(model, tokenizer, Speculator(model)), [request]))
     assert [step.drafted for step in steps][:2] == [0, 2]
 
 
 def test_tokens_that_the_constraint_forces_are_drafted(native, tokenizer):
     model = model_of(native("float32"), **SMALL | {"n_positions": 70})
     request = Request([1], Options(regex="[ab]zyxwvu[ab]", seed=1))
-    steps = list(generate(model, tokenizer, [request], Speculator(model)))
+    steps = list(generate(LoadedModel(model, tokenizer, Speculator(model)), [request]))
     assert [step.drafted for step in steps] == [0, 6, 0, 0, 0, 0, 0, 0]
     assert [step.accepted for step in steps] == [False, *[True] * 6, False]
     (expected,) = completions_of(model, tokenizer, [request])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError
-from gpt_cli.generation.prefix_cache import PrefixCache
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.scoring.rank import Question, common_beginning, continuations, rank
 from gpt_cli.scoring.score import score
 from support.scores import N_POSITIONS, one_by_one, question, same, texts
@@ -25,9 +25,9 @@ def test_continuations_have_the_likelihoods_that_they_have_in_the_whole(
     model = load_case("saved")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
-        (found,) = continuations(model, [question(prompt, choices)], PrefixCache(model))
+        (found,) = continuations(LoadedModel(model, None), [question(prompt, choices)])
     for row, choice in zip(found, choices, strict=True):
-        (whole,) = score(model, tokenizer, [prompt + choice])
+        (whole,) = score(LoadedModel(model, tokenizer), [prompt + choice])
         assert row == same(model, whole.token_logprobs[len(prompt) :])
 
 
@@ -41,7 +41,7 @@ def test_the_prompt_is_computed_once(load_case, monkeypatch):
 
     monkeypatch.setattr(type(model.ops), "embed", staticmethod(embed))
     asked = question(list(range(50)), [[1], [2, 3], [4, 5, 6]])
-    continuations(model, [asked], PrefixCache(model))
+    continuations(LoadedModel(model, None), [asked])
     assert passes == [(1, 50), (3, 2)]
 
 
@@ -64,7 +64,7 @@ def test_choices_are_drawn_by_the_softmax_of_their_likelihoods(load_case, tokeni
     lengths = {"total": np.ones(4), "token": [len(row) for row in ids], "byte": sizes}[by]
     odds = np.exp(np.divide(totals, lengths))
     order = np.argsort(-odds)
-    (ranked,) = rank(model, tokenizer, [Question(PROMPT, CHOICES, ids)], by)
+    (ranked,) = rank(LoadedModel(model, tokenizer), [Question(PROMPT, CHOICES, ids)], by)
     for choice, place in zip(ranked, order.tolist(), strict=True):
         found = choice.text, choice.ids, choice.bytes
         assert found == (CHOICES[place], ids[place], sizes[place])
@@ -86,16 +86,19 @@ def test_what_cannot_be_ranked_is_refused(load_case, tokenizer, texts, by, compl
     with pytest.raises(InputError, match=complaint):
         question = Question(PROMPT, texts, ids)
         question.check(80)
-        rank(load_case("untied"), tokenizer, [question], by)
+        rank(LoadedModel(load_case("untied"), tokenizer), [question], by)
 
 
 def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
     model = load_case("untied")
-    ((only,),) = rank(model, tokenizer, [Question([1], ["long"], [[64] * 79])], "total")
+    ((only,),) = rank(
+        LoadedModel(model, tokenizer), [Question([1], ["long"], [[64] * 79])], "total"
+    )
     assert only.logprob < -400  # the square of its probability is 0 in float64
     assert only.probability == 1
-    with pytest.raises(InputError, match="81 tokens, more than the model's context of 80"):
-        Question([1], ["a", "long"], [[64], [64] * 80]).check(80)
+    Question([1], ["a", "long"], [[64], [64] * 80]).check(80)  # the last token is not read
+    with pytest.raises(InputError, match="82 tokens, more than the model's context of 80"):
+        Question([1], ["a", "long"], [[64], [64] * 81]).check(80)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 
 import gpt_cli
 from gpt_cli.errors import CheckpointError, ResourceError
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.scoring.trace import trace
 
 IDS = [72, 5, 258, 286, 199]
@@ -63,4 +64,4 @@ def test_damaged_weights_are_detected(make_model, tokenizer):
     model.ln_f.bias[3] = np.nan
     model.h[0].ln_1.bias[3] = np.nan
     with pytest.raises(CheckpointError, match="damaged"):
-        gpt_cli.Engine(model, tokenizer, "x", 0.0).trace("the")
+        gpt_cli.Engine(LoadedModel(model, tokenizer), "x", 0.0).trace("the")

@@ -7,6 +7,7 @@ import pytest
 
 import gpt_cli
 from gpt_cli.errors import InputError
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.ops.numpy_ops import softmax
 from gpt_cli.scoring.tree import tree
 
@@ -22,7 +23,7 @@ def paths(nodes, before=()):
 
 
 def total_logprob(model, ids, path):
-    logits = gpt_cli.Engine(model, None, "x", 0.0).logits([[*ids, *path]])[0]
+    logits = gpt_cli.Engine(LoadedModel(model, None), "x", 0.0).logits([[*ids, *path]])[0]
     probabilities = softmax(logits[len(ids) - 1 : -1])
     return np.log(probabilities[np.arange(len(path)), list(path)]).sum()
 

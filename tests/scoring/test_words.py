@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.model import forward
 from gpt_cli.scoring.score import score
 from gpt_cli.scoring.words import Word, among, find_words, initial_tokens
@@ -35,7 +36,7 @@ def words_of(model, tokenizer, rows, start=(END_ID,)):
     measures = {"initial_logprobs": among(initial_tokens(tokenizer, model.config))}
     return [
         find_words(tokenizer, each.ids, each.token_logprobs, each.initial_logprobs)
-        for each in score(model, tokenizer, rows, start=start, measures=measures)
+        for each in score(LoadedModel(model, tokenizer), rows, start=start, measures=measures)
     ]
 
 

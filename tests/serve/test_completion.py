@@ -18,7 +18,7 @@ SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
 
 @pytest.fixture
 def service(tiny):
-    scheduler = Scheduler(tiny.model, tiny.tokenizer)
+    scheduler = Scheduler(tiny.loaded)
     yield Service(tiny, scheduler, Metrics(scheduler))
     scheduler.stop()
     scheduler.join()

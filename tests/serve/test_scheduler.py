@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError, ResourceError
 from gpt_cli.generation import prefix_cache
-from gpt_cli.generation.drafts import Speculator
 from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
+from gpt_cli.generation.speculator import Speculator
+from gpt_cli.gpt2 import prefill
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
@@ -90,7 +92,7 @@ def running():
     started = []
 
     def start(model, tokenizer, *others, **limits):
-        started.append(Scheduler(model, tokenizer, *others, **limits))
+        started.append(Scheduler(LoadedModel(model, tokenizer, *others), **limits))
         return started[-1]
 
     yield start
@@ -101,7 +103,7 @@ def running():
 
 def alone(model, tokenizer, request):
     done = Completion(len(request.prompt), request.seed)
-    for step in generate(model, tokenizer, [request]):
+    for step in generate(LoadedModel(model, tokenizer), [request]):
         done.add(step)
     return done
 
@@ -135,7 +137,7 @@ def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, 
         patch.setattr(scheduler, "PIECE", piece)
         patch.setattr(prefix_cache, "_BYTES", 300_000)
         patch.setattr(prefix_cache, "_SHARE", 0)
-        shared = Scheduler(model, tokenizer, Speculator(model), max_batch=max_batch)
+        shared = Scheduler(LoadedModel(model, tokenizer, Speculator(model)), max_batch=max_batch)
         tasks = [caller.task(request, score=count) for request, count in asked]
         half = len(tasks) // 2
         shared.submit(tasks[:half])
@@ -148,7 +150,7 @@ def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, 
         assert_same(caller.completions[task.number], alone(model, tokenizer, request))
         if count is not None:
             found = caller.scores[task.number]
-            (expected,) = score(model, tokenizer, [request.prompt])
+            (expected,) = score(LoadedModel(model, tokenizer), [request.prompt])
             assert found.logprobs == expected.token_logprobs[1:]
             assert {len(top) for top in found.top_logprobs} <= {count}
 
@@ -216,13 +218,14 @@ def test_a_prompt_is_scored_without_new_tokens(tiny, running):
 @pytest.fixture
 def passes(monkeypatch):
     """Return a list of the shapes (B, T) of passes over prompts."""
-    shapes, computed = [], prompts.hidden_states
+    shapes, computed = [], prefill.hidden_states
 
     def hidden_states(model, ids, *others):
-        shapes.append(ids.shape)
+        if threading.current_thread().name == "model":  # of the scheduler
+            shapes.append(ids.shape)
         return computed(model, ids, *others)
 
-    monkeypatch.setattr(prompts, "hidden_states", hidden_states)
+    monkeypatch.setattr(prefill, "hidden_states", hidden_states)
     return shapes
 
 
@@ -256,7 +259,7 @@ def test_each_of_several_prompts_in_a_pass_is_known_afterwards(native, tokenizer
         shared.submit([task])
         caller.wait([task])
         assert_same(caller.completions[task.number], alone(model, tokenizer, task.request))
-        (expected,) = score(model, tokenizer, [task.request.prompt])
+        (expected,) = score(LoadedModel(model, tokenizer), [task.request.prompt])
         assert caller.scores[task.number].logprobs == expected.token_logprobs[1:]
     assert passes[1:] == [(1, 5), (1, 5)]
 
@@ -354,13 +357,13 @@ def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
     monkeypatch.setattr(prompts, "PIECE", 1)
     shared, caller = running(model, tokenizer), Caller()
     task = caller.task(Request([2] * 149, Options(max_tokens=1)))
-    inner = prompts.hidden_states
+    inner = prefill.hidden_states
 
     def leave(*given):
         task.cancelled = len(passes) >= 5
         return inner(*given)
 
-    monkeypatch.setattr(prompts, "hidden_states", leave)
+    monkeypatch.setattr(prefill, "hidden_states", leave)
     shared.submit([task])
     deadline = time.monotonic() + 60
     while not task.cancelled or shared.running:
@@ -399,7 +402,9 @@ def test_free_places_do_not_count_as_a_queue(native, tokenizer, running):
 def test_fewer_texts_at_a_time_if_memory_is_short(native, tokenizer, running, monkeypatch):
     model = model_of(native("float32"), **SMALL)
     one = 2 * 2 * 16 * 4 * 150  # keys and values, layers, width, bytes, context
-    monkeypatch.setattr(type(model.ops), "free_memory", lambda ops: 7 * one)
+    monkeypatch.setattr(prefix_cache, "_BYTES", one)  # kept prefixes
+    monkeypatch.setattr(prefix_cache, "_SHARE", 0)
+    monkeypatch.setattr(type(model.ops), "free_memory", lambda ops: 8 * one)
     assert scheduler._fitting(model, 32) == 3
     assert scheduler._fitting(model, 2) == 2
     monkeypatch.setattr(type(model.ops), "free_memory", lambda ops: 0)
@@ -431,21 +436,21 @@ def test_a_stop_ends_all_texts(native, tokenizer, running):
         (ZeroDivisionError("a bug"), ZeroDivisionError),
     ],
 )
-@pytest.mark.parametrize("place", ["prompts.hidden_states", "prompts.KVCache", "decode"])
+@pytest.mark.parametrize(
+    "place",
+    ["gpt2.prefill.hidden_states", "serve.prompts.KVCache", "generation.decode.hidden_states"],
+)
 def test_an_error_ends_its_texts_and_others_are_computed(
     native, tokenizer, running, monkeypatch, error, seen, place
 ):
     model = model_of(native("float32"), **SMALL)
     shared, caller = running(model, tokenizer), Caller()
-    module = (
-        "gpt_cli.generation.decode.hidden_states" if place == "decode" else f"gpt_cli.serve.{place}"
-    )
 
     def fail(*given, **options):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, fail)
+        patch.setattr(f"gpt_cli.{place}", fail)
         bad = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
         shared.submit(bad)
         caller.wait(bad)
@@ -495,7 +500,7 @@ def test_damaged_weights_end_only_the_scores_that_use_them(native, tokenizer, ru
     caller.wait([bad, good])
     assert isinstance(caller.errors.pop(bad.number), CheckpointError)
     assert not caller.errors
-    (expected,) = score(model, tokenizer, [good.request.prompt])
+    (expected,) = score(LoadedModel(model, tokenizer), [good.request.prompt])
     assert caller.scores[good.number].logprobs == expected.token_logprobs[1:]
     assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
 
@@ -566,7 +571,7 @@ def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(
     tasks = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
     shared.submit(tasks[:1])
     caller.wait(tasks[:1])
-    held = [weakref.ref(shared._batch._room), weakref.ref(shared._prefixes._kept[0].cache)]
+    held = [weakref.ref(shared._batch._memory), weakref.ref(shared._prefixes._kept[0].cache)]
 
     def fail(*given):
         raise MemoryError
@@ -583,7 +588,7 @@ def test_other_threads_and_levels_give_the_same_texts(native, tokenizer, level):
     request = Request([1, 2, 3] * 30, Options(max_tokens=20, seed=3))
     expected = alone(model, tokenizer, request)
     with computing(model.ops, 3, level):
-        shared, caller = Scheduler(model, tokenizer), Caller()
+        shared, caller = Scheduler(LoadedModel(model, tokenizer)), Caller()
         tasks = [caller.task(request) for _ in range(3)]
         shared.submit(tasks)
         caller.wait(tasks)

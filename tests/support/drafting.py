@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import strategies as st
 
-from gpt_cli.generation.drafts import Speculator
 from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
-from gpt_cli.generation.speculate import MOST, Drafting
+from gpt_cli.generation.speculate import MOST, DraftPolicy
+from gpt_cli.generation.speculator import Speculator
 from gpt_cli.options.request import Options
 from support.checkpoints import VOCAB
 
@@ -27,29 +28,29 @@ SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 24}
 
 @contextmanager
 def planned(*plans):
-    """Draft by plans, over and over: a number of drafts, and whether the twin makes them."""
+    """Draft by plans, over and over: a number of drafts, and whether the draft model makes them."""
     following = itertools.cycle(plans)
 
     def plan(self, rows, room):
-        count, by_twin = next(following)
+        count, by_model = next(following)
         count = min(count, room)
-        return count, count > 0 and by_twin and self._speculator.may_have_twin
+        return count, count > 0 and by_model and self._speculator.may_have_draft_model
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Drafting, "_plan", plan)
+        patch.setattr(DraftPolicy, "_plan", plan)
         yield
 
 
-def speculating(model, twin):
-    """Return a speculator with a twin that is made already."""
+def speculating(model, draft_model):
+    """Return a speculator that has its draft model already."""
     speculator = Speculator(model)
-    speculator.twin, speculator.has_twin = twin, True
+    speculator.draft_model, speculator.has_draft_model = draft_model, True
     return speculator
 
 
 def completions_of(model, tokenizer, requests, speculator=None):
     done = [Completion(len(row.prompt), row.seed) for row in requests]
-    for step in generate(model, tokenizer, requests, speculator):
+    for step in generate(LoadedModel(model, tokenizer, speculator), requests):
         done[step.row].add(step)
     return done
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.kv_cache import KVCache
@@ -36,7 +37,7 @@ def run(model, tokenizer, prompts, params=GREEDY, seed=7, **options) -> list[Com
     completions = [Completion(len(prompt), seed) for prompt in prompts]
     options = Options(**{"max_tokens": 20, "seed": seed} | params | options)
     requests = [Request(prompt, options, row) for row, prompt in enumerate(prompts)]
-    for step in generate(model, tokenizer, requests):
+    for step in generate(LoadedModel(model, tokenizer), requests):
         completions[step.row].add(step)
     return completions
 

@@ -20,8 +20,8 @@ from gpt_cli.options.declare import between, option
 from gpt_cli.options.request import Options
 
 if TYPE_CHECKING:
-    from gpt_cli.engine import Engine, Run
-    from gpt_cli.generation.generate import Completion
+    from gpt_cli.engine import Engine
+    from gpt_cli.generation.generate import Completion, Run
 
 SEPARATOR = "\n---\n"  # between samples
 _MOST = 10_000  # samples, which are all computed side by side

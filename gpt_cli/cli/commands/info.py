@@ -21,7 +21,7 @@ def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Jso
         gpt-cli info gpt2 --json
     """
     from gpt_cli import hub
-    from gpt_cli.gpt2 import checkpoint
+    from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
 
     model = model.named(name)
     config = hub.read_config(model.model, **model.lookup)
@@ -29,8 +29,12 @@ def info(name: flags.ModelName = None, *, model: flags.Model, as_json: flags.Jso
     dtype = _dtype_in_memory(config, folder)
     facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
     facts["dtype"] = dtype
-    sizes = checkpoint.memory(config, config.dtype)  # a CPU caches float32 for 16-bit weights
-    sizes["weights_bytes"] = checkpoint.memory(config, dtype)["weights_bytes"]
+    itemsize = 2 if config.dtype == "int8" else 4  # on a CPU
+    sizes = {
+        "parameters": count_parameters(config),
+        "weights_bytes": weights_bytes(config, dtype),
+        "kv_cache_bytes": cache_bytes(config, config.n_positions, itemsize),
+    }
     if as_json:
         write(json_line(facts | sizes))
         return

@@ -1,0 +1,64 @@
+"""The draft model: a copy of a model with int8 weights, created on first use."""
+
+from contextlib import suppress
+from functools import cached_property
+
+from gpt_cli.folder.names import expected_shapes, is_matrix
+from gpt_cli.gpt2.checkpoint import build
+from gpt_cli.gpt2.memory import weights_bytes
+from gpt_cli.gpt2.model import GPT2
+from gpt_cli.gpt2.weights import named_weights
+
+_MIN_BYTES = 64e6  # of the weights: smaller ones stay in the processor's cache
+
+
+class Speculator:
+    """A model, and its draft model once that is needed."""
+
+    def __init__(self, model: GPT2):
+        self.model = model
+        self.may_have_draft_model = model.ops.twin_ops() is not None
+        self.has_draft_model = False
+
+    @property
+    def pays(self) -> bool:
+        """Return whether drafts can save time, and leave the texts as they are."""
+        ops = self.model.ops
+        return ops.batch_invariant and weights_bytes(self.model.config, ops.dtype) >= _MIN_BYTES
+
+    @property
+    def needed_bytes(self) -> int:
+        """Return the memory that a draft model would take; 0 if there is one, or can be none."""
+        is_missing = self.may_have_draft_model and not self.has_draft_model
+        return weights_bytes(self.model.config, "int8") if is_missing else 0
+
+    @cached_property
+    def draft_model(self) -> GPT2 | None:
+        """The draft model; None if there are no operations or no memory for it."""
+        model = make_draft_model(self.model)
+        self.has_draft_model = self.may_have_draft_model = model is not None
+        return model
+
+    def release(self) -> None:
+        """Give back the memory of the draft model."""
+        if vars(self).pop("draft_model", None) is not None:
+            self.has_draft_model = False
+
+
+def make_draft_model(model: GPT2) -> GPT2 | None:
+    """Return a model with its matrices in int8; the embeddings and vectors are shared.
+
+    None if memory is short, or if no operations are faster.
+    """
+    ops, free = model.ops.twin_ops(), model.ops.free_memory()
+    if ops is None or (free is not None and 2 * weights_bytes(model.config, "int8") > free):
+        return None
+    shapes = expected_shapes(model.config, head=True)
+    matrices = {name for name, shape in shapes if is_matrix(name, shape)} - {"wte.weight"}
+    with suppress(MemoryError):
+        weights = {
+            name: ops.quantize(weight) if name in matrices else weight
+            for name, weight in named_weights(model)
+        }
+        return build(model.config, ops, weights)
+    return None

@@ -1,0 +1,58 @@
+"""The bytes that a model and what it computes take; limits of memory are checked with these."""
+
+import math
+from dataclasses import replace
+
+from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.names import expected_shapes, is_matrix
+from gpt_cli.ops import Ops
+from gpt_cli.ops.int8 import BLOCK
+
+FLOAT = 4  # bytes of a number in the results of operations
+
+
+def count_parameters(config: GPT2Config) -> int:
+    """Return a model's number of parameters."""
+    return sum(_counts(config))
+
+
+def weights_bytes(config: GPT2Config, dtype: str) -> int:
+    """Return the bytes of a model's weights; only matrices are in another type than float32."""
+    matrices, others = _counts(config)
+    bytes_of = {"float16": 2 * matrices, "bfloat16": 2 * matrices}
+    bytes_of["int8"] = matrices + 2 * matrices // BLOCK  # with the scales in bfloat16
+    return FLOAT * others + bytes_of.get(dtype, FLOAT * matrices)
+
+
+def cache_bytes(config: GPT2Config, tokens: int, itemsize: int) -> int:
+    """Return the bytes of the keys and values of tokens, of numbers of `itemsize` bytes."""
+    return 2 * config.n_layer * config.n_embd * tokens * itemsize
+
+
+def cache_itemsize(ops: Ops) -> int:
+    """Return the bytes of a number in a cache: 2 with int8 weights, and with float16 on a GPU."""
+    return int(ops.new_cache(0, 0, 1, 0, 1)[0].itemsize)
+
+
+def prefix_bytes(config: GPT2Config, ops: Ops, tokens: int) -> int:
+    """Return the bytes of a prefix: the keys, values and states of its tokens."""
+    states = FLOAT * config.n_embd * tokens
+    return cache_bytes(config, tokens, cache_itemsize(ops)) + states
+
+
+def logits_bytes(config: GPT2Config, rows: int) -> int:
+    """Return the bytes of rows of logits."""
+    return FLOAT * rows * config.vocab_size
+
+
+def _counts(config: GPT2Config) -> tuple[int, int]:
+    """Return the numbers of parameters that are in matrices, and of all others."""
+    matrices = others = 0
+    # All layers have the same shapes, and a damaged file may claim a million layers.
+    for name, shape in expected_shapes(replace(config, n_layer=1)):
+        count = math.prod(shape) * (config.n_layer if name.startswith("h.") else 1)
+        if is_matrix(name, shape):
+            matrices += count
+        else:
+            others += count
+    return matrices, others

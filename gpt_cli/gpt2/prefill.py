@@ -1,0 +1,47 @@
+"""Prefill: the tokens of texts that are known, computed a pass at a time."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.model import GPT2, hidden_states, right_pad, unembed
+from gpt_cli.ops import Array
+
+PASS = 1024  # tokens per pass, over all rows: a limit that bounds the memory
+
+
+def prefill(
+    model: GPT2, rows: Sequence[Sequence[int]], cache: KVCache | None, tokens: int | None = None
+) -> Iterator[list[Array]]:
+    """Append rows of ids to a cache; yield the states (t, C) of the t tokens per row of a pass.
+
+    A pass has up to `tokens` tokens, by default PASS. Without a cache it has all.
+    """
+    ids, lengths = right_pad(rows)
+    width = max(1, (tokens or PASS) // len(rows)) if cache else max(1, ids.shape[1])
+    for start in range(0, ids.shape[1], width):
+        part = ids[:, start : start + width]
+        new = np.clip(lengths - start, 0, part.shape[1])
+        x = hidden_states(model, model.ops.xp.asarray(part), cache, new)
+        yield [x[row, :length] for row, length in enumerate(new.tolist())]
+
+
+def row_states(
+    model: GPT2, rows: Sequence[Sequence[int]], cache: KVCache | None = None
+) -> list[Array]:
+    """Append rows of ids to a cache; return the states (t, C) of the t tokens per row."""
+    xp = model.ops.xp
+    passes = list(prefill(model, rows, cache))
+    if not passes:  # no row has ids
+        return [xp.empty((0, model.config.n_embd), "f4") for _ in rows]
+    return passes[0] if len(passes) == 1 else [*map(xp.concatenate, zip(*passes, strict=True))]
+
+
+def next_logits(model: GPT2, rows: Sequence[Sequence[int]], cache: KVCache | None = None) -> Array:
+    """Append rows of ids to a cache; return the logits (B, V) of the next token per row."""
+    last: dict[int, Array] = {}  # by row, the state (C,) at its last token
+    for states in prefill(model, rows, cache):
+        # Copies, because a view would keep the states of all tokens.
+        last |= {row: x[-1].copy() for row, x in enumerate(states) if len(x)}
+    return unembed(model, model.ops.xp.stack([last[row] for row in range(len(rows))]))

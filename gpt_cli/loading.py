@@ -1,0 +1,66 @@
+"""Load a model: from a name to an engine."""
+
+import time
+
+from gpt_cli import hub
+from gpt_cli.engine import Engine
+from gpt_cli.folder.tensors import unchanged
+from gpt_cli.folder.tokenizer import Tokenizer
+from gpt_cli.generation.loaded import LoadedModel
+from gpt_cli.generation.speculator import Speculator
+from gpt_cli.gpt2 import checkpoint
+from gpt_cli.gpt2.memory import weights_bytes
+from gpt_cli.ops import SHORT, check_available, get_ops, held_dtype
+from gpt_cli.options.declare import OptionError
+from gpt_cli.system.machine import check_room
+
+
+def load(
+    name: str = "gpt2",
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    offline: bool = False,
+    quiet: bool = True,
+    threads: int | None = None,
+    speculate: bool = True,
+) -> Engine:
+    """Load a model; a GPTCLIError says what to do.
+
+    Args:
+        name: "tiny" (bundled), a short name such as "gpt2", a Hub id "owner/name", or a folder.
+        device: "cpu", "cuda" for an NVIDIA GPU, or "auto" for a GPU if one can be used.
+        dtype: of the weights: "float32"; "float16" on a GPU; "int8" on a CPU, a quarter of the
+            bytes with a small error; or "auto": as stored. Stored 16-bit weights on a CPU give the
+            results of float32 from half of the bytes.
+        revision: a branch, tag or commit on the Hub.
+        offline: do not ask the Hub.
+        quiet: show no progress of a download.
+        threads: to compute with; by default GPT_CLI_THREADS, or the number of cores that this
+            process may use. NumPy reads another number, OMP_NUM_THREADS.
+        speculate: generate faster where that pays, with equal results: see `generation.speculate`.
+            It may take a quarter of the memory of float32 weights.
+    """
+    check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
+    folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
+    with unchanged(folder):
+        config, tensors = checkpoint.read(folder)
+        stored = checkpoint.stored_dtype(tensors)
+        ops = get_ops(device, held_dtype(stored, device) if dtype == "auto" else dtype, threads)
+        if ops.name == "native" and ops.dtype in SHORT and ops.dtype != stored:
+            cure = "on a CPU, choose auto, float32 or int8"
+            raise OptionError("dtype", f"cannot be {dtype}: {name} is stored in {stored}; {cure}")
+        check_room(
+            f"the weights of {name} in {ops.dtype} take",
+            weights_bytes(config, ops.dtype),
+            ops.free_memory(),
+            "choose a smaller model or dtype, or another device",
+        )
+        start = time.perf_counter()
+        tokenizer = Tokenizer.from_folder(folder)  # in parallel with the weights, both take longer
+        model = checkpoint.assemble(config, ops, tensors)
+    seconds = time.perf_counter() - start
+    speculator = Speculator(model)
+    loaded = LoadedModel(model, tokenizer, speculator if speculate and speculator.pays else None)
+    return Engine(loaded, name, seconds)
