@@ -24,14 +24,13 @@ from gpt_cli.folder.tensors import Tensor, aligned_empty
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import LayerNorm, Linear, bindings, memory, native_ops
-from gpt_cli.ops.bindings import COLUMNS
-from gpt_cli.ops.int8 import BLOCK, LARGEST, Int8Rows, quantize
+from gpt_cli.ops.int8 import GROUP, LARGEST, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.ops.numpy_ops import ACTIVATIONS, NumPyOps, softmax
 
 pytestmark = pytest.mark.usefixtures("library")
 
-PARTIAL_SUMS = 16
+COLUMNS, PARTIAL_SUMS = 32, 16
 # Both infinities, and NaNs of several kinds.
 NAN_AND_INF = np.uint32(
     [0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF]
@@ -246,7 +245,7 @@ def test_linear_with_int8_weights_is_a_chain_over_blocks(
     whole = np.rint(x.astype(np.float64) * (most / largest)).astype(np.int64)
     total = np.zeros((rows, n_out), np.float32)
     for place, scale in enumerate(made.scale):
-        block = slice(place * BLOCK, place * BLOCK + BLOCK)
+        block = slice(place * GROUP, place * GROUP + GROUP)
         sums = whole[:, block] @ made.weight[block].astype(np.int64)
         total = multiply_add(sums.astype(np.float32), scale, total)
     start = np.float32(0) if bias is None else bias
@@ -509,13 +508,13 @@ def test_matrices_that_other_ops_placed_or_of_an_unreadable_file_are_rejected(na
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_blocks_of_a_cache_are_converted_as_numpy_does(level, native, monkeypatch, threads):
-    twin = native("float32").twin_ops()
-    monkeypatch.setattr(twin, "threads", threads)
+    draft_ops = native("float32").draft_ops()
+    monkeypatch.setattr(draft_ops, "threads", threads)
     floats = np.arange(3 * 2 * 2 * 3 * 30 * COLUMNS, dtype=np.uint32) * np.uint32(1_491_101)
     source = floats.view(np.float32).reshape(3, 2, 2, 3, 30, COLUMNS)  # enough for two threads
     source[0, 0, 0, 1, 0, :6] = np.nan, np.inf, -np.inf, 65519, 65520, -0.0
     made = np.zeros(source.shape, np.float16)
-    twin.copyto(made[:, :, :, 1:], source[:, :, :, 1:])
+    draft_ops.copyto(made[:, :, :, 1:], source[:, :, :, 1:])
     with np.errstate(all="ignore"):
         expected = source.astype(np.float16)
     assert not made[:, :, :, 0].any()
@@ -528,13 +527,13 @@ def test_blocks_of_a_cache_are_converted_as_numpy_does(level, native, monkeypatc
 def test_the_first_rows_of_a_cache_become_float16(native):
     wide = np.arange(2 * 3 * 2 * 2 * 3 * COLUMNS, dtype=np.float32).reshape(2, 3, 2, 2, 3, COLUMNS)
     narrow = np.zeros(wide.shape, np.float16)
-    native("float32").twin_ops().copyto(narrow[:, :2], wide[:, :2])
+    native("float32").draft_ops().copyto(narrow[:, :2], wide[:, :2])
     assert np.array_equal(narrow[:, :2], wide[:, :2].astype(np.float16))
     assert not narrow[:, 2].any()
 
 
 def test_blocks_of_a_cache_are_checked(native):
-    twin = native("float32").twin_ops()
+    draft_ops = native("float32").draft_ops()
     wide, narrow = (
         np.zeros((3, 2, 2, 4, 5, COLUMNS), np.float32),
         np.zeros((3, 2, 2, 4, 5, COLUMNS), np.float16),
@@ -551,14 +550,14 @@ def test_blocks_of_a_cache_are_checked(native):
         (np.zeros((1, 1, 1, 1, 3, 5), np.float16), np.zeros((1, 1, 1, 1, 3, 5), np.float32)),
     ):
         with pytest.raises(ValueError, match="a cache cannot be float"):
-            twin.copyto(to, blocks)
+            draft_ops.copyto(to, blocks)
 
 
 # --- int8 from matrices in memory ----------------------------------------------------------------
 
 
 def quantized(ops, matrix, transposed=False):
-    return ops.twin_ops().quantize(ops.place_matrix(matrix, transposed=transposed))
+    return ops.draft_ops().quantize(ops.place_matrix(matrix, transposed=transposed))
 
 
 def assert_quantized_as_packed(native, dtype, matrix, transposed=False):
@@ -583,7 +582,7 @@ def test_quantizing_in_memory_equals_packing(
     matrix = array("matrix", n_in, n_out, seed=seed) ** 3 * np.float32(2) ** exponent
     matrix[random.random(matrix.shape) < 0.2] = -0.0
     matrix[:, random.integers(n_out, size=n_out // 9)] = 0
-    matrix[:BLOCK, n_out // 2] = 0
+    matrix[:GROUP, n_out // 2] = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native(dtype), "threads", threads)
         matrix = matrix.T.copy() if transposed else matrix
@@ -603,7 +602,7 @@ def test_numbers_of_every_size_are_quantized_as_they_are_packed(level, native, d
 
 
 def test_ties_are_quantized_as_they_are_packed(level, native):
-    matrix = np.resize(np.arange(-126.5, 127), (BLOCK, 130))
+    matrix = np.resize(np.arange(-126.5, 127), (GROUP, 130))
     matrix[0] = LARGEST
     matrix *= 2.0 ** np.arange(-142, 118, 2)
     assert_quantized_as_packed(native, "float32", matrix.astype(np.float32))
@@ -612,7 +611,7 @@ def test_ties_are_quantized_as_they_are_packed(level, native):
 def test_int8_is_not_quantized_again(native):
     placed = native("int8").place_matrix(array("matrix", 40, 40))
     with pytest.raises(ValueError, match="the matrix cannot be"):
-        native("float32").twin_ops().quantize(placed)
+        native("float32").draft_ops().quantize(placed)
 
 
 @pytest.mark.parametrize("damage", NAN_AND_INF)
@@ -623,8 +622,8 @@ def test_a_damaged_weight_changes_only_its_block_in_int8(level, native, damage):
     found = quantized(native("float32"), matrix).panels
     panels, blocks, _ = found.shape
     same = found == expected
-    weights = same[..., : BLOCK * COLUMNS].reshape(panels, blocks, BLOCK // 4, COLUMNS, 4)
-    scales = same[..., BLOCK * COLUMNS :].reshape(panels, blocks, COLUMNS, 2)
+    weights = same[..., : GROUP * COLUMNS].reshape(panels, blocks, GROUP // 4, COLUMNS, 4)
+    scales = same[..., GROUP * COLUMNS :].reshape(panels, blocks, COLUMNS, 2)
     weights[1, 1, :, 40 % COLUMNS] = scales[1, 1, 40 % COLUMNS] = True
     assert weights.all()
     assert scales.all()

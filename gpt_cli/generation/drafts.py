@@ -107,7 +107,7 @@ def make_twin(model: GPT2) -> GPT2 | None:
 
     None if memory is short, or the operations have no twin.
     """
-    ops, free = model.ops.twin_ops(), model.ops.free_memory()
+    ops, free = model.ops.draft_ops(), model.ops.free_memory()
     if ops is None or (free is not None and 2 * _twin_bytes(model) > free):
         return None
 
@@ -133,7 +133,7 @@ class Speculator:
 
     def __init__(self, model: GPT2):
         self.model = model
-        self.may_have_twin = model.ops.twin_ops() is not None
+        self.may_have_twin = model.ops.draft_ops() is not None
         self.has_twin = False
 
     @property

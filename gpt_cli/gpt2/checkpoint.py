@@ -21,7 +21,7 @@ from gpt_cli.folder.names import SCALE, expected_shapes, is_matrix, is_transpose
 from gpt_cli.folder.tensors import DTYPES, Tensor, read_header, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
-from gpt_cli.ops.int8 import BLOCK, Int8Rows
+from gpt_cli.ops.int8 import GROUP, Int8Rows
 from gpt_cli.system.machine import cores
 
 # Causal masks, which old versions of transformers stored with the weights.
@@ -84,7 +84,7 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
             continue  # `_check` refuses a matrix or a scale without its counterpart
         transposed = is_transposed(name)
         blocks = list(weight.shape)
-        blocks[transposed] = -(-blocks[transposed] // BLOCK)
+        blocks[transposed] = -(-blocks[transposed] // GROUP)
         if (scale.dtype, list(scale.shape)) != ("F32", blocks):
             raise CheckpointError(
                 f"{folder}: the tensor {name + SCALE} is {scale.dtype} {list(scale.shape)}, "
@@ -104,7 +104,7 @@ def memory(config: GPT2Config, dtype: str = "float32") -> dict[str, int]:
         parameters += count
         matrices += count if is_matrix(name, shape) else 0
     halves = 2 * matrices
-    saved = {"float16": halves, "bfloat16": halves, "int8": 3 * matrices - halves // BLOCK}
+    saved = {"float16": halves, "bfloat16": halves, "int8": 3 * matrices - halves // GROUP}
     weights = 4 * parameters - saved.get(dtype, 0)
     number = 2 if dtype in ("int8", "float16") else 4  # bytes of each, keys and values
     cache = 2 * number * config.n_layer * config.n_embd * config.n_positions

@@ -70,13 +70,13 @@ class Ops(Protocol):
 
     @property
     def draft(self) -> Callable[..., Array | None] | None:
-        """`drafts.Twin.draft` in one call, or None: see `twin_ops.TwinNativeOps.draft`."""
+        """Steps of a draft model in one call, or None: see `draft_ops.DraftNativeOps.draft`."""
 
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""
 
-    def twin_ops(self) -> "TwinOps | None":
-        """Return the operations of an int8 twin; None if there are none, or none is faster."""
+    def draft_ops(self) -> "DraftOps | None":
+        """Return the operations of the int8 draft model; None if it would not be faster."""
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Matrix:
         """Convert a float32 matrix on the host to the layout that `linear` and `embed` take.
@@ -157,8 +157,8 @@ class Ops(Protocol):
         """
 
 
-class TwinOps(Ops, Protocol):
-    """The operations of a model's int8 twin."""
+class DraftOps(Ops, Protocol):
+    """The operations of the int8 draft model."""
 
     def quantize(self, matrix: Matrix) -> Matrix:
         """Convert a matrix of the model to int8, as `int8.quantize` does."""
