@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from threading import Barrier
 
 import numpy as np
@@ -906,6 +907,20 @@ def test_several_threads_may_compute_concurrently(model, monkeypatch):
             found = list(pool.map(lambda ids: forward(model, ids), texts(6)))
             for one, other in zip(found, expected, strict=True):
                 assert_same_bits(one, other)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_threads_block_all_signals_but_those_of_their_own_instructions(model, monkeypatch):
+    monkeypatch.setattr(model.ops, "threads", 3)
+    forward(model, *texts(1))
+    own = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
+    right = 0
+    for status in Path("/proc/self/task").glob("*/status"):
+        fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+        mask = int(fields["SigBlk"], 16)
+        names = {each.name for each in signal.Signals if mask >> (each - 1) & 1}
+        right += own.isdisjoint(names) and names >= {"SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE"}
+    assert right >= 2
 
 
 def in_a_fork(act):

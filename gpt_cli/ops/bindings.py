@@ -41,26 +41,25 @@ class Struct(ctypes.Structure):
     """A struct of native/kernels.h that keeps the arrays alive that its pointers point to."""
 
     function: str  # the operation that takes the struct
-    strides: frozenset[str]  # NAME of each field NAME_stride
+    strides: dict[str, str]  # NAME of each field NAME_stride
 
     def __init__(self, **fields: Any):
-        self._values: list[Any] = []
-        super().__init__()
-        self.set(**fields)
-
-    def set(self, **fields: Any) -> None:
         """Set fields to numbers, structs, addresses, or the addresses of arrays.
 
         If the struct has a field NAME_stride, it becomes the distance between the rows of NAME.
         """
-        self._values.append(fields)
+        self._fields = fields
         for name, value in fields.items():
             if isinstance(value, np.ndarray):
-                setattr(self, name, address(value))
                 if name in self.strides:
-                    setattr(self, f"{name}_stride", value.strides[0] // value.itemsize)
-            else:
-                setattr(self, name, value)
+                    setattr(self, self.strides[name], value.strides[0] // value.itemsize)
+                value = address(value)
+            setattr(self, name, value)
+
+    def point(self, name: str, array: Array) -> None:
+        """Set a pointer to an array."""
+        self._fields[name] = array
+        setattr(self, name, address(array))
 
     def run(self, threads: int) -> int:
         """Run the operation; return 0, or the error that native/native.h describes."""
@@ -86,7 +85,7 @@ def _fields(*fields: Any) -> list[tuple[str, Any]]:
 def _struct(name: str, *fields: Any) -> type[Struct]:
     """Return the mirror of a struct with these fields, in the order of C."""
     pairs = _fields(*fields)
-    strides = frozenset(field[:-7] for field, _ in pairs if field.endswith("_stride"))
+    strides = {field[:-7]: field for field, _ in pairs if field.endswith("_stride")}
     members = {"function": f"gpt2_{name}", "strides": strides, "_fields_": pairs}
     kind = STRUCTS[name] = type(name, (Struct,), members)
     return kind

@@ -264,11 +264,11 @@ class NativeOps:
         for array, name in ((keys, "keys_bytes"), (values, "values_bytes")):
             # Without a cache, all layers use the same memory.
             fields[name] = array.strides[0] if len(keys) > 1 else 0
-        call = bindings.AllLayers(blocks=described.struct, x=x, y=y, n_layer=len(h), T=T, **fields)
-        call.set(visible=visible, past=past, lengths=lengths)
-        size = bindings.layers_scratch(call, self.threads)
-        scratch = self._workspace.empty((4 * size + _CACHE_LINE,), _BYTE)
-        call.set(scratch=scratch[-address(scratch) % _CACHE_LINE :])
+        fields |= {"visible": visible, "past": past, "lengths": lengths, "n_layer": len(h), "T": T}
+        call = bindings.AllLayers(blocks=described.struct, x=x, y=y, **fields)
+        size = 4 * bindings.layers_scratch(call, self.threads)
+        scratch = self._workspace.empty((size + _CACHE_LINE,), _BYTE)
+        call.point("scratch", scratch[-address(scratch) % _CACHE_LINE :])
         return call
 
     def exp(self, x: Array) -> Array:
