@@ -112,7 +112,11 @@ class NativeOps:
                 _check_int8(call.run(1), "a matrix")
         return packed
 
-    def _pack_file(self, packed: Packed, stored: Tensor, scales: Array, transposed: bool) -> None:
+    def _pack_file(
+        self, packed: Packed, stored: Tensor, scales: Array | None, transposed: bool
+    ) -> None:
+        if scales is None and self.dtype == "int8":
+            raise ValueError(f"{stored.path}: an int8 matrix needs scales")
         with stored.opened() as (file, offset):
             source = {"file": file.fileno(), "offset": offset, "scales": scales}
             error = bindings.PackFile(to=packed.struct, transposed=transposed, **source).run(1)
@@ -122,13 +126,13 @@ class NativeOps:
                 raise EOFError
             _check_int8(error, file.name)
 
-    def _stored(self, rows: Rows) -> tuple[Rows, Array]:
+    def _stored(self, rows: Rows) -> tuple[Rows, Array | None]:
         """Return the rows that may be stored in a file, and the scales of their groups."""
-        return rows, _EMPTY
+        return rows, None
 
-    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
+    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
         """Return a range of rows in the type in memory, and the scales of their groups."""
-        return np.ascontiguousarray(rows[part], FLOAT32), _EMPTY
+        return np.ascontiguousarray(rows[part], FLOAT32), None
 
     # --- operations ------------------------------------------------------------------------------
 
@@ -338,9 +342,9 @@ class Int8NativeOps(NativeOps):
     def draft_ops(self) -> None:
         return None
 
-    def _stored(self, rows: Rows) -> tuple[Rows, Array]:
+    def _stored(self, rows: Rows) -> tuple[Rows, Array | None]:
         if not isinstance(rows, Int8Rows):
-            return rows, _EMPTY
+            return rows, None
         scale = rows.scale[:]
         groups = list(rows.shape)
         groups[rows.transposed] = -(-groups[rows.transposed] // GROUP)
