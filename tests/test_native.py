@@ -1,5 +1,6 @@
 """Each compiled operation: compared with NumPy at each level, and with invalid input."""
 
+import ctypes
 import gc
 import math
 import os
@@ -299,6 +300,24 @@ def test_cumulative_counts_are_those_of_the_weights(level, native, rows, n, scal
     weights = ops.exp(logits - logits.max(axis=-1, keepdims=True)).astype(np.float64)
     counts = 1 + np.floor(weights * 2**30).astype(np.int64)
     assert np.array_equal(found, np.cumsum(counts, axis=-1))
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("shape", [(768, 768), (768, 2304), (3072, 768), (768, 3072)])
+def test_a_matrix_has_parts_for_all_threads_and_none_that_is_too_small(
+    library, native, dtype, shape
+):
+    packed = bindings.Packed(*shape, dtype, Arena())
+    (panels, *_), bytes_of_one = packed.panels.shape, packed.panels.strides[0]
+    call = bindings.LinearRows(w=packed.struct)
+    for threads in range(2, 65):
+        ranges = library.gpt2_linear_ranges(ctypes.byref(call), threads)
+        least = -(-min(256 * 1024, panels * bytes_of_one // (2 * threads)) // bytes_of_one)
+        assert min(threads, panels) <= ranges <= panels
+        assert (ranges - 1) * least < panels  # all but the last have at least this many panels
 
 
 # --- NaN and infinity ----------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def library() -> ctypes.CDLL:
         raise ImportError(str(error)) from error
     if not _is_compatible(lib):
         raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
-    lib.gpt2_layers_scratch.restype = ctypes.c_int64
+    lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = ctypes.c_int64
     lib.gpt2_use_level.restype = None
     return lib
 

@@ -15,7 +15,7 @@
 
 enum {
     MIN_SHARED_WORK = 20000, /* multiply-adds: with fewer, waking a thread costs more than it saves */
-    MIN_PART_BYTES = 256 << 10, /* of a matrix */
+    PART_BYTES = 256 << 10, /* of a matrix: memory is read fastest in long ranges */
 };
 
 /* --- levels, the highest first ------------------------------------------------------------------ */
@@ -149,15 +149,14 @@ int gpt2_layer_norm(const struct layer_norm *norm, int threads)
 }
 
 /* Cut the panels of a matrix into ranges (guided self-scheduling). Each is 1/threads of the rest, but
- * at least MIN_PART_BYTES: memory is read fastest in long ranges, and small ranges at the end let all
+ * at least PART_BYTES, or half of a thread's share of a small matrix: small ranges at the end let all
  * threads finish together. */
 static void cut_panels(struct linear_parts *job, int64_t panels, int threads)
 {
     int64_t bytes = job->linear->w->panel_bytes, range = 0;
+    int64_t least = ceil_div(smaller(PART_BYTES, panels * bytes / (2 * threads)), bytes);
     for (int64_t start = 0; start < panels; range++) {
-        int64_t left = panels - start, size = left / threads;
-        if (size * bytes < MIN_PART_BYTES)
-            size = ceil_div(MIN_PART_BYTES, bytes);
+        int64_t left = panels - start, size = larger(left / threads, larger(least, 1));
         if (range == MAX_PARTS - 1 || size > left)
             size = left;
         job->starts[range] = start;
@@ -165,6 +164,13 @@ static void cut_panels(struct linear_parts *job, int64_t panels, int threads)
     }
     job->starts[range] = panels;
     job->ranges = range;
+}
+
+int64_t gpt2_linear_ranges(const struct linear *linear, int threads)
+{
+    struct linear_parts job = {.linear = linear};
+    cut_panels(&job, ceil_div(linear->w->n_out, COLUMNS), threads);
+    return job.ranges;
 }
 
 int gpt2_linear(const struct linear *linear, int threads)

@@ -46,6 +46,9 @@ int gpt2_add(const struct add *add, int threads);
 /* Return the size of the scratch memory of `gpt2_layers` in floats. */
 EXPORT int64_t gpt2_layers_scratch(const struct layers *layers, int threads);
 
+/* Return the number of ranges that `gpt2_linear` cuts the panels of its matrix into. */
+EXPORT int64_t gpt2_linear_ranges(const struct linear *linear, int threads);
+
 /* Pack rows in memory, or all rows from a file. They use one thread. Return 0; -2 for int8 that
  * `gpt-cli quantize` does not write: a weight of -128, a scale that bfloat16 cannot hold, or no
  * scales. From a file, also -1 if it ends too early, or an errno. */
