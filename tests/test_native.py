@@ -231,6 +231,23 @@ def test_linear_is_a_chain_of_multiply_adds(
     assert_same_bits(ops.linear(x, w, activation), activated(native, sums, activation))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@given(
+    rows=st.integers(45, 75), n_in=st.sampled_from([255, 256, 257, 600]), n_out=sizes,
+    activation=activations, has_bias=st.booleans(), seed=seeds,
+)  # fmt: skip
+@settings(max_examples=10)
+def test_many_rows_have_the_bits_of_single_rows(
+    level, native, dtype, rows, n_in, n_out, activation, has_bias, seed
+):
+    ops, x = native(dtype), array("x", rows, n_in, seed=seed)
+    bias = array("bias", n_out, seed=seed) if has_bias else None
+    w = Linear(ops.place_matrix(matrix_of(dtype, n_in, n_out, seed=seed)), bias)
+    together = ops.linear(x, w, activation)
+    for row, y in zip(x, together, strict=True):
+        assert_same_bits(y, ops.linear(row[None], w, activation)[0])
+
+
 @given(
     rows=rows_of_x, n_in=sizes, n_out=sizes, activation=activations, has_bias=st.booleans(),
     seed=seeds,

@@ -12,6 +12,8 @@ enum {
     PREFETCH = 8192, /* bytes ahead */
     VECTORS = COLUMNS / LANES, /* in a row of a panel */
     CHUNKS = PARTIAL_SUMS / LANES, /* vectors that hold the partial sums */
+    WIDENED = 256, /* rows of a panel: 32 KB as floats */
+    MAX_NARROW_ROWS = 48, /* of x: with more, weights are widened once for all tiles */
 #if LANES == 8
     REGISTERS = 12, /* of 16, for the sums of a tile */
     TILE_ROWS = 6,
@@ -54,10 +56,10 @@ INLINE void store_some(float *to, vf x, int64_t n)
 
 /* y (rows, COLUMNS) = activation(start + x (rows, K) @ w (K, COLUMNS)). */
 struct product {
-    const float *x, *start; /* start: (COLUMNS,), the same for all rows, or NULL */
+    const float *x, *start; /* start: (COLUMNS,) for all rows, or rows start_stride apart, or NULL */
     const void *w;
     float *y;
-    int64_t rows, K, x_stride, w_stride, y_stride;
+    int64_t rows, K, x_stride, start_stride, w_stride, y_stride;
     int activation;
 };
 
@@ -90,7 +92,8 @@ INLINE void multiply_tile(
     vf sums[TILE_ROWS][VECTORS];
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++)
-            sums[r][v] = p->start ? load(p->start + column + v * LANES) : (vf){0};
+            sums[r][v] = p->start ? load(p->start + r * p->start_stride + column + v * LANES)
+                                  : (vf){0};
     for (int64_t k = 0; k < K; k++) {
         vf weights[VECTORS];
         if (R > 1)
@@ -149,12 +152,39 @@ INLINE void multiply_panel(enum format format, struct product p)
         }
         activate_rows(p.y, count, p.y_stride, p.activation);
         p.x += TILE_ROWS * p.x_stride;
+        if (p.start)
+            p.start += TILE_ROWS * p.start_stride;
         p.y += TILE_ROWS * p.y_stride;
+    }
+}
+
+/* Compute a product with many rows: widen WIDENED rows of w at a time, once for all tiles. They stay in
+ * the first-level cache. Each element of y remains one chain along K, which is continued from y. */
+static void multiply_widened(enum format format, const struct product *p)
+{
+    float widened[WIDENED * COLUMNS];
+    struct product part = *p;
+    part.w = widened, part.w_stride = COLUMNS, part.activation = NONE;
+    for (int64_t k = 0; k < p->K; k += WIDENED) {
+        part.K = smaller(p->K - k, WIDENED);
+        for (int64_t i = 0; i < part.K; i++)
+            for (int column = 0; column < COLUMNS; column += LANES)
+                store(widened + i * COLUMNS + column,
+                      weights_at(p->w, (k + i) * p->w_stride + column, format));
+        if (k + WIDENED >= p->K)
+            part.activation = p->activation;
+        multiply_panel(FLOAT32, part);
+        part.x += WIDENED;
+        part.start = p->y, part.start_stride = p->y_stride;
     }
 }
 
 static void multiply(enum format format, const struct product *p)
 {
+    if (format != FLOAT32 && p->rows > MAX_NARROW_ROWS) {
+        multiply_widened(format, p);
+        return;
+    }
     switch (format) { /* with a constant format, the compiler specializes each call */
     case FLOAT32: multiply_panel(FLOAT32, *p); break;
     case BFLOAT16: multiply_panel(BFLOAT16, *p); break;
