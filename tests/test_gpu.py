@@ -73,7 +73,7 @@ def test_cuda_is_never_replaced_by_the_cpu(no_gpu, capsys):
         with pytest.raises(ResourceError, match="the GPU is on holiday"):
             gpt_cli.load("no/such-model", device="cuda", dtype=dtype)
     assert run(["generate", "-m", "tiny", "--device", "cuda", "Once"]) == 5
-    expected = "gpt-cli: error: --device cuda: the GPU is on holiday\n"
+    expected = "gpt-cli: error: device cuda: the GPU is on holiday\n"
     assert capsys.readouterr().err == expected
 
 
@@ -89,7 +89,7 @@ def test_without_a_gpu_a_library_computes_with_small_weights(no_gpu, tmp_path, d
     no_gpu.setattr("gpt_cli.ops.native_library", lambda: tmp_path)
     check_available("auto", dtype)
     no_gpu.setattr("gpt_cli.ops.native_library", lambda: None)
-    with pytest.raises(InputError, match=f"--dtype {dtype} needs the compiled library"):
+    with pytest.raises(InputError, match=f"dtype {dtype} needs the compiled library"):
         check_available("auto", dtype)
 
 

@@ -270,7 +270,7 @@ def test_the_library_is_used_if_it_is_installed_with_any_number_of_threads(unset
 def test_without_the_library_numpy_computes_and_other_types_are_refused(without_library):
     assert get_ops("cpu", "float32").name == "numpy"
     for dtype in ("bfloat16", "float16", "int8"):
-        with pytest.raises(InputError, match=f"--dtype {dtype} needs the compiled library"):
+        with pytest.raises(InputError, match=f"dtype {dtype} needs the compiled library"):
             get_ops("cpu", dtype)
 
 
@@ -280,7 +280,7 @@ def test_numpy_is_the_fallback_if_the_library_cannot_be_loaded(installed, tmp_pa
     with caplog.at_level("INFO", "gpt_cli"):
         assert get_ops("cpu", "float32").name == "numpy"
     assert "native cannot be used" in caplog.text
-    with pytest.raises(ResourceError, match="--dtype int8: native does not work here"):
+    with pytest.raises(ResourceError, match="dtype int8: native does not work here"):
         get_ops("cpu", "int8")
 
 
@@ -315,13 +315,13 @@ def test_an_invalid_choice_is_an_error(without_library, unset):
 @pytest.mark.parametrize(
     ("device", "dtype", "says"),
     [
-        ("abacus", "float32", "--device abacus: choose auto, cuda, cpu"),
-        ("gpu", "float32", "--device gpu (did you mean cuda?): choose auto, cuda, cpu"),
-        ("cpu", "float7", "--dtype float7 (did you mean float"),
-        ("cpu", "fp32", "--dtype fp32 (did you mean float32?): choose auto, float32, float16, "),
-        ("auto", "bf16", "--dtype bf16 (did you mean bfloat16?)"),
-        ("cuda", "bfloat16", "--dtype bfloat16 is not available with --device cuda: choose float"),
-        ("cuda", "int8", "--dtype int8 is not available with --device cuda: choose float32, float"),
+        ("abacus", "float32", "device abacus: choose auto, cuda, cpu"),
+        ("gpu", "float32", "device gpu (did you mean cuda?): choose auto, cuda, cpu"),
+        ("cpu", "float7", "dtype float7 (did you mean float"),
+        ("cpu", "fp32", "dtype fp32 (did you mean float32?): choose auto, float32, float16, "),
+        ("auto", "bf16", "dtype bf16 (did you mean bfloat16?)"),
+        ("cuda", "bfloat16", "dtype bfloat16 is not available with the device cuda: choose float"),
+        ("cuda", "int8", "dtype int8 is not available with the device cuda: choose float32, float"),
     ],
 )
 def test_what_nothing_computes_is_refused(device, dtype, says):

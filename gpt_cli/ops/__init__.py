@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
+from gpt_cli.options.declare import OptionError
 from gpt_cli.system import gpu
 from gpt_cli.system.machine import MOST_THREADS, native_library
 
@@ -186,23 +187,24 @@ def check_available(device: str, dtype: str) -> dict[str, str]:
     """Return the implementations that `get_ops` tries, by name, without loading one.
 
     Raises:
-        InputError: there is no implementation, a requirement is not installed, or GPT_CLI_OPS is
-            invalid.
+        InputError: there is none, its requirements are not installed, or GPT_CLI_OPS is invalid.
         ResourceError: it needs a GPU, and none can be used.
     """
-    offered = _implementations(device, dtype)
-    if choice := os.environ.get(_VARIABLE):
-        if choice not in offered:
-            known = " or ".join(offered)
-            raise InputError(f"{_VARIABLE} must be {known} for {dtype}, not {choice!r}")
-        offered = {choice: offered[choice]}
-    else:
-        offered = {name: kind for name, kind in offered.items() if kind != _ON_DEMAND}
-    problems = [_missing_requirement(name) for name in offered]
+    kinds = _implementations(device, dtype)
+    choice = os.environ.get(_VARIABLE)
+    if choice and choice not in kinds:
+        raise InputError(f"{_VARIABLE} must be {' or '.join(kinds)} for {dtype}, not {choice!r}")
+    kinds = {
+        name: kind
+        for name, kind in kinds.items()
+        if name == choice or (not choice and kind != _ON_DEMAND)
+    }
+    problems = [_missing_requirement(name) for name in kinds]
     if all(problems):
-        what = f"{_VARIABLE}={choice}" if choice else f"--dtype {dtype}"
-        raise InputError(f"{what} needs {problems[0]}")
-    return offered
+        if choice:
+            raise InputError(f"{_VARIABLE}={choice} needs {problems[0]}")
+        raise OptionError("dtype", f"{dtype} needs {problems[0]}")
+    return kinds
 
 
 def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
@@ -216,11 +218,11 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
         ResourceError: it needs a GPU or a library, and none can be used.
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise InputError(f"--threads must be from 1 to {MOST_THREADS}")
-    candidates = check_available(device, dtype)
+        raise OptionError("threads", f"must be from 1 to {MOST_THREADS}")
+    kinds = check_available(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
-    for name, kind in candidates.items():
+    for name, kind in kinds.items():
         try:
             ops: Ops = getattr(importlib.import_module(f"gpt_cli.ops.{name}_ops"), kind)()
         except ImportError as error:
@@ -231,10 +233,8 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
                 ops.threads = threads
             return ops
     if name == "cupy":
-        raise ResourceError(
-            f"--device {device}: CuPy does not work ({reason}): {gpu.install_hint()}"
-        )
-    raise ResourceError(f"--dtype {dtype}: {name} does not work here: {reason}")
+        raise ResourceError(f"device {device}: CuPy does not work ({reason}): {gpu.install_hint()}")
+    raise ResourceError(f"dtype {dtype}: {name} does not work here: {reason}")
 
 
 def held_dtype(stored: str, device: str) -> str:
@@ -266,19 +266,23 @@ def _missing_requirement(name: str) -> str | None:
 def _implementations(device: str, dtype: str) -> dict[str, str]:
     """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's."""
     devices = ["cuda", "cpu"] if device == "auto" else [device]
-    offered = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
-    if not any(offered.values()):
-        for flag, name, known in (
-            ("--device", device, ["auto", *(device for device, _ in _IMPLEMENTATIONS)]),
-            ("--dtype", dtype, ["auto", *(dtype for _, dtype in _IMPLEMENTATIONS)]),
-        ):
-            if name not in known:
-                hint = did_you_mean(_SYNONYMS.get(name, name), known)
-                raise InputError(f"{flag} {name}{hint}: choose {', '.join(dict.fromkeys(known))}")
-        every = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
-        raise InputError(f"--dtype {dtype} is not available with --device {device}: choose {every}")
-    if offered.get("cuda") and (problem := gpu.problem()):
-        if not offered.get("cpu"):
-            raise ResourceError(f"--device cuda: {problem}")
-        offered["cuda"] = {}
-    return {name: kind for each in offered.values() for name, kind in each.items()}
+    kinds = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
+    if not any(kinds.values()):
+        _check_name("device", device, [name for name, _ in _IMPLEMENTATIONS])
+        _check_name("dtype", dtype, [name for _, name in _IMPLEMENTATIONS])
+        choices = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
+        complaint = f"{dtype} is not available with the device {device}: choose {choices}"
+        raise OptionError("dtype", complaint)
+    if kinds.get("cuda") and (problem := gpu.problem()):
+        if not kinds.get("cpu"):
+            raise ResourceError(f"device cuda: {problem}")
+        kinds["cuda"] = {}
+    return {name: kind for of_device in kinds.values() for name, kind in of_device.items()}
+
+
+def _check_name(option: str, name: str, names: list[str]) -> None:
+    """Raise OptionError if a name is not among those of an option."""
+    known = list(dict.fromkeys(["auto", *names]))
+    if name not in known:
+        hint = did_you_mean(_SYNONYMS.get(name, name), known)
+        raise OptionError(option, f"{name}{hint}: choose {', '.join(known)}")
