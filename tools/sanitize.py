@@ -16,7 +16,10 @@ from tools.other_builds import BUILD, ROOT, copy_package
 
 FOLDER = BUILD / "sanitize"
 SECONDS = 20  # per run of the pool test
-TESTS = ["ops/test_native.py", "gpt2/test_bits.py", "generation/test_drafts.py"]
+TESTS = [
+    *(f"ops/test_native_{topic}.py" for topic in ("products", "attention", "rows", "pool")),
+    *("gpt2/test_bits.py", "generation/test_drafts.py"),
+]
 
 # The sanitizers for the kernels: the library to preload, and arguments for pytest.
 KERNELS = {

@@ -32,7 +32,10 @@ PROCESSORS = {"max": "neondot", "cortex-a53": "neon"}  # models of CPUs, and the
 SYSTEM_PACKAGES = ["python3-minimal", "libpython3-stdlib", "libstdc++6"]
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 17)] + ["manylinux2014_aarch64"]
 TEST_PACKAGES = ["pytest", "hypothesis"]
-TESTS = ["tests/ops/test_native.py", "tests/gpt2/test_bits.py", "tests/generation/test_drafts.py"]
+TESTS = [
+    *(f"tests/ops/test_native_{topic}.py" for topic in ("products", "attention", "rows", "pool")),
+    *("tests/gpt2/test_bits.py", "tests/generation/test_drafts.py"),
+]
 APT_SETTINGS = f"""
 APT::Architecture "arm64";
 APT::Architectures {{ "arm64"; }};

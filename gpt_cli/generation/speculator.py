@@ -17,7 +17,7 @@ class Speculator:
 
     def __init__(self, model: GPT2):
         self.model = model
-        self.may_have_draft_model = model.ops.twin_ops() is not None
+        self.may_have_draft_model = model.ops.draft_ops() is not None
         self.has_draft_model = False
 
     @property
@@ -50,7 +50,7 @@ def make_draft_model(model: GPT2) -> GPT2 | None:
 
     None if memory is short, or if no operations are faster.
     """
-    ops, free = model.ops.twin_ops(), model.ops.free_memory()
+    ops, free = model.ops.draft_ops(), model.ops.free_memory()
     if ops is None or (free is not None and 2 * weights_bytes(model.config, "int8") > free):
         return None
     shapes = expected_shapes(model.config, head=True)

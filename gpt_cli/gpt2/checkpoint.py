@@ -20,7 +20,7 @@ from gpt_cli.folder.names import SCALE, expected_shapes, is_matrix, is_transpose
 from gpt_cli.folder.tensors import DTYPES, Tensor, read_header, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
-from gpt_cli.ops.int8 import BLOCK, Int8Rows
+from gpt_cli.ops.int8 import GROUP, Int8Rows
 from gpt_cli.system.machine import cores
 
 # Causal masks, which old versions of transformers stored with the weights.
@@ -82,7 +82,7 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
             continue  # `_check` refuses a matrix or a scale without its counterpart
         transposed = is_transposed(name)
         groups = list(weight.shape)
-        groups[transposed] = -(-groups[transposed] // BLOCK)
+        groups[transposed] = -(-groups[transposed] // GROUP)
         if (scale.dtype, list(scale.shape)) != ("F32", groups):
             raise CheckpointError(
                 f"{folder}: the tensor {name + SCALE} is {scale.dtype} {list(scale.shape)}, "

@@ -6,7 +6,7 @@ from dataclasses import replace
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.names import expected_shapes, is_matrix
 from gpt_cli.ops import Ops
-from gpt_cli.ops.int8 import BLOCK
+from gpt_cli.ops.int8 import GROUP
 
 FLOAT = 4  # bytes of a number in the results of operations
 
@@ -20,7 +20,7 @@ def weights_bytes(config: GPT2Config, dtype: str) -> int:
     """Return the bytes of a model's weights; only matrices are in another type than float32."""
     matrices, others = _counts(config)
     bytes_of = {"float16": 2 * matrices, "bfloat16": 2 * matrices}
-    bytes_of["int8"] = matrices + 2 * matrices // BLOCK  # with the scales in bfloat16
+    bytes_of["int8"] = matrices + 2 * matrices // GROUP  # with the scales in bfloat16
     return FLOAT * others + bytes_of.get(dtype, FLOAT * matrices)
 
 

@@ -71,13 +71,13 @@ class Ops(Protocol):
 
     @property
     def draft(self) -> Callable[..., Array | None] | None:
-        """`drafts.Twin.draft` in one call, or None: see `twin_ops.TwinNativeOps.draft`."""
+        """Steps of a draft model in one call, or None: see `draft_ops.DraftNativeOps.draft`."""
 
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""
 
-    def twin_ops(self) -> "TwinOps | None":
-        """Return the operations of an int8 twin; None if there are none, or none is faster."""
+    def draft_ops(self) -> "DraftOps | None":
+        """Return the operations of the int8 draft model; None if it would not be faster."""
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Matrix:
         """Convert a float32 matrix on the host to the layout that `linear` and `embed` take.
@@ -158,8 +158,8 @@ class Ops(Protocol):
         """
 
 
-class TwinOps(Ops, Protocol):
-    """The operations of a model's int8 twin."""
+class DraftOps(Ops, Protocol):
+    """The operations of the int8 draft model."""
 
     def quantize(self, matrix: Matrix) -> Matrix:
         """Convert a matrix of the model to int8, as `int8.quantize` does."""
@@ -187,24 +187,24 @@ def check_available(device: str, dtype: str) -> dict[str, str]:
     """Return the implementations that `get_ops` tries, by name, without loading one.
 
     Raises:
-        InputError: there is no implementation, a requirement is not installed, or GPT_CLI_OPS is
-            invalid.
+        InputError: there is none, its requirements are not installed, or GPT_CLI_OPS is invalid.
         ResourceError: it needs a GPU, and none can be used.
     """
-    offered = _implementations(device, dtype)
-    if choice := os.environ.get(_VARIABLE):
-        if choice not in offered:
-            known = " or ".join(offered)
-            raise InputError(f"{_VARIABLE} must be {known} for {dtype}, not {choice!r}")
-        offered = {choice: offered[choice]}
-    else:
-        offered = {name: kind for name, kind in offered.items() if kind != _ON_DEMAND}
-    problems = [_missing_requirement(name) for name in offered]
+    kinds = _implementations(device, dtype)
+    choice = os.environ.get(_VARIABLE)
+    if choice and choice not in kinds:
+        raise InputError(f"{_VARIABLE} must be {' or '.join(kinds)} for {dtype}, not {choice!r}")
+    kinds = {
+        name: kind
+        for name, kind in kinds.items()
+        if name == choice or (not choice and kind != _ON_DEMAND)
+    }
+    problems = [_missing_requirement(name) for name in kinds]
     if all(problems):
         if choice:
             raise InputError(f"{_VARIABLE}={choice} needs {problems[0]}")
         raise OptionError("dtype", f"{dtype} needs {problems[0]}")
-    return offered
+    return kinds
 
 
 def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
@@ -219,10 +219,10 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     """
     if threads is not None:
         check("threads", threads, THREADS)
-    candidates = check_available(device, dtype)
+    kinds = check_available(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
-    for name, kind in candidates.items():
+    for name, kind in kinds.items():
         try:
             ops: Ops = getattr(importlib.import_module(f"gpt_cli.ops.{name}_ops"), kind)()
         except ImportError as error:
@@ -267,20 +267,22 @@ def _missing_requirement(name: str) -> str | None:
 def _implementations(device: str, dtype: str) -> dict[str, str]:
     """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's."""
     devices = ["cuda", "cpu"] if device == "auto" else [device]
-    offered = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
-    if not any(offered.values()):
-        for option, name, known in (
-            ("device", device, ["auto", *(device for device, _ in _IMPLEMENTATIONS)]),
-            ("dtype", dtype, ["auto", *(dtype for _, dtype in _IMPLEMENTATIONS)]),
-        ):
-            if name not in known:
-                hint = did_you_mean(_SYNONYMS.get(name, name), known)
-                choices = ", ".join(dict.fromkeys(known))
-                raise OptionError(option, f"{name}{hint}: choose {choices}")
-        every = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
-        raise OptionError("dtype", f"{dtype} is not available on {device}: choose {every}")
-    if offered.get("cuda") and (problem := gpu.problem()):
-        if not offered.get("cpu"):
+    kinds = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
+    if not any(kinds.values()):
+        _check_name("device", device, [name for name, _ in _IMPLEMENTATIONS])
+        _check_name("dtype", dtype, [name for _, name in _IMPLEMENTATIONS])
+        choices = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
+        raise OptionError("dtype", f"{dtype} is not available on {device}: choose {choices}")
+    if kinds.get("cuda") and (problem := gpu.problem()):
+        if not kinds.get("cpu"):
             raise OptionResourceError("device", f"cuda: {problem}")
-        offered["cuda"] = {}
-    return {name: kind for each in offered.values() for name, kind in each.items()}
+        kinds["cuda"] = {}
+    return {name: kind for of_device in kinds.values() for name, kind in of_device.items()}
+
+
+def _check_name(option: str, name: str, names: list[str]) -> None:
+    """Raise OptionError if a name is not among those of an option."""
+    known = list(dict.fromkeys(["auto", *names]))
+    if name not in known:
+        hint = did_you_mean(_SYNONYMS.get(name, name), known)
+        raise OptionError(option, f"{name}{hint}: choose {', '.join(known)}")

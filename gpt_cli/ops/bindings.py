@@ -1,4 +1,4 @@
-"""ctypes bindings of the compiled library: its functions, structs and processor levels."""
+"""ctypes bindings of the compiled library: its structs, operations and processor levels."""
 
 import ctypes
 import os
@@ -9,160 +9,214 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.errors import InputError
-from gpt_cli.ops import Array
-from gpt_cli.ops.int8 import BLOCK
-from gpt_cli.ops.memory import address
+from gpt_cli.folder import config
+from gpt_cli.ops import Array, LayerNorm
+from gpt_cli.ops.int8 import GROUP
+from gpt_cli.ops.memory import Arena, address
 from gpt_cli.system.machine import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
+_VERSION = 6  # of native/native.h
 
-# These must match native/kernels.h.
-COLUMNS = 32
-MAX_TILE_ROWS = 12
-INT8_BLOCK_BYTES = BLOCK * COLUMNS + 2 * COLUMNS  # size of struct int8_block
-DIGITS_BYTES = 3 * 64  # size of struct digits
-FORMATS = ("float32", "bfloat16", "float16", "int8")
-ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")
-
+ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
 FLOAT32 = np.dtype("f4")
-_P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_PANEL_TYPES: dict[int, np.dtype[Any]] = {
+    4: FLOAT32,
+    2: np.dtype("u2"),
+    1: np.dtype("u1"),
+}  # by the bytes of a weight
 
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "has_level": (_I, [ctypes.c_char_p]),
-    "use_level": (None, [ctypes.c_char_p]),
-    "embed": (_I, [_P, _P, _P, _P, _N, _N, _P, _I]),
-    "layer_norm": (None, [_P, _N, _N, _N, _P, _P, _F, _P, _N, _I]),
-    "linear": (None, [_P, _P, _P, _N, _N, _I, _P, _N, _P, _I]),
-    "store": (_I, [_P, _P, _N, _N, _N, _P, _P, _P, _P, *[_N] * 5, _I, _I]),
-    "narrow": (None, [_P, _N, _N, _N, _P, _I]),
-    "attend": (_I, [_P, *[_N] * 3, _P, _P, _P, _F, *[_N] * 5, _I, _P, _N, _P, _N, _I]),
-    "layers": (_I, [_P, _N, _P, _N, *[_P] * 5, *[_N] * 5, _I, _P, _N, _P, _I]),
-    "draft": (_I, [_P]),
-    "layers_scratch": (_N, [_P, _N, _N, _N, _I]),
-    "log_sum_exp": (None, [_P, _N, _N, _N, _P, _I]),
-    "exp": (None, [_P, _N, _P, _I]),
-    "choose": (None, [_P, _N, _N, _N, _P, _F, _N, ctypes.c_double, _F, _P, _P, _I]),
-    "cumulate": (None, [_P, _N, _N, _N, _P, _I]),
-    "quantize": (None, [_P, _P, _I]),
-    "pack": (_I, [_P, _P, *[_N] * 4, _I, _I, _P]),
-    "pack_file": (_I, [_I, _N, _P, _N, _N, _I, _I, _P]),
+# The types of fields: pointer, int64_t, int32_t, float, double.
+_TYPES = {
+    "P": ctypes.c_void_p,
+    "N": ctypes.c_int64,
+    "I": ctypes.c_int32,
+    "F": ctypes.c_float,
+    "D": ctypes.c_double,
 }
 
 
-class _Matrix(ctypes.Structure):
-    """`struct matrix` of native/kernels.h."""
+class Struct(ctypes.Structure):
+    """A struct of native/kernels.h that keeps the arrays alive that its pointers point to."""
 
-    _fields_ = (("panels", _P), ("n_in", _N), ("n_out", _N), ("format", ctypes.c_int32))
+    function: str  # the operation that takes the struct
+    strides: dict[str, str]  # NAME of each field NAME_stride
+
+    def __init__(self, **fields: Any):
+        """Set fields to numbers, structs, addresses, or pointers to arrays."""
+        self._fields = fields
+        for name, value in fields.items():
+            if isinstance(value, np.ndarray):
+                self.point(name, value)
+            else:
+                setattr(self, name, value)
+
+    def point(self, name: str, array: Array) -> None:
+        """Set a pointer to an array, and NAME_stride, if there is one, to that of its rows."""
+        self._fields[name] = array
+        setattr(self, name, address(array))
+        if name in self.strides:
+            setattr(self, self.strides[name], array.strides[0] // array.itemsize)
+
+    def run(self, threads: int) -> int:
+        """Run the operation; return 0, or the error that native/native.h describes."""
+        error: int = getattr(library(), self.function)(ctypes.byref(self), threads)
+        return error
 
 
-class Norm(ctypes.Structure):
-    """`struct norm` of native/native.h."""
-
-    _fields_ = (("weight", _P), ("bias", _P), ("epsilon", _F))
+STRUCTS: dict[str, type[Struct]] = {}  # by name, in the order of `gpt2_layout.sizes`
 
 
-class _Block(ctypes.Structure):
-    """`struct block` of native/native.h."""
+def _fields(*fields: Any) -> list[tuple[str, Any]]:
+    """Return fields, each of which is structs by name, or a type of `_TYPES` and names."""
+    pairs: list[tuple[str, Any]] = []
+    for one in fields:
+        if isinstance(one, dict):
+            pairs += one.items()
+        else:
+            kind, *names = one.split()
+            pairs += [(name, _TYPES[kind]) for name in names]
+    return pairs
+
+
+def _struct(name: str, *fields: Any) -> type[Struct]:
+    """Return the mirror of a struct with these fields, in the order of C."""
+    pairs = _fields(*fields)
+    strides = {field[:-7]: field for field, _ in pairs if field.endswith("_stride")}
+    members = {"function": f"gpt2_{name}", "strides": strides, "_fields_": pairs}
+    kind = STRUCTS[name] = type(name, (Struct,), members)
+    return kind
+
+
+_HEADS = "b_stride h_stride t_stride"
+_CACHE = "B H T D cache_panels"
+_PACK = "P to rows scales", "N first count offset", "I file transposed"
+_LINEARS = "c_attn", "c_proj", "c_fc", "mlp_c_proj"
+
+Matrix = _struct("matrix", "P panels", "N n_in n_out panel_bytes", "I format")
+Norm = _struct("norm", "P weight bias", "F epsilon")
+BlockStruct = _struct(
+    "block",
+    {"ln_1": Norm, "ln_2": Norm} | dict.fromkeys(_LINEARS, Matrix),
+    "P " + " ".join(f"{name}_bias" for name in _LINEARS),
+    *("N n_head", "F scale", "I activation"),
+)
+Embed = _struct("embed", "P wte wpe ids positions x", "N tokens n_positions")
+LayerNormRows = _struct("layer_norm", {"norm": Norm}, "P x y", "N rows C x_stride y_stride")
+LinearRows = _struct("linear", "P w bias x y scratch", "N rows x_stride y_stride", "I activation")
+Store = _struct("store", "P k v keys values past lengths", f"N {_HEADS} {_CACHE}", "I half")
+Narrow = _struct("narrow", "P x y", "N rows stride n")
+Attend = _struct(
+    "attend",
+    *("P q keys values visible y scratch", f"N {_HEADS} y_stride {_CACHE}", "F scale", "I half"),
+)
+AllLayers = _struct(
+    "layers",
+    "P blocks x y visible past lengths keys values scratch",
+    "N n_layer x_stride y_stride keys_bytes values_bytes B T cache_panels",
+    "I half",
+)
+LogSumExp = _struct("log_sum_exp", "P x y", "N rows x_stride n")
+Exp = _struct("exp", "P x y", "N n")
+Cumulate = _struct("cumulate", "P logits sums", "N rows logits_stride n")
+Choose = _struct(
+    "choose",
+    *("P logits uniforms ids scratch", "N rows logits_stride n top_k"),
+    *("D top_p", "F temperature log_min_p"),
+)
+Draft = _struct(
+    "draft",
+    {"embed": Embed, "layers": AllLayers, "ln_f": LayerNormRows},
+    {"lm_head": LinearRows, "choose": Choose},
+    *("P positions visible banned", "N banned_count count"),
+)
+Quantize = _struct("quantize", "P w to")
+Pack = _struct("pack", *_PACK)
+PackFile = _struct("pack_file", *_PACK)
+
+
+class _Storage(ctypes.Structure):
+    """`struct storage`."""
+
+    _fields_ = (("name", ctypes.c_char_p), *_fields("N weight_bytes unit_rows unit_bytes"))
+
+
+class _Layout(ctypes.Structure):
+    """`struct layout`."""
 
     _fields_ = (
-        *((name, Norm) for name in ("ln_1", "ln_2")),
-        *((name, _Matrix) for name in ("c_attn", "c_proj", "c_fc", "mlp_c_proj")),
-        *((f"{name}_bias", _P) for name in ("c_attn", "c_proj", "c_fc", "mlp_c_proj")),
-        ("n_head", _N),
-        ("scale", _F),
-        ("activation", ctypes.c_int32),
+        *_fields("N version columns group max_tile_rows row_padding digits_bytes formats"),
+        ("storage", ctypes.POINTER(_Storage)),
+        ("sizes", ctypes.c_int64 * len(STRUCTS)),
     )
-
-
-class Draft(ctypes.Structure):
-    """`struct draft` of native/native.h."""
-
-    _fields_ = (
-        *((name, _P) for name in ("blocks", "wte", "lm_head", "wpe", "lm_head_bias")),
-        ("ln_f", Norm),
-        *((name, _N) for name in ("n_layer", "n_positions")),
-        *((name, _P) for name in ("keys", "values")),
-        *((name, _N) for name in ("keys_stride", "values_stride", "cache_blocks")),
-        ("half", ctypes.c_int32),
-        ("banned", _P),
-        ("banned_count", _N),
-        *((name, _F) for name in ("temperature", "log_min_p")),
-        ("top_k", _N),
-        ("top_p", ctypes.c_double),
-        *((name, _P) for name in ("uniforms", "positions", "visible", "new", "ids")),
-        *((name, _N) for name in ("B", "count")),
-        *((name, _P) for name in ("x", "normed", "logits", "layers", "choice", "digits")),
-        *((name, ctypes.c_int32) for name in ("threads",)),
-    )
-
-
-# The version of the functions and the sizes that both sides must agree on: `gpt2_layout` in C.
-_SIZES = ctypes.sizeof(_Matrix), ctypes.sizeof(_Block), ctypes.sizeof(Draft)
-_LAYOUT = (5, COLUMNS, MAX_TILE_ROWS, BLOCK, INT8_BLOCK_BYTES, DIGITS_BYTES, *_SIZES)
 
 
 class Layers:
-    """The layers of a model (`model.Block`s) as C structs, with the arrays that they point to."""
+    """The layers of a model (`model.Block`s) as an array of structs."""
 
     def __init__(self, h: tuple[Any, ...]):
         self.width: int = h[0].attn.c_attn.weight.n_in  # C
-        self._blocks = [weakref.ref(b) for b in h]
-        self._kept: list[object] = []
+        self._h = [weakref.ref(b) for b in h]
         check(len({self._shape(b) for b in h}) == 1, "a layer", h[0].ln_1.weight)
-        self._structs = (_Block * len(h))(*map(self._describe, h))
-        self.struct = ctypes.addressof(self._structs)  # of an array of `struct block`
+        self._blocks = [self._block(b) for b in h]  # with the arrays that they point to
+        self._array = (BlockStruct * len(h))(*self._blocks)
+        self.struct = ctypes.addressof(self._array)
 
     def matches(self, h: tuple[Any, ...]) -> bool:
-        """Return whether this was made from these layers."""
-        return self._blocks == [weakref.ref(b) for b in h]
+        """Return whether these are the layers."""
+        return self._h == [weakref.ref(b) for b in h]
 
     def _shape(self, b: Any) -> object:
         """Check the shapes of a layer; return the properties that all layers must share."""
-        matrices = [each.weight for each in _linears(b)]
+        matrices = [w.weight for w in _linears(b).values()]
         C, inner = self.width, matrices[2].n_out
-        shapes = [(each.n_in, each.n_out) for each in matrices]
+        shapes = [(matrix.n_in, matrix.n_out) for matrix in matrices]
         right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % b.attn.n_head == 0
-        alike = len({each.format for each in matrices}) == 1
+        alike = len({matrix.format for matrix in matrices}) == 1
         check(right and alike, "a layer", matrices[0].panels)
         return inner, b.attn.n_head, matrices[0].format
 
-    def _describe(self, b: Any) -> _Block:
+    def _block(self, b: Any) -> Struct:
         linears = _linears(b)
-        norms = [
-            (vector_of(ln.weight, self.width), vector_of(ln.bias, self.width), ln.epsilon)
-            for ln in (b.ln_1, b.ln_2)
-        ]
-        biases = [vector_of(each.bias, each.weight.n_out) for each in linears]
-        self._kept += [norms, biases, [each.weight for each in linears]]
-        return _Block(
-            *(Norm(address(weight), address(bias), epsilon) for weight, bias, epsilon in norms),
-            *(each.weight.matrix for each in linears),
-            *map(address, biases),
-            b.attn.n_head,
-            b.attn.scale,
-            ACTIVATIONS.index(b.mlp.activation),
+        return BlockStruct(
+            ln_1=norm_of(b.ln_1, self.width),
+            ln_2=norm_of(b.ln_2, self.width),
+            **{name: w.weight.matrix for name, w in linears.items()},
+            **{f"{name}_bias": vector_of(w.bias, w.weight.n_out) for name, w in linears.items()},
+            n_head=b.attn.n_head,
+            scale=b.attn.scale,
+            activation=ACTIVATIONS.index(b.mlp.activation),
         )
 
 
-def _linears(b: Any) -> list[Any]:
-    return [b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj]
+def _linears(b: Any) -> dict[str, Any]:
+    """Return the linear layers of a block, by their names in `struct block`."""
+    linears = b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj
+    return dict(zip(_LINEARS, linears, strict=True))
 
 
 class Packed:
-    """A matrix (n_in, n_out) in panels of COLUMNS columns: see native/kernels.h."""
+    """A matrix (n_in, n_out) in panels, at first of zeros: see native/kernels.h."""
 
-    def __init__(self, panels: Array, n_in: int, n_out: int, format: str):
-        self.panels, self.n_in, self.n_out, self.format = panels, n_in, n_out, format
-        self.width = -(-n_out // COLUMNS) * COLUMNS  # padded to whole panels
-        self.matrix = _Matrix(address(panels), n_in, n_out, FORMATS.index(format))
+    def __init__(self, n_in: int, n_out: int, format: str, arena: Arena):
+        self.n_in, self.n_out, self.format = n_in, n_out, format
+        index, storage = _formats()[format]
+        units, length = -(-n_in // storage.unit_rows), storage.unit_bytes // storage.weight_bytes
+        count = -(-n_out // layout().columns)
+        self.panels = arena.zeros((count, units, length), _PANEL_TYPES[storage.weight_bytes])
+        self.width = count * layout().columns  # padded to whole panels
+        panels = {"panels": self.panels, "panel_bytes": self.panels.strides[0]}
+        self.matrix = Matrix(n_in=n_in, n_out=n_out, format=index, **panels)
         self.struct = ctypes.addressof(self.matrix)
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, by the exponents of weights or scales."""
         if self.format == "float32":
             return bool(np.isfinite(self.panels).all())
-        scales = self.panels[..., -2 * COLUMNS :] if self.format == "int8" else self.panels
+        scales = self.panels
+        if self.format == "int8":
+            scales = scales[..., -2 * layout().columns :]
         exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
         bits = scales.view(np.uint16)
         return not ((bits & exponent) == exponent).any()
@@ -182,16 +236,43 @@ def library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(str(error)) from error
-    try:
-        layout = tuple((_N * len(_LAYOUT)).in_dll(lib, "gpt2_layout"))
-    except ValueError:
-        layout = ()
-    if layout != _LAYOUT:
+    if not _is_compatible(lib):
         raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(lib, f"gpt2_{name}")
-        function.restype, function.argtypes = result, arguments
+    lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = ctypes.c_int64
+    lib.gpt2_use_level.restype = None
     return lib
+
+
+def _is_compatible(lib: ctypes.CDLL) -> bool:
+    """Return whether the library has this version of the functions, and the same structs."""
+    try:
+        version = ctypes.c_int64.in_dll(lib, "gpt2_layout").value
+    except ValueError:
+        return False
+    if version != _VERSION:
+        return False
+    layout = _Layout.in_dll(lib, "gpt2_layout")
+    sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
+    return list(layout.sizes) == sizes and layout.group == GROUP
+
+
+@cache
+def layout() -> Any:
+    """Return `gpt2_layout`: the constants of the library."""
+    return _Layout.in_dll(library(), "gpt2_layout")
+
+
+@cache
+def _formats() -> dict[str, tuple[int, Any]]:
+    """Return the index and the `struct storage` of each format, by its name."""
+    storage = layout().storage[: layout().formats]
+    return {each.name.decode(): (index, each) for index, each in enumerate(storage)}
+
+
+def layers_scratch(layers: Struct, threads: int) -> int:
+    """Return the size of the scratch memory of `layers` in floats."""
+    size: int = library().gpt2_layers_scratch(ctypes.byref(layers), threads)
+    return size
 
 
 def levels() -> list[str]:
@@ -214,13 +295,13 @@ def choose_level() -> str:
     available = levels()
     if not available:
         raise ImportError("this processor has no fused multiply-add (AVX2 and FMA)")
-    wanted = os.environ.get(_VARIABLE) or available[0]
-    if wanted in available:
-        use_level(wanted)
-        return wanted
-    if wanted in LEVELS:
-        raise InputError(f"{_VARIABLE}={wanted}: this processor has {', '.join(available)}")
-    raise InputError(f"{_VARIABLE} must be one of {', '.join(LEVELS)}, not {wanted!r:.40}")
+    level = os.environ.get(_VARIABLE) or available[0]
+    if level in available:
+        use_level(level)
+        return level
+    if level in LEVELS:
+        raise InputError(f"{_VARIABLE}={level}: this processor has {', '.join(available)}")
+    raise InputError(f"{_VARIABLE} must be one of {', '.join(LEVELS)}, not {level!r:.40}")
 
 
 def check(right: bool, name: str, array: Array) -> None:
@@ -233,6 +314,12 @@ def readable(x: Array) -> Array:
     """Return x, or a copy, as aligned float32 with a contiguous last axis."""
     right = x.dtype == FLOAT32 and x.strides[-1] == 4 and x.flags.aligned
     return x if right else x.astype(FLOAT32, "C")
+
+
+def norm_of(ln: LayerNorm, width: int) -> Struct:
+    """Return a layer norm of rows of this width as a struct."""
+    weight, bias = vector_of(ln.weight, width), vector_of(ln.bias, width)
+    return Norm(weight=weight, bias=bias, epsilon=ln.epsilon)
 
 
 def vector_of(x: Array, n: int) -> Array:

@@ -70,7 +70,7 @@ class CuPyOps:
     def free_memory(self) -> int:
         return int(runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
 
-    def twin_ops(self) -> None:
+    def draft_ops(self) -> None:
         return None
 
     def choose(self, *args: object) -> None:

@@ -1,8 +1,8 @@
 """Int8 weights: their format and quantization.
 
-The n_in weights of one output are cut into blocks of BLOCK; the last may be shorter. Each weight is
-an int8 times the scale of its block. The largest weight of the block determines the scale, so an
-outlier costs precision in its own block only.
+The n_in weights of one output are cut into groups of GROUP; the last may be shorter. Each weight is
+an int8 times the scale of its group. The largest weight of the group determines the scale, so an
+outlier costs precision in its own group only.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import numpy as np
 
 from gpt_cli.ops import Array, Rows
 
-# The C code has both, too: native/kernels.h, and native/int8.h.
-BLOCK = 64  # also in files
+GROUP = 64  # weights; also in files, and in native/kernels.h, which is compared
+
 LARGEST = 127  # -128 is not used, so that every weight can be negated
 
 
@@ -20,8 +20,8 @@ LARGEST = 127  # -128 is not used, so that every weight can be negated
 class Int8Rows:
     """A matrix in int8 with its scales; as `Rows`, it is the dequantized float32 matrix.
 
-    Weight (n_in, n_out) with scale (blocks, n_out), or, transposed, weight (n_out, n_in) with scale
-    (n_out, blocks).
+    Weight (n_in, n_out) with scale (groups, n_out), or, transposed, weight (n_out, n_in) with scale
+    (n_out, groups).
     """
 
     weight: Rows  # int8, from -LARGEST to LARGEST
@@ -34,40 +34,40 @@ class Int8Rows:
         return self.weight.shape
 
     def parts(self, rows: slice) -> tuple[Array, Array]:
-        """Return a range of rows of the weights, with the scales of their blocks."""
+        """Return a range of rows of the weights, with the scales of their groups."""
         start, stop, _ = rows.indices(self.shape[0])
         if self.transposed:
             return self.weight[start:stop], self.scale[start:stop]
-        return self.weight[start:stop], self.scale[start // BLOCK : -(-stop // BLOCK)]
+        return self.weight[start:stop], self.scale[start // GROUP : -(-stop // GROUP)]
 
     def __getitem__(self, rows: slice, /) -> Array:
         """Return a range of rows, dequantized to float32."""
         weight, scale = self.parts(rows)
         with np.errstate(invalid="ignore"):  # a damaged scale is detected in the result
             if self.transposed:
-                return weight * scale.repeat(BLOCK, axis=1)[:, : weight.shape[1]]
-            skipped = rows.indices(self.shape[0])[0] % BLOCK  # rows of the first block
-            return weight * scale.repeat(BLOCK, axis=0)[skipped : skipped + len(weight)]
+                return weight * scale.repeat(GROUP, axis=1)[:, : weight.shape[1]]
+            skipped = rows.indices(self.shape[0])[0] % GROUP  # rows of the first group
+            return weight * scale.repeat(GROUP, axis=0)[skipped : skipped + len(weight)]
 
 
 def quantize(rows: Rows, *, transposed: bool = False) -> Int8Rows:
     """Quantize a float32 matrix (n_in, n_out), or (n_out, n_in) if `transposed`.
 
-    The scale of a block is NaN if one of its weights is NaN or infinite.
+    The scale of a group is NaN if one of its weights is NaN or infinite.
     """
     n_rows, length = rows.shape
-    shape = (n_rows, -(-length // BLOCK)) if transposed else (-(-n_rows // BLOCK), length)
+    shape = (n_rows, -(-length // GROUP)) if transposed else (-(-n_rows // GROUP), length)
     made = Int8Rows(np.empty((n_rows, length), np.int8), np.empty(shape, np.float32), transposed)
-    for start in range(0, n_rows, BLOCK):
-        part = slice(start, start + BLOCK)
+    for start in range(0, n_rows, GROUP):
+        part = slice(start, start + GROUP)
         matrix, (weight, scale) = rows[part], made.parts(part)
         if transposed:
-            largest = np.maximum.reduceat(np.abs(matrix), range(0, length, BLOCK), axis=1)
+            largest = np.maximum.reduceat(np.abs(matrix), range(0, length, GROUP), axis=1)
         else:
             largest = np.abs(matrix).max(axis=0, keepdims=True)
         with np.errstate(invalid="ignore"):  # damaged weights give a NaN scale
             scale[:] = _to_bfloat16(largest / np.float32(LARGEST))
-            every = scale.repeat(BLOCK, axis=1)[:, :length] if transposed else scale
+            every = scale.repeat(GROUP, axis=1)[:, :length] if transposed else scale
             steps = matrix / np.maximum(every, np.finfo(np.float32).tiny)
             weight[:] = np.rint(steps, out=steps)
     return made

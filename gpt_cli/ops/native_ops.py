@@ -16,30 +16,24 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import DTYPES, Tensor
-from gpt_cli.ops import SHORT, Array, LayerNorm, Linear, Rows, TwinOps
+from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Rows, bindings
 from gpt_cli.ops.bindings import (
     ACTIVATIONS,
-    COLUMNS,
-    DIGITS_BYTES,
     FLOAT32,
-    FORMATS,
-    INT8_BLOCK_BYTES,
-    MAX_TILE_ROWS,
     Layers,
     Packed,
+    Struct,
     check,
-    choose_level,
-    library,
+    norm_of,
     readable,
     vector_of,
 )
-from gpt_cli.ops.int8 import BLOCK, Int8Rows, quantize
+from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.system.machine import MOST_THREADS, free_memory, threads
 
-# Floats between rows. Rows a power of two apart would compete for few sets of the cache.
-_ROW_PADDING = 16
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
+_CACHE_LINE = 64  # bytes
 
 _FLOAT16, _BYTE, _INT64 = np.dtype("f2"), np.dtype("u1"), np.dtype("i8")
 _FLOAT64 = np.dtype("f8")
@@ -64,17 +58,18 @@ class NativeOps:
 
     name = "native"
     dtype = "float32"
-    cache_block = COLUMNS
     xp: ModuleType = np
     batch_invariant = True
     draft: Callable[..., Array | None] | None = None
     to_host = staticmethod(np.asarray)
-    _panel_type: np.dtype[Any] = FLOAT32
     _cache_type: np.dtype[Any] = FLOAT32
 
     def __init__(self) -> None:
-        self._lib = library()
-        self.level = choose_level()
+        layout = bindings.layout()
+        self.level = bindings.choose_level()
+        self.cache_block: int = layout.columns
+        self._tile_rows, self._row_padding = layout.max_tile_rows, layout.row_padding
+        self._digits_bytes = layout.digits_bytes  # of a group of numbers
         self._half = self._cache_type == _FLOAT16
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
@@ -85,10 +80,10 @@ class NativeOps:
         free = free_memory()
         return None if free is None else free + self._workspace.free_bytes()
 
-    def twin_ops(self) -> TwinOps | None:
-        from gpt_cli.ops.twin_ops import TwinNativeOps  # which derives from this class
+    def draft_ops(self) -> DraftOps | None:
+        from gpt_cli.ops.draft_ops import DraftNativeOps  # which derives from this class
 
-        return TwinNativeOps(self.threads)
+        return DraftNativeOps(self.threads)
 
     # --- weights ---------------------------------------------------------------------------------
 
@@ -102,39 +97,42 @@ class NativeOps:
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
         if not n_in or not n_out:
             raise ValueError("a matrix must have rows and columns")
-        panels = self._empty_panels(-(-n_out // COLUMNS), n_in)
-        result = n_in, n_out, FORMATS.index(self.dtype), transposed, address(panels)
+        packed = Packed(n_in, n_out, self.dtype, self._weights)
         stored, scales = self._stored(rows)
         if isinstance(stored, Tensor) and DTYPES.get(stored.dtype) == self.dtype:
-            with stored.opened() as (file, offset):
-                place = file.fileno(), offset, address(scales)
-                error = self._lib.gpt2_pack_file(*place, *result)
-                if error > 0:
-                    raise OSError(error, os.strerror(error), file.name)
-                if error == _FILE_ENDED:
-                    raise EOFError
-                _check_int8(error, file.name)
+            self._pack_file(packed, stored, scales, transposed)
         elif self.dtype in SHORT:
             raise ValueError(f"the matrix is not stored in {self.dtype}")
         else:
-            step = max(1, _PIECE // length // BLOCK) * BLOCK
-            for start in range(0, n_rows, step):
-                part = slice(start, start + step)
-                some, scales = self._converted(rows, part, transposed)
-                given = address(some), address(scales), start, len(some)
-                _check_int8(self._lib.gpt2_pack(*given, *result), "a matrix")
-        return Packed(panels, n_in, n_out, self.dtype)
+            step = max(1, _PIECE // length // GROUP) * GROUP
+            for first in range(0, n_rows, step):
+                part, scales = self._converted(rows, slice(first, first + step), transposed)
+                target = {"to": packed.struct, "first": first, "transposed": transposed}
+                call = bindings.Pack(rows=part, scales=scales, count=len(part), **target)
+                _check_int8(call.run(1), "a matrix")
+        return packed
 
-    def _empty_panels(self, count: int, n_in: int) -> Array:
-        return self._weights.zeros((count, n_in, COLUMNS), self._panel_type)
+    def _pack_file(
+        self, packed: Packed, stored: Tensor, scales: Array | None, transposed: bool
+    ) -> None:
+        if scales is None and self.dtype == "int8":
+            raise ValueError(f"{stored.path}: an int8 matrix needs scales")
+        with stored.opened() as (file, offset):
+            source = {"file": file.fileno(), "offset": offset, "scales": scales}
+            error = bindings.PackFile(to=packed.struct, transposed=transposed, **source).run(1)
+            if error > 0:
+                raise OSError(error, os.strerror(error), file.name)
+            if error == _FILE_ENDED:
+                raise EOFError
+            _check_int8(error, file.name)
 
-    def _stored(self, rows: Rows) -> tuple[Rows, Array]:
-        """Return the rows that may be stored in a file, and the scales of their blocks."""
-        return rows, _EMPTY
+    def _stored(self, rows: Rows) -> tuple[Rows, Array | None]:
+        """Return the rows that may be stored in a file, and the scales of their groups."""
+        return rows, None
 
-    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
-        """Return a range of rows in the type in memory, and the scales of their blocks."""
-        return np.ascontiguousarray(rows[part], FLOAT32), _EMPTY
+    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
+        """Return a range of rows in the type in memory, and the scales of their groups."""
+        return np.ascontiguousarray(rows[part], FLOAT32), None
 
     # --- operations ------------------------------------------------------------------------------
 
@@ -142,54 +140,57 @@ class NativeOps:
         ids = contiguous(ids, _INT64)
         if positions.shape != ids.shape:
             positions = np.broadcast_to(positions, ids.shape)
-        positions = contiguous(positions, _INT64)
         wpe = contiguous(wpe, FLOAT32)
         check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
         x = self._workspace.empty((*ids.shape, wte.n_in), FLOAT32)
-        tables = wte.struct, address(wpe), address(ids), address(positions), len(wpe)
-        if self._lib.gpt2_embed(*tables, ids.size, address(x), self.threads):
+        tables = {"wte": wte.struct, "wpe": wpe, "n_positions": len(wpe)}
+        tokens = {"ids": ids, "positions": contiguous(positions, _INT64), "tokens": ids.size}
+        if bindings.Embed(x=x, **tables, **tokens).run(self.threads):
             raise IndexError(f"an id or a position is out of range: {wte.n_out}, {len(wpe)}")
         return x
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         C = x.shape[-1]
         rows = _rows_of(x, C)
-        weight, bias = vector_of(ln.weight, C), vector_of(ln.bias, C)
         y = self._empty_rows(len(rows), C)
-        norm = address(weight), address(bias), ln.epsilon
-        given = address(rows), len(rows), rows.strides[0] // 4, C, *norm
-        self._lib.gpt2_layer_norm(*given, address(y), y.strides[0] // 4, self.threads)
+        self._layer_norm(rows, ln, y).run(self.threads)
         return y.reshape(x.shape)
 
+    def _layer_norm(self, x: Array, ln: LayerNorm, y: Array) -> Struct:
+        rows, C = x.shape
+        return bindings.LayerNormRows(norm=norm_of(ln, C), x=x, y=y, rows=rows, C=C)
+
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        packed: Packed = w.weight
-        check(packed.format == self.dtype, "the weight", packed.panels)
-        rows = _rows_of(x, packed.n_in)
-        bias = None if w.bias is None else vector_of(w.bias, packed.n_out)
+        rows, packed = _rows_of(x, w.weight.n_in), w.weight
         y = self._empty_rows(len(rows), packed.width)
-        start = 0 if bias is None else address(bias)
-        given = packed.struct, start, address(rows), len(rows), rows.strides[0] // 4
-        result = ACTIVATIONS.index(activation), address(y), y.strides[0] // 4
-        scratch = self._scratch(len(rows), packed.n_in)
-        self._lib.gpt2_linear(*given, *result, address(scratch), self.threads)
+        self._linear(rows, w, y, activation).run(self.threads)
         return y[:, : packed.n_out].reshape(*x.shape[:-1], packed.n_out)
 
-    def _scratch(self, rows: int, n_in: int) -> Array:
-        return _EMPTY
+    def _linear(self, x: Array, w: Linear, y: Array, activation: str | None = None) -> Struct:
+        packed: Packed = w.weight
+        check(packed.format == self.dtype, "the weight", packed.panels)
+        scratch = _EMPTY
+        if self.dtype == "int8":
+            groups = -(-packed.n_in // GROUP)
+            size = len(x) * (groups * self._digits_bytes + 4)
+            scratch = self._workspace.empty((size,), _BYTE)
+        bias = None if w.bias is None else vector_of(w.bias, packed.n_out)
+        result = {"y": y, "activation": ACTIVATIONS.index(activation), "scratch": scratch}
+        return bindings.LinearRows(w=packed.struct, bias=bias, x=x, rows=len(x), **result)
 
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
     ) -> tuple[Array, Array]:
         """Return arrays for keys and values, in panels: see `struct store` in native/kernels.h.
 
-        Shapes: (layers, B, H, blocks, D, COLUMNS) and (layers, B, H, blocks, COLUMNS, width), where
+        Shapes: (layers, B, H, panels, D, COLUMNS) and (layers, B, H, panels, COLUMNS, width), where
         `width` is D padded to whole panels.
         """
-        shape = layers, batch, heads, -(-capacity // COLUMNS)
-        width = -(-size // COLUMNS) * COLUMNS
-        given: dict[str, Any] = {"dtype": self._cache_type, "waste": 2}
-        keys = self._workspace.empty((*shape, size, COLUMNS), **given)
-        return keys, self._workspace.empty((*shape, COLUMNS, width), **given)
+        columns = self.cache_block
+        shape, width = (layers, batch, heads, -(-capacity // columns)), self._padded(size)
+        options: dict[str, Any] = {"dtype": self._cache_type, "waste": 2}
+        keys = self._workspace.empty((*shape, size, columns), **options)
+        return keys, self._workspace.empty((*shape, columns, width), **options)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
@@ -198,40 +199,37 @@ class NativeOps:
         k, v = readable(k), readable(v)
         if k.strides != v.strides:
             k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
-        blocks = self._check_cache(keys, values, B, H, D)
+        cache = self._cache(keys, values, B, H, D)
         past, lengths = _counts_of(past, (B,)), _counts_of(lengths, (B,))
         check(v.shape == k.shape, "v", v)
-        given = address(k), address(v), *(stride // 4 for stride in k.strides[:3])
-        cache = address(keys), address(values), address(past), address(lengths)
-        if self._lib.gpt2_store(*given, *cache, B, H, T, D, blocks, self._half, self.threads):
-            raise IndexError(f"the cache has room for {blocks * COLUMNS} tokens")
+        call = bindings.Store(k=k, v=v, past=past, lengths=lengths, T=T, **_strides(k), **cache)
+        if call.run(self.threads):
+            raise IndexError(f"the cache has room for {_capacity(keys)} tokens")
 
     def copyto(self, to: Array, blocks: Array) -> None:
         np.copyto(to, blocks)
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         B, H, T, D = q.shape
-        q, threads = readable(q), self.threads
-        blocks = self._check_cache(keys, values, B, H, D)
-        visible = _counts_of(visible, (B, T))
+        q = readable(q)
+        cache = self._cache(keys, values, B, H, D)
         y = self._empty_rows(B * T, H * D)
-        stride = blocks * COLUMNS + _ROW_PADDING
-        scratch = self._workspace.empty((threads, min(T, MAX_TILE_ROWS), stride), FLOAT32)
-        given = address(q), *(step // 4 for step in q.strides[:3])
-        cache = address(keys), address(values), address(visible), scale
-        result = address(y), y.strides[0] // 4, address(scratch), stride, threads
-        if self._lib.gpt2_attend(*given, *cache, B, H, T, D, blocks, self._half, *result):
-            raise IndexError(f"visible must be from 1 to {blocks * COLUMNS} keys")
+        shape = self.threads, min(T, self._tile_rows), _capacity(keys) + self._row_padding
+        scratch = self._workspace.empty(shape, FLOAT32)
+        queries = {"q": q, "visible": _counts_of(visible, (B, T)), "T": T, **_strides(q)}
+        call = bindings.Attend(y=y, scratch=scratch, scale=scale, **queries, **cache)
+        if call.run(self.threads):
+            raise IndexError(f"visible must be from 1 to {_capacity(keys)} keys")
         return y.reshape(B, T, H, D).swapaxes(1, 2)
 
-    def _check_cache(self, keys: Array, values: Array, B: int, H: int, D: int) -> int:
-        """Check the keys and values of one layer of a cache; return its number of blocks."""
-        blocks = keys.shape[2]
-        width = -(-D // COLUMNS) * COLUMNS
-        for array, shape in ((keys, (D, COLUMNS)), (values, (COLUMNS, width))):
-            right = array.shape == (B, H, blocks, *shape) and array.dtype == self._cache_type
+    def _cache(self, keys: Array, values: Array, B: int, H: int, D: int) -> dict[str, Any]:
+        """Check one layer of a cache; return its fields of `struct store` and `struct attend`."""
+        panels, columns = keys.shape[2], self.cache_block
+        for array, shape in ((keys, (D, columns)), (values, (columns, self._padded(D)))):
+            right = array.shape == (B, H, panels, *shape) and array.dtype == self._cache_type
             check(right and array.flags.c_contiguous, "a layer of the cache", array)
-        return blocks
+        fields = {"keys": keys, "values": values, "cache_panels": panels, "half": self._half}
+        return fields | {"B": B, "H": H, "D": D}
 
     def _described(self, h: tuple[Any, ...]) -> Layers:
         """Return the layers of a model as C structs, which are kept for the next pass."""
@@ -241,48 +239,59 @@ class NativeOps:
         return described
 
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
-        described = self._described(h)
         B, T, C = x.shape
-        rows = _rows_of(x, described.width)
-        H = h[0].attn.n_head
-        keys, values = cache.keys, cache.values
-        blocks = self._check_cache(keys[0], values[0], B, H, C // H)
-        check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
-        steps = (keys.strides[0], values.strides[0]) if len(keys) > 1 else (0, 0)
-        visible = _counts_of(visible, (B, T))
-        past, new = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
-        threads = self.threads
-        sizes = B * T, T, blocks, threads
-        size = self._lib.gpt2_layers_scratch(described.struct, *sizes)
-        scratch = self._workspace.empty((size + 16,), FLOAT32)
-        y = self._empty_rows(B * T, C)
-        given = described.struct, len(h), address(rows), rows.strides[0] // 4
-        counts = address(visible), address(past), address(new)
-        rooms = address(keys), address(values), *steps, B, T, blocks, self._half
-        result = address(y), y.strides[0] // 4, -(-address(scratch) // 64) * 64, threads
-        if self._lib.gpt2_layers(*given, *counts, *rooms, *result):
-            raise IndexError(f"too many tokens for a cache of {blocks * COLUMNS}, or a pass of {T}")
+        rows = _rows_of(x, self._described(h).width)
+        counts = _counts_of(visible, (B, T)), _counts_of(cache.lengths, (B,))
+        call = self._all_layers(h, rows, cache, *counts, _counts_of(cache.new, (B,)))
+        y = self._empty_rows(B * T, C)  # after the larger scratch, whose memory it could occupy
+        call.point("y", y)
+        if call.run(self.threads):
+            capacity = _capacity(cache.keys[0])
+            raise IndexError(f"too many tokens for a cache of {capacity}, or a pass of {T}")
         return y.reshape(x.shape)
+
+    def _all_layers(
+        self,
+        h: tuple[Any, ...],
+        x: Array,
+        cache: Any,
+        visible: Array,
+        past: Array,
+        lengths: Array,
+    ) -> Struct:
+        """Return all layers as one operation on x (B * T, C); its y must be set."""
+        described, (keys, values) = self._described(h), (cache.keys, cache.values)
+        (B, T), H = visible.shape, h[0].attn.n_head
+        check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
+        one = self._cache(keys[0], values[0], B, H, described.width // H)
+        fields = {name: one[name] for name in ("keys", "values", "B", "cache_panels", "half")}
+        for array, name in ((keys, "keys_bytes"), (values, "values_bytes")):
+            # Without a cache, all layers use the same memory.
+            fields[name] = array.strides[0] if len(keys) > 1 else 0
+        fields |= {"visible": visible, "past": past, "lengths": lengths, "n_layer": len(h), "T": T}
+        call = bindings.AllLayers(blocks=described.struct, x=x, **fields)
+        size = 4 * bindings.layers_scratch(call, self.threads)
+        scratch = self._workspace.empty((size + _CACHE_LINE,), _BYTE)
+        call.point("scratch", scratch[-address(scratch) % _CACHE_LINE :])
+        return call
 
     def exp(self, x: Array) -> Array:
         # To within one ulp; 0 below -87.
         x = np.ascontiguousarray(x, FLOAT32)
         y = np.empty(x.shape, FLOAT32)
-        self._lib.gpt2_exp(address(x), x.size, address(y), self.threads)
+        bindings.Exp(x=x, y=y, n=x.size).run(self.threads)
         return y
 
     def log_normalizer(self, logits: Array) -> Array:
         rows = _rows_of(logits, logits.shape[-1])
         normalizer = np.empty(len(rows))
-        given = address(rows), len(rows), rows.strides[0] // 4, rows.shape[1]
-        self._lib.gpt2_log_sum_exp(*given, address(normalizer), self.threads)
+        bindings.LogSumExp(x=rows, y=normalizer, rows=len(rows), n=rows.shape[1]).run(self.threads)
         return normalizer
 
     def cumulative_counts(self, logits: Array) -> Array:
         rows = _rows_of(logits, logits.shape[-1])
         sums = self._workspace.empty(rows.shape, _INT64)
-        given = address(rows), len(rows), rows.strides[0] // 4, rows.shape[1]
-        self._lib.gpt2_cumulate(*given, address(sums), self.threads)
+        bindings.Cumulate(logits=rows, sums=sums, rows=len(rows), n=rows.shape[1]).run(self.threads)
         return sums
 
     def choose(
@@ -297,22 +306,31 @@ class NativeOps:
         n = logits.shape[-1]
         if not 0 < top_k <= min(n, LARGEST_TOP_K):
             return None
-        rows = _rows_of(logits, n)
-        draws = contiguous(uniforms, _FLOAT64)
+        rows, draws = _rows_of(logits, n), contiguous(uniforms, _FLOAT64)
         check(draws.shape == (len(rows),), "uniforms", draws)
         ids = np.empty(len(rows), _INT64)
-        scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
-        log_min_p = math.log(min_p) if min_p > 0 else -math.inf
-        given = address(rows), len(rows), rows.strides[0] // 4, n, address(draws)
-        filters = temperature, top_k, top_p, log_min_p
-        self._lib.gpt2_choose(*given, *filters, address(scratch), address(ids), self.threads)
+        filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        self._choose(rows, draws, ids, **filters).run(self.threads)
         return ids
+
+    def _choose(
+        self, logits: Array, uniforms: Array, ids: Array, *, min_p: float, **filters: float
+    ) -> Struct:
+        rows, n = logits.shape
+        scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
+        filters["log_min_p"] = math.log(min_p) if min_p > 0 else -math.inf
+        arrays = {"logits": logits, "uniforms": uniforms, "ids": ids, "scratch": scratch}
+        return bindings.Choose(rows=rows, n=n, **arrays, **filters)
 
     def _empty_rows(self, count: int, width: int) -> Array:
         """Return an uninitialized array (count, width), with padding between rows."""
         if count == 1:
             return np.empty((1, width), FLOAT32)
-        return self._workspace.empty((count, width + _ROW_PADDING), FLOAT32)[:, :width]
+        return self._workspace.empty((count, width + self._row_padding), FLOAT32)[:, :width]
+
+    def _padded(self, width: int) -> int:
+        """Return a width padded to whole panels."""
+        return -(-width // self.cache_block) * self.cache_block
 
 
 class Int8NativeOps(NativeOps):
@@ -321,19 +339,16 @@ class Int8NativeOps(NativeOps):
     dtype = "int8"
     _cache_type: np.dtype[Any] = _FLOAT16
 
-    def twin_ops(self) -> None:
+    def draft_ops(self) -> None:
         return None
 
-    def _empty_panels(self, count: int, n_in: int) -> Array:
-        return self._weights.zeros((count, -(-n_in // BLOCK), INT8_BLOCK_BYTES), _BYTE)
-
-    def _stored(self, rows: Rows) -> tuple[Rows, Array]:
+    def _stored(self, rows: Rows) -> tuple[Rows, Array | None]:
         if not isinstance(rows, Int8Rows):
-            return rows, _EMPTY
+            return rows, None
         scale = rows.scale[:]
-        blocks = list(rows.shape)
-        blocks[rows.transposed] = -(-blocks[rows.transposed] // BLOCK)
-        check(list(scale.shape) == blocks, "the scales", scale)
+        groups = list(rows.shape)
+        groups[rows.transposed] = -(-groups[rows.transposed] // GROUP)
+        check(list(scale.shape) == groups, "the scales", scale)
         return rows.weight, contiguous(scale, FLOAT32)
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
@@ -343,21 +358,28 @@ class Int8NativeOps(NativeOps):
             weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
         return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
-    def _scratch(self, rows: int, n_in: int) -> Array:
-        return self._workspace.empty((rows * (-(-n_in // BLOCK) * DIGITS_BYTES + 4),), _BYTE)
-
 
 class BFloat16NativeOps(NativeOps):
     """The operations with matrices that are stored and kept in bfloat16: widening is exact."""
 
     dtype = "bfloat16"
-    _panel_type = np.dtype("u2")
 
 
-class Float16NativeOps(BFloat16NativeOps):
+class Float16NativeOps(NativeOps):
     """The operations with matrices that are stored and kept in float16."""
 
     dtype = "float16"
+
+
+def _strides(x: Array) -> dict[str, int]:
+    """Return the strides of x (B, H, T, D) in floats, by their names in C."""
+    names = "b_stride", "h_stride", "t_stride"
+    return {name: step // 4 for name, step in zip(names, x.strides[:3], strict=True)}
+
+
+def _capacity(keys: Array) -> int:
+    """Return the capacity in tokens of one layer of a cache."""
+    return keys.shape[2] * keys.shape[4]
 
 
 def _rows_of(x: Array, width: int) -> Array:

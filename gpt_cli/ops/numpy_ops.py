@@ -95,7 +95,7 @@ class NumPyOps:
     def __init__(self) -> None:
         self.threads = blas_threads()
 
-    def twin_ops(self) -> None:
+    def draft_ops(self) -> None:
         return None
 
     def choose(self, *args: object) -> None:

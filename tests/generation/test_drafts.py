@@ -160,7 +160,7 @@ def test_there_is_no_twin_if_memory_runs_out(model, monkeypatch):
     def quantize(self, matrix):
         raise MemoryError
 
-    monkeypatch.setattr("gpt_cli.ops.twin_ops.TwinNativeOps.quantize", quantize)
+    monkeypatch.setattr("gpt_cli.ops.draft_ops.DraftNativeOps.quantize", quantize)
     assert make_draft_model(model) is None
 
 

@@ -85,7 +85,7 @@ class Simulation:
         patch.setattr(speculate, "time", SimpleNamespace(perf_counter=lambda: self.seconds))
         patch.setattr(speculator, "make_draft_model", self._make_draft_model)
         patch.setattr(speculate, "DraftModel", lambda *_: self)
-        ops = SimpleNamespace(dtype=dtype, twin_ops=lambda: None if dtype == "int8" else object())
+        ops = SimpleNamespace(dtype=dtype, draft_ops=lambda: None if dtype == "int8" else object())
         self._speculator = Speculator(SimpleNamespace(ops=ops))
 
     def run(self, *sizes, prompt=1):

@@ -11,7 +11,7 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import Linear
-from gpt_cli.ops.int8 import BLOCK, LARGEST, LARGEST_ACTIVATION, Int8Rows, quantize
+from gpt_cli.ops.int8 import GROUP, LARGEST, LARGEST_ACTIVATION, Int8Rows, quantize
 from gpt_cli.ops.numpy_ops import Int8NumPyOps
 from support.checkpoints import CONFIG, make_weights, noise, write_damaged
 
@@ -40,12 +40,12 @@ def matrices(draw):
 
 def of_each_weight(scale, rows: int):
     """Return the scale of each weight of a matrix that is not transposed."""
-    return scale.repeat(BLOCK, axis=0)[:rows].astype(np.float64)
+    return scale.repeat(GROUP, axis=0)[:rows].astype(np.float64)
 
 
 def in_blocks(matrix):
     """Return the largest weight of each block."""
-    starts = np.arange(0, len(matrix), BLOCK)
+    starts = np.arange(0, len(matrix), GROUP)
     return np.maximum.reduceat(abs(matrix.astype(np.float64)), starts, axis=0)
 
 
@@ -92,7 +92,7 @@ def test_transposed_matrices_are_quantized_alike(matrix):
 
 @given(matrix=matrices(), block=st.integers(0, 3))
 def test_a_block_does_not_depend_on_the_others(matrix, block):
-    rows = slice(block * BLOCK, (block + 1) * BLOCK)
+    rows = slice(block * GROUP, (block + 1) * GROUP)
     others = matrix / np.float32(1000)
     others[rows] = matrix[rows]
     made, changed = quantize(matrix), quantize(others)
@@ -157,9 +157,9 @@ def test_a_slice_of_rows_equals_the_slice_of_the_whole(matrix, ends, transposed)
 
 
 def test_rows_stand_for_the_weights_times_the_scales_of_their_blocks():
-    weight = np.array([[1, -2], [127, 0], [-127, 5]], np.int8).repeat(BLOCK, axis=0)
+    weight = np.array([[1, -2], [127, 0], [-127, 5]], np.int8).repeat(GROUP, axis=0)
     scale = np.array([[1, 2], [0.5, 4], [8, 0.25]], np.float32)
-    expected = np.array([[1, -4], [63.5, 0], [-1016, 1.25]], np.float32).repeat(BLOCK, axis=0)
+    expected = np.array([[1, -4], [63.5, 0], [-1016, 1.25]], np.float32).repeat(GROUP, axis=0)
     assert np.array_equal(Int8Rows(weight, scale, False)[:], expected)
     assert np.array_equal(Int8Rows(weight.T, scale.T, True)[:], expected.T)
 
@@ -191,7 +191,7 @@ def test_the_largest_products_do_not_overflow(int8_ops, rows, n_in, x_sign, w_si
     exact = float(n_in * x_sign * w_sign * LARGEST_ACTIVATION * LARGEST)
     y = int8_ops.linear(x, w)
     np.testing.assert_allclose(y, exact, rtol=1e-6)
-    if int8_ops.name == "native" and n_in % BLOCK == 0:  # float32 holds them exactly
+    if int8_ops.name == "native" and n_in % GROUP == 0:  # float32 holds them exactly
         assert (y == exact).all()
 
 

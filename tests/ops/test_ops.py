@@ -286,7 +286,7 @@ def test_numpy_is_the_fallback_if_the_library_cannot_be_loaded(installed, tmp_pa
 
 @pytest.mark.usefixtures("library")
 def test_a_library_of_another_version_is_not_used(unset, caplog):
-    unset.setattr(bindings, "_LAYOUT", (0, *bindings._LAYOUT[1:]))
+    unset.setattr(bindings, "_VERSION", 0)
     bindings.library.cache_clear()
     with caplog.at_level("INFO", "gpt_cli"):
         assert get_ops("cpu", "float32").name == "numpy"

@@ -14,8 +14,8 @@ INLINE vf exp_vector(vf x)
 {
     const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     vi tiny = x < broadcast(-87.0f);
-    x = select(tiny, broadcast(0.0f), x);
-    x = select(x > broadcast(88.0f), broadcast(88.0f), x);
+    x = blend(tiny, broadcast(0.0f), x);
+    x = blend(x > broadcast(88.0f), broadcast(88.0f), x);
     vf shifted = multiply_add(x, broadcast(1.44269504f), round);
     vf n = shifted - round;
     vi exponent = (vi)shifted - (vi)round;
@@ -31,7 +31,7 @@ INLINE vf exp_vector(vf x)
     series = multiply_add(series, f, broadcast(1.0f));
     series = multiply_add(series, f, broadcast(1.0f));
     vf power = (vf)((vi)((vu)(exponent + 127) << 23));
-    return select(tiny, broadcast(0.0f), series * power);
+    return blend(tiny, broadcast(0.0f), series * power);
 }
 
 INLINE vf absolute(vf x) { return (vf)((vi)x & 0x7fffffff); }
@@ -49,7 +49,7 @@ INLINE vf tanh_vector(vf x)
     series = multiply_add(series, square, broadcast(1.33314422036e-1f));
     series = multiply_add(series, square, broadcast(-3.33332819422e-1f));
     vf small = multiply_add(series * square, x, x);
-    return select(size < broadcast(0.625f), small, large);
+    return blend(size < broadcast(0.625f), small, large);
 }
 
 /* x/2 (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), by tanh(u) = 2/(1 + e^-2u) - 1. */
@@ -72,12 +72,12 @@ INLINE vf gelu(vf x)
     for (int i = 0; i < 10; i++)
         series = multiply_add(series, t, broadcast(coefficients[i]));
     vf tail = t * exp_vector(multiply_add(-size, size, series));
-    return broadcast(0.5f) * x * select(z >= broadcast(0.0f), tail, broadcast(2.0f) - tail);
+    return broadcast(0.5f) * x * blend(z >= broadcast(0.0f), tail, broadcast(2.0f) - tail);
 }
 
 INLINE vf silu(vf x) { return x / (broadcast(1.0f) + exp_vector(-x)); }
 
-INLINE vf relu(vf x) { return select(x < broadcast(0.0f), broadcast(0.0f), x); }
+INLINE vf relu(vf x) { return blend(x < broadcast(0.0f), broadcast(0.0f), x); }
 
 INLINE vf activate(vf x, int activation)
 {
@@ -98,7 +98,7 @@ INLINE float largest_of(const float *x, int64_t n)
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         vf some = load(x + i);
-        largest = select(some > largest, some, largest);
+        largest = blend(some > largest, some, largest);
     }
     float most = -INFINITY;
     for (; i < n; i++)

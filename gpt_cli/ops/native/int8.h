@@ -35,15 +35,15 @@ static float round_row(const float *x, int64_t n, struct digits *digits)
     float size;
     memcpy(&size, &bits, sizeof size);
     if (!(size < INFINITY)) { /* 0 times this step is NaN, and so are the results */
-        memset(digits, 0, ceil_div(n, BLOCK) * sizeof *digits);
+        memset(digits, 0, ceil_div(n, GROUP) * sizeof *digits);
         return size;
     }
     vf per_step = broadcast(most / (size < least ? least : size));
-    for (int64_t block = 0; block < ceil_div(n, BLOCK); block++) {
-        struct digits *to = digits + block;
+    for (int64_t group = 0; group < ceil_div(n, GROUP); group++) {
+        struct digits *to = digits + group;
         vi sums = {0};
-        for (int i = 0; i < BLOCK; i += LANES) {
-            int64_t at = block * BLOCK + i;
+        for (int i = 0; i < GROUP; i += LANES) {
+            int64_t at = group * GROUP + i;
             vf number = at < n ? load_some(x + at, n - at) : (vf){0};
             vi whole = (vi)multiply_add(number, per_step, round) - (vi)round;
             vi low = ((whole + 128) & 255) - 128;
@@ -59,27 +59,27 @@ static float round_row(const float *x, int64_t n, struct digits *digits)
     return size / most;
 }
 
-/* Quantize BLOCK rows of a panel, or the last `rows`: see `quantize` in ops/int8.py. */
-INLINE void quantize_block(
-    enum format format, const void *w, int64_t place, int64_t rows, struct int8_block *to)
+/* Quantize GROUP rows of a panel, or the last `rows`: see `quantize` in ops/int8.py. */
+INLINE void quantize_group(
+    enum format format, const void *w, int64_t first, int64_t rows, struct int8_group *to)
 {
     const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     for (int column = 0; column < COLUMNS; column += LANES) {
         vf largest = {0};
         for (int64_t k = 0; k < rows; k++) {
-            vf size = absolute(weights_at(w, place + k * COLUMNS + column, format));
-            largest = select(size > largest, size, largest);
+            vf size = absolute(weights_at(w, first + k * COLUMNS + column, format));
+            largest = blend(size > largest, size, largest);
         }
         /* Rounded up to bfloat16, so that no quotient exceeds 127. */
         vu bits = ((vu)(largest / broadcast(127.0f)) + 0xFFFF) & 0xFFFF0000;
         vh scale = __builtin_convertvector(bits >> 16, vh);
         vf divisor = (vf)bits, least = broadcast(FLT_MIN);
-        divisor = select(divisor > least, divisor, least);
+        divisor = blend(divisor > least, divisor, least);
         store_short(to->scales + column, scale);
-        for (int64_t k = 0; k < BLOCK; k += 4) {
+        for (int64_t k = 0; k < GROUP; k += 4) {
             vi four = {0};
             for (int i = 0; i < 4 && k + i < rows; i++) {
-                vf weight = weights_at(w, place + (k + i) * COLUMNS + column, format);
+                vf weight = weights_at(w, first + (k + i) * COLUMNS + column, format);
                 vi whole = (vi)(weight / divisor + round) - (vi)round;
                 four |= (whole & 255) << 8 * i;
             }

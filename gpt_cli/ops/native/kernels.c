@@ -20,84 +20,91 @@ INLINE float sum_of(const vf *partial)
     return sums[0];
 }
 
-static void round_rows(const void *given, int64_t row, int slot)
+static void round_rows(const void *operation, int64_t row, int slot)
 {
-    const struct linear *job = given;
-    int64_t blocks = ceil_div(job->w->n_in, BLOCK);
+    const struct linear_parts *job = operation;
+    const struct linear *linear = job->linear;
+    int64_t n_in = linear->w->n_in;
     (void)slot;
     job->steps[row] =
-        round_row(job->x + row * job->x_stride, job->w->n_in, job->digits + row * blocks);
+        round_row(linear->x + row * linear->x_stride, n_in, job->digits + row * ceil_div(n_in, GROUP));
 }
 
 /* A part is a range of panels and a range of rows. */
-static void linear(const void *given, int64_t part, int slot)
+static void linear(const void *operation, int64_t part, int slot)
 {
-    const struct linear *job = given;
-    const struct matrix *w = job->w;
-    int64_t row_part = part % job->row_parts;
-    const int64_t *starts = job->starts + part / job->row_parts;
-    int64_t first = job->rows * row_part / job->row_parts;
-    int64_t rows = job->rows * (row_part + 1) / job->row_parts - first;
-    int64_t blocks = ceil_div(w->n_in, BLOCK);
+    const struct linear_parts *job = operation;
+    const struct linear *linear = job->linear;
+    const struct matrix *w = linear->w;
+    int64_t row_range = part % job->row_ranges;
+    const int64_t *starts = job->starts + part / job->row_ranges;
+    /* Rows are cut between tiles: a tile of 12 rows and one of 1 take less time than 6 and 7. */
+    int64_t tiles = ceil_div(linear->rows, MAX_TILE_ROWS);
+    int64_t first = tiles * row_range / job->row_ranges * MAX_TILE_ROWS;
+    int64_t end = tiles * (row_range + 1) / job->row_ranges * MAX_TILE_ROWS;
+    int64_t rows = smaller(end, linear->rows) - first;
+    int64_t groups = ceil_div(w->n_in, GROUP);
     (void)slot;
     for (int64_t panel = starts[0]; panel < starts[1]; panel++) {
         float bias[COLUMNS] = {0};
-        if (job->bias)
-            memcpy(bias, job->bias + panel * COLUMNS,
+        if (linear->bias)
+            memcpy(bias, linear->bias + panel * COLUMNS,
                    sizeof(float) * smaller(w->n_out - panel * COLUMNS, COLUMNS));
-        float *y = job->y + first * job->y_stride + panel * COLUMNS;
+        float *y = linear->y + first * linear->y_stride + panel * COLUMNS;
         if (w->format == INT8)
-            multiply_int8(
-                rows, job->digits + first * blocks, blocks, job->steps + first,
-                (const struct int8_block *)w->panels + panel * blocks, bias, job->activation, y,
-                job->y_stride);
+            multiply_int8(&(struct int8_product){
+                .x = job->digits + first * groups, .steps = job->steps + first,
+                .w = (const struct int8_group *)panel_of(w, panel), .bias = bias, .y = y,
+                .rows = rows, .groups = groups, .y_stride = linear->y_stride,
+                .activation = linear->activation,
+            });
         else
-            multiply(
-                w->format, rows, job->x + first * job->x_stride, job->x_stride, w->panels,
-                panel * w->n_in * COLUMNS, COLUMNS, w->n_in, bias, job->activation, y,
-                job->y_stride);
+            multiply(w->format, &(struct product){
+                .x = linear->x + first * linear->x_stride, .start = bias, .w = panel_of(w, panel),
+                .y = y, .rows = rows, .K = w->n_in, .x_stride = linear->x_stride,
+                .w_stride = COLUMNS, .y_stride = linear->y_stride,
+                .activation = linear->activation,
+            });
     }
 }
 
-/* x (tokens, C) = columns `ids` of wte (C, V) + rows `positions` of wpe, for a range of tokens. */
-static void embed(const void *given, int64_t part, int slot)
+/* Return one weight of a panel. */
+static float weight_at(const char *panel, enum format format, int64_t row, int64_t column)
 {
-    const struct embed *job = given;
+    if (format == FLOAT32)
+        return ((const float *)panel)[row * COLUMNS + column];
+    if (format == INT8) {
+        const struct int8_group *group = (const struct int8_group *)panel + row / GROUP;
+        vh scale = {group->scales[column]};
+        return group->weights[row % GROUP / 4][column][row % 4] * widen_bfloat16(scale)[0];
+    }
+    vh bits = {((const uint16_t *)panel)[row * COLUMNS + column]};
+    return (format == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits))[0];
+}
+
+/* x (tokens, C) = columns `ids` of wte (C, V) + rows `positions` of wpe, for a range of tokens. */
+static void embed(const void *operation, int64_t part, int slot)
+{
+    const struct embed *job = operation;
     const struct matrix *wte = job->wte;
-    int64_t C = wte->n_in, blocks = ceil_div(C, BLOCK);
-    int64_t end = smaller(job->tokens, (part + 1) * job->tokens_per_part);
+    int64_t C = wte->n_in, end = smaller(job->tokens, (part + 1) * ROWS_PER_PART);
     (void)slot;
-    for (int64_t token = part * job->tokens_per_part; token < end; token++) {
-        int64_t panel = job->ids[token] / COLUMNS, column = job->ids[token] % COLUMNS;
+    for (int64_t token = part * ROWS_PER_PART; token < end; token++) {
+        const char *panel = panel_of(wte, job->ids[token] / COLUMNS);
         const float *wpe = job->wpe + job->positions[token] * C;
-        float *x = job->x + token * C;
-        for (int64_t c = 0; c < C; c++) {
-            int64_t place = (panel * C + c) * COLUMNS + column;
-            if (wte->format == INT8) {
-                const struct int8_block *block =
-                    (const struct int8_block *)wte->panels + panel * blocks + c / BLOCK;
-                uint32_t bits = (uint32_t)block->scales[column] << 16;
-                float scale;
-                memcpy(&scale, &bits, sizeof scale);
-                x[c] = block->weights[c % BLOCK / 4][column][c % 4] * scale + wpe[c];
-            } else if (wte->format == FLOAT32) {
-                x[c] = ((const float *)wte->panels)[place] + wpe[c];
-            } else {
-                vh bits = {((const uint16_t *)wte->panels)[place]};
-                vf number = wte->format == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
-                x[c] = number[0] + wpe[c];
-            }
-        }
+        for (int64_t c = 0; c < C; c++)
+            job->x[token * C + c] =
+                weight_at(panel, wte->format, c, job->ids[token] % COLUMNS) + wpe[c];
     }
 }
 
 /* y (C) = (x - mean) / sqrt(variance + epsilon) * weight + bias, for a range of rows. */
-static void layer_norm(const void *given, int64_t part, int slot)
+static void layer_norm(const void *operation, int64_t part, int slot)
 {
-    const struct layer_norm *job = given;
-    int64_t C = job->C, end = smaller(job->rows, (part + 1) * job->rows_per_part);
+    const struct layer_norm *job = operation;
+    int64_t C = job->C, end = smaller(job->rows, (part + 1) * ROWS_PER_PART);
     (void)slot;
-    for (int64_t row = part * job->rows_per_part; row < end; row++) {
+    for (int64_t row = part * ROWS_PER_PART; row < end; row++) {
         const float *x = job->x + row * job->x_stride;
         float *y = job->y + row * job->y_stride;
         vf sums[CHUNKS] = {{0}}, squares[CHUNKS] = {{0}};
@@ -110,21 +117,22 @@ static void layer_norm(const void *given, int64_t part, int slot)
             vf *square = &squares[i / LANES % CHUNKS];
             *square = multiply_add(difference, difference, *square);
         }
-        vf per_deviation = broadcast(1.0f / sqrtf(sum_of(squares) / (float)C + job->epsilon));
+        vf per_deviation = broadcast(1.0f / sqrtf(sum_of(squares) / (float)C + job->norm.epsilon));
         for (int64_t i = 0; i < C; i += LANES) {
-            vf weight = load_some(job->weight + i, C - i), bias = load_some(job->bias + i, C - i);
+            vf weight = load_some(job->norm.weight + i, C - i);
+            vf bias = load_some(job->norm.bias + i, C - i);
             vf normed = load_some(y + i, C - i) * per_deviation;
             store_some(y + i, multiply_add(normed, weight, bias), C - i);
         }
     }
 }
 
-static void add(const void *given, int64_t part, int slot)
+static void add(const void *operation, int64_t part, int slot)
 {
-    const struct add *job = given;
-    int64_t end = smaller(job->rows, (part + 1) * job->rows_per_part);
+    const struct add *job = operation;
+    int64_t end = smaller(job->rows, (part + 1) * ROWS_PER_PART);
     (void)slot;
-    for (int64_t row = part * job->rows_per_part; row < end; row++) {
+    for (int64_t row = part * ROWS_PER_PART; row < end; row++) {
         const float *x = job->x + row * job->x_stride, *y = job->y + row * job->y_stride;
         float *sum = job->sum + row * job->sum_stride;
         for (int64_t i = 0; i < job->C; i++)
@@ -133,26 +141,27 @@ static void add(const void *given, int64_t part, int slot)
 }
 
 /* Store one element of a cache, as float16 if `half`, else as float. */
-INLINE void write_number(void *cache, int64_t place, float x, int half)
+INLINE void write_number(void *cache, int64_t index, float x, int half)
 {
     if (half)
-        ((uint16_t *)cache)[place] = narrow_float16(broadcast(x))[0];
+        ((uint16_t *)cache)[index] = narrow_float16(broadcast(x))[0];
     else
-        ((float *)cache)[place] = x;
+        ((float *)cache)[index] = x;
 }
 
 /* Store the new keys and values of one head of one row. */
-static void store_head(const void *given, int64_t part, int slot)
+static void store_head(const void *operation, int64_t part, int slot)
 {
-    const struct store *job = given;
-    int64_t b = part / job->H, D = job->D, width = ceil_div(D, COLUMNS) * COLUMNS;
+    const struct store *job = operation;
+    int64_t b = part / job->H, D = job->D, width = padded(D);
     int64_t from = b * job->b_stride + part % job->H * job->h_stride;
-    int64_t keys = part * job->blocks * D * COLUMNS, values = part * job->blocks * COLUMNS * width;
+    int64_t keys = part * job->cache_panels * COLUMNS * D;
+    int64_t values = part * job->cache_panels * COLUMNS * width;
     (void)slot;
     for (int64_t t = 0; t < job->lengths[b]; t++) {
-        int64_t place = job->past[b] + t, row = from + t * job->t_stride;
-        int64_t key = keys + place / COLUMNS * D * COLUMNS + place % COLUMNS;
-        int64_t value = values + place * width;
+        int64_t token = job->past[b] + t, row = from + t * job->t_stride;
+        int64_t key = keys + token / COLUMNS * COLUMNS * D + token % COLUMNS;
+        int64_t value = values + token * width;
         for (int64_t d = 0; d < D; d++) {
             write_number(job->keys, key + d * COLUMNS, job->k[row + d], job->half);
             write_number(job->values, value + d, job->v[row + d], job->half);
@@ -162,9 +171,9 @@ static void store_head(const void *given, int64_t part, int slot)
     }
 }
 
-static void narrow(const void *given, int64_t row, int slot)
+static void narrow(const void *operation, int64_t row, int slot)
 {
-    const struct narrow *job = given;
+    const struct narrow *job = operation;
     const float *x = job->x + row * job->stride;
     uint16_t *y = job->y + row * job->stride;
     (void)slot;
@@ -182,7 +191,7 @@ INLINE float exponentials_of(float *scores, int64_t n, float scale)
     for (int64_t i = 0; i < n; i += LANES) {
         vf score = load(scores + i) * broadcast(scale);
         store(scores + i, score);
-        largest = select(score > largest, score, largest);
+        largest = blend(score > largest, score, largest);
     }
     float most = largest[0];
     for (int lane = 1; lane < LANES; lane++)
@@ -196,52 +205,57 @@ INLINE float exponentials_of(float *scores, int64_t n, float scale)
 }
 
 /* softmax(scale * q keysT, over the visible keys) values, for up to MAX_TILE_ROWS queries of a head. */
-static void attend(const void *given, int64_t part, int slot)
+static void attend(const void *operation, int64_t part, int slot)
 {
-    const struct attend *job = given;
+    const struct attend *job = operation;
     enum format format = job->half ? FLOAT16 : FLOAT32;
-    int64_t D = job->D, width = ceil_div(D, COLUMNS) * COLUMNS, heads = job->B * job->H;
-    int64_t b = part % heads / job->H, h = part % job->H;
+    int64_t D = job->D, width = padded(D), heads = job->B * job->H, head = part % heads;
+    int64_t b = head / job->H, h = head % job->H, capacity = job->cache_panels * COLUMNS;
     /* Later queries see more keys. They come first, so that all threads finish together. */
-    int64_t first = (job->tiles - 1 - part / heads) * MAX_TILE_ROWS;
+    int64_t first = (ceil_div(job->T, MAX_TILE_ROWS) - 1 - part / heads) * MAX_TILE_ROWS;
     int64_t rows = smaller(job->T - first, MAX_TILE_ROWS), longest = 0;
-    const float *q = job->q + b * job->b_stride + h * job->h_stride + first * job->t_stride;
+    int64_t stride = scores_stride(job->cache_panels), bytes = storage_of[format].weight_bytes;
     const int64_t *visible = job->visible + b * job->T + first;
-    float *scores = job->scratch + slot * smaller(job->T, MAX_TILE_ROWS) * job->scratch_stride;
+    const char *keys = (const char *)job->keys + head * capacity * D * bytes;
+    const char *values = (const char *)job->values + head * capacity * width * bytes;
+    float *scores = job->scratch + slot * smaller(job->T, MAX_TILE_ROWS) * stride;
     float sums[MAX_TILE_ROWS];
-    int64_t keys = part % heads * job->blocks * D * COLUMNS;
-    int64_t values = part % heads * job->blocks * COLUMNS * width;
+    struct product product = {
+        .x = job->q + b * job->b_stride + h * job->h_stride + first * job->t_stride, .rows = rows,
+        .K = D, .x_stride = job->t_stride, .w_stride = COLUMNS, .y_stride = stride,
+    };
     for (int64_t r = 0; r < rows; r++)
-        longest = visible[r] > longest ? visible[r] : longest;
-    for (int64_t s = 0, some; s < longest; s += some) {
-        some = rows == 1 && s + COLUMNS < longest ? 2 * COLUMNS : COLUMNS;
-        if (some > COLUMNS)
-            multiply_pair(
-                format, q, job->keys, keys + s * D, COLUMNS, D * COLUMNS, D, scores + s);
+        longest = larger(longest, visible[r]);
+    for (int64_t s = 0, step; s < longest; s += step) {
+        step = rows == 1 && s + COLUMNS < longest ? 2 * COLUMNS : COLUMNS;
+        product.w = keys + s * D * bytes;
+        product.y = scores + s;
+        if (step > COLUMNS)
+            multiply_pair(format, &product, D * COLUMNS);
         else
-            multiply(
-                format, rows, q, job->t_stride, job->keys, keys + s * D, COLUMNS, D, NULL, NONE,
-                scores + s, job->scratch_stride);
+            multiply(format, &product);
     }
     for (int64_t r = 0; r < rows; r++) {
-        float *row = scores + r * job->scratch_stride;
+        float *row = scores + r * stride;
         sums[r] = exponentials_of(row, visible[r], job->scale);
         for (int64_t s = visible[r]; s < longest; s++)
             row[s] = 0; /* only other queries of the tile see this key */
     }
-    for (int64_t d = 0, some; d < D; d += some) {
-        float mixed[MAX_TILE_ROWS][2 * COLUMNS];
-        some = rows == 1 && d + COLUMNS < D ? 2 * COLUMNS : COLUMNS;
-        if (some > COLUMNS)
-            multiply_pair(
-                format, scores, job->values, values + d, width, COLUMNS, longest, mixed[0]);
+    float mixed[MAX_TILE_ROWS][2 * COLUMNS];
+    product = (struct product){
+        .x = scores, .y = mixed[0], .rows = rows, .K = longest, .x_stride = stride,
+        .w_stride = width, .y_stride = 2 * COLUMNS,
+    };
+    for (int64_t d = 0, step; d < D; d += step) {
+        step = rows == 1 && d + COLUMNS < D ? 2 * COLUMNS : COLUMNS;
+        product.w = values + d * bytes;
+        if (step > COLUMNS)
+            multiply_pair(format, &product, COLUMNS);
         else
-            multiply(
-                format, rows, scores, job->scratch_stride, job->values, values + d, width, longest,
-                NULL, NONE, mixed[0], 2 * COLUMNS);
+            multiply(format, &product);
         for (int64_t r = 0; r < rows; r++) {
             float *y = job->y + (b * job->T + first + r) * job->y_stride + h * D + d;
-            for (int64_t i = 0; i < smaller(D - d, some); i++)
+            for (int64_t i = 0; i < smaller(D - d, step); i++)
                 y[i] = mixed[r][i] / sums[r];
         }
     }
@@ -267,11 +281,11 @@ static double logarithm(double x)
 
 /* y = log(sum(exp(x))) over a row. STEP elements at a time are added in float32 to PARTIAL_SUMS
  * sums, and those to PARTIAL_SUMS sums in float64. */
-static void log_sum_exp(const void *given, int64_t row, int slot)
+static void log_sum_exp(const void *operation, int64_t row, int slot)
 {
     enum { STEP = 16 * PARTIAL_SUMS };
-    const struct log_sum_exp *job = given;
-    const float *x = job->x + row * job->stride;
+    const struct log_sum_exp *job = operation;
+    const float *x = job->x + row * job->x_stride;
     double sums[PARTIAL_SUMS] = {0};
     float most = largest_of(x, job->n);
     (void)slot;
@@ -282,9 +296,9 @@ static void log_sum_exp(const void *given, int64_t row, int slot)
         for (int64_t i = start; i < end; i += LANES) {
             vf weight = exp_vector(load_some(x + i, end - i) - broadcast(most));
             if (end - i < LANES) { /* clear the lanes beyond the end */
-                vf some = weight;
+                vf all = weight;
                 weight = (vf){0};
-                memcpy(&weight, &some, sizeof(float) * (end - i));
+                memcpy(&weight, &all, sizeof(float) * (end - i));
             }
             partial[i / LANES % CHUNKS] += weight;
         }
@@ -298,44 +312,45 @@ static void log_sum_exp(const void *given, int64_t row, int slot)
     job->y[row] = sums[0] >= 1 && sums[0] < INFINITY ? most + logarithm(sums[0]) : NAN;
 }
 
-static void exponentials(const void *given, int64_t part, int slot)
+static void exponentials(const void *operation, int64_t part, int slot)
 {
-    const struct exponentials *job = given;
-    int64_t end = smaller(job->n, (part + 1) * job->n_per_part);
+    const struct exp *job = operation;
+    int64_t end = smaller(job->n, (part + 1) * NUMBERS_PER_PART);
     (void)slot;
-    for (int64_t i = part * job->n_per_part; i < end; i += LANES)
+    for (int64_t i = part * NUMBERS_PER_PART; i < end; i += LANES)
         store_some(job->y + i, exp_vector(load_some(job->x + i, end - i)), end - i);
 }
 
 /* A count is 1 + floor(ONE * e^(x - the largest)): the product and the conversion are exact. */
-static void cumulate(const void *given, int64_t row, int slot)
+static void cumulate(const void *operation, int64_t row, int slot)
 {
-    const struct cumulate *job = given;
-    const float *x = job->logits + row * job->stride;
+    const struct cumulate *job = operation;
+    const float *x = job->logits + row * job->logits_stride;
     int64_t *sums = job->sums + row * job->n, sum = 0;
     vf most = broadcast(largest_of(x, job->n));
     float weights[LANES];
     (void)slot;
     for (int64_t i = 0; i < job->n; i += LANES) {
-        int64_t some = smaller(job->n - i, LANES);
-        store(weights, exp_vector(load_some(x + i, some) - most) * broadcast(ONE));
-        for (int64_t lane = 0; lane < some; lane++)
+        int64_t count = smaller(job->n - i, LANES);
+        store(weights, exp_vector(load_some(x + i, count) - most) * broadcast(ONE));
+        for (int64_t lane = 0; lane < count; lane++)
             sums[i + lane] = sum += 1 + (int32_t)weights[lane];
     }
 }
 
-static void quantize(const void *given, int64_t panel, int slot)
+static void quantize(const void *operation, int64_t panel, int slot)
 {
-    const struct quantize *job = given;
+    const struct quantize *job = operation;
     const struct matrix *w = job->w;
+    const char *from = panel_of(w, panel);
+    struct int8_group *to = (struct int8_group *)panel_of(job->to, panel);
     (void)slot;
-    for (int64_t row = 0; row < w->n_in; row += BLOCK) {
-        int64_t place = (panel * w->n_in + row) * COLUMNS, rows = smaller(w->n_in - row, BLOCK);
-        struct int8_block *to = job->panels + panel * ceil_div(w->n_in, BLOCK) + row / BLOCK;
+    for (int64_t row = 0; row < w->n_in; row += GROUP, to++) {
+        int64_t rows = smaller(w->n_in - row, GROUP), first = row * COLUMNS;
         switch (w->format) { /* with a constant format, the compiler specializes each call */
-        case FLOAT32: quantize_block(FLOAT32, w->panels, place, rows, to); break;
-        case BFLOAT16: quantize_block(BFLOAT16, w->panels, place, rows, to); break;
-        default: quantize_block(FLOAT16, w->panels, place, rows, to);
+        case FLOAT32: quantize_group(FLOAT32, from, first, rows, to); break;
+        case BFLOAT16: quantize_group(BFLOAT16, from, first, rows, to); break;
+        default: quantize_group(FLOAT16, from, first, rows, to);
         }
     }
 }
@@ -356,7 +371,7 @@ const struct kernels NAME(LEVEL) = {
     .narrow = narrow,
     .attend = attend,
     .log_sum_exp = log_sum_exp,
-    .exponentials = exponentials,
+    .exp = exponentials,
     .quantize = quantize,
     .choose = choose,
     .cumulate = cumulate,

@@ -1,8 +1,25 @@
-/* Layouts, jobs and the function table that the kernels of all processor levels share.
+/* Layouts, the struct of each operation, and the function table of a processor level.
  *
  * Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C width. Strides count elements,
- * not bytes. A matrix (n_in, n_out) is stored as panels of COLUMNS columns. A panel is row-major, so
- * a range of outputs reads one contiguous range of memory.
+ * not bytes, unless their name says so.
+ *
+ * A matrix (n_in, n_out) is stored as panels of COLUMNS columns. A panel is row-major, so a range of
+ * outputs reads one contiguous range of memory. These are the positions in memory:
+ *
+ *            panel 0: columns 0 to 31     panel 1: columns 32 to 63
+ *     row 0    |  0   1   2 ..  31 |        | n_in * 32 ..         |
+ *     row 1    | 32  33  34 ..  63 |        | (n_in + 1) * 32 ..   |   ...
+ *     ...      |                   |        |                      |
+ *
+ * The last panel is padded with zeros. An INT8 panel is a sequence of groups of GROUP rows. The last
+ * group is padded with zeros. A group of 2112 bytes, where `r5` is the weight of row 5:
+ *
+ *                 column 0        column 1            column 31
+ *     line 0    | r0 r1 r2 r3   | r0 r1 r2 r3   | ... | r0 r1 r2 r3   |   4 * 32 weights
+ *     line 1    | r4 r5 r6 r7   | r4 r5 r6 r7   | ... | r4 r5 r6 r7   |
+ *     ...
+ *     line 15   | r60 .. r63    | r60 .. r63    | ... | r60 .. r63    |
+ *     scales    | of column 0 | of column 1 | ... | of column 31 |        32 scales of 2 bytes
  */
 #ifndef GPT_CLI_KERNELS_H
 #define GPT_CLI_KERNELS_H
@@ -11,14 +28,17 @@
 
 enum {
     COLUMNS = 32,       /* of a panel */
-    BLOCK = 64,         /* consecutive int8 weights of a column that share a scale */
+    GROUP = 64,         /* consecutive int8 weights of a column that share a scale */
     PARTIAL_SUMS = 16,  /* of a sum over a row: element i is added to partial sum i mod 16 */
     MAX_TILE_ROWS = 12, /* at any level; see TILE_ROWS in products.h */
-    ONE = 1 << 30,      /* count of a token of weight 1: see `struct cumulate` */
-    MAX_PARTS = 2048,   /* that a job cuts the panels of a matrix into */
+    ROW_PADDING = 16,   /* floats: rows a power of two apart would compete for few sets of the cache */
+    ROWS_PER_PART = 16, /* of an operation on single rows */
+    NUMBERS_PER_PART = 4096, /* of `struct exp` */
+    ONE = 1 << 30,           /* count of a token of weight 1: see `struct cumulate` */
+    MAX_PARTS = 2048,        /* that the panels of a matrix are cut into */
 };
 
-enum format { FLOAT32, BFLOAT16, FLOAT16, INT8 };
+enum format { FLOAT32, BFLOAT16, FLOAT16, INT8, FORMATS };
 
 enum activation { NONE, GELU_NEW, GELU, RELU, SILU, TANH };
 
@@ -28,146 +48,228 @@ INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
 INLINE int64_t larger(int64_t x, int64_t y) { return x > y ? x : y; }
 INLINE int64_t ceil_div(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-/* Return the bytes of one weight, without its scale. */
-INLINE int64_t bytes_of(int format)
-{
-    return format == FLOAT32 ? 4 : format == INT8 ? 1 : 2;
-}
+/* Return n columns padded to whole panels. */
+INLINE int64_t padded(int64_t n) { return ceil_div(n, COLUMNS) * COLUMNS; }
 
-/* BLOCK rows of an int8 panel. Four weights of one column are adjacent, as `dot4` reads them. */
-struct int8_block {
-    int8_t weights[BLOCK / 4][COLUMNS][4];
+/* GROUP rows of an INT8 panel. Four weights of one column are adjacent, as `dot4` reads them. */
+struct int8_group {
+    int8_t weights[GROUP / 4][COLUMNS][4];
     uint16_t scales[COLUMNS]; /* bfloat16 */
+};
+
+/* How a format is stored: the bytes of a weight, and the rows and bytes of a unit of a panel. */
+struct storage {
+    const char *name;
+    int64_t weight_bytes, unit_rows, unit_bytes;
+};
+
+static const struct storage storage_of[FORMATS] = {
+    [FLOAT32] = {"float32", 4, 1, 4 * COLUMNS},
+    [BFLOAT16] = {"bfloat16", 2, 1, 2 * COLUMNS},
+    [FLOAT16] = {"float16", 2, 1, 2 * COLUMNS},
+    [INT8] = {"int8", 1, GROUP, sizeof(struct int8_group)},
 };
 
 /* A matrix (n_in, n_out). */
 struct matrix {
-    const void *panels; /* (panels, n_in, COLUMNS) of the format; INT8: (panels, blocks) int8_block */
+    void *panels;
     int64_t n_in, n_out;
+    int64_t panel_bytes; /* from one panel to the next */
     int32_t format;
 };
 
-/* A job describes one operation. Threads run its parts in any order. `slot` is the index of the
- * thread that runs a part: each slot has its own scratch memory. */
+INLINE char *panel_of(const struct matrix *w, int64_t panel)
+{
+    return (char *)w->panels + panel * w->panel_bytes;
+}
+
+/* GROUP elements of x, rounded to integers 256 * high + low. */
+struct digits {
+    int8_t high[GROUP], low[GROUP];
+    int32_t sum;        /* of the integers */
+    int32_t unused[15]; /* padding, so that high and low start on a cache line */
+};
+
+/* --- operations ---------------------------------------------------------------------------------
+ *
+ * The struct of an operation has its arguments and results. bindings.py has the same structs. */
+
+/* x (tokens, C) = columns `ids` of wte + rows `positions` of wpe. */
+struct embed {
+    const struct matrix *wte; /* (C, V) */
+    const float *wpe;         /* (n_positions, C) */
+    const int64_t *ids, *positions;
+    float *x;
+    int64_t tokens, n_positions;
+};
+
+struct norm {
+    const float *weight, *bias; /* (C,) */
+    float epsilon;
+};
+
+struct layer_norm {
+    struct norm norm;
+    const float *x; /* (rows, C) */
+    float *y;
+    int64_t rows, C, x_stride, y_stride;
+};
 
 struct linear {
     const struct matrix *w;
     const float *bias; /* (n_out,), or NULL */
     const float *x;    /* (rows, n_in) */
     float *y;          /* (rows, n_out padded to whole panels) */
+    void *scratch;     /* INT8: rows * (groups * sizeof(struct digits) + 4) bytes */
     int64_t rows, x_stride, y_stride;
-    int64_t starts[MAX_PARTS + 1]; /* the first panel of each part, then the number of panels */
-    int64_t row_parts;             /* row ranges, each of which is a part of its own */
     int32_t activation;
-    /* INT8: x rounded to 16 bits by `round_rows`: digits (rows, blocks) and steps (rows,). */
-    struct digits *digits;
-    float *steps;
 };
 
-/* BLOCK elements of x, rounded to integers 256 * high + low. */
-struct digits {
-    int8_t high[BLOCK], low[BLOCK];
-    int32_t sum;        /* of the integers */
-    int32_t unused[15]; /* padding, so that high and low start on a cache line */
-};
-
-struct layer_norm {
-    const float *x, *weight, *bias;
-    float *y;
-    int64_t rows, x_stride, y_stride, C, rows_per_part;
-    float epsilon;
-};
-
+/* sum = x + y, rows of C elements. */
 struct add {
     const float *x, *y;
     float *sum;
-    int64_t rows, x_stride, y_stride, sum_stride, C, rows_per_part;
-};
-
-struct embed {
-    const struct matrix *wte; /* (C, V) */
-    const float *wpe;         /* (n_positions, C) */
-    const int64_t *ids, *positions;
-    float *x;
-    int64_t tokens, tokens_per_part;
+    int64_t rows, C, x_stride, y_stride, sum_stride;
 };
 
 /* Keys are stored in panels, as the columns of a matrix (D, S), so that scores are a product. Values
  * are stored as the rows of a matrix (S, width), where `width` is D padded to whole panels. */
 struct store {
     const float *k, *v; /* (B, H, T, D) with these strides; the last axis is contiguous */
-    int64_t b_stride, h_stride, t_stride;
-    void *keys;   /* (B, H, blocks, D, COLUMNS) float or float16 */
-    void *values; /* (B, H, blocks, COLUMNS, width) */
+    void *keys;         /* (B, H, cache_panels, D, COLUMNS) float or float16 */
+    void *values;       /* (B, H, cache_panels, COLUMNS, width) */
     const int64_t *past, *lengths; /* (B,) cached tokens, and new tokens of this row: at most T */
-    int64_t B, H, D, blocks;
+    int64_t b_stride, h_stride, t_stride;
+    int64_t B, H, T, D, cache_panels;
     int32_t half; /* the cache is float16 */
 };
 
-/* Convert runs of n numbers to float16: the blocks of each head of a cache, in one of float16. */
+/* Convert rows of n numbers to float16: the panels of each head of a cache, in one of float16. */
 struct narrow {
     const float *x; /* (rows, n), rows `stride` apart; n is a multiple of COLUMNS */
     uint16_t *y;    /* the same */
-    int64_t stride, n;
+    int64_t rows, stride, n;
 };
 
 struct attend {
-    const float *q; /* (B, H, T, D) with these strides */
-    int64_t b_stride, h_stride, t_stride;
+    const float *q;            /* (B, H, T, D) with these strides */
     const void *keys, *values; /* as in `struct store` */
     const int64_t *visible;    /* (B, T) number of keys that each query sees, from key 0 */
     float *y;                  /* (B, T, H * D), rows y_stride apart */
-    float *scratch;            /* (slots, min(T, MAX_TILE_ROWS), scratch_stride) scores */
-    int64_t y_stride, scratch_stride;
-    int64_t B, H, T, D, blocks, tiles; /* tiles of MAX_TILE_ROWS queries per head */
+    float *scratch;            /* (threads, min(T, MAX_TILE_ROWS), scores_stride) */
+    int64_t b_stride, h_stride, t_stride, y_stride;
+    int64_t B, H, T, D, cache_panels;
     float scale;
     int32_t half;
 };
 
-/* log(sum(exp(x))) of each row, in float64. */
+INLINE int64_t scores_stride(int64_t cache_panels) { return cache_panels * COLUMNS + ROW_PADDING; }
+
+/* A transformer layer, with the names of model.py. */
+struct block {
+    struct norm ln_1, ln_2;
+    struct matrix c_attn, c_proj, c_fc, mlp_c_proj;
+    const float *c_attn_bias, *c_proj_bias, *c_fc_bias, *mlp_c_proj_bias;
+    int64_t n_head;
+    float scale;
+    int32_t activation;
+};
+
+/* All blocks: x (B, T, C), rows x_stride apart -> y, rows y_stride apart. */
+struct layers {
+    const struct block *blocks;
+    const float *x;
+    float *y;
+    const int64_t *visible, *past, *lengths; /* as in `struct store` and `struct attend` */
+    char *keys, *values;
+    float *scratch; /* `gpt2_layers_scratch` floats, on a cache line */
+    int64_t n_layer, x_stride, y_stride;
+    int64_t keys_bytes, values_bytes; /* from one layer of the cache to the next */
+    int64_t B, T, cache_panels;
+    int32_t half;
+};
+
+/* y = log(sum(exp(x))) of each row, in float64. */
 struct log_sum_exp {
     const float *x;
     double *y;
-    int64_t rows, stride, n;
+    int64_t rows, x_stride, n;
 };
 
-struct exponentials {
+struct exp {
     const float *x;
     float *y;
-    int64_t n, n_per_part;
+    int64_t n;
 };
 
-/* Running sums of the counts of each row of logits, `ONE` for the likeliest token. */
+/* Running sums of the counts of each row of finite logits, `ONE` for the likeliest token. */
 struct cumulate {
     const float *logits; /* (rows, n) */
     int64_t *sums;       /* (rows, n) */
-    int64_t stride, n;
+    int64_t rows, logits_stride, n;
 };
 
-/* The choice of a token from each row of logits: see sampling.h. */
+/* The choice of a token from each row of logits, which are finite or -INFINITY: see sampling.h. */
 struct choose {
     const float *logits;    /* (rows, n) */
     const double *uniforms; /* (rows,) in [0, 1) */
     int64_t *ids;           /* (rows,) */
-    float *scratch;         /* (slots, 4 n) */
-    int64_t stride, n, top_k; /* 1 <= top_k <= n */
+    float *scratch;         /* (threads, 4 n) */
+    int64_t rows, logits_stride, n, top_k; /* 1 <= top_k <= n */
     double top_p;
     float temperature, log_min_p; /* -INFINITY if there is no min_p */
 };
 
-/* Convert a matrix to INT8: panel by panel, so that both have the same panels. */
-struct quantize {
-    const struct matrix *w; /* FLOAT32, BFLOAT16 or FLOAT16 */
-    struct int8_block *panels;
+/* Tokens to draft for B texts, one after the other: see `draft` in draft_ops.py. */
+struct draft {
+    struct embed embed;       /* of the last tokens */
+    struct layers layers;     /* from embed.x; past is `positions` */
+    struct layer_norm ln_f;   /* to lm_head.x */
+    struct linear lm_head;    /* to choose.logits */
+    struct choose choose;     /* uniforms and ids (count, B) */
+    int64_t *positions;       /* (B,) of the last tokens; they advance */
+    int64_t *visible;         /* (B,) positions + 1 */
+    const int64_t *banned;    /* ids that may not be chosen */
+    int64_t banned_count, count;
 };
 
-typedef void part_function(const void *job, int64_t part, int slot);
+/* Convert a matrix that is not INT8 to INT8, panel by panel: both have the same panels. */
+struct quantize {
+    const struct matrix *w, *to;
+};
 
-/* The functions of one level. Each computes one part of a job. */
+/* Stored rows of a matrix (n_in, n_out), or (n_out, n_in) if it is transposed. INT8: unless
+ * transposed, `first` is a multiple of GROUP. */
+struct pack {
+    const struct matrix *to;
+    const void *rows;
+    const float *scales; /* INT8: of the groups of these rows, or of all rows in a file */
+    int64_t first, count; /* the first row and the number of rows */
+    int64_t offset;       /* in a file: of the matrix, in bytes */
+    int32_t file, transposed;
+};
+
+/* --- kernels ------------------------------------------------------------------------------------ */
+
+/* Compute one part of an operation. Threads run the parts in any order. `slot` is the index of the
+ * thread that runs a part: each slot has its own scratch memory. */
+typedef void part_function(const void *operation, int64_t part, int slot);
+
+/* How a `struct linear` is cut into parts: ranges of panels, and of rows. */
+struct linear_parts {
+    const struct linear *linear;
+    int64_t starts[MAX_PARTS + 1]; /* the first panel of each range, then the number of panels */
+    int64_t ranges, row_ranges;    /* each pair of ranges is a part */
+    /* INT8: x rounded to 16 bits by `round_rows`: digits (rows, groups) and steps (rows,). */
+    struct digits *digits;
+    float *steps;
+};
+
+/* The functions of one level. Those of `linear` and `round_rows` take a `struct linear_parts`. */
 struct kernels {
     const char *level;
     part_function *embed, *layer_norm, *linear, *round_rows, *add, *store, *narrow, *attend,
-        *log_sum_exp, *exponentials, *quantize, *choose, *cumulate;
+        *log_sum_exp, *exp, *quantize, *choose, *cumulate;
 };
 
 #endif

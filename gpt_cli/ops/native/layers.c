@@ -6,120 +6,120 @@
 
 #include "native.h"
 
-/* Rows a power of two apart would compete for a few sets of the processor's cache. */
-static int64_t stride_of(int64_t width) { return ceil_div(width, COLUMNS) * COLUMNS + 16; }
+static int64_t stride_of(int64_t width) { return padded(width) + ROW_PADDING; }
 
 /* Offsets into the scratch memory of a layer, in floats. */
 struct offsets {
-    int64_t normed, qkv, hidden, scores, scores_stride, digits, end;
+    int64_t normed, qkv, hidden, scores, digits, end;
 };
 
-static struct offsets offsets_of(
-    const struct block *b, int64_t rows, int64_t T, int64_t cache_blocks, int threads)
+static struct offsets offsets_of(const struct layers *job, int threads)
 {
+    const struct block *b = job->blocks;
     int64_t C = b->c_attn.n_in, inner = b->c_fc.n_out, is_int8 = b->c_fc.format == INT8;
-    struct offsets at = {.scores_stride = cache_blocks * COLUMNS + 16};
+    int64_t rows = job->B * job->T, groups = ceil_div(larger(C, inner), GROUP);
+    struct offsets at = {0};
     at.qkv = at.normed + rows * stride_of(C);
     at.hidden = at.qkv; /* qkv is no longer needed by then */
     at.scores = at.qkv + rows * larger(stride_of(3 * C), stride_of(inner));
-    at.digits = at.scores + threads * smaller(T, MAX_TILE_ROWS) * at.scores_stride;
+    at.digits =
+        at.scores + threads * smaller(job->T, MAX_TILE_ROWS) * scores_stride(job->cache_panels);
     at.digits = ceil_div(at.digits, 16) * 16; /* a cache line */
-    int64_t blocks = ceil_div(larger(C, inner), BLOCK);
-    at.end = at.digits + is_int8 * rows * (blocks * (int64_t)sizeof(struct digits) / 4 + 1);
+    at.end = at.digits + is_int8 * rows * (groups * (int64_t)sizeof(struct digits) / 4 + 1);
     return at;
 }
 
-int64_t gpt2_layers_scratch(
-    const struct block *b, int64_t rows, int64_t T, int64_t cache_blocks, int threads)
+int64_t gpt2_layers_scratch(const struct layers *layers, int threads)
 {
-    return offsets_of(b, rows, T, cache_blocks, threads).end;
+    return offsets_of(layers, threads).end;
 }
 
-static int compute_block(
-    const struct block *b, const float *x, int64_t x_stride, const int64_t *visible,
-    const int64_t *past, const int64_t *lengths, void *keys, void *values, int64_t B, int64_t T,
-    int64_t cache_blocks, int half, float *y, int64_t y_stride, float *scratch, int threads)
+/* Compute one block of `job`, from job->x to job->y. */
+static int compute_block(const struct block *b, const struct layers *job, int threads)
 {
-    int64_t rows = B * T, C = b->c_attn.n_in, H = b->n_head, D = C / H;
-    struct offsets at = offsets_of(b, rows, T, cache_blocks, threads);
-    float *normed = scratch + at.normed, *qkv = scratch + at.qkv, *hidden = scratch + at.hidden;
-    float *scores = scratch + at.scores, *digits = scratch + at.digits;
+    int64_t B = job->B, T = job->T, rows = B * T, C = b->c_attn.n_in, H = b->n_head, D = C / H;
+    struct offsets at = offsets_of(job, threads);
+    float *normed = job->scratch + at.normed, *qkv = job->scratch + at.qkv;
+    float *hidden = job->scratch + at.hidden, *digits = job->scratch + at.digits;
     int64_t narrow = stride_of(C), wide = stride_of(3 * C), inner = stride_of(b->c_fc.n_out);
-
-    gpt2_layer_norm(
-        x, rows, x_stride, C, b->ln_1.weight, b->ln_1.bias, b->ln_1.epsilon, normed, narrow,
-        threads);
-    gpt2_linear(
-        &b->c_attn, b->c_attn_bias, normed, rows, narrow, NONE, qkv, wide, digits, threads);
-    if (gpt2_store(
-            qkv + C, qkv + 2 * C, T * wide, D, wide, keys, values, past, lengths, B, H, T, D,
-            cache_blocks, half, threads)
-        || gpt2_attend(
-            qkv, T * wide, D, wide, keys, values, visible, b->scale, B, H, T, D, cache_blocks, half,
-            normed, narrow, scores, at.scores_stride, threads))
+    struct layer_norm norm = {
+        .x = job->x, .y = normed, .norm = b->ln_1, .rows = rows, .C = C, .x_stride = job->x_stride,
+        .y_stride = narrow,
+    };
+    struct linear linear = {
+        .w = &b->c_attn, .bias = b->c_attn_bias, .x = normed, .y = qkv, .scratch = digits,
+        .rows = rows, .x_stride = narrow, .y_stride = wide, .activation = NONE,
+    };
+    struct store store = {
+        .k = qkv + C, .v = qkv + 2 * C, .keys = job->keys, .values = job->values,
+        .past = job->past, .lengths = job->lengths, .b_stride = T * wide, .h_stride = D,
+        .t_stride = wide, .B = B, .H = H, .T = T, .D = D, .cache_panels = job->cache_panels,
+        .half = job->half,
+    };
+    struct attend attend = {
+        .q = qkv, .keys = job->keys, .values = job->values, .visible = job->visible, .y = normed,
+        .scratch = job->scratch + at.scores, .b_stride = T * wide, .h_stride = D,
+        .t_stride = wide, .y_stride = narrow, .B = B, .H = H, .T = T, .D = D,
+        .cache_panels = job->cache_panels, .scale = b->scale, .half = job->half,
+    };
+    struct add add = {
+        .x = job->x, .y = qkv, .sum = job->y, .rows = rows, .C = C, .x_stride = job->x_stride,
+        .y_stride = wide, .sum_stride = job->y_stride,
+    };
+    gpt2_layer_norm(&norm, threads);
+    gpt2_linear(&linear, threads);
+    if (gpt2_store(&store, threads) || gpt2_attend(&attend, threads))
         return 1;
-    gpt2_linear(
-        &b->c_proj, b->c_proj_bias, normed, rows, narrow, NONE, qkv, wide, digits, threads);
-    gpt2_add(x, x_stride, qkv, wide, rows, C, y, y_stride, threads);
+    linear.w = &b->c_proj, linear.bias = b->c_proj_bias;
+    gpt2_linear(&linear, threads);
+    gpt2_add(&add, threads);
 
-    gpt2_layer_norm(
-        y, rows, y_stride, C, b->ln_2.weight, b->ln_2.bias, b->ln_2.epsilon, normed, narrow,
-        threads);
-    gpt2_linear(
-        &b->c_fc, b->c_fc_bias, normed, rows, narrow, b->activation, hidden, inner, digits, threads);
-    gpt2_linear(
-        &b->mlp_c_proj, b->mlp_c_proj_bias, hidden, rows, inner, NONE, normed, narrow, digits,
-        threads);
-    gpt2_add(y, y_stride, normed, narrow, rows, C, y, y_stride, threads);
+    norm.x = job->y, norm.x_stride = job->y_stride, norm.norm = b->ln_2;
+    gpt2_layer_norm(&norm, threads);
+    linear.w = &b->c_fc, linear.bias = b->c_fc_bias, linear.activation = b->activation;
+    linear.y = hidden, linear.y_stride = inner;
+    gpt2_linear(&linear, threads);
+    linear.w = &b->mlp_c_proj, linear.bias = b->mlp_c_proj_bias, linear.activation = NONE;
+    linear.x = hidden, linear.x_stride = inner, linear.y = normed, linear.y_stride = narrow;
+    gpt2_linear(&linear, threads);
+    add.x = job->y, add.x_stride = job->y_stride, add.y = normed, add.y_stride = narrow;
+    gpt2_add(&add, threads);
     return 0;
 }
 
-int gpt2_layers(
-    const struct block *blocks, int64_t n_layer, const float *x, int64_t x_stride,
-    const int64_t *visible, const int64_t *past, const int64_t *lengths, char *keys, char *values,
-    int64_t keys_stride, int64_t values_stride, int64_t B, int64_t T, int64_t cache_blocks, int half,
-    float *y, int64_t y_stride, float *scratch, int threads)
+int gpt2_layers(const struct layers *layers, int threads)
 {
+    struct layers job = *layers;
     int failed = 0;
-    for (int64_t layer = 0; layer < n_layer && !failed; layer++) {
-        failed = compute_block(
-            blocks + layer, x, x_stride, visible, past, lengths, keys + layer * keys_stride,
-            values + layer * values_stride, B, T, cache_blocks, half, y, y_stride, scratch, threads);
-        x = y;
-        x_stride = y_stride;
+    for (int64_t layer = 0; layer < job.n_layer && !failed; layer++) {
+        failed = compute_block(job.blocks + layer, &job, threads);
+        job.x = job.y, job.x_stride = job.y_stride;
+        job.keys += job.keys_bytes, job.values += job.values_bytes;
     }
     return failed;
 }
 
-int gpt2_draft(const struct draft *d)
+int gpt2_draft(const struct draft *draft, int threads)
 {
-    int64_t B = d->B, C = d->wte->n_in, V = d->lm_head->n_out;
-    int64_t width = ceil_div(V, COLUMNS) * COLUMNS;
-    for (int64_t step = 0; step < d->count; step++) {
-        int64_t *last = d->ids + step * B;
-        for (int64_t b = 0; b < B; b++) {
-            d->visible[b] = d->positions[b] + 1;
-            d->new[b] = 1;
-        }
-        if (gpt2_embed(
-                d->wte, d->wpe, last, d->positions, d->n_positions, B, d->x, d->threads)
-            || gpt2_layers(
-                d->blocks, d->n_layer, d->x, C, d->visible, d->positions, d->new, d->keys,
-                d->values, d->keys_stride, d->values_stride, B, 1, d->cache_blocks, d->half,
-                d->normed, C, d->layers, d->threads))
+    struct embed embed = draft->embed;
+    struct choose choose = draft->choose;
+    float *logits = draft->lm_head.y;
+    int64_t B = embed.tokens, stride = draft->lm_head.y_stride;
+    for (int64_t step = 0; step < draft->count; step++) {
+        if (gpt2_embed(&embed, threads) || gpt2_layers(&draft->layers, threads))
             return 1;
-        gpt2_layer_norm(
-            d->normed, B, C, C, d->ln_f.weight, d->ln_f.bias, d->ln_f.epsilon, d->x, C, d->threads);
-        gpt2_linear(
-            d->lm_head, d->lm_head_bias, d->x, B, C, NONE, d->logits, width, d->digits, d->threads);
+        gpt2_layer_norm(&draft->ln_f, threads);
+        gpt2_linear(&draft->lm_head, threads);
         for (int64_t b = 0; b < B; b++) {
-            for (int64_t i = 0; i < d->banned_count; i++)
-                d->logits[b * width + d->banned[i]] = -INFINITY;
-            d->positions[b]++;
+            for (int64_t i = 0; i < draft->banned_count; i++)
+                logits[b * stride + draft->banned[i]] = -INFINITY;
+            draft->positions[b]++;
+            draft->visible[b]++;
         }
-        gpt2_choose(
-            d->logits, B, width, V, d->uniforms + step * B, d->temperature, d->top_k, d->top_p,
-            d->log_min_p, d->choice, last + B, d->threads);
+        gpt2_choose(&choose, threads);
+        embed.ids = choose.ids;
+        choose.ids += B;
+        choose.uniforms += B;
     }
     return 0;
 }

@@ -15,8 +15,7 @@
 
 enum {
     MIN_SHARED_WORK = 20000, /* multiply-adds: with fewer, waking a thread costs more than it saves */
-    MIN_PART_BYTES = 256 << 10, /* of a matrix */
-    ROWS_PER_PART = 16,
+    PART_BYTES = 256 << 10, /* of a matrix: memory is read fastest in long ranges */
 };
 
 /* --- levels, the highest first ------------------------------------------------------------------ */
@@ -90,9 +89,23 @@ static const struct {
 
 static const struct kernels *_Atomic kernels;
 
-const int64_t gpt2_layout[] = {
-    5, COLUMNS, MAX_TILE_ROWS, BLOCK, sizeof(struct int8_block), sizeof(struct digits),
-    sizeof(struct matrix), sizeof(struct block), sizeof(struct draft),
+const struct layout gpt2_layout = {
+    .version = 6,
+    .columns = COLUMNS,
+    .group = GROUP,
+    .max_tile_rows = MAX_TILE_ROWS,
+    .row_padding = ROW_PADDING,
+    .digits_bytes = sizeof(struct digits),
+    .formats = FORMATS,
+    .storage = storage_of,
+    .sizes = {
+        sizeof(struct matrix), sizeof(struct norm), sizeof(struct block), sizeof(struct embed),
+        sizeof(struct layer_norm), sizeof(struct linear), sizeof(struct store),
+        sizeof(struct narrow), sizeof(struct attend), sizeof(struct layers),
+        sizeof(struct log_sum_exp), sizeof(struct exp), sizeof(struct cumulate),
+        sizeof(struct choose), sizeof(struct draft), sizeof(struct quantize), sizeof(struct pack),
+        sizeof(struct pack),
+    },
 };
 
 int gpt2_has_level(const char *name)
@@ -118,170 +131,134 @@ static int useful_threads(int64_t work, int threads)
     return work < MIN_SHARED_WORK || threads < 1 ? 1 : threads;
 }
 
-int gpt2_embed(
-    const struct matrix *wte, const float *wpe, const int64_t *ids, const int64_t *positions,
-    int64_t n_positions, int64_t tokens, float *x, int threads)
+int gpt2_embed(const struct embed *embed, int threads)
 {
-    for (int64_t i = 0; i < tokens; i++)
-        if (ids[i] < 0 || ids[i] >= wte->n_out || positions[i] < 0 || positions[i] >= n_positions)
+    int64_t V = embed->wte->n_out;
+    for (int64_t i = 0; i < embed->tokens; i++)
+        if (embed->ids[i] < 0 || embed->ids[i] >= V || embed->positions[i] < 0
+            || embed->positions[i] >= embed->n_positions)
             return 1;
-    struct embed job = {
-        .wte = wte, .wpe = wpe, .ids = ids, .positions = positions, .x = x, .tokens = tokens,
-        .tokens_per_part = ROWS_PER_PART,
-    };
-    run_parts(kernels->embed, &job, ceil_div(tokens, ROWS_PER_PART), threads);
+    run_parts(kernels->embed, embed, ceil_div(embed->tokens, ROWS_PER_PART), threads);
     return 0;
 }
 
-void gpt2_layer_norm(
-    const float *x, int64_t rows, int64_t x_stride, int64_t C, const float *weight,
-    const float *bias, float epsilon, float *y, int64_t y_stride, int threads)
+int gpt2_layer_norm(const struct layer_norm *norm, int threads)
 {
-    struct layer_norm job = {
-        .x = x, .weight = weight, .bias = bias, .epsilon = epsilon, .y = y, .rows = rows,
-        .x_stride = x_stride, .y_stride = y_stride, .C = C, .rows_per_part = ROWS_PER_PART,
-    };
-    run_parts(kernels->layer_norm, &job, ceil_div(rows, ROWS_PER_PART), threads);
+    run_parts(kernels->layer_norm, norm, ceil_div(norm->rows, ROWS_PER_PART), threads);
+    return 0;
 }
 
-/* Cut the panels of a matrix into parts, and return their number (guided self-scheduling). Each part is
- * 1/threads of the rest, but at least MIN_PART_BYTES: memory is read fastest in long ranges, and
- * small parts at the end let all threads finish together. */
-static int cut_panels(struct linear *job, int64_t panels, int threads)
+/* Cut the panels of a matrix into ranges (guided self-scheduling). Each is 1/threads of the rest, but
+ * at least PART_BYTES, or half of a thread's share of a small matrix: small ranges at the end let all
+ * threads finish together. */
+static void cut_panels(struct linear_parts *job, int64_t panels, int threads)
 {
-    const struct matrix *w = job->w;
-    int64_t blocks = ceil_div(w->n_in, BLOCK);
-    int64_t panel = w->format == INT8 ? blocks * (int64_t)sizeof(struct int8_block)
-                                      : w->n_in * COLUMNS * bytes_of(w->format);
-    int parts = 0;
-    for (int64_t start = 0; start < panels; parts++) {
-        int64_t left = panels - start, size = left / threads;
-        if (size * panel < MIN_PART_BYTES)
-            size = ceil_div(MIN_PART_BYTES, panel);
-        if (parts == MAX_PARTS - 1 || size > left)
+    int64_t bytes = job->linear->w->panel_bytes, range = 0;
+    int64_t least = ceil_div(smaller(PART_BYTES, panels * bytes / (2 * threads)), bytes);
+    for (int64_t start = 0; start < panels; range++) {
+        int64_t left = panels - start, size = larger(left / threads, larger(least, 1));
+        if (range == MAX_PARTS - 1 || size > left)
             size = left;
-        job->starts[parts] = start;
+        job->starts[range] = start;
         start += size;
     }
-    job->starts[parts] = panels;
-    return parts;
+    job->starts[range] = panels;
+    job->ranges = range;
 }
 
-void gpt2_linear(
-    const struct matrix *w, const float *bias, const float *x, int64_t rows, int64_t x_stride,
-    int activation, float *y, int64_t y_stride, void *scratch, int threads)
+int64_t gpt2_linear_ranges(const struct linear *linear, int threads)
 {
-    int64_t panels = ceil_div(w->n_out, COLUMNS), blocks = ceil_div(w->n_in, BLOCK);
-    struct linear job = {
-        .w = w, .bias = bias, .x = x, .y = y, .rows = rows, .x_stride = x_stride, .y_stride = y_stride,
-        .activation = activation, .row_parts = 1,
-        .digits = scratch, .steps = (float *)((struct digits *)scratch + rows * blocks),
-    };
+    struct linear_parts job = {.linear = linear};
+    cut_panels(&job, ceil_div(linear->w->n_out, COLUMNS), threads);
+    return job.ranges;
+}
+
+int gpt2_linear(const struct linear *linear, int threads)
+{
+    const struct matrix *w = linear->w;
+    int64_t rows = linear->rows, panels = ceil_div(w->n_out, COLUMNS);
+    struct digits *digits = linear->scratch;
+    struct linear_parts job = {.linear = linear, .row_ranges = 1, .digits = digits};
     threads = useful_threads(rows * w->n_in * w->n_out, threads);
-    int64_t parts = cut_panels(&job, panels, threads);
+    cut_panels(&job, panels, threads);
     if (panels < 8 * threads && rows > MAX_TILE_ROWS)
-        job.row_parts = smaller(ceil_div(rows, MAX_TILE_ROWS), threads);
-    if (w->format == INT8)
+        job.row_ranges = smaller(ceil_div(rows, MAX_TILE_ROWS), threads);
+    if (w->format == INT8) {
+        job.steps = (float *)(digits + rows * ceil_div(w->n_in, GROUP));
         run_parts(kernels->round_rows, &job, rows, rows < ROWS_PER_PART ? 1 : threads);
-    run_parts(kernels->linear, &job, parts * job.row_parts, threads);
+    }
+    run_parts(kernels->linear, &job, job.ranges * job.row_ranges, threads);
+    return 0;
 }
 
-void gpt2_add(
-    const float *x, int64_t x_stride, const float *y, int64_t y_stride, int64_t rows, int64_t C,
-    float *sum, int64_t sum_stride, int threads)
+int gpt2_add(const struct add *add, int threads)
 {
-    struct add job = {
-        .x = x, .y = y, .sum = sum, .rows = rows, .x_stride = x_stride, .y_stride = y_stride,
-        .sum_stride = sum_stride, .C = C, .rows_per_part = ROWS_PER_PART,
-    };
-    run_parts(kernels->add, &job, ceil_div(rows, ROWS_PER_PART), threads);
+    run_parts(kernels->add, add, ceil_div(add->rows, ROWS_PER_PART), threads);
+    return 0;
 }
 
-int gpt2_store(
-    const float *k, const float *v, int64_t b_stride, int64_t h_stride, int64_t t_stride,
-    void *keys, void *values, const int64_t *past, const int64_t *lengths, int64_t B, int64_t H,
-    int64_t T, int64_t D, int64_t blocks, int half, int threads)
+int gpt2_store(const struct store *store, int threads)
 {
-    struct store job = {
-        .k = k, .v = v, .b_stride = b_stride, .h_stride = h_stride, .t_stride = t_stride,
-        .keys = keys, .values = values, .past = past, .lengths = lengths, .B = B, .H = H, .D = D,
-        .blocks = blocks, .half = half,
-    };
-    int64_t tokens = 0;
+    const int64_t *past = store->past, *lengths = store->lengths;
+    int64_t B = store->B, H = store->H, capacity = store->cache_panels * COLUMNS, tokens = 0;
     for (int64_t b = 0; b < B; b++) {
-        if (past[b] < 0 || lengths[b] < 0 || lengths[b] > T
-            || past[b] > blocks * COLUMNS - lengths[b])
+        if (past[b] < 0 || lengths[b] < 0 || lengths[b] > store->T
+            || past[b] > capacity - lengths[b])
             return 1;
         tokens += lengths[b];
     }
-    run_parts(kernels->store, &job, B * H, useful_threads(16 * tokens * H * D, threads));
+    int64_t work = 16 * tokens * H * store->D;
+    run_parts(kernels->store, store, B * H, useful_threads(work, threads));
     return 0;
 }
 
-void gpt2_narrow(
-    const float *x, int64_t rows, int64_t stride, int64_t n, uint16_t *y, int threads)
+int gpt2_narrow(const struct narrow *narrow, int threads)
 {
-    struct narrow job = {.x = x, .y = y, .stride = stride, .n = n};
-    run_parts(kernels->narrow, &job, rows, useful_threads(rows * n, threads));
+    int useful = useful_threads(narrow->rows * narrow->n, threads);
+    run_parts(kernels->narrow, narrow, narrow->rows, useful);
+    return 0;
 }
 
-int gpt2_attend(
-    const float *q, int64_t b_stride, int64_t h_stride, int64_t t_stride, const void *keys,
-    const void *values, const int64_t *visible, float scale, int64_t B, int64_t H, int64_t T,
-    int64_t D, int64_t blocks, int half, float *y, int64_t y_stride, float *scratch,
-    int64_t scratch_stride, int threads)
+int gpt2_attend(const struct attend *attend, int threads)
 {
-    struct attend job = {
-        .q = q, .b_stride = b_stride, .h_stride = h_stride, .t_stride = t_stride, .keys = keys,
-        .values = values, .visible = visible, .scale = scale, .B = B, .H = H, .T = T, .D = D,
-        .blocks = blocks, .half = half, .y = y, .y_stride = y_stride, .scratch = scratch,
-        .scratch_stride = scratch_stride, .tiles = ceil_div(T, MAX_TILE_ROWS),
-    };
-    int64_t seen = 0;
+    int64_t B = attend->B, H = attend->H, T = attend->T, capacity = attend->cache_panels * COLUMNS;
+    int64_t visible = 0;
     for (int64_t i = 0; i < B * T; i++) {
-        if (visible[i] < 1 || visible[i] > blocks * COLUMNS)
+        if (attend->visible[i] < 1 || attend->visible[i] > capacity)
             return 1;
-        seen += visible[i];
+        visible += attend->visible[i];
     }
-    run_parts(kernels->attend, &job, B * H * job.tiles, useful_threads(2 * seen * H * D, threads));
+    int64_t parts = B * H * ceil_div(T, MAX_TILE_ROWS);
+    run_parts(kernels->attend, attend, parts, useful_threads(2 * visible * H * attend->D, threads));
     return 0;
 }
 
-void gpt2_log_sum_exp(
-    const float *x, int64_t rows, int64_t stride, int64_t n, double *y, int threads)
+int gpt2_log_sum_exp(const struct log_sum_exp *sums, int threads)
 {
-    struct log_sum_exp job = {.x = x, .y = y, .rows = rows, .stride = stride, .n = n};
-    run_parts(kernels->log_sum_exp, &job, rows, threads);
+    run_parts(kernels->log_sum_exp, sums, sums->rows, threads);
+    return 0;
 }
 
-void gpt2_exp(const float *x, int64_t n, float *y, int threads)
+int gpt2_exp(const struct exp *exp, int threads)
 {
-    enum { NUMBERS_PER_PART = 4096 };
-    struct exponentials job = {.x = x, .y = y, .n = n, .n_per_part = NUMBERS_PER_PART};
-    run_parts(kernels->exponentials, &job, ceil_div(n, NUMBERS_PER_PART), threads);
+    run_parts(kernels->exp, exp, ceil_div(exp->n, NUMBERS_PER_PART), threads);
+    return 0;
 }
 
-void gpt2_choose(
-    const float *logits, int64_t rows, int64_t stride, int64_t n, const double *uniforms,
-    float temperature, int64_t top_k, double top_p, float log_min_p, float *scratch, int64_t *ids,
-    int threads)
+int gpt2_choose(const struct choose *choose, int threads)
 {
-    struct choose job = {
-        .logits = logits, .stride = stride, .n = n, .uniforms = uniforms, .temperature = temperature,
-        .top_k = top_k, .top_p = top_p, .log_min_p = log_min_p, .scratch = scratch, .ids = ids,
-    };
-    run_parts(kernels->choose, &job, rows, threads);
+    run_parts(kernels->choose, choose, choose->rows, threads);
+    return 0;
 }
 
-void gpt2_cumulate(
-    const float *logits, int64_t rows, int64_t stride, int64_t n, int64_t *sums, int threads)
+int gpt2_cumulate(const struct cumulate *cumulate, int threads)
 {
-    struct cumulate job = {.logits = logits, .sums = sums, .stride = stride, .n = n};
-    run_parts(kernels->cumulate, &job, rows, threads);
+    run_parts(kernels->cumulate, cumulate, cumulate->rows, threads);
+    return 0;
 }
 
-void gpt2_quantize(const struct matrix *w, struct int8_block *panels, int threads)
+int gpt2_quantize(const struct quantize *quantize, int threads)
 {
-    struct quantize job = {.w = w, .panels = panels};
-    run_parts(kernels->quantize, &job, ceil_div(w->n_out, COLUMNS), threads);
+    run_parts(kernels->quantize, quantize, ceil_div(quantize->w->n_out, COLUMNS), threads);
+    return 0;
 }

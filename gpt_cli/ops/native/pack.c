@@ -15,32 +15,34 @@ enum {
     TRANSPOSED_ROWS = 16, /* that are transposed together */
 };
 
-/* Pack `count` rows, from row `first` on, of a matrix (n_in, n_out) of elements of `size` bytes. */
-static void pack_rows(
-    const char *rows, int64_t first, int64_t count, int64_t n_in, int64_t n_out, int64_t size,
-    char *panels)
+/* Pack rows of a matrix (n_in, n_out) in memory. */
+static void pack_rows(const struct pack *pack)
 {
+    const struct matrix *to = pack->to;
+    int64_t n_out = to->n_out, size = storage_of[to->format].weight_bytes;
     for (int64_t column = 0; column < n_out; column += COLUMNS) { /* one panel at a time */
         int64_t width = smaller(n_out - column, COLUMNS);
-        char *to = panels + (column * n_in + first * COLUMNS) * size;
-        for (int64_t row = 0; row < count; row++)
-            memcpy(to + row * COLUMNS * size, rows + (row * n_out + column) * size, width * size);
+        char *panel = panel_of(to, column / COLUMNS) + pack->first * COLUMNS * size;
+        const char *rows = (const char *)pack->rows + column * size;
+        for (int64_t row = 0; row < pack->count; row++)
+            memcpy(panel + row * COLUMNS * size, rows + row * n_out * size, width * size);
     }
 }
 
-/* Pack `count` columns, from column `first` on, of a matrix (n_in, n_out) that is stored transposed. */
-static inline void pack_columns(
-    const char *columns, int64_t first, int64_t count, int64_t n_in, int64_t size, char *panels)
+/* Pack columns of a matrix (n_in, n_out) that is stored transposed. */
+static inline void pack_columns(const struct pack *pack, int64_t size)
 {
-    for (int64_t done = 0, width; done < count; done += width) {
-        int64_t column = first + done;
-        width = smaller(count - done, COLUMNS - column % COLUMNS);
-        char *to = panels + (column / COLUMNS * n_in * COLUMNS + column % COLUMNS) * size;
+    const char *columns = pack->rows;
+    int64_t n_in = pack->to->n_in;
+    for (int64_t done = 0, width; done < pack->count; done += width) {
+        int64_t column = pack->first + done;
+        width = smaller(pack->count - done, COLUMNS - column % COLUMNS);
+        char *panel = panel_of(pack->to, column / COLUMNS) + column % COLUMNS * size;
         for (int64_t start = 0; start < n_in; start += TRANSPOSED_ROWS)
             for (int64_t i = 0; i < width; i++)
                 for (int64_t k = start; k < smaller(start + TRANSPOSED_ROWS, n_in); k++)
-                    memcpy(to + (k * COLUMNS + i) * size, columns + ((done + i) * n_in + k) * size,
-                           size);
+                    memcpy(panel + (k * COLUMNS + i) * size,
+                           columns + ((done + i) * n_in + k) * size, size);
     }
 }
 
@@ -55,52 +57,51 @@ static uint16_t upper_half(float x)
 static void pack_four(
     const uint8_t *rows, int64_t count, int64_t n_out, int64_t width, int8_t (*to)[4])
 {
-    uint8_t padded[4][COLUMNS] = {{0}};
-    uint32_t groups[COLUMNS];
+    uint8_t stored[4][COLUMNS] = {{0}};
+    uint32_t fours[COLUMNS];
     for (int64_t i = 0; i < count; i++)
-        memcpy(padded[i], rows + i * n_out, width);
+        memcpy(stored[i], rows + i * n_out, width);
     for (int c = 0; c < COLUMNS; c++)
-        groups[c] = padded[0][c] | (uint32_t)padded[1][c] << 8 | (uint32_t)padded[2][c] << 16
-            | (uint32_t)padded[3][c] << 24;
-    memcpy(to, groups, sizeof groups);
+        fours[c] = stored[0][c] | (uint32_t)stored[1][c] << 8 | (uint32_t)stored[2][c] << 16
+            | (uint32_t)stored[3][c] << 24;
+    memcpy(to, fours, sizeof fours);
 }
 
-/* Pack rows from `first` on, a multiple of BLOCK: weights (count, n_out), and scales (blocks, n_out)
- * that bfloat16 can hold. */
-static void pack_int8_rows(
-    const uint8_t *weights, const float *scales, int64_t first, int64_t count, int64_t n_in,
-    int64_t n_out, struct int8_block *panels)
+/* Pack rows from `first` on, a multiple of GROUP: weights (count, n_out), scales (groups, n_out). */
+static void pack_int8_rows(const struct pack *pack)
 {
-    int64_t blocks = ceil_div(n_in, BLOCK);
+    const uint8_t *weights = pack->rows;
+    int64_t n_out = pack->to->n_out, count = pack->count;
     for (int64_t column = 0; column < n_out; column += COLUMNS) {
         int64_t width = smaller(n_out - column, COLUMNS);
-        struct int8_block *panel = panels + column / COLUMNS * blocks + first / BLOCK;
+        struct int8_group *groups = (struct int8_group *)panel_of(pack->to, column / COLUMNS);
+        groups += pack->first / GROUP;
         for (int64_t row = 0; row < count; row += 4)
             pack_four(weights + row * n_out + column, smaller(count - row, 4), n_out, width,
-                      panel[row / BLOCK].weights[row % BLOCK / 4]);
-        for (int64_t block = 0; block * BLOCK < count; block++)
+                      groups[row / GROUP].weights[row % GROUP / 4]);
+        for (int64_t group = 0; group * GROUP < count; group++)
             for (int64_t c = 0; c < width; c++)
-                panel[block].scales[c] = upper_half(scales[block * n_out + column + c]);
+                groups[group].scales[c] = upper_half(pack->scales[group * n_out + column + c]);
     }
 }
 
-/* Pack columns from `first` on: weights (count, n_in), scales (count, blocks). */
-static void pack_int8_columns(
-    const uint8_t *weights, const float *scales, int64_t first, int64_t count, int64_t n_in,
-    struct int8_block *panels)
+/* Pack columns from `first` on: weights (count, n_in), scales (count, groups). */
+static void pack_int8_columns(const struct pack *pack)
 {
-    int64_t blocks = ceil_div(n_in, BLOCK);
-    for (int64_t i = 0; i < count; i++) {
-        int64_t column = (first + i) % COLUMNS;
-        struct int8_block *to = panels + (first + i) / COLUMNS * blocks;
-        for (int64_t block = 0; block < blocks; block++) {
-            const uint8_t *from = weights + i * n_in + block * BLOCK;
-            int64_t count_k = smaller(n_in - block * BLOCK, BLOCK), k = 0;
-            to[block].scales[column] = upper_half(scales[i * blocks + block]);
-            for (; k + 4 <= count_k; k += 4)
-                memcpy(to[block].weights[k / 4][column], from + k, 4);
-            if (k < count_k)
-                memcpy(to[block].weights[k / 4][column], from + k, count_k - k);
+    const uint8_t *weights = pack->rows;
+    int64_t n_in = pack->to->n_in, groups = ceil_div(n_in, GROUP);
+    for (int64_t i = 0; i < pack->count; i++) {
+        int64_t column = (pack->first + i) % COLUMNS;
+        char *panel = panel_of(pack->to, (pack->first + i) / COLUMNS);
+        struct int8_group *to = (struct int8_group *)panel;
+        for (int64_t group = 0; group < groups; group++, to++) {
+            const uint8_t *from = weights + i * n_in + group * GROUP;
+            int64_t rows = smaller(n_in - group * GROUP, GROUP), k = 0;
+            to->scales[column] = upper_half(pack->scales[i * groups + group]);
+            for (; k + 4 <= rows; k += 4)
+                memcpy(to->weights[k / 4][column], from + k, 4);
+            if (k < rows)
+                memcpy(to->weights[k / 4][column], from + k, rows - k);
         }
     }
 }
@@ -121,26 +122,27 @@ static int is_valid_int8(
     return !wrong && !rest;
 }
 
-int gpt2_pack(
-    const void *rows, const float *scales, int64_t first, int64_t count, int64_t n_in,
-    int64_t n_out, int format, int transposed, void *panels)
+int gpt2_pack(const struct pack *pack, int threads)
 {
+    int64_t n_in = pack->to->n_in, n_out = pack->to->n_out, count = pack->count;
+    int format = pack->to->format, transposed = pack->transposed;
+    (void)threads;
     if (format == INT8) {
-        int64_t length = transposed ? n_in : n_out, blocks = ceil_div(count, BLOCK);
-        int64_t scale_count = transposed ? count * ceil_div(n_in, BLOCK) : blocks * n_out;
-        if (!is_valid_int8(rows, count * length, scales, scale_count))
+        int64_t length = transposed ? n_in : n_out;
+        int64_t scales = transposed ? count * ceil_div(n_in, GROUP) : ceil_div(count, GROUP) * n_out;
+        if (!pack->scales || !is_valid_int8(pack->rows, count * length, pack->scales, scales))
             return INVALID_INT8;
     }
     if (format == INT8 && transposed)
-        pack_int8_columns(rows, scales, first, count, n_in, panels);
+        pack_int8_columns(pack);
     else if (format == INT8)
-        pack_int8_rows(rows, scales, first, count, n_in, n_out, panels);
+        pack_int8_rows(pack);
     else if (!transposed)
-        pack_rows(rows, first, count, n_in, n_out, bytes_of(format), panels);
+        pack_rows(pack);
     else if (format == FLOAT32)
-        pack_columns(rows, first, count, n_in, 4, panels);
+        pack_columns(pack, 4);
     else
-        pack_columns(rows, first, count, n_in, 2, panels);
+        pack_columns(pack, 2);
     return 0;
 }
 
@@ -158,26 +160,29 @@ static int read_exactly(char *to, int64_t size, int file, int64_t offset)
     return 0;
 }
 
-int gpt2_pack_file(
-    int file, int64_t offset, const float *scales, int64_t n_in, int64_t n_out, int format,
-    int transposed, void *panels)
+int gpt2_pack_file(const struct pack *pack, int threads)
 {
+    int64_t n_in = pack->to->n_in, n_out = pack->to->n_out, transposed = pack->transposed;
+    int format = pack->to->format;
     int64_t rows = transposed ? n_out : n_in;
-    int64_t row_bytes = (transposed ? n_in : n_out) * bytes_of(format);
-    int64_t scales_per_row = transposed ? ceil_div(n_in, BLOCK) : n_out;
+    int64_t row_bytes = (transposed ? n_in : n_out) * storage_of[format].weight_bytes;
+    int64_t scales_per_row = transposed ? ceil_div(n_in, GROUP) : n_out;
     int64_t step = PIECE_BYTES / row_bytes + 1;
+    if (format == INT8 && !pack->scales)
+        return INVALID_INT8;
     if (format == INT8 && !transposed)
-        step = ceil_div(step, BLOCK) * BLOCK; /* whole blocks of rows */
+        step = ceil_div(step, GROUP) * GROUP; /* whole groups of rows */
     char *piece = malloc(step * row_bytes);
     int error = piece ? 0 : ENOMEM;
     for (int64_t first = 0; !error && first < rows; first += step) {
-        int64_t count = smaller(rows - first, step);
-        error = read_exactly(piece, count * row_bytes, file, offset + first * row_bytes);
-        int64_t before = (transposed ? first : first / BLOCK) * scales_per_row;
-        const float *piece_scales = format == INT8 ? scales + before : NULL;
+        struct pack part = *pack;
+        part.rows = piece, part.first = first, part.count = smaller(rows - first, step);
+        if (format == INT8)
+            part.scales += (transposed ? first : first / GROUP) * scales_per_row;
+        int64_t offset = pack->offset + first * row_bytes;
+        error = read_exactly(piece, part.count * row_bytes, pack->file, offset);
         if (!error)
-            error = gpt2_pack(
-                piece, piece_scales, first, count, n_in, n_out, format, transposed, panels);
+            error = gpt2_pack(&part, threads);
     }
     free(piece);
     return error;

@@ -80,9 +80,9 @@ static bool do_part(int slot)
     return true;
 }
 
-static void *work(void *given)
+static void *work(void *argument)
 {
-    int slot = (int)(intptr_t)given;
+    int slot = (int)(intptr_t)argument;
     for (;;) {
         while (do_part(slot))
             continue;
@@ -126,9 +126,14 @@ static void start_workers(int wanted)
     if (!prepared)
         pthread_atfork(NULL, NULL, forget_threads);
     prepared = true;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* leave signals to Python's threads */
+    /* Leave signals to Python's threads, except those that a thread's own instruction raises: while
+     * they are blocked, the handler of faulthandler could not run. */
+    static const int raised_by_instructions[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    sigset_t blocked, old;
+    sigfillset(&blocked);
+    for (int i = 0; i < 4; i++)
+        sigdelset(&blocked, raised_by_instructions[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &old);
     while (pool.workers < wanted && pool.workers < MAX_WORKERS) {
         pthread_t thread;
         pthread_attr_t attributes;

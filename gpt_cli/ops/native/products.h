@@ -12,6 +12,8 @@ enum {
     PREFETCH = 8192, /* bytes ahead */
     VECTORS = COLUMNS / LANES, /* in a row of a panel */
     CHUNKS = PARTIAL_SUMS / LANES, /* vectors that hold the partial sums */
+    WIDENED = 256, /* rows of a panel: 32 KB as floats */
+    MAX_NARROW_ROWS = 48, /* of x: with more, weights are widened once for all tiles */
 #if LANES == 8
     REGISTERS = 12, /* of 16, for the sums of a tile */
     TILE_ROWS = 6,
@@ -52,60 +54,68 @@ INLINE void store_some(float *to, vf x, int64_t n)
 
 /* --- products of floats ------------------------------------------------------------------------ */
 
-/* Return LANES weights from index `place` on, widened to float. */
-INLINE vf weights_at(const void *w, int64_t place, enum format format)
+/* y (rows, COLUMNS) = activation(start + x (rows, K) @ w (K, COLUMNS)). */
+struct product {
+    const float *x, *start; /* start: (COLUMNS,) for all rows, or rows start_stride apart, or NULL */
+    const void *w;
+    float *y;
+    int64_t rows, K, x_stride, start_stride, w_stride, y_stride;
+    int activation;
+};
+
+/* Return LANES weights from `index` on, widened to float. */
+INLINE vf weights_at(const void *w, int64_t index, enum format format)
 {
     if (format == FLOAT32)
-        return load((const float *)w + place);
-    vh bits = load_short((const uint16_t *)w + place);
+        return load((const float *)w + index);
+    vh bits = load_short((const uint16_t *)w + index);
     return format == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
 }
 
-/* Fetch the weights PREFETCH bytes after index `place` to the second-level cache. */
-INLINE void prefetch(const void *w, int64_t place, enum format format)
+/* Fetch the weights PREFETCH bytes after `index` to the second-level cache. */
+INLINE void prefetch(const void *w, int64_t index, enum format format)
 {
-    __builtin_prefetch((const char *)w + place * bytes_of(format) + PREFETCH, 0, 2);
+    __builtin_prefetch((const char *)w + index * storage_of[format].weight_bytes + PREFETCH, 0, 2);
 }
 
-/* y (R, V vectors) = bias + x (R, K) @ w (K, V vectors, rows w_stride apart). Each element of y is one
- * chain of fused multiply-adds along K, so its bits do not depend on R and V. The sums stay in
- * registers. With several rows, computing hides too few loads for the processor's own prefetching: 12
- * rows of all weights of 124M take 18.3 ms, and without this prefetching to the second-level cache
- * 20.9 ms. */
+/* Compute R rows and V vectors of a product, from `column` on, without its activation. Each
+ * element of y is one chain of fused multiply-adds along K, so its bits do not depend on R and V. The
+ * sums stay in registers. With several rows, computing hides too few loads for the processor's own
+ * prefetching: 12 rows of all weights of 124M take 18.3 ms, and without this prefetching to the
+ * second-level cache 20.9 ms. */
 INLINE void multiply_tile(
-    enum format format, int R, int V, const float *x, int64_t x_stride, const void *w, int64_t w_at,
-    int64_t w_stride, int64_t K, const float *bias, float *y, int64_t y_stride)
+    enum format format, int R, int V, const struct product *p, int column)
 {
+    const float *x = p->x;
+    const void *w = p->w;
+    int64_t K = p->K, x_stride = p->x_stride, w_stride = p->w_stride;
     vf sums[TILE_ROWS][VECTORS];
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++)
-            sums[r][v] = bias ? load(bias + v * LANES) : (vf){0};
+            sums[r][v] = p->start ? load(p->start + r * p->start_stride + column + v * LANES)
+                                  : (vf){0};
     for (int64_t k = 0; k < K; k++) {
         vf weights[VECTORS];
         if (R > 1)
             UNROLLED for (int v = 0; v < V; v++)
-                prefetch(w, w_at + k * w_stride + v * LANES, format);
+                prefetch(w, k * w_stride + column + v * LANES, format);
         UNROLLED for (int v = 0; v < V; v++)
-            weights[v] = weights_at(w, w_at + k * w_stride + v * LANES, format);
+            weights[v] = weights_at(w, k * w_stride + column + v * LANES, format);
         UNROLLED for (int r = 0; r < R; r++)
             UNROLLED for (int v = 0; v < V; v++)
                 sums[r][v] = multiply_add(broadcast(x[r * x_stride + k]), weights[v], sums[r][v]);
     }
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++)
-            store(y + r * y_stride + v * LANES, sums[r][v]);
+            store(p->y + r * p->y_stride + column + v * LANES, sums[r][v]);
 }
 
-/* As above for a whole panel, in two halves if its sums do not fit in the registers. */
-INLINE void multiply_rows(
-    enum format format, int R, const float *x, int64_t x_stride, const void *w, int64_t w_at,
-    int64_t w_stride, int64_t K, const float *bias, float *y, int64_t y_stride)
+/* As above for all columns, in two halves if their sums do not fit in the registers. */
+INLINE void multiply_rows(enum format format, int R, const struct product *p)
 {
     const int V = R * VECTORS <= REGISTERS ? VECTORS : VECTORS / 2;
     for (int column = 0; column < COLUMNS; column += V * LANES)
-        multiply_tile(
-            format, R, V, x, x_stride, w, w_at + column, w_stride, K, bias ? bias + column : NULL,
-            y + column, y_stride);
+        multiply_tile(format, R, V, p, column);
 }
 
 INLINE void activate_rows(float *y, int64_t rows, int64_t y_stride, int activation)
@@ -119,105 +129,135 @@ INLINE void activate_rows(float *y, int64_t rows, int64_t y_stride, int activati
         }
 }
 
-/* y (rows, COLUMNS) = activation(bias + x (rows, K) @ one panel w), tile by tile. */
-INLINE void multiply_panel(
-    enum format format, int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_at,
-    int64_t w_stride, int64_t K, const float *bias, int activation, float *y, int64_t y_stride)
+/* Compute a product tile by tile. */
+INLINE void multiply_panel(enum format format, struct product p)
 {
-    for (int64_t done = 0; done < rows; done += TILE_ROWS) {
-        const float *from = x + done * x_stride;
-        float *to = y + done * y_stride;
-        int64_t count = smaller(rows - done, TILE_ROWS);
+    for (int64_t left = p.rows; left > 0; left -= TILE_ROWS) {
+        int64_t count = smaller(left, TILE_ROWS);
         switch (count) {
-#define ROWS(R) \
-    case R: \
-        multiply_rows(format, R, from, x_stride, w, w_at, w_stride, K, bias, to, y_stride); \
-        break;
-            ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+        case 1: multiply_rows(format, 1, &p); break;
+        case 2: multiply_rows(format, 2, &p); break;
+        case 3: multiply_rows(format, 3, &p); break;
+        case 4: multiply_rows(format, 4, &p); break;
+        case 5: multiply_rows(format, 5, &p); break;
+        case 6: multiply_rows(format, 6, &p); break;
 #if LANES == 16
-            ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+        case 7: multiply_rows(format, 7, &p); break;
+        case 8: multiply_rows(format, 8, &p); break;
+        case 9: multiply_rows(format, 9, &p); break;
+        case 10: multiply_rows(format, 10, &p); break;
+        case 11: multiply_rows(format, 11, &p); break;
+        case 12: multiply_rows(format, 12, &p); break;
 #endif
-#undef ROWS
         }
-        activate_rows(to, count, y_stride, activation);
+        activate_rows(p.y, count, p.y_stride, p.activation);
+        p.x += TILE_ROWS * p.x_stride;
+        if (p.start)
+            p.start += TILE_ROWS * p.start_stride;
+        p.y += TILE_ROWS * p.y_stride;
     }
 }
 
-static void multiply(
-    enum format format, int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_at,
-    int64_t w_stride, int64_t K, const float *bias, int activation, float *y, int64_t y_stride)
+/* Compute a product with many rows: widen WIDENED rows of w at a time, once for all tiles. They stay in
+ * the first-level cache. Each element of y remains one chain along K, which is continued from y. */
+static void multiply_widened(enum format format, const struct product *p)
 {
-    switch (format) { /* with a constant format, the compiler specializes each call */
-    case FLOAT32:
-        multiply_panel(
-            FLOAT32, rows, x, x_stride, w, w_at, w_stride, K, bias, activation, y, y_stride);
-        break;
-    case BFLOAT16:
-        multiply_panel(
-            BFLOAT16, rows, x, x_stride, w, w_at, w_stride, K, bias, activation, y, y_stride);
-        break;
-    default:
-        multiply_panel(
-            FLOAT16, rows, x, x_stride, w, w_at, w_stride, K, bias, activation, y, y_stride);
+    float widened[WIDENED * COLUMNS];
+    struct product part = *p;
+    part.w = widened, part.w_stride = COLUMNS, part.activation = NONE;
+    for (int64_t k = 0; k < p->K; k += WIDENED) {
+        part.K = smaller(p->K - k, WIDENED);
+        for (int64_t i = 0; i < part.K; i++)
+            for (int column = 0; column < COLUMNS; column += LANES)
+                store(widened + i * COLUMNS + column,
+                      weights_at(p->w, (k + i) * p->w_stride + column, format));
+        if (k + WIDENED >= p->K)
+            part.activation = p->activation;
+        multiply_panel(FLOAT32, part);
+        part.x += WIDENED;
+        part.start = p->y, part.start_stride = p->y_stride;
     }
 }
 
-/* y (2 panels) = x (K) @ two panels of w, `apart` elements from one to the next. A single row is bound
- * by the latency of the multiply-adds; two panels have twice as many independent sums. */
-INLINE void multiply_pair_of(
-    enum format format, const float *x, const void *w, int64_t w_at, int64_t w_stride, int64_t apart,
-    int64_t K, float *y)
+static void multiply(enum format format, const struct product *p)
+{
+    if (format != FLOAT32 && p->rows > MAX_NARROW_ROWS) {
+        multiply_widened(format, p);
+        return;
+    }
+    switch (format) { /* with a constant format, the compiler specializes each call */
+    case FLOAT32: multiply_panel(FLOAT32, *p); break;
+    case BFLOAT16: multiply_panel(BFLOAT16, *p); break;
+    default: multiply_panel(FLOAT16, *p);
+    }
+}
+
+/* Compute one row of a product and of that with the next panel, `apart` elements after w: y (2 panels),
+ * without start and activation. A single row is bound by the latency of the multiply-adds; two panels
+ * have twice as many independent sums. */
+INLINE void multiply_pair_of(enum format format, const struct product *p, int64_t apart)
 {
     vf sums[2][VECTORS] = {{{0}}};
-    for (int64_t k = 0; k < K; k++) {
-        vf number = broadcast(x[k]);
+    for (int64_t k = 0; k < p->K; k++) {
+        vf number = broadcast(p->x[k]);
         UNROLLED for (int panel = 0; panel < 2; panel++)
             UNROLLED for (int v = 0; v < VECTORS; v++) {
-                int64_t place = w_at + panel * apart + k * w_stride + v * LANES;
+                int64_t index = panel * apart + k * p->w_stride + v * LANES;
                 sums[panel][v] =
-                    multiply_add(number, weights_at(w, place, format), sums[panel][v]);
+                    multiply_add(number, weights_at(p->w, index, format), sums[panel][v]);
             }
     }
     UNROLLED for (int panel = 0; panel < 2; panel++)
         UNROLLED for (int v = 0; v < VECTORS; v++)
-            store(y + panel * COLUMNS + v * LANES, sums[panel][v]);
+            store(p->y + panel * COLUMNS + v * LANES, sums[panel][v]);
 }
 
-static void multiply_pair(
-    enum format format, const float *x, const void *w, int64_t w_at, int64_t w_stride, int64_t apart,
-    int64_t K, float *y)
+static void multiply_pair(enum format format, const struct product *p, int64_t apart)
 {
     if (format == FLOAT32)
-        multiply_pair_of(FLOAT32, x, w, w_at, w_stride, apart, K, y);
+        multiply_pair_of(FLOAT32, p, apart);
     else
-        multiply_pair_of(FLOAT16, x, w, w_at, w_stride, apart, K, y);
+        multiply_pair_of(FLOAT16, p, apart);
 }
 
 /* --- products with int8 weights ---------------------------------------------------------------- */
 
-/* y (R, V vectors) = bias + steps * (x (R, BLOCK * blocks), in digits, @ w (blocks, V vectors)).
- * The sum over a block is an integer, and exact. Blocks are added in order. */
+/* y (rows, COLUMNS) = activation(bias + steps * (x (rows, GROUP * groups), in digits, @ w)). */
+struct int8_product {
+    const struct digits *x; /* (rows, groups) */
+    const float *steps;     /* (rows,) */
+    const struct int8_group *w;
+    const float *bias; /* (COLUMNS,) */
+    float *y;
+    int64_t rows, groups, y_stride;
+    int activation;
+};
+
+/* Compute R rows and V vectors of a product. The sum over a group is an integer, and exact. Groups are
+ * added in order. */
 INLINE void multiply_int8_tile(
-    int R, int V, const struct digits *x, int64_t blocks, const float *steps,
-    const struct int8_block *w, int column, const float *bias, float *y, int64_t y_stride)
+    int R, int V, const struct int8_product *p, int64_t first_row, int column)
 {
+    int64_t groups = p->groups;
+    const struct digits *x = p->x + first_row * groups;
+    const struct int8_group *w = p->w;
     vf sums[INT8_TILE_ROWS][VECTORS];
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++)
             sums[r][v] = (vf){0};
-    for (int64_t block = 0; block < blocks; block++) {
+    for (int64_t group = 0; group < groups; group++) {
         vi high[INT8_TILE_ROWS][VECTORS], low[INT8_TILE_ROWS][VECTORS];
         UNROLLED for (int r = 0; r < R; r++)
             UNROLLED for (int v = 0; v < V; v++)
                 high[r][v] = low[r][v] = (vi){0};
-        for (int four = 0; four < BLOCK / 4; four++) {
+        for (int four = 0; four < GROUP / 4; four++) {
             vb weights[VECTORS];
             UNROLLED for (int v = 0; v < V; v++)
-                weights[v] = load_bytes(w[block].weights[four][column + v * LANES]);
+                weights[v] = load_bytes(w[group].weights[four][column + v * LANES]);
             UNROLLED for (int r = 0; r < R; r++) {
-                const struct digits *row = x + r * blocks + block;
-                vb upper = broadcast_group(row->high + 4 * four);
-                vb lower = broadcast_group(row->low + 4 * four);
+                const struct digits *row = x + r * groups + group;
+                vb upper = broadcast_four(row->high + 4 * four);
+                vb lower = broadcast_four(row->low + 4 * four);
                 UNROLLED for (int v = 0; v < V; v++) {
                     high[r][v] = dot4(high[r][v], weights[v], upper);
                     low[r][v] = dot4(low[r][v], weights[v], lower);
@@ -225,48 +265,42 @@ INLINE void multiply_int8_tile(
             }
         }
         UNROLLED for (int v = 0; v < V; v++) {
-            vf scales = widen_bfloat16(load_short(w[block].scales + column + v * LANES));
+            vf scales = widen_bfloat16(load_short(w[group].scales + column + v * LANES));
             UNROLLED for (int r = 0; r < R; r++) {
-                vi sum = (high[r][v] << 8) + low[r][v] - BIAS * x[r * blocks + block].sum;
+                vi sum = (high[r][v] << 8) + low[r][v] - BIAS * x[r * groups + group].sum;
                 sums[r][v] = multiply_add(to_float(sum), scales, sums[r][v]);
             }
         }
     }
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++) {
-            vf start = bias ? load(bias + v * LANES) : (vf){0};
-            store(y + r * y_stride + v * LANES, multiply_add(sums[r][v], broadcast(steps[r]), start));
+            vf step = broadcast(p->steps[first_row + r]), bias = load(p->bias + column + v * LANES);
+            float *y = p->y + (first_row + r) * p->y_stride + column + v * LANES;
+            store(y, multiply_add(sums[r][v], step, bias));
         }
 }
 
-INLINE void multiply_int8_rows(
-    int R, const struct digits *x, int64_t blocks, const float *steps, const struct int8_block *w,
-    const float *bias, float *y, int64_t y_stride)
+INLINE void multiply_int8_rows(int R, const struct int8_product *p, int64_t row)
 {
     const int V = R * VECTORS <= INT8_REGISTERS ? VECTORS : VECTORS / 2;
     for (int column = 0; column < COLUMNS; column += V * LANES)
-        multiply_int8_tile(
-            R, V, x, blocks, steps, w, column, bias ? bias + column : NULL, y + column, y_stride);
+        multiply_int8_tile(R, V, p, row, column);
 }
 
-/* y (rows, COLUMNS) = activation(bias + x @ one panel w), tile by tile. */
-static void multiply_int8(
-    int64_t rows, const struct digits *x, int64_t blocks, const float *steps,
-    const struct int8_block *w, const float *bias, int activation, float *y, int64_t y_stride)
+/* Compute a product tile by tile. */
+static void multiply_int8(const struct int8_product *p)
 {
-    for (int64_t done = 0; done < rows; done += INT8_TILE_ROWS) {
-        const struct digits *from = x + done * blocks;
-        float *to = y + done * y_stride;
-        int64_t count = smaller(rows - done, INT8_TILE_ROWS);
+    for (int64_t row = 0; row < p->rows; row += INT8_TILE_ROWS) {
+        int64_t count = smaller(p->rows - row, INT8_TILE_ROWS);
         switch (count) {
-        case 1: multiply_int8_rows(1, from, blocks, steps + done, w, bias, to, y_stride); break;
-        case 2: multiply_int8_rows(2, from, blocks, steps + done, w, bias, to, y_stride); break;
+        case 1: multiply_int8_rows(1, p, row); break;
+        case 2: multiply_int8_rows(2, p, row); break;
 #if LANES == 16
-        case 3: multiply_int8_rows(3, from, blocks, steps + done, w, bias, to, y_stride); break;
-        case 4: multiply_int8_rows(4, from, blocks, steps + done, w, bias, to, y_stride); break;
+        case 3: multiply_int8_rows(3, p, row); break;
+        case 4: multiply_int8_rows(4, p, row); break;
 #endif
         }
-        activate_rows(to, count, y_stride, activation);
+        activate_rows(p->y + row * p->y_stride, count, p->y_stride, p->activation);
     }
 }
 

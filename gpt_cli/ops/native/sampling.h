@@ -11,12 +11,12 @@
 #include "products.h"
 #include "simd.h"
 
-enum { GROUP = 64 }; /* columns whose largest logit is found first */
+enum { SPAN = 64 }; /* columns whose largest logit is computed first */
 
 /* Return the k-th largest of n numbers, 1 <= k <= n, and reorder them (quickselect). */
 static float kth_largest(float *x, int64_t n, int64_t k)
 {
-    int64_t first = 0, last = n - 1, place = k - 1;
+    int64_t first = 0, last = n - 1, target = k - 1;
     while (first < last) {
         float pivot = x[(first + last) / 2];
         int64_t i = first, j = last;
@@ -31,14 +31,14 @@ static float kth_largest(float *x, int64_t n, int64_t k)
                 x[j--] = kept;
             }
         }
-        if (place <= j)
+        if (target <= j)
             last = j;
-        else if (place >= i)
+        else if (target >= i)
             first = i;
         else
             break;
     }
-    return x[place];
+    return x[target];
 }
 
 /* Write the logits of a row that are at least `bound`, with their columns, and return their number. */
@@ -46,10 +46,10 @@ static int64_t gather(
     const float *logits, int64_t n, const float *largest, float bound, float *kept, int32_t *columns)
 {
     int64_t count = 0;
-    for (int64_t group = 0; group * GROUP < n; group++) {
-        if (largest[group] < bound)
+    for (int64_t span = 0; span * SPAN < n; span++) {
+        if (largest[span] < bound)
             continue;
-        for (int64_t i = group * GROUP; i < smaller(n, (group + 1) * GROUP); i++)
+        for (int64_t i = span * SPAN; i < smaller(n, (span + 1) * SPAN); i++)
             if (logits[i] >= bound) {
                 kept[count] = logits[i];
                 columns[count++] = i;
@@ -64,15 +64,15 @@ static int64_t gather(
 static int64_t likeliest(
     const float *logits, int64_t n, int64_t k, float *kept, int32_t *columns, float *work)
 {
-    int64_t groups = ceil_div(n, GROUP), count = 0;
-    float *largest = work, *ordered = work + groups, bound = -FLT_MAX;
-    for (int64_t group = 0; group < groups; group++) {
-        int64_t start = group * GROUP;
-        largest[group] = largest_of(logits + start, smaller(n - start, GROUP));
+    int64_t spans = ceil_div(n, SPAN), count = 0;
+    float *largest = work, *ordered = work + spans, bound = -FLT_MAX;
+    for (int64_t span = 0; span < spans; span++) {
+        int64_t start = span * SPAN;
+        largest[span] = largest_of(logits + start, smaller(n - start, SPAN));
     }
-    if (k <= groups) { /* the k-th largest of the groups' largest is at most that of the row */
-        memcpy(ordered, largest, groups * sizeof *ordered);
-        bound = fmaxf(bound, kth_largest(ordered, groups, k));
+    if (k <= spans) { /* the k-th largest of the spans' largest is at most that of the row */
+        memcpy(ordered, largest, spans * sizeof *ordered);
+        bound = fmaxf(bound, kth_largest(ordered, spans, k));
     }
     count = gather(logits, n, largest, bound, kept, columns);
     if (!count) { /* damaged weights: no number of the row is one */
@@ -97,7 +97,7 @@ static int descending(const void *x, const void *y)
     return (a < b) - (a > b);
 }
 
-/* y = e^x for n numbers, of which the largest is 0. */
+/* y = e^x for n numbers, the largest of them 0. */
 static void weights_of(const float *x, int64_t n, float *y)
 {
     for (int64_t i = 0; i < n; i += LANES)
@@ -120,13 +120,13 @@ static float nucleus_bound(const float *logits, int64_t n, double p, float *orde
 }
 
 /* Choose the token of one row. */
-static void choose(const void *given, int64_t row, int slot)
+static void choose(const void *operation, int64_t row, int slot)
 {
-    const struct choose *job = given;
+    const struct choose *job = operation;
     int64_t n = job->n;
     float *kept = job->scratch + slot * 4 * n, *work = kept + n, *weights = work + n;
     int32_t *columns = (int32_t *)(weights + n);
-    int64_t count = likeliest(job->logits + row * job->stride, n, job->top_k, kept, columns, work);
+    int64_t count = likeliest(job->logits + row * job->logits_stride, n, job->top_k, kept, columns, work);
     float most = largest_of(kept, count), bound = -INFINITY;
     job->ids[row] = columns[0];
     if (!(most < INFINITY))

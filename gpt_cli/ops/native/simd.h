@@ -27,7 +27,7 @@
 typedef float vf __attribute__((vector_size(4 * LANES)));     /* LANES floats */
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));   /* LANES integers */
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
-typedef int8_t vb __attribute__((vector_size(4 * LANES)));    /* LANES groups of four bytes */
+typedef int8_t vb __attribute__((vector_size(4 * LANES)));    /* LANES times four bytes */
 typedef int8_t vq __attribute__((vector_size(LANES)));        /* LANES bytes */
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));  /* the bits of LANES short floats */
 
@@ -38,17 +38,17 @@ INLINE vh load_short(const uint16_t *from) { vh x; memcpy(&x, from, sizeof x); r
 INLINE void store(float *to, vf x) { memcpy(to, &x, sizeof x); }
 INLINE void store_short(uint16_t *to, vh x) { memcpy(to, &x, sizeof x); }
 
-/* Return a vector of LANES equal floats, or of LANES equal groups of four bytes. */
+/* Return a vector of LANES equal floats, or of LANES times the same four bytes. */
 INLINE vf broadcast(float x) { return x - (vf){0}; }
-INLINE vb broadcast_group(const int8_t *four)
+INLINE vb broadcast_four(const int8_t *four)
 {
-    int32_t group;
-    memcpy(&group, four, sizeof group);
-    return (vb)(group - (vi){0});
+    int32_t bytes;
+    memcpy(&bytes, four, sizeof bytes);
+    return (vb)(bytes - (vi){0});
 }
 
 /* Return x in the lanes where `mask` is all ones, and y where it is 0. */
-INLINE vf select(vi mask, vf x, vf y) { return (vf)((mask & (vi)x) | (~mask & (vi)y)); }
+INLINE vf blend(vi mask, vf x, vf y) { return (vf)((mask & (vi)x) | (~mask & (vi)y)); }
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
