@@ -44,7 +44,7 @@ test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; 
 	$(BIN)/python -m pytest -m gpu
 
 test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` and `gpt-cli serve` in Chromium or Google Chrome
-	$(BIN)/python -m pytest tests/cli/test_page.py tests/serve/test_serve_page.py -m browser
+	$(BIN)/python -m pytest tests/cli/test_page.py tests/serve/test_page.py -m browser
 
 # Ray's clusters would send a report of their use to its makers.
 test-ray: export RAY_USAGE_STATS_ENABLED = 0
@@ -58,7 +58,7 @@ test-eval: $(VENV)/.eval  ## lm-evaluation-harness with the model gpt-cli, and t
 	$(BIN)/python -m pytest tests/test_lm_eval.py tests/test_docs.py -k "lm_eval or evaluate"
 
 test-serve: $(VENV)/.clients  ## `gpt-cli serve` with the clients openai, llm, curl and lm-evaluation-harness
-	$(BIN)/python -m pytest tests/serve/test_serve_clients.py
+	$(BIN)/python -m pytest tests/serve/test_clients.py
 
 sanitize: $(VENV)/.dev  ## the C code under the sanitizers of GCC (Linux)
 	$(BIN)/python -m tools.sanitize

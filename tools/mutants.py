@@ -40,7 +40,7 @@ TESTS = {
     name: [str(Path(name).with_name(f"test_{Path(name).name}.py"))] for name in ALONE.split()
 } | {
     "compression/archive": ["compression/test_archive.py", "compression/test_codec.py"],
-    "compression/codec": ["compression/test_codec.py", "cli/test_cli_compress.py"],
+    "compression/codec": ["compression/test_codec.py", "cli/test_compress.py"],
     "generation/generate": ["test_engine.py", "generation/test_generate.py"],
     "generation/row": [
         "test_engine.py",
@@ -52,15 +52,15 @@ TESTS = {
     "generation/speculator": ["generation/test_drafts.py", "generation/test_speculate.py"],
     "gpt2/checkpoint": ["gpt2/test_checkpoint.py", "gpt2/test_model.py", "gpt2/test_quantize.py"],
     "options/request": ["options/test_declare.py"],
-    "options/sampling_params": ["generation/test_sampling.py", "cli/test_cli.py"],
-    "generation/sampling": ["generation/test_sampling.py", "cli/test_cli.py"],
+    "options/sampling_params": ["generation/test_sampling.py", "cli/test_app.py"],
+    "generation/sampling": ["generation/test_sampling.py", "cli/test_app.py"],
     "jobs/rows": ["jobs/test_rows.py", "jobs/test_parquet.py"],
     "jobs/storage": ["jobs/test_storage.py", "jobs/test_rows.py"],
-    "jobs/sinks": ["jobs/test_jobs.py"],
-    "jobs/manifest": ["jobs/test_jobs.py"],
-    "jobs/layout": ["jobs/test_tasks.py", "cli/test_cli_rank.py"],
-    "jobs/tasks": ["jobs/test_tasks.py", "jobs/test_jobs.py"],
-    "jobs/runner": ["jobs/test_jobs.py"],
+    "jobs/sinks": ["jobs/test_runner.py"],
+    "jobs/manifest": ["jobs/test_runner.py"],
+    "jobs/layout": ["jobs/test_tasks.py", "cli/test_rank.py"],
+    "jobs/tasks": ["jobs/test_tasks.py", "jobs/test_runner.py"],
+    "jobs/runner": ["jobs/test_runner.py"],
 }
 ROOT = Path(__file__).parents[1]
 COPIES = ROOT / "build" / "mutants"

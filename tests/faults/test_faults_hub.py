@@ -56,7 +56,7 @@ def nothing_is_trusted(world) -> None:
     assert world.run("generate", "-m", REPO, "--offline", "Once").returncode == 3
 
 
-# Those that `make test` runs; test_hub.py has most of the others, without processes.
+# Those that `make test` runs; hub/test_client.py has most of the others, without processes.
 QUICK = (
     "404, no such repository",
     "403, gated",
