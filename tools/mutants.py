@@ -34,7 +34,8 @@ for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", 
 ALONE = (
     "scoring/score scoring/words gpt2/kv_cache folder/tokenizer folder/config "
     "options/declare records generation/speculate compression/range_coder "
-    "jobs/parts jobs/parquet jobs/outputs"
+    "jobs/parts jobs/parquet jobs/outputs gpt2/model hub/client serve/scheduler serve/completion "
+    "engine"
 )
 TESTS = {
     name: [str(Path(name).with_name(f"test_{Path(name).name}.py"))] for name in ALONE.split()
@@ -54,6 +55,7 @@ TESTS = {
     "options/request": ["options/test_declare.py"],
     "options/sampling_params": ["generation/test_sampling.py", "cli/test_app.py"],
     "generation/sampling": ["generation/test_sampling.py", "cli/test_app.py"],
+    "hub/local": ["hub/test_client.py"],
     "jobs/rows": ["jobs/test_rows.py", "jobs/test_parquet.py"],
     "jobs/storage": ["jobs/test_storage.py", "jobs/test_rows.py"],
     "jobs/sinks": ["jobs/test_runner.py"],
