@@ -1,4 +1,4 @@
-# A fresh clone needs only python3 (3.11 or later) and make: each target makes its own .venv.
+# A fresh clone needs only python3 (3.11 or later) and make: each target makes the .venv that it needs.
 PYTHON ?= python3
 VENV := .venv
 ifeq ($(OS),Windows_NT)
@@ -7,7 +7,7 @@ else
   BIN := $(VENV)/bin
 endif
 
-# Of these the library is compiled, where there is a C compiler ($CC, else cc).
+# The library is compiled from these if there is a C compiler ($CC, else cc).
 NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 # One line on standard error.
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
