@@ -307,7 +307,7 @@ def test_the_name_that_the_server_was_given_is_known():
         assert ask(dial, Host="localhost:80")[0] == 200
         assert ask(dial, Host="example.com")[0] == 403
     headers = guard.Headers({"host": "my-machine.LOCAL:8000"})
-    guard._check_host("My-Machine.local", "/", headers)
+    guard._check_host("My-Machine.local", headers)
 
 
 def test_with_a_key_any_name_is_known():
