@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -25,12 +24,12 @@ OPEN = ("/", "/health")  # without a key
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 _logger = logging.getLogger("gpt_cli")
 
-# Receives the path and the status of a request; None if the client left before an answer.
-Count: TypeAlias = Callable[[str, int | None], None]
 
+def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int | None], None]) -> ASGIApp:
+    """Return the application behind the checks that the settings ask for.
 
-def guarded(app: ASGIApp, settings: Settings, count: Count = lambda path, status: None) -> ASGIApp:
-    """Return the application behind the checks that the settings ask for, logged and counted."""
+    `count` receives the path and the status of each request; None if the client left before it.
+    """
 
     async def with_body(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -126,7 +125,7 @@ async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
     return repeat
 
 
-def _watched(app: ASGIApp, log: bool, count: Count) -> ASGIApp:
+def _watched(app: ASGIApp, log: bool, count: Callable[[str, int | None], None]) -> ASGIApp:
     """Answer refusals and bugs, count requests, and log them if the settings ask for it."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:

@@ -32,20 +32,15 @@ Event: TypeAlias = PromptScore | Step | Exception
 class PendingText:
     """One text to compute.
 
-    Attributes:
-        request: its prompt and options.
-        deliver: receives the score of the prompt if requested, then the steps, or an error that
-            ends the text. It is called in the scheduler's thread and must return at once.
-        score: number of likeliest tokens at each position of the prompt, which is scored; or None.
-        decode: whether tokens are generated.
-        cancelled: set by the caller when the text is no longer needed.
+    `deliver` receives the score of the prompt if requested, then the steps, or an error that ends
+    the text. It is called in the scheduler's thread and must return at once.
     """
 
-    request: Request
+    request: Request  # the prompt and its options
     deliver: Callable[[Event], None]
-    score: int | None = None
-    decode: bool = True
-    cancelled: bool = False
+    score: int | None = None  # likeliest tokens at each position of the prompt; None: no score
+    decode: bool = True  # whether tokens are generated
+    cancelled: bool = False  # set by the caller when the text is no longer needed
 
     @property
     def known(self) -> list[int]:
@@ -77,11 +72,6 @@ class Prompts:
         self._passes = prefill(model, rests, self.cache, PIECE)
         self._passes_left = -(-max(map(len, rests)) // max(1, PIECE // len(texts)))
         self._scores = {text: PromptScore([], []) for text in texts if text.score is not None}
-
-    @property
-    def cancelled(self) -> bool:
-        """Return whether no text is needed any more."""
-        return all(text.cancelled for text in self.texts)
 
     def advance(self) -> bool:
         """Compute the next piece; return whether all is done."""

@@ -11,7 +11,8 @@ from gpt_cli.serve.refusals import RequestError
 
 # vLLM's names, in "structured_outputs" and after its older "guided_", with those of options.
 _OPTIONS = {"json": "json_schema", "regex": "regex", "choice": "choices", "grammar": "grammar"}
-FIELDS = ("response_format", "structured_outputs", *(f"guided_{name}" for name in _OPTIONS))
+_GUIDED = {f"guided_{name}": option for name, option in _OPTIONS.items()}
+FIELDS = ("response_format", "structured_outputs", *_GUIDED)
 _ANY_OBJECT = {"type": "object"}
 _FORMATS = (
     '{"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "json_object"} or '
@@ -29,8 +30,8 @@ class Constrained(NamedTuple):
 
 def constraint_of(body: Mapping[str, Any]) -> Constrained | None:
     """Return the constraint of a request, if any; raise RequestError if it is not valid."""
-    values = {field: body[field] for field in FIELDS if body.get(field) is not None}
-    constraints = [item for field, value in values.items() for item in _read(field, value)]
+    fields = [field for field in FIELDS if body.get(field) is not None]
+    constraints = [item for field in fields for item in _read(field, body[field])]
     for _, value, field in constraints:
         if value in ("", []):
             raise RequestError(f"{field} must not be empty", field)
@@ -42,27 +43,24 @@ def constraint_of(body: Mapping[str, Any]) -> Constrained | None:
 
 def _read(field: str, value: Any) -> Iterator[Constrained]:
     """Yield the constraints of one field."""
-    if field == "structured_outputs":
-        yield from _structured_outputs(value)
-    elif field != "response_format":
-        yield Constrained(_OPTIONS[field.removeprefix("guided_")], value, field)
-    elif (schema := _schema_of(value)) is not None:
-        yield Constrained("json_schema", schema, field)
-
-
-def _schema_of(format: Any) -> Any:
-    """Return the schema of OpenAI's "response_format", or None for any text."""
-    match format:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
-            return schema
-        # The form for llama.cpp's server, and others.
-        case {"type": "json_schema" | "json_object", "schema": dict() as schema}:
-            return schema
-        case {"type": "json_object", **more} if more.get("schema") is None:
-            return _ANY_OBJECT
-    raise RequestError(f"response_format must be {_FORMATS}", "response_format")
+    match field, value:
+        case "structured_outputs", _:
+            yield from _structured_outputs(value)
+        case "response_format", {"type": "text"}:
+            return
+        case (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schema": dict() as schema}}
+            # The form for llama.cpp's server, and others.
+            | {"type": "json_schema" | "json_object", "schema": dict() as schema},
+        ):
+            yield Constrained("json_schema", schema, field)
+        case "response_format", {"type": "json_object", **more} if more.get("schema") is None:
+            yield Constrained("json_schema", _ANY_OBJECT, field)
+        case "response_format", _:
+            raise RequestError(f"response_format must be {_FORMATS}", field)
+        case _:
+            yield Constrained(_GUIDED[field], value, field)
 
 
 def _structured_outputs(value: Any) -> Iterator[Constrained]:

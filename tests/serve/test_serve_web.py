@@ -88,7 +88,7 @@ def serving(app=None, **options):
     with server.bind(settings) as listening:
         name = listening.getsockname()
         running = server.Server(
-            guard.guarded(app, settings), settings.grace, lambda: None, addresses.put
+            guard.guarded(app, settings, mock.Mock()), settings.grace, lambda: None, addresses.put
         )
         app.connections = running.server_state.connections
         thread = threading.Thread(target=running.serve_on, args=[listening])
