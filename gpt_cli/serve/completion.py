@@ -32,7 +32,7 @@ _logger = logging.getLogger("gpt_cli")
 
 @dataclass
 class Service:
-    """What all requests share."""
+    """The parts that all requests share."""
 
     engine: Engine
     scheduler: Scheduler

@@ -1,7 +1,7 @@
 """Continuous batching: many texts share the passes of one model, in one thread.
 
 A text waits, its prompt is computed, and then it is decoded beside the others. A turn of the
-thread computes a piece of some prompts, and one pass for all texts that are being decoded:
+thread computes a piece of a few prompts, and one pass for all texts that are being decoded:
 
     turn      1        2        3        4        5
     text A    prompt   token    token    token    token
@@ -46,12 +46,7 @@ class _Waiting:
 
 
 class Scheduler:
-    """Computes texts for many callers at once, in another thread.
-
-    Attributes:
-        stopped: whether no more texts are computed.
-        reused: number of tokens of prompts that were not computed again.
-    """
+    """Computes texts for many callers at once, in another thread."""
 
     def __init__(self, loaded: LoadedModel, max_batch: int = 32, max_queue: int = 64):
         """Start the thread, which alone may use the model until it has stopped.
@@ -69,9 +64,9 @@ class Scheduler:
         self._waiting: list[_Waiting] = []  # a heap
         self._prefixes = self._loaded.prefixes
         self._numbers, self._round = count(), 0
-        self.stopped = False
+        self.stopped = False  # then no more texts are computed
+        self.reused = 0  # tokens of prompts that were not computed again
         self._changed = threading.Condition()
-        self.reused = 0
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
@@ -227,7 +222,7 @@ class Scheduler:
         try:
             steps = self._batch.step()
         except (GPTCLIError, MemoryError) as error:
-            # Perhaps only some texts use the damaged weights.
+            # Perhaps only a few texts use the damaged weights.
             damaged = error.rows if isinstance(error, NotFiniteError) else ()
             rows = [self._batch.rows[index] for index in damaged] or list(self._batch.rows)
             self._end(self._drop(rows), error)
