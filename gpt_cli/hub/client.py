@@ -172,8 +172,7 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
     # The client reads this at import. Without it, the client first sends another request, which
     # takes 3 seconds on a dead network.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             from huggingface_hub import get_session
             from huggingface_hub.utils import logging as client_log

@@ -1,6 +1,5 @@
 """The answer to a request for completions: from the events of its texts to JSON."""
 
-import math
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -89,7 +88,7 @@ class CompletionChoice:
     @property
     def mean_logprob(self) -> float:
         """Return the log-probability per generated token."""
-        return self._logprob / self.tokens if self.tokens else -math.inf
+        return self._logprob / max(1, self.tokens)
 
     def push(self, event: PromptScore | Step) -> None:
         """Add the next event of the text."""

@@ -28,7 +28,7 @@ from gpt_cli.serve.completion import CompletionResponse, Service
 from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import Json, check_model, detokenize, read, tokenize
-from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError
+from gpt_cli.serve.refusals import RequestError, StoppedError
 from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
 from gpt_cli.serve.structured import FIELDS
@@ -53,7 +53,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
         get("/metrics", handlers.metrics),
         get("/v1/models", JSONResponse({"object": "list", "data": [model]})),
         get("/v1/models/{name:path}", partial(handlers.model, model)),
-        get("/tokenizer_info", JSONResponse(_describe_tokenizer(engine))),
+        get("/tokenizer_info", JSONResponse(_special_tokens(engine))),
         post("/v1/completions", handlers.completions),
         post("/tokenize", partial(handlers.compute, tokenize)),
         post("/detokenize", partial(handlers.compute, detokenize)),
@@ -64,18 +64,13 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
         metrics.requests.labels(path if path in paths else "other", status or "left").inc()
 
     errors = {  # the handlers are asynchronous: others would wait for a thread
-        QueueFullError: handlers.refuse_busy,
         HTTPException: _no_route,
-        GPTCLIError: _refuse,
-        Exception: _refuse,  # Starlette raises the error again, for `guard` to log it
+        GPTCLIError: handlers.refuse,
+        Exception: handlers.refuse,  # Starlette raises the error again, for `guard` to log it
     }
     app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
     return guarded(app, settings, count), scheduler
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    return RequestError.of(error).response
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -108,8 +103,7 @@ def _page() -> Response:
     return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
-def _describe_tokenizer(engine: Engine) -> Json:
-    """Name the special tokens."""
+def _special_tokens(engine: Engine) -> Json:
     config, tokenizer = engine.model.config, engine.tokenizer
     ends = [id for id in config.eos_token_id if id < config.vocab_size]
     start = config.bos_token_id
@@ -159,11 +153,12 @@ class _Handlers:
             parsed = await self._in_thread(read, body)
         return CompletionResponse(self._service, parsed)
 
-    async def refuse_busy(self, request: Request, error: Exception) -> Response:
-        """Answer that too much is being computed."""
-        seconds = min(60, max(1, math.ceil(self._service.metrics.mean_seconds)))
-        after = {"Retry-After": str(seconds)}
-        return RequestError(str(error), None, 429, "server_busy", **after).response
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        refusal = RequestError.of(error)
+        if refusal.status == 429:
+            seconds = min(60, max(1, math.ceil(self._service.metrics.mean_seconds)))
+            refusal.headers["Retry-After"] = str(seconds)
+        return refusal.response
 
 
 async def _json(request: Request) -> Json:

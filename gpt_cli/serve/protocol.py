@@ -95,7 +95,11 @@ def read(engine: Engine, body: Json) -> Completions:
     fields, constraint = _fields(engine, values), constraint_of(values)
     options, include_usage = _options(engine, values, fields, constraint), _include_usage(values)
     prompts = _prompts(values.get("prompt", ""))
-    _check_texts(len(prompts) * fields.candidates, options.stop)
+    if len(prompts) * fields.candidates > _MOST_TEXTS:  # before they take time
+        raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
+    if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
+        most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
+        raise RequestError(f"stop must be at most {most}", "stop")
     encoded = [_prompt(engine, prompt, fields) for prompt in prompts]
     entries = _entries(encoded, fields, engine.model.config.n_positions)
     return Completions(encoded, fields, options, include_usage, entries)
@@ -229,15 +233,6 @@ def _about(field: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise RequestError(f"{field}: {error}", field) from None
-
-
-def _check_texts(count: int, stops: Sequence[str]) -> None:
-    """Refuse too many texts, before they take time, and too many stop strings."""
-    if count > _MOST_TEXTS:
-        raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
-    if len(stops) > _MOST_STOPS or len("".join(stops)) > _MOST_STOP_CHARACTERS:
-        most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
-        raise RequestError(f"stop must be at most {most}", "stop")
 
 
 def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int:

@@ -13,10 +13,7 @@ from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, Reso
 from gpt_cli.hub import client, local
 from gpt_cli.options.declare import OptionError
 from support.checkpoints import write_tokenizer
-from support.loopback_hub import (
-    model_files,
-    use_hub,
-)
+from support.loopback_hub import model_files, use_hub
 from support.processes import posix
 
 REPO = "acme/gpt"

@@ -5,6 +5,8 @@ import threading
 import time
 import weakref
 from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,6 +69,12 @@ class Caller:
         task.number = number
         return task
 
+    def compute(self, shared, tasks, at_once=False):
+        """Submit tasks and wait for them; `at_once` they are all there at the next turn."""
+        with shared._changed if at_once else nullcontext():
+            shared.submit(tasks)
+        self.wait(tasks)
+
     def wait(self, tasks):
         """Wait until all have ended."""
         left = {task.number for task in tasks}
@@ -87,12 +95,17 @@ class Caller:
 
 
 @pytest.fixture
-def running():
+def loaded(native, tokenizer):
+    return LoadedModel(model_of(native("float32"), **SMALL), tokenizer)
+
+
+@pytest.fixture
+def running(loaded):
     """Return a function that starts a scheduler, which is stopped at the end."""
     started = []
 
-    def start(model, tokenizer, *others, **limits):
-        started.append(Scheduler(LoadedModel(model, tokenizer, *others), **limits))
+    def start(computing=loaded, **limits):
+        started.append(Scheduler(computing, **limits))
         return started[-1]
 
     yield start
@@ -101,9 +114,13 @@ def running():
         each.join()
 
 
-def alone(model, tokenizer, request):
+def drafting(loaded):
+    return replace(loaded, speculator=Speculator(loaded.model))
+
+
+def alone(loaded, request):
     done = Completion(len(request.prompt), request.seed)
-    for step in generate(LoadedModel(model, tokenizer), [request]):
+    for step in generate(replace(loaded, speculator=None), [request]):
         done.add(step)
     return done
 
@@ -113,9 +130,9 @@ def assert_same(found, expected):
         assert getattr(found, name) == getattr(expected, name), name
 
 
-def busy(running, model, tokenizer, **limits):
+def busy(running, **limits):
     """Return a scheduler with a text that decodes on and on, and its task."""
-    started, caller = running(model, tokenizer, **limits), Caller()
+    started, caller = running(**limits), Caller()
     task = caller.task(Request([1], Options(max_tokens=149, ignore_eos=True, temperature=0)))
     started.submit([task])
     caller.events.get(timeout=60)
@@ -129,15 +146,13 @@ def busy(running, model, tokenizer, **limits):
 @settings(max_examples=12)
 @given(asked=wanted(), max_batch=st.integers(1, 9), piece=st.sampled_from([1, 7, 96]))
 def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, max_batch, piece):
-    ops = native(dtype)
-    model = model_of(ops, dtype, **SMALL)
-    caller = Caller()
+    loaded, caller = LoadedModel(model_of(native(dtype), dtype, **SMALL), tokenizer), Caller()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompts, "PIECE", piece)
         patch.setattr(scheduler, "PIECE", piece)
         patch.setattr(prefix_cache, "_BYTES", 300_000)
         patch.setattr(prefix_cache, "_SHARE", 0)
-        shared = Scheduler(LoadedModel(model, tokenizer, Speculator(model)), max_batch=max_batch)
+        shared = Scheduler(drafting(loaded), max_batch=max_batch)
         tasks = [caller.task(request, score=count) for request, count in asked]
         half = len(tasks) // 2
         shared.submit(tasks[:half])
@@ -147,10 +162,10 @@ def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, 
         shared.stop()
         shared.join()
     for task, (request, count) in zip(tasks, asked, strict=True):
-        assert_same(caller.completions[task.number], alone(model, tokenizer, request))
+        assert_same(caller.completions[task.number], alone(loaded, request))
         if count is not None:
             found = caller.scores[task.number]
-            (expected,) = score(LoadedModel(model, tokenizer), [request.prompt])
+            (expected,) = score(loaded, [request.prompt])
             assert found.logprobs == expected.token_logprobs[1:]
             assert {len(top) for top in found.top_logprobs} <= {count}
 
@@ -161,17 +176,16 @@ def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
         Request(tiny.encode(texts[n % 4]), Options(seed=n, max_tokens=20 + n), n % 3)
         for n in range(32)
     ]
-    expected = [alone(tiny.model, tiny.tokenizer, request) for request in requests]
+    expected = [alone(tiny.loaded, request) for request in requests]
     for callers in (1, 8, 32):
-        shared = running(tiny.model, tiny.tokenizer, max_batch=max(1, callers // 2))
+        shared = running(tiny.loaded, max_batch=max(1, callers // 2))
         found = {}
 
         def call(first, shared=shared, found=found, callers=callers):
             caller = Caller()
             for number in range(first, 32, callers):
                 task = caller.task(requests[number])
-                shared.submit([task])
-                caller.wait([task])
+                caller.compute(shared, [task])
                 found[number] = caller.completions[task.number]
 
         threads = [threading.Thread(target=call, args=(first,)) for first in range(callers)]
@@ -185,25 +199,22 @@ def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
         shared.join()
 
 
-def test_drafts_of_a_scheduler_change_nothing(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer, Speculator(model)), Caller()
+def test_drafts_of_a_scheduler_change_nothing(loaded, running):
+    shared, caller = running(drafting(loaded)), Caller()
     # A loop, which n-grams draft.
     requests = [Request([1, 2, 3, 4] * 5, Options(temperature=0, max_tokens=100)) for _ in range(3)]
     tasks = [caller.task(request) for request in requests]
-    shared.submit(tasks)
-    caller.wait(tasks)
+    caller.compute(shared, tasks)
     for task, request in zip(tasks, requests, strict=True):
-        assert_same(caller.completions[task.number], alone(model, tokenizer, request))
+        assert_same(caller.completions[task.number], alone(loaded, request))
     assert sum(done.accepted for done in caller.completions.values()) > 0
 
 
 def test_a_prompt_is_scored_without_new_tokens(tiny, running):
-    shared, caller = running(tiny.model, tiny.tokenizer), Caller()
+    shared, caller = running(tiny.loaded), Caller()
     ids = tiny.encode("Once upon a time there was a girl. " * 30)
     tasks = [caller.task(Request(text, Options()), 2, decode=False) for text in (ids, ids[:1])]
-    shared.submit(tasks)
-    caller.wait(tasks)
+    caller.compute(shared, tasks)
     long, short = caller.scores[0], caller.scores[1]
     assert (
         long.logprobs == tiny.score("Once upon a time there was a girl. " * 30).token_logprobs[1:]
@@ -229,58 +240,47 @@ def passes(monkeypatch):
     return shapes
 
 
-def test_a_prompt_of_several_texts_is_computed_once(native, tokenizer, running, passes):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
+def test_a_prompt_of_several_texts_is_computed_once(running, passes):
+    shared, caller = running(), Caller()
     own = Options(max_tokens=5, seed=1, ignore_eos=True)
     tasks = [caller.task(Request([3] * 101, own, index)) for index in range(6)]
-    shared.submit(tasks)
-    caller.wait(tasks)
+    caller.compute(shared, tasks)
     assert passes == [(1, 72), (1, 28)]
     assert shared.reused == 500
     more = caller.task(Request([3] * 101 + [5] * 10, own), score=0)
-    shared.submit([more])
-    caller.wait([more])
+    caller.compute(shared, [more])
     assert passes[2:] == [(1, 10)]  # only what follows is computed, and all is scored
     assert len(caller.scores[more.number].logprobs) == 110
 
 
-def test_each_of_several_prompts_in_a_pass_is_known_afterwards(native, tokenizer, running, passes):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
+def test_each_of_several_prompts_in_a_pass_is_known_afterwards(loaded, running, passes):
+    shared, caller = running(), Caller()
     begun = [[3, 4] * 10, [5, 6] * 12]
     first = [caller.task(Request(ids, Options(max_tokens=1))) for ids in begun]
-    with shared._changed:  # so that both are there at the next turn
-        shared.submit(first)
-    caller.wait(first)
+    caller.compute(shared, first, at_once=True)
     assert passes == [(2, 23)]
     more = [caller.task(Request(ids + [7] * 5, Options(seed=1)), score=0) for ids in begun]
     for task in more:
-        shared.submit([task])
-        caller.wait([task])
-        assert_same(caller.completions[task.number], alone(model, tokenizer, task.request))
-        (expected,) = score(LoadedModel(model, tokenizer), [task.request.prompt])
+        caller.compute(shared, [task])
+        assert_same(caller.completions[task.number], alone(loaded, task.request))
+        (expected,) = score(loaded, [task.request.prompt])
         assert caller.scores[task.number].logprobs == expected.token_logprobs[1:]
     assert passes[1:] == [(1, 5), (1, 5)]
 
 
-def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(native, tokenizer, running, passes):
-    model = model_of(native("float32"), **SMALL)
-    shared, _ = busy(running, model, tokenizer)
+def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(running, passes):
+    shared, _ = busy(running)
     caller = Caller()
     prompts_of = [[9 + n] * (11 + n) for n in range(4)] + [[5] * 149]
     tasks = [caller.task(Request(ids, Options(max_tokens=1))) for ids in prompts_of]
-    with shared._changed:  # so that all are there at the next turn
-        shared.submit(tasks)
-    caller.wait(tasks)
+    caller.compute(shared, tasks, at_once=True)
     assert passes[0] == (4, 13)
     assert passes[1:] == [(1, 72), (1, 72), (1, 4)]
 
 
-def test_others_go_on_while_a_long_prompt_is_computed(native, tokenizer, running, monkeypatch):
-    model = model_of(native("float32"), **SMALL)
+def test_others_go_on_while_a_long_prompt_is_computed(running, monkeypatch):
     monkeypatch.setattr(prompts, "PIECE", 10)
-    shared, order = running(model, tokenizer), queue.Queue()
+    shared, order = running(), queue.Queue()
 
     def task(name, request):
         return PendingText(request, lambda event: order.put(name))
@@ -294,9 +294,8 @@ def test_others_go_on_while_a_long_prompt_is_computed(native, tokenizer, running
     assert names[: names.index("long")].count("short") >= 8  # one between two pieces
 
 
-def test_texts_of_several_requests_take_turns(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, blocking = busy(running, model, tokenizer, max_batch=1, max_queue=100)
+def test_texts_of_several_requests_take_turns(running):
+    shared, blocking = busy(running, max_batch=1, max_queue=100)
     ended = queue.Queue()
 
     def task(name):
@@ -309,9 +308,8 @@ def test_texts_of_several_requests_take_turns(native, tokenizer, running):
     assert Counter(names[:6]) == {"first": 3, "second": 3}
 
 
-def test_a_request_that_comes_later_does_not_overtake_what_waits(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, blocking = busy(running, model, tokenizer, max_batch=1, max_queue=100)
+def test_a_request_that_comes_later_does_not_overtake_what_waits(running):
+    shared, blocking = busy(running, max_batch=1, max_queue=100)
     names, done = [], threading.Event()
 
     def task(name):
@@ -333,9 +331,8 @@ def test_a_request_that_comes_later_does_not_overtake_what_waits(native, tokeniz
 # --- places --------------------------------------------------------------------------------------
 
 
-def test_a_text_that_is_not_wanted_any_more_leaves_at_the_next_turn(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, first = busy(running, model, tokenizer, max_batch=1)
+def test_a_text_that_is_not_wanted_any_more_leaves_at_the_next_turn(loaded, running):
+    shared, first = busy(running, max_batch=1)
     caller = Caller()
     waiting = caller.task(Request([2] * 50, Options(max_tokens=3, seed=1)))
     dropped = caller.task(Request([3], Options(max_tokens=3)))
@@ -345,17 +342,16 @@ def test_a_text_that_is_not_wanted_any_more_leaves_at_the_next_turn(native, toke
     assert (shared.running, shared.waiting) == (1, 1)
     first.cancelled = True
     caller.wait([waiting])
-    assert_same(caller.completions[waiting.number], alone(model, tokenizer, waiting.request))
+    assert_same(caller.completions[waiting.number], alone(loaded, waiting.request))
     assert not caller.completions[dropped.number].ids
     assert (shared.running, shared.waiting) == (0, 0)
 
 
 def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
-    native, tokenizer, running, monkeypatch, passes
+    running, monkeypatch, passes
 ):
-    model = model_of(native("float32"), **SMALL)
     monkeypatch.setattr(prompts, "PIECE", 1)
-    shared, caller = running(model, tokenizer), Caller()
+    shared, caller = running(), Caller()
     task = caller.task(Request([2] * 149, Options(max_tokens=1)))
     inner = prefill.hidden_states
 
@@ -372,9 +368,8 @@ def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
     assert len(passes) == 6  # the one in which it was cancelled is the last
 
 
-def test_no_more_texts_wait_than_allowed(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, first = busy(running, model, tokenizer, max_batch=1, max_queue=2)
+def test_no_more_texts_wait_than_allowed(running):
+    shared, first = busy(running, max_batch=1, max_queue=2)
     caller = Caller()
     tasks = [caller.task(Request([n], Options(max_tokens=1))) for n in range(4)]
     shared.submit(tasks[:1])
@@ -387,9 +382,8 @@ def test_no_more_texts_wait_than_allowed(native, tokenizer, running):
     caller.wait(tasks[2:])
 
 
-def test_free_places_do_not_count_as_a_queue(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer, max_batch=3, max_queue=2), Caller()
+def test_free_places_do_not_count_as_a_queue(running):
+    shared, caller = running(max_batch=3, max_queue=2), Caller()
     tasks = [caller.task(Request([1], Options(max_tokens=1))) for _ in range(6)]
     with shared._changed:  # so that none has begun
         for task in tasks[:5]:
@@ -399,8 +393,8 @@ def test_free_places_do_not_count_as_a_queue(native, tokenizer, running):
     caller.wait(tasks[:5])
 
 
-def test_fewer_texts_at_a_time_if_memory_is_short(native, tokenizer, running, monkeypatch):
-    model = model_of(native("float32"), **SMALL)
+def test_fewer_texts_at_a_time_if_memory_is_short(loaded, running, monkeypatch):
+    model = loaded.model
     one = 2 * 2 * 16 * 4 * 150  # keys and values, layers, width, bytes, context
     monkeypatch.setattr(prefix_cache, "_BYTES", one)  # kept prefixes
     monkeypatch.setattr(prefix_cache, "_SHARE", 0)
@@ -414,9 +408,8 @@ def test_fewer_texts_at_a_time_if_memory_is_short(native, tokenizer, running, mo
 # --- errors --------------------------------------------------------------------------------------
 
 
-def test_a_stop_ends_all_texts(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, _ = busy(running, model, tokenizer, max_batch=1)
+def test_a_stop_ends_all_texts(running):
+    shared, _ = busy(running, max_batch=1)
     caller = Caller()
     waiting = caller.task(Request([1], Options()))
     shared.submit([waiting])
@@ -441,10 +434,9 @@ def test_a_stop_ends_all_texts(native, tokenizer, running):
     ["gpt2.prefill.hidden_states", "serve.prompts.KVCache", "generation.decode.hidden_states"],
 )
 def test_an_error_ends_its_texts_and_others_are_computed(
-    native, tokenizer, running, monkeypatch, error, seen, place
+    loaded, running, monkeypatch, error, seen, place
 ):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
+    shared, caller = running(), Caller()
 
     def fail(*given, **options):
         raise error
@@ -452,67 +444,51 @@ def test_an_error_ends_its_texts_and_others_are_computed(
     with monkeypatch.context() as patch:
         patch.setattr(f"gpt_cli.{place}", fail)
         bad = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
-        shared.submit(bad)
-        caller.wait(bad)
+        caller.compute(shared, bad)
     assert {type(each) for each in caller.errors.values()} == {seen}
     if seen is ResourceError:
         assert "not enough memory" in str(caller.errors[0])
     good = caller.task(Request([5] * 30, Options(max_tokens=3, seed=2)))
-    shared.submit([good])
-    caller.wait([good])
-    assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
+    caller.compute(shared, [good])
+    assert_same(caller.completions[good.number], alone(loaded, good.request))
     assert (shared.running, shared.waiting) == (0, 0)
 
 
-def damaged_at(native, position):
-    """Return a model with a damaged weight that only texts use that reach this position."""
-    model = model_of(native("float32"), **SMALL)
-    model.wpe[position] = np.nan
-    return model
-
-
-def test_damaged_weights_end_only_the_texts_that_use_them(native, tokenizer, running):
-    model = damaged_at(native, 60)
-    shared, caller = running(model, tokenizer, Speculator(model)), Caller()
+def test_damaged_weights_end_only_the_texts_that_use_them(loaded, running):
+    loaded.model.wpe[60] = np.nan  # only texts use it that reach this position
+    shared, caller = running(drafting(loaded)), Caller()
     options = Options(max_tokens=50, temperature=0, ignore_eos=True)
     long, *short = [caller.task(Request([n] * length, options)) for n, length in ((3, 40), (5, 2))]
     short += [caller.task(Request([1, 2, 3] * 3, options))]
-    with shared._changed:  # so that all are there at the next turn
-        shared.submit([long, *short])
-    caller.wait([long, *short])
+    caller.compute(shared, [long, *short], at_once=True)
     assert isinstance(caller.errors.pop(long.number), CheckpointError)
     assert not caller.errors
     assert len(caller.completions[long.number].ids) == 21  # those before the position
     for text in short:
-        assert_same(caller.completions[text.number], alone(model, tokenizer, text.request))
+        assert_same(caller.completions[text.number], alone(loaded, text.request))
     assert (shared.running, shared._batch.rows) == (0, [])
 
 
-def test_damaged_weights_end_only_the_scores_that_use_them(native, tokenizer, running):
-    model = damaged_at(native, 20)
-    shared, caller = running(model, tokenizer), Caller()
+def test_damaged_weights_end_only_the_scores_that_use_them(loaded, running):
+    loaded.model.wpe[20] = np.nan
+    shared, caller = running(), Caller()
     one_token = Options(max_tokens=1, seed=1)
     bad, good = (
         caller.task(Request([n] * length, one_token), score=1) for n, length in ((3, 30), (4, 18))
     )
-    with shared._changed:  # so that both are computed side by side
-        shared.submit([bad, good])
-    caller.wait([bad, good])
+    caller.compute(shared, [bad, good], at_once=True)
     assert isinstance(caller.errors.pop(bad.number), CheckpointError)
     assert not caller.errors
-    (expected,) = score(LoadedModel(model, tokenizer), [good.request.prompt])
+    (expected,) = score(loaded, [good.request.prompt])
     assert caller.scores[good.number].logprobs == expected.token_logprobs[1:]
-    assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
+    assert_same(caller.completions[good.number], alone(loaded, good.request))
 
 
 @pytest.mark.parametrize(
     ("error", "ended"), [(MemoryError(), {"known"}), (ZeroDivisionError("a bug"), {"known", "new"})]
 )
-def test_an_error_while_texts_are_admitted_loses_none(
-    native, tokenizer, running, monkeypatch, error, ended
-):
-    model = model_of(native("float32"), **SMALL)
-    shared, _ = busy(running, model, tokenizer)
+def test_an_error_while_texts_are_admitted_loses_none(loaded, running, monkeypatch, error, ended):
+    shared, _ = busy(running)
     caller, joined = Caller(), scheduler.Batch.add
 
     def add(batch, row, cache, place):
@@ -526,18 +502,15 @@ def test_an_error_while_texts_are_admitted_loses_none(
         "passed": caller.task(Request([2] * 40, Options(max_tokens=3, seed=2))),
         "known": caller.task(Request([2], Options(max_tokens=3, seed=9))),
     }
-    with shared._changed:  # so that all are there at the next turn
-        shared.submit(list(tasks.values()))
-    caller.wait(tasks.values())
+    caller.compute(shared, list(tasks.values()), at_once=True)
     assert {name for name, task in tasks.items() if task.number in caller.errors} == ended
     for name in tasks.keys() - ended:
         found = caller.completions[tasks[name].number]
-        assert_same(found, alone(model, tokenizer, tasks[name].request))
+        assert_same(found, alone(loaded, tasks[name].request))
 
 
-def test_a_text_that_an_error_has_ended_leaves_the_batch(native, tokenizer, running, monkeypatch):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
+def test_a_text_that_an_error_has_ended_leaves_the_batch(running, monkeypatch):
+    shared, caller = running(), Caller()
     tasks = [
         caller.task(Request([n] * 30, Options(max_tokens=99, ignore_eos=True))) for n in (1, 2)
     ]
@@ -550,9 +523,7 @@ def test_a_text_that_an_error_has_ended_leaves_the_batch(native, tokenizer, runn
         return select(*given)
 
     monkeypatch.setattr(KVCache, "select", fail_for_the_second)
-    with shared._changed:  # so that both are computed side by side
-        shared.submit(tasks)
-    caller.wait(tasks)
+    caller.compute(shared, tasks, at_once=True)
     assert len(kept) == 2
     assert [type(caller.errors[task.number]) for task in tasks] == [ResourceError] * 2
     other = Caller()
@@ -563,11 +534,8 @@ def test_a_text_that_an_error_has_ended_leaves_the_batch(native, tokenizer, runn
     assert (shared.running, shared._batch.rows) == (0, [])
 
 
-def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(
-    native, tokenizer, running, monkeypatch
-):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
+def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(running, monkeypatch):
+    shared, caller = running(), Caller()
     tasks = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
     shared.submit(tasks[:1])
     caller.wait(tasks[:1])
@@ -583,15 +551,13 @@ def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(
     assert [each() for each in held] == [None, None]
 
 
-def test_other_threads_and_levels_give_the_same_texts(native, tokenizer, level):
-    model = model_of(native("float32"), **SMALL)
+def test_other_threads_and_levels_give_the_same_texts(loaded, level):
     request = Request([1, 2, 3] * 30, Options(max_tokens=20, seed=3))
-    expected = alone(model, tokenizer, request)
-    with computing(model.ops, 3, level):
-        shared, caller = Scheduler(LoadedModel(model, tokenizer)), Caller()
+    expected = alone(loaded, request)
+    with computing(loaded.model.ops, 3, level):
+        shared, caller = Scheduler(loaded), Caller()
         tasks = [caller.task(request) for _ in range(3)]
-        shared.submit(tasks)
-        caller.wait(tasks)
+        caller.compute(shared, tasks)
         shared.stop()
         shared.join()
     for done in caller.completions.values():

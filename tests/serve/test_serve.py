@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from support.answers import REASONS, computed, joined, told
+from support.answers import choices_of, computed, texts_of, told
 from support.processes import posix
 from support.server_process import COMPLETIONS, Server, serving
 
@@ -81,9 +81,7 @@ NAMED = [pytest.param(body, id=name) for name, body in BODIES.items()]
 def test_texts_are_those_of_the_engine(body, server, tiny):
     answer = server.complete(**body)
     expected = computed(tiny, **body)
-    assert told(answer["choices"]) == [
-        (each.text, REASONS[each.finish_reason]) for each in expected
-    ]
+    assert told(answer["choices"]) == texts_of(expected)
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(expected)))
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     prompt_tokens = sum(len(tiny.encode(prompt)) or 1 for prompt in prompts)
@@ -122,7 +120,7 @@ def test_a_stream_says_the_same(body, server):
     for chunk in chunks:
         assert chunk.keys() - {"usage"} == whole.keys() - {"usage"}
         assert len(chunk["choices"]) == 1
-    assert joined(chunks, len(whole["choices"])) == whole["choices"]
+    assert choices_of(answer) == whole["choices"]
 
 
 @pytest.mark.parametrize("include", [True, False])
@@ -171,9 +169,7 @@ def test_token_ids_are_a_prompt_like_their_text(prompt, server, tiny):
 )
 def test_no_prompt_is_the_start_token(body, server, tiny):
     answer = server.complete(**body, seed=3)
-    assert told(answer["choices"]) == [
-        (each.text, REASONS[each.finish_reason]) for each in computed(tiny, "", seed=3)
-    ]
+    assert told(answer["choices"]) == texts_of(computed(tiny, "", seed=3))
     assert answer["usage"]["prompt_tokens"] == 1
 
 
@@ -189,7 +185,7 @@ def test_a_field_at_its_neutral_value_changes_nothing(server):
     expected = server.complete(prompt="Once", seed=1)["choices"]
     assert server.complete(prompt="Once", **NEUTRAL)["choices"] == expected
     body = {"prompt": "Once", **NEUTRAL, "stream": True}
-    assert joined(server.ask(COMPLETIONS, body).events(), 1) == expected
+    assert choices_of(server.ask(COMPLETIONS, body)) == expected
     for name in NEUTRAL.keys() - {"seed"}:
         assert server.complete(prompt="Once", seed=1, **{name: None})["choices"] == expected
     for empty in ({"logit_bias": {}}, {"stop": []}, {"suffix": ""}, {"top_k": -1}):
@@ -295,7 +291,7 @@ def test_the_best_of_several_choices(best_of, server, tiny):
         some = every[place * best_of : (place + 1) * best_of]
         if best_of > n:
             some.sort(key=lambda each: -sum(each.logprobs) / len(each.logprobs))
-        expected += [(each.text, REASONS[each.finish_reason]) for each in some[:n]]
+        expected += texts_of(some[:n])
     answer = server.complete(**body, n=n, best_of=best_of)
     assert told(answer["choices"]) == expected
     assert answer["usage"]["completion_tokens"] == sum(len(each.ids) for each in every)
@@ -340,10 +336,7 @@ def test_an_echo_is_the_prompt_with_its_score(max_tokens, server, tiny):
             assert choice["finish_reason"] == "length"
         check_offsets(choice["text"], found)
     assert answer["usage"]["prompt_tokens"] == sum(len(score.ids) for score in scores)
-    assert (
-        joined(server.ask(COMPLETIONS, body | {"stream": True}).events(), len(prompts))
-        == (answer["choices"])
-    )
+    assert choices_of(server.ask(COMPLETIONS, body | {"stream": True})) == answer["choices"]
 
 
 def check_offsets(text, found):
@@ -577,31 +570,20 @@ def mixed(tiny):
         for seed in range(100, 130)
     ]
     return [
-        (
-            body | ({"stream": True} if place % 2 else {}),
-            [(each.text, REASONS[each.finish_reason]) for each in computed(tiny, **body)],
-        )
+        (body | {"stream": place % 2 > 0}, texts_of(computed(tiny, **body)))
         for place, body in enumerate(bodies)
     ]
 
 
 @pytest.mark.parametrize("clients", [1, 8, 32])
 def test_a_text_is_the_same_in_any_company(clients, server, mixed):
-    def ask(body, expected):
-        answer = server.ask(COMPLETIONS, body)
-        assert answer.status == 200, answer.body
-        choices = (
-            joined(answer.events(), len(expected))
-            if body.get("stream")
-            else answer.json()["choices"]
-        )
-        return told(choices)
+    def ask(body):
+        return told(choices_of(server.ask(COMPLETIONS, body)))
 
     # In another order each time, and no two clients at the same place.
     order = mixed[clients:] + mixed[:clients]
     with ThreadPoolExecutor(clients) as pool:
-        found = list(pool.map(lambda each: ask(*each), order))
-    assert found == [expected for _, expected in order]
+        assert list(pool.map(ask, (body for body, _ in order))) == [texts for _, texts in order]
     server.wait_until_idle()
 
 

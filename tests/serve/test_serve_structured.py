@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.answers import REASONS, computed, joined, told
+from support.answers import choices_of, computed, texts_of, told
 from support.processes import posix
 from support.server_process import COMPLETIONS, answer_on, serving
 
@@ -23,7 +23,6 @@ SCHEMA = {
 LARK = 'start: " " animal ("," " " animal)*\nanimal: "cat" | "dog" | "fox"'
 REGEX, CHOICES = " [a-z]{2,9} [0-9]{4}", [" cat", " dog", " dogs", " caf\u00e9"]
 OBJECT = {"type": "object"}
-ENDS = REASONS | {"complete": "stop", "stuck": "length"}
 PROMPT = "Once upon a time"
 
 
@@ -101,11 +100,8 @@ def test_texts_are_those_of_the_engine(fields, options, stream, server, tiny):
     sampling = {"seed": 3, "n": 3, "max_tokens": 20, "logprobs": 2}
     body = {"prompt": PROMPT} | sampling | fields
     expected = computed(tiny, PROMPT, **sampling, **options)
-    if stream:
-        choices = joined(server.ask(COMPLETIONS, body | {"stream": True}).events(), 3)
-    else:
-        choices = server.complete(**body)["choices"]
-    assert told(choices) == [(each.text, ENDS[each.finish_reason]) for each in expected]
+    choices = choices_of(server.ask(COMPLETIONS, body | {"stream": stream}))
+    assert told(choices) == texts_of(expected)
     for choice, each in zip(choices, expected, strict=True):
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(each.logprobs, rel=1e-4)
 
@@ -131,7 +127,7 @@ def test_other_fields_go_with_a_constraint(temperature, server, tiny):
     more = {"seed": 5, "repeat_penalty": 1.2, "max_tokens": 12, "ignore_eos": True, "n": 2}
     found = server.complete(prompt=PROMPT, **fields, **more, guided_regex="[a-z ]+")["choices"]
     expected = computed(tiny, PROMPT, **fields, **more, regex="[a-z ]+")
-    assert told(found) == [(each.text, ENDS[each.finish_reason]) for each in expected]
+    assert told(found) == texts_of(expected)
 
 
 def test_an_echo_and_the_best_may_be_constrained(server):
@@ -154,17 +150,14 @@ def mixed(tiny):
         sampling = {"seed": place, "max_tokens": 8 + place % 5 * 8}
         expected = computed(tiny, PROMPT, **sampling, **options)
         body = {"prompt": PROMPT, "stream": place % 3 == 0} | sampling | fields
-        found.append((body, [(each.text, ENDS[each.finish_reason]) for each in expected]))
+        found.append((body, texts_of(expected)))
     return found
 
 
 @pytest.mark.parametrize("clients", [1, 8])
 def test_a_text_is_the_same_in_any_company(clients, server, mixed):
     def ask(body):
-        answer = server.ask(COMPLETIONS, body)
-        assert answer.status == 200, answer.body
-        choices = joined(answer.events(), 1) if body["stream"] else answer.json()["choices"]
-        return told(choices)
+        return told(choices_of(server.ask(COMPLETIONS, body)))
 
     with ThreadPoolExecutor(clients) as pool:
         assert list(pool.map(ask, (body for body, _ in mixed))) == [each for _, each in mixed]

@@ -102,6 +102,15 @@ def serving(app=None, **options):
             assert not thread.is_alive()
 
 
+@contextmanager
+def serving_model(engine):
+    routes, scheduler = application(engine, Settings())
+    with serving(routes) as (_, dial):
+        yield dial
+    scheduler.stop()
+    scheduler.join()
+
+
 def listening_family(name):
     if isinstance(name, str):
         return socket.AF_UNIX
@@ -112,6 +121,12 @@ def connect(family, name):
     connected = socket.socket(family, socket.SOCK_STREAM)
     connected.settimeout(10)
     connected.connect(name)
+    return connected
+
+
+def send(dial, data):
+    connected = dial()
+    connected.sendall(data)
     return connected
 
 
@@ -461,8 +476,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(open_server, monkeypatch):
     app, dial = open_server
     app.asked.clear()
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
-    connected = dial()
-    connected.sendall(HALF)
+    connected = send(dial, HALF)
     answer = http.client.HTTPResponse(connected)
     answer.begin()
     refused((answer.status, {}, answer.read()), 408, "body_too_slow")
@@ -473,8 +487,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(open_server, monkeypatch):
 def test_a_client_that_leaves_in_its_body_asks_nothing(open_server):
     app, dial = open_server
     app.asked.clear()
-    connected = dial()
-    connected.sendall(HALF)
+    connected = send(dial, HALF)
     connected.close()
     assert ask(dial)[0] == 200
     assert app.asked == ["/echo"]
@@ -488,8 +501,7 @@ def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
         ask(dial, path="/echo?secret=1", Authorization="Bearer k")
         ask(dial, path="/m%C3%BCll%0A", Authorization="Bearer secret")
         ask(dial, body=b"secret" * 100, Authorization="Bearer k")
-        connected = dial()
-        connected.sendall(HALF.replace(b"Host: ", b"Authorization: Bearer k\r\nHost: "))
+        connected = send(dial, HALF.replace(b"Host: ", b"Authorization: Bearer k\r\nHost: "))
         connected.close()
     errors = capfd.readouterr().err
     assert "secret" not in errors
@@ -509,11 +521,9 @@ def test_without_the_flag_nothing_is_written(capfd):
     with serving() as (_, dial):
         ask(dial)
         refused(ask(dial, Host="evil.com"), 403, "unknown_host")
-        connected = dial()
-        connected.sendall(b"garbage\r\n\r\n")
+        connected = send(dial, b"garbage\r\n\r\n")
         assert ended(connected).startswith(b"HTTP/1.1 400 ")
-        connected = dial()
-        connected.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
+        connected = send(dial, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
         assert ended(connected).startswith(b"HTTP/1.1 400 ")
         upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
         assert ask(dial, "GET", body=None, **upgrade)[0] == 200
@@ -523,8 +533,7 @@ def test_without_the_flag_nothing_is_written(capfd):
 def test_a_client_that_leaves_is_not_written_down(capfd):
     with serving() as (app, dial):
         for _ in range(20):
-            connected = dial()
-            connected.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connected = send(dial, b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
             connected.recv(100)
             linger = struct.pack("ii", 1, 0)  # close at once
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -547,8 +556,7 @@ def test_a_bug_is_answered_and_its_traceback_is_written(open_server, caplog):
     answer = ask(open_server[1], path="/bug")
     assert "mistake" not in refused(answer, 500, "bug")
     assert "RuntimeError: a mistake" in caplog.text
-    connected = open_server[1]()
-    connected.sendall(b"GET /late-bug HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    connected = send(open_server[1], b"GET /late-bug HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert ended(connected).endswith(b"begun\r\n")
     assert len(caplog.records) == 2
 
@@ -558,23 +566,17 @@ def test_a_bug_in_a_route_is_answered_like_any_error(tiny, monkeypatch, caplog):
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr("gpt_cli.serve.app.read", read)
-    routes, scheduler = application(tiny, Settings())
-    with serving(routes) as (_, dial):
+    with serving_model(tiny) as dial:
         answer = ask(dial, path="/v1/completions", body=b"{}")
-    scheduler.stop()
-    scheduler.join()
     assert "mistake" not in refused(answer, 500, "bug")
     assert answer[1]["content-type"] == "application/json"
     assert "RuntimeError: a mistake" in caplog.text
 
 
 def test_a_refusal_waits_for_no_thread(tiny):
-    routes, scheduler = application(tiny, Settings())
-    with serving(routes) as (_, dial):
+    with serving_model(tiny) as dial:
         assert [ask(dial, path=path)[0] for path in ("/nope", "/tokenize")] == [404, 400]
         assert not [each for each in threading.enumerate() if "AnyIO" in each.name]
-    scheduler.stop()
-    scheduler.join()
 
 
 def test_no_answer_names_the_software(open_server):
@@ -593,8 +595,7 @@ def hasty(monkeypatch):
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
 def test_a_client_that_sends_no_request_is_not_waited_for(hasty, begin):
-    connected = hasty[1]()
-    connected.sendall(begin)
+    connected = send(hasty[1], begin)
     for _ in range(3):  # single bytes do not help
         time.sleep(0.1)
         if begin:
@@ -611,24 +612,21 @@ def test_an_idle_connection_is_closed(hasty):
 
 def test_a_client_that_takes_nothing_of_a_stream_is_not_waited_for(hasty):
     app, dial = hasty
-    connected = dial()
-    connected.sendall(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    connected = send(dial, b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert app.left.wait(10)
     connected.close()
 
 
 def test_a_client_that_takes_nothing_of_an_answer_is_not_waited_for(hasty):
     app, dial = hasty
-    connected = dial()
-    connected.sendall(b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    connected = send(dial, b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n")
     while "/big" not in app.asked or app.connections:
         time.sleep(0.1)
     assert len(ended(connected)) < 20_000_000
 
 
 def test_a_slow_client_and_a_slow_answer_are_waited_for(hasty):
-    connected = hasty[1]()
-    connected.sendall(b"GET /big HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    connected = send(hasty[1], b"GET /big HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     received = 0
     while piece := connected.recv(500_000):
         received += len(piece)

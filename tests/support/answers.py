@@ -5,7 +5,10 @@ from gpt_cli.options.request import Options
 # OpenAI's defaults, where a body leaves a field out.
 DEFAULTS = {"max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
-REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+REASONS = {
+    **dict.fromkeys(("eos", "stop", "complete"), "stop"),
+    **dict.fromkeys(("length", "context", "stuck"), "length"),
+}
 
 
 def asked(fields):
@@ -31,19 +34,25 @@ def told(choices):
     return [(choice["text"], choice["finish_reason"]) for choice in choices]
 
 
-def joined(chunks, count):
-    """Return the choices that chunks of a stream make."""
-    choices = [None] * count
-    for chunk in chunks:
+def texts_of(completions):
+    """Return the same of what the engine computes."""
+    return [(each.text, REASONS[each.finish_reason]) for each in completions]
+
+
+def choices_of(answer):
+    """Return the choices of an answer; those of a stream are joined."""
+    assert answer.status == 200, answer.body
+    if answer.headers["Content-Type"] == "application/json":
+        return answer.json()["choices"]
+    choices = {}
+    for chunk in answer.events():
         for piece in chunk["choices"]:
-            known = choices[piece["index"]]
-            if known is None:
-                choices[piece["index"]] = piece
-                continue
-            assert known["finish_reason"] is None, "nothing follows the last piece"
-            logprobs = piece["logprobs"] and {
-                name: known["logprobs"][name] + more for name, more in piece["logprobs"].items()
-            }
-            text = known["text"] + piece["text"]
-            choices[piece["index"]] = piece | {"text": text, "logprobs": logprobs}
-    return choices
+            if known := choices.get(piece["index"]):
+                assert known["finish_reason"] is None, "nothing follows the last piece"
+                logprobs = piece["logprobs"] and {
+                    name: known["logprobs"][name] + more for name, more in piece["logprobs"].items()
+                }
+                text = known["text"] + piece["text"]
+                piece = piece | {"text": text, "logprobs": logprobs}
+            choices[piece["index"]] = piece
+    return [choices[index] for index in range(len(choices))]
