@@ -44,10 +44,7 @@ def find(name: str, revision: str | None = None) -> Path | None:
 def resolve(
     name: str, *, revision: str | None = None, offline: bool = False, quiet: bool = False
 ) -> Path:
-    """Return the folder of a model; download the model if it is not local.
-
-    Raise what `find` and `download` raise.
-    """
+    """Return the folder of a model; download it if it is not local. See `find`, `download`."""
     return find(name, revision) or download(name, revision=revision, offline=offline, quiet=quiet)
 
 

@@ -114,12 +114,12 @@ def problem() -> str | None:
     if switched_off():
         return "switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
     url = f"{_endpoint()}/api/models?limit=1"
-
-    def explain(error: BaseException) -> str:
-        return f"{_endpoint()} does not answer ({_reason(error) or type(error).__name__})"
-
     try:
-        with _client(explain):
+        with _client(
+            lambda error: (
+                f"{_endpoint()} does not answer ({_reason(error) or type(error).__name__})"
+            )
+        ):
             from huggingface_hub import get_session
 
             session = get_session()

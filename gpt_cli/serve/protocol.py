@@ -17,7 +17,7 @@ from gpt_cli.options.request import Options
 from gpt_cli.options.sampling_params import SamplingParams
 from gpt_cli.serve import trial
 from gpt_cli.serve.refusals import RequestError
-from gpt_cli.serve.structured import FIELDS, Constrained, constraint_of
+from gpt_cli.serve.structured import FIELDS, constraint_of
 
 Json: TypeAlias = dict[str, Any]
 
@@ -92,8 +92,8 @@ class Completions:
 def read(engine: Engine, body: Json) -> Completions:
     """Return the request that a body describes; raise RequestError if a field is not valid."""
     values = _parse(body)
-    fields, constraint = _fields(engine, values), constraint_of(values)
-    options, include_usage = _options(engine, values, fields, constraint), _include_usage(values)
+    fields = _fields(engine, values)
+    options, include_usage = _options(engine, values, fields), _include_usage(values)
     prompts = _prompts(values.get("prompt", ""))
     if len(prompts) * fields.candidates > _MOST_TEXTS:  # before they take time
         raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
@@ -189,22 +189,18 @@ def check_model(name: str, engine: Engine) -> None:
         raise RequestError(message, "model", 404, "model_not_found")
 
 
-def _options(
-    engine: Engine, values: Json, fields: Fields, constraint: Constrained | None
-) -> Options:
-    chosen = _DEFAULTS | {name: value for name, value in values.items() if name in _OPTIONS}
-    chosen |= {"max_tokens": max(1, fields.max_tokens), "top_logprobs": fields.logprobs or 0}
-    if constraint:
-        chosen[constraint.option] = constraint.value
-    field = constraint.field if constraint else None
+def _options(engine: Engine, values: Json, fields: Fields) -> Options:
+    constraint, field = constraint_of(values)
+    chosen = {name: value for name, value in values.items() if name in _OPTIONS}
+    lengths = {"max_tokens": max(1, fields.max_tokens), "top_logprobs": fields.logprobs or 0}
     try:
-        if constraint:
-            trial.check(constraint.option, constraint.value)
-        options = Options(**chosen).with_seed()
+        for option, value in constraint.items():
+            trial.check(option, value)
+        options = Options(**_DEFAULTS | chosen | lengths | constraint).with_seed()
         engine.check_constraint(options)
     except OptionError as error:
         name, complaint = error.args
-        name = field if constraint and name == constraint.option else name
+        name = field if name in constraint else name
         raise RequestError(f"{name} {complaint}", name) from None
     except ResourceError as error:  # llguidance is not installed
         raise RequestError(str(error), field, status=501) from None

@@ -202,7 +202,7 @@ class Scheduler:
             if self._prefixes.keeps and len(text.known) >= SHORTEST:
                 alone = len(prompts.texts) == 1
                 cache = prompts.cache if alone else prompts.cache.select([row], len(text.known))
-                self._prefixes.keep(Prefix(text.known, cache, prompts.states(row)))
+                self._prefixes.keep(Prefix(text.known, cache, prompts.states[row]))
             if text.decode and not text.cancelled:
                 self._join(text, prompts.cache, row)
             else:

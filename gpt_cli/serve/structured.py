@@ -5,7 +5,7 @@ https://docs.vllm.ai/en/latest/features/structured_outputs.html
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from gpt_cli.serve.refusals import RequestError
 
@@ -13,6 +13,7 @@ from gpt_cli.serve.refusals import RequestError
 _OPTIONS = {"json": "json_schema", "regex": "regex", "choice": "choices", "grammar": "grammar"}
 _GUIDED = {f"guided_{name}": option for name, option in _OPTIONS.items()}
 FIELDS = ("response_format", "structured_outputs", *_GUIDED)
+_Constraint: TypeAlias = tuple[str, Any, str]  # an option, its value, and the field of both
 _ANY_OBJECT = {"type": "object"}
 _FORMATS = (
     '{"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "json_object"} or '
@@ -20,28 +21,26 @@ _FORMATS = (
 )
 
 
-class Constrained(NamedTuple):
-    """An option that constrains a text, its value, and the field that it comes from."""
+def constraint_of(body: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return the option that constrains a text, with its value, and the field of both, if any.
 
-    option: str
-    value: Any
-    field: str
-
-
-def constraint_of(body: Mapping[str, Any]) -> Constrained | None:
-    """Return the constraint of a request, if any; raise RequestError if it is not valid."""
+    Raise RequestError if a field is not valid.
+    """
     fields = [field for field in FIELDS if body.get(field) is not None]
     constraints = [item for field in fields for item in _read(field, body[field])]
     for _, value, field in constraints:
         if value in ("", []):
             raise RequestError(f"{field} must not be empty", field)
     if len(constraints) > 1:
-        field = constraints[1].field
+        _, _, field = constraints[1]
         raise RequestError(f"{field} must be the only constraint of a text", field)
-    return constraints[0] if constraints else None
+    if not constraints:
+        return {}, None
+    option, value, field = constraints[0]
+    return {option: value}, field
 
 
-def _read(field: str, value: Any) -> Iterator[Constrained]:
+def _read(field: str, value: Any) -> Iterator[_Constraint]:
     """Yield the constraints of one field."""
     match field, value:
         case "structured_outputs", _:
@@ -54,16 +53,16 @@ def _read(field: str, value: Any) -> Iterator[Constrained]:
             # The form for llama.cpp's server, and others.
             | {"type": "json_schema" | "json_object", "schema": dict() as schema},
         ):
-            yield Constrained("json_schema", schema, field)
+            yield "json_schema", schema, field
         case "response_format", {"type": "json_object", **more} if more.get("schema") is None:
-            yield Constrained("json_schema", _ANY_OBJECT, field)
+            yield "json_schema", _ANY_OBJECT, field
         case "response_format", _:
             raise RequestError(f"response_format must be {_FORMATS}", field)
         case _:
-            yield Constrained(_GUIDED[field], value, field)
+            yield _GUIDED[field], value, field
 
 
-def _structured_outputs(value: Any) -> Iterator[Constrained]:
+def _structured_outputs(value: Any) -> Iterator[_Constraint]:
     """Yield the constraints of vLLM's "structured_outputs", at least one."""
     known = ", ".join((*_OPTIONS, "json_object"))
     parts = value if isinstance(value, dict) else {}
@@ -73,8 +72,8 @@ def _structured_outputs(value: Any) -> Iterator[Constrained]:
     for name, part in parts.items():
         field = f"structured_outputs.{name:.40}"
         if name in _OPTIONS and part is not None:
-            yield Constrained(_OPTIONS[name], part, field)
+            yield _OPTIONS[name], part, field
         elif name == "json_object" and part is True:
-            yield Constrained("json_schema", _ANY_OBJECT, field)
+            yield "json_schema", _ANY_OBJECT, field
         elif part not in (None, False) and name != "disable_fallback":
             raise RequestError(f"{field} is not known here; there are {known}", field)
