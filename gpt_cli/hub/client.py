@@ -113,13 +113,9 @@ def problem() -> str | None:
     """Return the reason why the Hub cannot be used, or None if it answers a small request."""
     if switched_off():
         return "switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
-    url = f"{_endpoint()}/api/models?limit=1"
+    url, silent = f"{_endpoint()}/api/models?limit=1", f"{_endpoint()} does not answer"
     try:
-        with _client(
-            lambda error: (
-                f"{_endpoint()} does not answer ({_reason(error) or type(error).__name__})"
-            )
-        ):
+        with _client(lambda error: f"{silent} ({_reason(error) or type(error).__name__})"):
             from huggingface_hub import get_session
 
             session = get_session()
