@@ -28,7 +28,7 @@ _logger = logging.getLogger("gpt_cli")
 def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int | None], None]) -> ASGIApp:
     """Return the application behind the checks that the settings ask for.
 
-    `count` receives the path and the status of each request; None if the client left before it.
+    `count` receives the path and the status of each request; None without an answer.
     """
 
     async def with_body(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Texts that share a scheduler: each is the one that it is alone, whatever else is computed."""
+"""Texts that share a scheduler are what they are alone, whatever else is computed."""
 
 import queue
 import threading
@@ -45,11 +45,11 @@ options = st.builds(
 
 @st.composite
 def wanted(draw):
-    """Return requests, some of which begin alike, each with how many likeliest of its prompt."""
+    """Return requests that may begin alike, and numbers of likeliest tokens of their prompts."""
     begun = draw(st.lists(st.lists(an_id, max_size=100), min_size=1, max_size=2))
     ends = st.lists(an_id, min_size=1, max_size=20)
     request = st.builds(
-        lambda start, end, own, index: Request(start + end, own, index),
+        lambda start, end, chosen, index: Request(start + end, chosen, index),
         *(st.sampled_from(begun), ends, options, st.integers(0, 3)),
     )
     return draw(st.lists(st.tuples(request, st.sampled_from([None, 0, 3])), max_size=12))
@@ -109,9 +109,9 @@ def running(loaded):
         return started[-1]
 
     yield start
-    for each in started:
-        each.stop()
-        each.join()
+    for shared in started:
+        shared.stop()
+        shared.join()
 
 
 def drafting(loaded):
@@ -125,9 +125,9 @@ def alone(loaded, request):
     return done
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     for name in ("text", "ids", "logprobs", "top_logprobs", "finish_reason"):
-        assert getattr(found, name) == getattr(expected, name), name
+        assert getattr(actual, name) == getattr(expected, name), name
 
 
 def busy(running, **limits):
@@ -144,8 +144,10 @@ def busy(running, **limits):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=12)
-@given(asked=wanted(), max_batch=st.integers(1, 9), piece=st.sampled_from([1, 7, 96]))
-def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, max_batch, piece):
+@given(requests=wanted(), max_batch=st.integers(1, 9), piece=st.sampled_from([1, 7, 96]))
+def test_each_text_is_the_one_that_it_is_alone(
+    native, tokenizer, dtype, requests, max_batch, piece
+):
     loaded, caller = LoadedModel(model_of(native(dtype), dtype, **SMALL), tokenizer), Caller()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompts, "PIECE", piece)
@@ -153,7 +155,7 @@ def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, 
         patch.setattr(prefix_cache, "_BYTES", 300_000)
         patch.setattr(prefix_cache, "_SHARE", 0)
         shared = Scheduler(drafting(loaded), max_batch=max_batch)
-        tasks = [caller.task(request, score=count) for request, count in asked]
+        tasks = [caller.task(request, score=count) for request, count in requests]
         half = len(tasks) // 2
         shared.submit(tasks[:half])
         shared.submit(tasks[half:])
@@ -161,13 +163,13 @@ def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, 
         assert (shared.running, shared.waiting) == (0, 0)
         shared.stop()
         shared.join()
-    for task, (request, count) in zip(tasks, asked, strict=True):
+    for task, (request, count) in zip(tasks, requests, strict=True):
         assert_same(caller.completions[task.number], alone(loaded, request))
         if count is not None:
-            found = caller.scores[task.number]
+            actual = caller.scores[task.number]
             (expected,) = score(loaded, [request.prompt])
-            assert found.logprobs == expected.token_logprobs[1:]
-            assert {len(top) for top in found.top_logprobs} <= {count}
+            assert actual.logprobs == expected.token_logprobs[1:]
+            assert {len(top) for top in actual.top_logprobs} <= {count}
 
 
 def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
@@ -179,14 +181,14 @@ def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
     expected = [alone(tiny.loaded, request) for request in requests]
     for callers in (1, 8, 32):
         shared = running(tiny.loaded, max_batch=max(1, callers // 2))
-        found = {}
+        actual = {}
 
-        def call(first, shared=shared, found=found, callers=callers):
+        def call(first, shared=shared, actual=actual, callers=callers):
             caller = Caller()
             for number in range(first, 32, callers):
                 task = caller.task(requests[number])
                 caller.compute(shared, [task])
-                found[number] = caller.completions[task.number]
+                actual[number] = caller.completions[task.number]
 
         threads = [threading.Thread(target=call, args=(first,)) for first in range(callers)]
         for thread in threads:
@@ -194,7 +196,7 @@ def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
         for thread in threads:
             thread.join()
         for number, completion in enumerate(expected):
-            assert_same(found[number], completion)
+            assert_same(actual[number], completion)
         shared.stop()
         shared.join()
 
@@ -242,12 +244,12 @@ def passes(monkeypatch):
 
 def test_a_prompt_of_several_texts_is_computed_once(running, passes):
     shared, caller = running(), Caller()
-    own = Options(max_tokens=5, seed=1, ignore_eos=True)
-    tasks = [caller.task(Request([3] * 101, own, index)) for index in range(6)]
+    sampling = Options(max_tokens=5, seed=1, ignore_eos=True)
+    tasks = [caller.task(Request([3] * 101, sampling, index)) for index in range(6)]
     caller.compute(shared, tasks)
     assert passes == [(1, 72), (1, 28)]
     assert shared.reused == 500
-    more = caller.task(Request([3] * 101 + [5] * 10, own), score=0)
+    more = caller.task(Request([3] * 101 + [5] * 10, sampling), score=0)
     caller.compute(shared, [more])
     assert passes[2:] == [(1, 10)]  # only what follows is computed, and all is scored
     assert len(caller.scores[more.number].logprobs) == 110
@@ -355,9 +357,9 @@ def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
     task = caller.task(Request([2] * 149, Options(max_tokens=1)))
     inner = prefill.hidden_states
 
-    def leave(*given):
+    def leave(*args):
         task.cancelled = len(passes) >= 5
-        return inner(*given)
+        return inner(*args)
 
     monkeypatch.setattr(prefill, "hidden_states", leave)
     shared.submit([task])
@@ -373,7 +375,7 @@ def test_no_more_texts_wait_than_allowed(running):
     caller = Caller()
     tasks = [caller.task(Request([n], Options(max_tokens=1))) for n in range(4)]
     shared.submit(tasks[:1])
-    shared.submit(tasks[1:3])  # a request is taken as a whole
+    shared.submit(tasks[1:3])  # a request is accepted as a whole
     with pytest.raises(QueueFullError, match="2 requests are waiting"):
         shared.submit(tasks[3:])
     tasks[0].cancelled = tasks[1].cancelled = True
@@ -430,22 +432,22 @@ def test_a_stop_ends_all_texts(running):
     ],
 )
 @pytest.mark.parametrize(
-    "place",
+    "function",
     ["gpt2.prefill.hidden_states", "serve.prompts.KVCache", "generation.decode.hidden_states"],
 )
 def test_an_error_ends_its_texts_and_others_are_computed(
-    loaded, running, monkeypatch, error, seen, place
+    loaded, running, monkeypatch, error, seen, function
 ):
     shared, caller = running(), Caller()
 
-    def fail(*given, **options):
+    def fail(*args, **options):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"gpt_cli.{place}", fail)
+        patch.setattr(f"gpt_cli.{function}", fail)
         bad = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
         caller.compute(shared, bad)
-    assert {type(each) for each in caller.errors.values()} == {seen}
+    assert {type(error) for error in caller.errors.values()} == {seen}
     if seen is ResourceError:
         assert "not enough memory" in str(caller.errors[0])
     good = caller.task(Request([5] * 30, Options(max_tokens=3, seed=2)))
@@ -491,10 +493,10 @@ def test_an_error_while_texts_are_admitted_loses_none(loaded, running, monkeypat
     shared, _ = busy(running)
     caller, joined = Caller(), scheduler.Batch.add
 
-    def add(batch, row, cache, place):
+    def add(batch, row, cache, cache_row):
         if row.options.seed == 9:
             raise error
-        joined(batch, row, cache, place)
+        joined(batch, row, cache, cache_row)
 
     monkeypatch.setattr(scheduler.Batch, "add", add)
     tasks = {
@@ -505,8 +507,8 @@ def test_an_error_while_texts_are_admitted_loses_none(loaded, running, monkeypat
     caller.compute(shared, list(tasks.values()), at_once=True)
     assert {name for name, task in tasks.items() if task.number in caller.errors} == ended
     for name in tasks.keys() - ended:
-        found = caller.completions[tasks[name].number]
-        assert_same(found, alone(loaded, tasks[name].request))
+        actual = caller.completions[tasks[name].number]
+        assert_same(actual, alone(loaded, tasks[name].request))
 
 
 def test_a_text_that_an_error_has_ended_leaves_the_batch(running, monkeypatch):
@@ -516,11 +518,11 @@ def test_a_text_that_an_error_has_ended_leaves_the_batch(running, monkeypatch):
     ]
     kept, select = [], KVCache.select
 
-    def fail_for_the_second(*given):
+    def fail_for_the_second(*args):
         kept.append(given)
         if len(kept) == 2:
             raise MemoryError
-        return select(*given)
+        return select(*args)
 
     monkeypatch.setattr(KVCache, "select", fail_for_the_second)
     caller.compute(shared, tasks, at_once=True)
@@ -541,14 +543,14 @@ def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(running, monkey
     caller.wait(tasks[:1])
     held = [weakref.ref(shared._batch._memory), weakref.ref(shared._prefixes._kept[0].cache)]
 
-    def fail(*given):
+    def fail(*args):
         raise MemoryError
 
     monkeypatch.setattr(prompts, "KVCache", fail)
     shared.submit(tasks[1:])
     caller.wait(tasks[1:])
     assert isinstance(caller.errors[1], ResourceError)
-    assert [each() for each in held] == [None, None]
+    assert [reference() for reference in held] == [None, None]
 
 
 def test_other_threads_and_levels_give_the_same_texts(loaded, level):

@@ -11,22 +11,22 @@ REASONS = {
 }
 
 
-def asked(fields):
+def engine_options(fields):
     """Return the options of the engine for the fields of a body."""
-    own = {name: value for name, value in fields.items() if name in Options.row_fields()}
-    own |= {name: fields[name] for name in ("ignore_eos",) if name in fields}
-    if "logit_bias" in own:
-        own["logit_bias"] = [(int(id), bias) for id, bias in own["logit_bias"].items()]
-    if isinstance(own.get("stop"), str):
-        own["stop"] = [own["stop"]]
-    return DEFAULTS | own | {"top_logprobs": fields.get("logprobs") or 0}
+    options = {name: value for name, value in fields.items() if name in Options.row_fields()}
+    options |= {name: fields[name] for name in ("ignore_eos",) if name in fields}
+    if "logit_bias" in options:
+        options["logit_bias"] = [(int(id), bias) for id, bias in options["logit_bias"].items()]
+    if isinstance(options.get("stop"), str):
+        options["stop"] = [options["stop"]]
+    return DEFAULTS | options | {"top_logprobs": fields.get("logprobs") or 0}
 
 
 def computed(engine, prompt, n=1, **fields):
-    """Return what the engine computes for a body, a completion for each choice."""
+    """Return what the engine computes for a body, a completion for every choice."""
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    rows = [each for each in prompts for _ in range(n)]
-    return engine.generate(rows, **asked(fields))
+    rows = [text for text in prompts for _ in range(n)]
+    return engine.generate(rows, **engine_options(fields))
 
 
 def told(choices):
@@ -36,7 +36,7 @@ def told(choices):
 
 def texts_of(completions):
     """Return the same of what the engine computes."""
-    return [(each.text, REASONS[each.finish_reason]) for each in completions]
+    return [(done.text, REASONS[done.finish_reason]) for done in completions]
 
 
 def choices_of(answer):
