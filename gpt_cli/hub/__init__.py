@@ -2,15 +2,18 @@
 
 import os
 import shutil
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_cli.errors import GPTCLIError, InputError, ModelNotFoundError, ResourceError
+from gpt_cli.errors import InputError, ModelNotFoundError, ResourceError
 from gpt_cli.folder import contents
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.hub import client, local
+from gpt_cli.hub.client import problem as problem
+from gpt_cli.hub.client import switched_off as switched_off
 from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import new_folder
@@ -25,9 +28,8 @@ def find(name: str, revision: str | None = None) -> Path | None:
     A bundled or short name comes first (`./gpt2` forces a folder of that name), then a folder,
     then a Hub id with a complete snapshot in the cache.
 
-    Raises:
-        OptionError: a bundled model or a folder has no revisions.
-        ModelNotFoundError: the name is invalid.
+    Raise OptionError for a revision of a bundled model or a folder, and ModelNotFoundError for a
+    name that is not valid.
     """
     if name in BUNDLED or is_folder(name):
         if revision is not None:
@@ -42,10 +44,7 @@ def find(name: str, revision: str | None = None) -> Path | None:
 def resolve(
     name: str, *, revision: str | None = None, offline: bool = False, quiet: bool = False
 ) -> Path:
-    """Return the folder of a model; download the model if it is not local.
-
-    Raise what `find` and `download` raise.
-    """
+    """Return the folder of a model; download it if it is not local. See `find`, `download`."""
     return find(name, revision) or download(name, revision=revision, offline=offline, quiet=quiet)
 
 
@@ -63,13 +62,23 @@ def read_tokenizer(name: str, *, revision: str | None = None, offline: bool = Fa
         return Tokenizer.from_folder(folder)
 
 
+@contextmanager
 def _folder_of(
     choose: Callable[[Collection[str]], list[str]], name: str, revision: str | None, offline: bool
-) -> AbstractContextManager[Path]:
-    """Return the folder of a local model, or a temporary one with the files that `choose` picks."""
+) -> Iterator[Path]:
+    """Yield the folder of a local model, or a temporary one with the files that `choose` picks.
+
+    They do not go to the cache, because a config.json there marks a complete model.
+    """
     if folder := find(name, revision):
-        return nullcontext(folder)
-    return client.fetch_few(_online_id(name, offline), checked_revision(revision), choose)
+        yield folder
+        return
+    repo, revision = _on_hub(name, revision, offline)
+    with tempfile.TemporaryDirectory() as scratch:
+        snapshot = client.Snapshot(repo, revision, Path(scratch))
+        for file in choose(snapshot.files):
+            snapshot.fetch(file)
+        yield Path(scratch)
 
 
 def download(
@@ -93,7 +102,7 @@ def download(
     if name in BUNDLED or is_folder(name):
         kind = "bundled" if name in BUNDLED else "a folder"
         raise InputError(f"{name} is {kind}: use it as it is, without a download")
-    repo, revision = _online_id(name, offline), checked_revision(revision)
+    repo, revision = _on_hub(name, revision, offline)
     try:
         if to is None:
             return client.fetch_model(repo, revision, None, quiet)
@@ -107,34 +116,17 @@ def download(
         raise ResourceError(f"cannot use {path}: {error.strerror or error}; {hint}") from error
 
 
-def switched_off() -> bool:
-    """Return whether the environment switches the Hub off, as its client reads it."""
-    value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
-    return value.upper() in ("1", "ON", "YES", "TRUE")
-
-
-def problem() -> str | None:
-    """Return the reason why the Hub cannot be used, or None if it answers."""
-    if switched_off():
-        return "switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
-    try:
-        client.check()
-    except GPTCLIError as error:
-        return str(error)
-    return None
-
-
 def is_folder(name: str) -> bool:
     """Return whether a model's name means a local folder."""
     return name not in (*BUNDLED, *SHORT_NAMES) and os.path.isdir(name)  # noqa: PTH112 (never raises)
 
 
-def _online_id(name: str, offline: bool) -> str:
-    """Return the Hub id of a model's name; raise an error if the Hub is switched off."""
+def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str]:
+    """Return the Hub id and the revision of a model; raise an error if the Hub is switched off."""
     repo = hub_id(name)
     if offline or switched_off():
         raise ModelNotFoundError(
             f"cannot fetch {repo}{local.nearest(repo)}: the Hub is switched off (by the "
             f"option offline, or by HF_HUB_OFFLINE); download it once online, {client.WAY_OUT}"
         )
-    return repo
+    return repo, checked_revision(revision)

@@ -5,10 +5,9 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,13 +32,12 @@ _HEAD_ANSWER = 10.0  # seconds for a later HEAD; the client would wait for 6 tim
 _LONGEST_WAIT = 20  # seconds of Retry-After; the client would wait silently for any time
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-
 _log = logging.getLogger(__name__)
 
 WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `tiny`"
 
 
-class _Snapshot:
+class Snapshot:
     """A model on the Hub at one commit, to be fetched into the folder `to` or into the cache."""
 
     def __init__(self, repo: str, revision: str, to: Path | None, *, bars: bool = False):
@@ -92,26 +90,11 @@ def _hash_of(file: "RepoSibling") -> str | None:
     return file.lfs.sha256 if file.lfs else file.blob_id
 
 
-@contextmanager
-def fetch_few(
-    repo: str, revision: str, choose: Callable[[Collection[str]], list[str]]
-) -> Iterator[Path]:
-    """Fetch the files that `choose` picks from all names into a temporary folder.
-
-    The cache is not used, because a config.json there marks a complete model.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        snapshot = _Snapshot(repo, revision, Path(scratch))
-        for name in choose(snapshot.files):
-            snapshot.fetch(name)
-        yield Path(scratch)
-
-
 def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
     """Fetch the files of a model into the folder `to`, or into the cache."""
     quiet = quiet or sys.stderr is None
     bars = not quiet and sys.stderr.isatty()
-    snapshot = _Snapshot(repo, revision, to, bars=bars)
+    snapshot = Snapshot(repo, revision, to, bars=bars)
     *others, config = model_files(snapshot.files, repo, lambda: snapshot.fetch(INDEX))
     files = [snapshot.files[name] for name in (*others, config)]
     _check_space(repo, files, to, say=not quiet and not bars)
@@ -120,19 +103,29 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
     return snapshot.fetch(config, None if to else revision).parent
 
 
-def check() -> None:
-    """Send the Hub a small request; raise ModelNotFoundError if it does not answer."""
-    url = f"{_endpoint()}/api/models?limit=1"
-    with _client(
-        lambda error: f"{_endpoint()} does not answer ({_reason(error) or type(error).__name__})"
-    ):
-        from huggingface_hub import get_session
+def switched_off() -> bool:
+    """Return whether the environment switches the Hub off, as its client reads it."""
+    value = os.getenv("HF_HUB_OFFLINE") or os.getenv("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
 
-        session = get_session()
-        # A socket's timeout does not cover name resolution.
-        answer = within(_FIRST_ANSWER, lambda: session.get(url, timeout=_FIRST_ANSWER))
-        if answer.status_code >= 500:
-            raise ValueError(f"status {answer.status_code}")
+
+def problem() -> str | None:
+    """Return the reason why the Hub cannot be used, or None if it answers a small request."""
+    if switched_off():
+        return "switched off by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
+    url, silent = f"{_endpoint()}/api/models?limit=1", f"{_endpoint()} does not answer"
+    try:
+        with _client(lambda error: f"{silent} ({_reason(error) or type(error).__name__})"):
+            from huggingface_hub import get_session
+
+            session = get_session()
+            # A socket's timeout does not cover name resolution.
+            answer = within(_FIRST_ANSWER, lambda: session.get(url, timeout=_FIRST_ANSWER))
+            if answer.status_code >= 500:
+                raise ValueError(f"status {answer.status_code}")
+    except (InputError, ModelNotFoundError) as error:
+        return str(error)
+    return None
 
 
 def _check_space(repo: str, files: "list[RepoSibling]", to: Path | None, *, say: bool) -> None:
@@ -175,8 +168,7 @@ def _client(explain: Callable[[Exception], str], bars: bool = False) -> Iterator
     # The client reads this at import. Without it, the client first sends another request, which
     # takes 3 seconds on a dead network.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             from huggingface_hub import get_session
             from huggingface_hub.utils import logging as client_log

@@ -1,6 +1,5 @@
 """The answer to a request for completions: from the events of its texts to JSON."""
 
-import math
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -68,22 +67,16 @@ class Answer:
 
 
 class CompletionChoice:
-    """One text of an answer.
-
-    Attributes:
-        tokens: number of generated ones.
-        is_new: whether a part of the text has not been returned.
-        finish_reason: OpenAI's name, once the text has ended.
-    """
+    """One text of an answer."""
 
     def __init__(self, engine: Engine, request: Completions, prompt: Prompt, index: int):
-        self._prompt, self._index, self.tokens = prompt, index, 0
-        self._request, self._fields = request, request.fields
-        self._logprob = 0.0
+        self._request, self._prompt, self._index = request, prompt, index
+        self._fields = request.fields
         self._text = prompt.text if self._fields.echo else ""  # the new part
         self._logprobs = Logprobs(engine.tokenizer)
+        self.tokens, self._logprob = 0, 0.0  # of the generated text
         to_come = self._fields.max_tokens or request.score is not None
-        self.finish_reason = None if to_come else "length"
+        self.finish_reason = None if to_come else "length"  # OpenAI's name
         # The text of a prompt comes with its log-probabilities.
         self.is_new = request.score is None and (self._fields.echo or not to_come)
 
@@ -95,13 +88,19 @@ class CompletionChoice:
     @property
     def mean_logprob(self) -> float:
         """Return the log-probability per generated token."""
-        return self._logprob / self.tokens if self.tokens else -math.inf
+        return self._logprob / max(1, self.tokens)
 
     def push(self, event: PromptScore | Step) -> None:
         """Add the next event of the text."""
         self.is_new = True
         if isinstance(event, PromptScore):
-            self._push_score(event)
+            first, *ids = self._prompt.ids
+            self._logprobs.add(first, None, [])
+            if not self._prompt.text:  # the start token stands for an empty prompt
+                self._logprobs.offset = 0
+            for entry in zip(ids, event.logprobs, event.top_logprobs, strict=True):
+                self._logprobs.add(*entry)
+            self.finish_reason = None if self._fields.max_tokens else "length"
             return
         self.tokens += 1
         self._logprob += event.logprob
@@ -110,15 +109,6 @@ class CompletionChoice:
             self._logprobs.add(event.id, event.logprob, event.top_logprobs)
         if event.finish_reason:
             self.finish_reason = "stop" if event.finish_reason in _STOPPED else "length"
-
-    def _push_score(self, score: PromptScore) -> None:
-        first, *ids = self._prompt.ids
-        self._logprobs.add(first, None, [])
-        if not self._prompt.text:  # the start token stands for an empty prompt
-            self._logprobs.offset = 0
-        for entry in zip(ids, score.logprobs, score.top_logprobs, strict=True):
-            self._logprobs.add(*entry)
-        self.finish_reason = None if self._fields.max_tokens else "length"
 
     def new_part(self) -> Json:
         """Return the part of the text since the last call."""
@@ -134,15 +124,11 @@ class CompletionChoice:
 
 
 class Logprobs:
-    """Tokens with their log-probabilities, as OpenAI writes them.
-
-    Attributes:
-        offset: position of the next token in the text, in characters.
-    """
+    """Tokens with their log-probabilities, as OpenAI writes them."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer, self._decoder = tokenizer, StreamDecoder(tokenizer)
-        self.offset = 0
+        self.offset = 0  # of the next token in the text, in characters
         self._entries: list[tuple[str, float | None, dict[str, float] | None, int]] = []
 
     def add(self, id: int, logprob: float | None, top: TopLogprobs) -> None:

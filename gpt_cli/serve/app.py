@@ -22,13 +22,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gpt_cli.engine import Engine
-from gpt_cli.errors import MALFORMED, GPTCLIError, InputError
+from gpt_cli.errors import MALFORMED, GPTCLIError
 from gpt_cli.serve.answer import token_name
 from gpt_cli.serve.completion import CompletionResponse, Service
 from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
-from gpt_cli.serve.protocol import Json, no_such_model, read
-from gpt_cli.serve.refusals import QueueFullError, RequestError, StoppedError
+from gpt_cli.serve.protocol import Json, check_model, detokenize, read, tokenize
+from gpt_cli.serve.refusals import RequestError, StoppedError
 from gpt_cli.serve.scheduler import Scheduler
 from gpt_cli.serve.settings import Settings
 from gpt_cli.serve.structured import FIELDS
@@ -41,39 +41,36 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
 
     The engine may not be used by anyone else until the scheduler has stopped.
     """
-    limits = {"max_batch": settings.max_batch, "max_queue": settings.max_queue}
-    scheduler = Scheduler(engine.loaded, **limits)
+    scheduler = Scheduler(engine.loaded, settings.max_batch, settings.max_queue)
     metrics = Metrics(scheduler)
     handlers = _Handlers(Service(engine, scheduler, metrics))
+    get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
+    model = {"id": engine.name, "object": "model", "created": int(time.time())}
+    model |= {"owned_by": "gpt-cli", "max_model_len": engine.model.config.n_positions}
     routes = [
-        Route("/", handlers.page),
-        Route("/health", handlers.health),
-        Route("/metrics", handlers.metrics),
-        Route("/v1/completions", handlers.completions, methods=["POST"]),
-        Route("/v1/models", handlers.models),
-        Route("/v1/models/{name:path}", handlers.model),
-        Route("/tokenize", handlers.tokenize, methods=["POST"]),
-        Route("/detokenize", handlers.detokenize, methods=["POST"]),
-        Route("/tokenizer_info", handlers.tokenizer_info),
+        get("/", _page()),
+        get("/health", handlers.health),
+        get("/metrics", handlers.metrics),
+        get("/v1/models", JSONResponse({"object": "list", "data": [model]})),
+        get("/v1/models/{name:path}", partial(handlers.model, model)),
+        get("/tokenizer_info", JSONResponse(_special_tokens(engine))),
+        post("/v1/completions", handlers.completions),
+        post("/tokenize", partial(handlers.compute, tokenize)),
+        post("/detokenize", partial(handlers.compute, detokenize)),
     ]
     paths = {route.path for route in routes}
 
     def count(path: str, status: int | None) -> None:
-        metrics.add_request(path if path in paths else "other", status)
+        metrics.requests.labels(path if path in paths else "other", status or "left").inc()
 
     errors = {  # the handlers are asynchronous: others would wait for a thread
-        QueueFullError: handlers.refuse_busy,
         HTTPException: _no_route,
-        GPTCLIError: _refuse,
-        Exception: _refuse,  # Starlette raises the error again, for `guard` to log it
+        GPTCLIError: handlers.refuse,
+        Exception: handlers.refuse,  # Starlette raises the error again, for `guard` to log it
     }
     app = Starlette(routes=routes, exception_handlers=errors)
     app.router.redirect_slashes = False
     return guarded(app, settings, count), scheduler
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    return RequestError.of(error).response
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -89,35 +86,43 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return RequestError(message, status=error.status_code, **headers).response
 
 
-def _policy(page: str) -> str:
-    """Return the Content-Security-Policy that allows the page its code and this server only."""
+def _page() -> Response:
+    """Return the page; it may run its code and connect to this server only."""
+    page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
 
     def digest(tag: str) -> str:
         (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
         return b64encode(sha256(text.encode()).digest()).decode()
 
-    return (
+    policy = (
         f"default-src 'none'; style-src 'sha256-{digest('style')}'; "
         f"script-src 'sha256-{digest('script')}'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'"
     )
+    return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+
+def _special_tokens(engine: Engine) -> Json:
+    config, tokenizer = engine.model.config, engine.tokenizer
+    ends = [id for id in config.eos_token_id if id < config.vocab_size]
+    start = config.bos_token_id
+    return {
+        "eos_token": token_name(tokenizer, ends[0]) if ends else None,
+        "bos_token": None if start is None else token_name(tokenizer, start),
+        "pad_token": None,
+        "model_max_length": config.n_positions,
+    }
 
 
 class _Handlers:
-    """The handlers of the routes."""
+    """The handlers of the routes whose answers change."""
 
     def __init__(self, service: Service):
-        self._service, self._engine = service, service.engine
-        self._created = int(time.time())
+        self._service = service
         self._compiling = asyncio.Semaphore(_COMPILED)
         # Not the loop's executor: to end that starts a thread, for which memory may be missing.
         self._workers = ThreadPoolExecutor()
-        page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
-        self._page = HTMLResponse(page, headers={"Content-Security-Policy": _policy(page)})
-
-    async def page(self, request: Request) -> Response:
-        return self._page
 
     async def health(self, request: Request) -> Response:
         if self._service.scheduler.stopped:
@@ -127,75 +132,33 @@ class _Handlers:
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics.text(), media_type=Metrics.media_type)
 
-    async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model()]})
+    async def model(self, model: Json, request: Request) -> Response:
+        check_model(request.path_params["name"], self._service.engine)
+        return JSONResponse(model)
 
-    async def model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name != self._engine.name:
-            raise no_such_model(name, self._engine)
-        return JSONResponse(self._model())
+    async def compute(self, function: Callable[[Engine, Json], Json], request: Request) -> Response:
+        """Answer what a function returns for the body of a request."""
+        return JSONResponse(await self._in_thread(function, await _json(request)))
 
-    def _model(self) -> Json:
-        model = {"id": self._engine.name, "object": "model", "created": self._created}
-        length = self._engine.model.config.n_positions
-        return model | {"owned_by": "gpt-cli", "max_model_len": length}
-
-    async def tokenize(self, request: Request) -> Response:
-        """Return the ids of a text, in which `<|endoftext|>` is the special token."""
-        text = (await _json(request)).get("prompt")
-        if not isinstance(text, str):
-            raise RequestError("prompt must be a text", "prompt")
-        ids = await self._about("prompt", partial(self._engine.encode, text, special=True))
-        length = self._engine.model.config.n_positions
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": length})
-
-    async def detokenize(self, request: Request) -> Response:
-        ids = (await _json(request)).get("tokens")
-        if not isinstance(ids, list) or not all(type(id) is int for id in ids):
-            raise RequestError("tokens must be a list of token ids", "tokens")
-        text = await self._about("tokens", partial(self._engine.decode, ids))
-        return JSONResponse({"prompt": text})
-
-    async def _about(self, field: str, function: Callable[[], Any]) -> Any:
-        """Call a function whose errors are about a field."""
-        try:
-            return await self._in_thread(function)
-        except InputError as error:
-            raise RequestError(f"{field}: {error}", field) from None
-
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_thread(self, function: Callable[[Engine, Json], Any], body: Json) -> Any:
         """Call a function in another thread: to tokenize a long text takes a while."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, function, *arguments)
-
-    async def tokenizer_info(self, request: Request) -> Response:
-        """Name the special tokens."""
-        config, tokenizer = self._engine.model.config, self._engine.tokenizer
-        ends = [id for id in config.eos_token_id if id < config.vocab_size]
-        start = config.bos_token_id
-        return JSONResponse(
-            {
-                "eos_token": token_name(tokenizer, ends[0]) if ends else None,
-                "bos_token": None if start is None else token_name(tokenizer, start),
-                "pad_token": None,
-                "model_max_length": config.n_positions,
-            }
-        )
+        return await loop.run_in_executor(self._workers, function, self._service.engine, body)
 
     async def completions(self, request: Request) -> Response:
         """Continue or score the prompts of a request."""
         body = await _json(request)
         has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
-            parsed = await self._in_thread(read, self._engine, body)
+            parsed = await self._in_thread(read, body)
         return CompletionResponse(self._service, parsed)
 
-    async def refuse_busy(self, request: Request, error: Exception) -> Response:
-        """Answer that too much is being computed."""
-        seconds = min(60, max(1, math.ceil(self._service.metrics.mean_seconds)))
-        after = {"Retry-After": str(seconds)}
-        return RequestError(str(error), None, 429, "server_busy", **after).response
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        refusal = RequestError.of(error)
+        if refusal.status == 429:
+            seconds = min(60, max(1, math.ceil(self._service.metrics.mean_seconds)))
+            refusal.headers["Retry-After"] = str(seconds)
+        return refusal.response
 
 
 async def _json(request: Request) -> Json:

@@ -4,8 +4,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,23 +32,12 @@ _logger = logging.getLogger("gpt_cli")
 
 @dataclass
 class Service:
-    """What all requests share."""
+    """The parts that all requests share."""
 
     engine: Engine
     scheduler: Scheduler
     metrics: Metrics
     unread: int = 0  # entries of answers that are being computed, or that clients have not read
-
-    @contextmanager
-    def reserved(self, entries: int) -> Iterator[None]:
-        """Reserve memory for an answer; raise QueueFullError if there is not enough."""
-        if self.unread + entries > _MOST_UNREAD:
-            raise QueueFullError("too many large answers are computed or unread; try again later")
-        self.unread += entries
-        try:
-            yield
-        finally:
-            self.unread -= entries
 
 
 class CompletionResponse(StreamingResponse):
@@ -64,15 +53,19 @@ class CompletionResponse(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, until it is read or the client has left."""
+        service, entries = self._service, self._request.entries
+        if service.unread + entries > _MOST_UNREAD:
+            raise QueueFullError("too many large answers are computed or unread; try again later")
         choices = [choice for choice in self._answer.choices if not choice.finish_reason]
         texts = [choice.pending(partial(self._deliver, choice)) for choice in choices]
-        with self._service.reserved(self._request.entries):
-            self._service.scheduler.submit(texts)
-            try:
-                await super().__call__(scope, receive, send)
-            finally:
-                for text in texts:
-                    text.cancelled = True
+        service.scheduler.submit(texts)
+        service.unread += entries
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            service.unread -= entries
+            for text in texts:
+                text.cancelled = True
 
     def _deliver(self, choice: CompletionChoice, event: Event) -> None:
         with suppress(RuntimeError):  # the loop has ended
@@ -101,12 +94,12 @@ class CompletionResponse(StreamingResponse):
 
     async def _server_sent(self) -> AsyncIterator[str]:
         try:
-            for chunk in self._answer.chunks():
-                yield _event(chunk)
-            while not self._answer.finished:
-                await self._next_events()
+            while True:
                 for chunk in self._answer.chunks():
                     yield _event(chunk)
+                if self._answer.finished:
+                    break
+                await self._next_events()
         except Exception as error:
             yield _event(_failure(error).json)
         self._count()
@@ -119,7 +112,7 @@ class CompletionResponse(StreamingResponse):
             events.append(self._events.get_nowait())
         if not self._has_begun:
             self._has_begun = True
-            self._service.metrics.add_first(self._seconds)
+            self._service.metrics.first_seconds.observe(self._seconds)
         for choice, event in events:
             if isinstance(event, Exception):
                 raise event

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
-from typing import TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -26,40 +24,42 @@ OPEN = ("/", "/health")  # without a key
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 _logger = logging.getLogger("gpt_cli")
 
-# Receives the path and the status of a request; None if the client left before an answer.
-Count: TypeAlias = Callable[[str, int | None], None]
 
+def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int | None], None]) -> ASGIApp:
+    """Return the application behind the checks that the settings ask for.
 
-def guarded(app: ASGIApp, settings: Settings, count: Count = lambda path, status: None) -> ASGIApp:
-    """Return the application behind the checks that the settings ask for, logged and counted."""
-    app = _with_body(app, settings.max_body)
-    if settings.api_key is not None:
-        app = _checked(app, partial(_check_key, settings.api_key))
+    `count` receives the path and the status of each request; None without an answer.
+    """
+
+    async def with_body(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            if settings.api_key is not None and scope["path"] not in OPEN:
+                _check_key(settings.api_key, headers)
+            receive = await _received(headers, receive, settings.max_body)
+        except RequestError as error:
+            await error.response(scope, receive, send)
+        except ConnectionError:
+            return
+        else:
+            await app(scope, receive, send)
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        # The key also stops pages of a rebound name; through a Unix socket, no page comes.
+        if settings.api_key is None and settings.unix_socket is None:
+            _check_host(settings.host, headers)
+        _check_origin(settings.cors, headers)
+        await inner(scope, receive, send)
+
+    inner: ASGIApp = with_body
     if settings.cors:  # outside of the key, which a browser's preflight request does not have
         methods, after = ["GET", "POST"], ["Retry-After"]
-        app = CORSMiddleware(app, settings.cors, methods, ["*"], expose_headers=after)
-    app = _checked(app, partial(_check_origin, settings.cors))
-    # The key also stops pages of a rebound name; through a Unix socket, no page comes.
-    if settings.api_key is None and settings.unix_socket is None:
-        app = _checked(app, partial(_check_host, settings.host))
-    return _watched(app, settings.access_log, count)
+        inner = CORSMiddleware(with_body, settings.cors, methods, ["*"], expose_headers=after)
+    return _watched(checked, settings.access_log, count)
 
 
-def _checked(app: ASGIApp, check: Callable[[str, Headers], None]) -> ASGIApp:
-    """Answer requests that a check refuses by a RequestError."""
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        answer = app
-        try:
-            check(scope["path"], Headers(scope=scope))
-        except RequestError as error:
-            answer = error.response
-        await answer(scope, receive, send)
-
-    return call
-
-
-def _check_host(known: str, path: str, headers: Headers) -> None:
+def _check_host(known: str, headers: Headers) -> None:
     """Refuse DNS rebinding: a page whose host name leads to this server.
 
     Browsers send the name in the address of the page, so a foreign name is a foreign page.
@@ -75,7 +75,7 @@ def _check_host(known: str, path: str, headers: Headers) -> None:
         raise RequestError(message, None, 403, "unknown_host")
 
 
-def _check_origin(allowed: tuple[str, ...], path: str, headers: Headers) -> None:
+def _check_origin(allowed: tuple[str, ...], headers: Headers) -> None:
     """Refuse foreign pages, whose simplest requests browsers do not hold back."""
     origin, host = headers.get("origin"), headers.get("host", "")
     same = (f"http://{host}", f"https://{host}")  # the latter behind a proxy
@@ -86,54 +86,37 @@ def _check_origin(allowed: tuple[str, ...], path: str, headers: Headers) -> None
         raise RequestError(message, None, 403, "unknown_origin")
 
 
-def _check_key(key: str, path: str, headers: Headers) -> None:
+def _check_key(key: str, headers: Headers) -> None:
     scheme, _, sent = headers.get("authorization", "").partition(" ")
     is_right = hmac.compare_digest(sent.strip().encode(), key.encode())
-    if path not in OPEN and not (is_right and scheme.lower() == "bearer"):
+    if not (is_right and scheme.lower() == "bearer"):
         message = "the API key is wrong" if sent else "an API key is needed"
         message += ": send the header `Authorization: Bearer KEY`"
         needed = {"WWW-Authenticate": "Bearer"}
         raise RequestError(message, None, 401, "invalid_api_key", **needed)
 
 
-def _with_body(app: ASGIApp, most: int) -> ASGIApp:
-    """Receive the whole body, up to a size and for a time, before the application is called."""
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        answer = app
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                receive = await _received(Headers(scope=scope), receive, most)
-        except TimeoutError:
-            message = f"the body did not come within {BODY_SECONDS:.0f} seconds"
-            close = {"Connection": "close"}
-            answer = RequestError(message, None, 408, "body_too_slow", **close).response
-        except RequestError as error:
-            answer = error.response
-        except ConnectionError:
-            return
-        await answer(scope, receive, send)
-
-    return call
-
-
 async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
     """Receive a body; return a channel that repeats it as one message, and then continues.
 
-    Raise RequestError if it is too long, and ConnectionError if the client has left.
+    Raise RequestError if it is too long or too slow, and ConnectionError if the client has left.
     """
     body, size, more = bytearray(), int(headers.get("content-length", 0)), True
-    while more and size <= most:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ConnectionError
-        body += message.get("body", b"")
-        size = max(size, len(body))  # its length may not have been declared
-        more = message.get("more_body", False)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while more and size <= most:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ConnectionError
+                body += message.get("body", b"")
+                size = max(size, len(body))  # its length may not have been declared
+                more = message.get("more_body", False)
+    except TimeoutError:
+        slow = f"the body did not come within {BODY_SECONDS:.0f} seconds"
+        raise RequestError(slow, None, 408, "body_too_slow", Connection="close") from None
     if size > most:
-        raise RequestError(
-            f"a body may have up to {most} bytes (max_body)", None, 413, "body_too_long"
-        )
+        long = f"a body may have up to {most} bytes (max_body)"
+        raise RequestError(long, None, 413, "body_too_long")
     messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def repeat() -> Message:
@@ -142,8 +125,8 @@ async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
     return repeat
 
 
-def _watched(app: ASGIApp, log: bool, count: Count) -> ASGIApp:
-    """Count requests, log them if the settings ask for it, and answer one that meets a bug."""
+def _watched(app: ASGIApp, log: bool, count: Callable[[str, int | None], None]) -> ASGIApp:
+    """Answer refusals and bugs, count requests, and log them if the settings ask for it."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         start, status, sent = time.perf_counter(), None, 0
@@ -157,25 +140,22 @@ def _watched(app: ASGIApp, log: bool, count: Count) -> ASGIApp:
         try:
             await app(scope, receive, watched)
         except Exception as error:
-            _logger.exception("a bug in the answer to %s %r", scope["method"], scope["path"])
+            if not isinstance(error, RequestError):
+                _logger.exception("a bug in the answer to %s %r", scope["method"], scope["path"])
             if status is None:
                 await RequestError.of(error).response(scope, receive, watched)
         finally:
             count(scope["path"], status)
-            if log:
-                _write_line(
-                    time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    method=scope["method"],
-                    path=scope["path"],
-                    status=status,  # null: the client left first
-                    seconds=round(time.perf_counter() - start, 6),
-                    bytes=sent,
-                )
+            if log and sys.stderr is not None:
+                line = {
+                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,  # null: the client left first
+                    "seconds": round(time.perf_counter() - start, 6),
+                    "bytes": sent,
+                }
+                with suppress(OSError, ValueError):  # it is closed, or its disk is full
+                    print(json.dumps(line), file=sys.stderr, flush=True)
 
     return call
-
-
-def _write_line(**fields: object) -> None:
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # it is closed, or its disk is full
-            print(json.dumps(fields), file=sys.stderr, flush=True)

@@ -18,11 +18,7 @@ _OLDER = 0.9  # of a mean, with the next value
 
 
 class Metrics:
-    """The counters of `/metrics`.
-
-    Attributes:
-        mean_seconds: of recent completions.
-    """
+    """The counters of `/metrics`."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -30,20 +26,20 @@ class Metrics:
         self._scheduler = scheduler
         self._registry = CollectorRegistry()
         shared: Any = {"namespace": "gpt_cli", "registry": self._registry}
-        self._requests = Counter("requests", "Requests.", ["path", "status"], **shared)
+        self.requests = Counter("requests", "Requests.", ["path", "status"], **shared)
         self._prompts = Counter("prompt_tokens", "Tokens of prompts.", **shared)
         self._reused = Counter("reused_tokens", "Tokens of prompts not computed again.", **shared)
         self._generated = Counter("generated_tokens", "Generated tokens.", **shared)
         self._drafted = Counter("drafted_tokens", "Drafted tokens.", **shared)
         self._accepted = Counter("accepted_tokens", "Drafted tokens in texts.", **shared)
         self._request_seconds = Histogram("request_seconds", "Time of a completion.", **shared)
-        self._first_seconds = Histogram("first_token_seconds", "Time to the first token.", **shared)
+        self.first_seconds = Histogram("first_token_seconds", "Time to the first token.", **shared)
         running = Gauge("texts_running", "Texts that are being computed.", **shared)
         running.set_function(lambda: scheduler.running)
         waiting = Gauge("texts_waiting", "Texts in the queue.", **shared)
         waiting.set_function(lambda: scheduler.waiting)
         self._reused_before = 0
-        self.mean_seconds = 0.0
+        self.mean_seconds = 0.0  # of recent completions
 
     def text(self) -> bytes:
         """Return all values in Prometheus' format."""
@@ -52,19 +48,11 @@ class Metrics:
         self._reused_before = reused
         return generate_latest(self._registry)
 
-    def add_request(self, path: str, status: int | None) -> None:
-        """Count a request; without a status, the client has left before an answer."""
-        self._requests.labels(path, status or "left").inc()
-
     def add_step(self, step: Step) -> None:
         """Count a generated token."""
         self._generated.inc()
         self._drafted.inc(step.drafted)
         self._accepted.inc(step.accepted)
-
-    def add_first(self, seconds: float) -> None:
-        """Record the time from a request to its first token."""
-        self._first_seconds.observe(seconds)
 
     def add_completion(self, prompt_tokens: int, seconds: float) -> None:
         """Count an answered request."""

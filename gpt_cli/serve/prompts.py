@@ -12,7 +12,6 @@ from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, unembed
 from gpt_cli.gpt2.prefill import prefill
-from gpt_cli.ops import Array
 
 PIECE = 72  # tokens of prompts in a pass, or tokens to score: 0.07 s of a CPU with 124M parameters
 
@@ -32,20 +31,15 @@ Event: TypeAlias = PromptScore | Step | Exception
 class PendingText:
     """One text to compute.
 
-    Attributes:
-        request: its prompt and options.
-        deliver: receives the score of the prompt if requested, then the steps, or an error that
-            ends the text. It is called in the scheduler's thread and must return at once.
-        score: number of likeliest tokens at each position of the prompt, which is scored; or None.
-        decode: whether tokens are generated.
-        cancelled: set by the caller when the text is no longer needed.
+    `deliver` receives the score of the prompt if requested, then the steps, or an error that ends
+    the text. It is called in the scheduler's thread and must return at once.
     """
 
-    request: Request
+    request: Request  # the prompt and its options
     deliver: Callable[[Event], None]
-    score: int | None = None
-    decode: bool = True
-    cancelled: bool = False
+    score: int | None = None  # likeliest tokens at each position of the prompt; None: no score
+    decode: bool = True  # whether tokens are generated
+    cancelled: bool = False  # set by the caller when the text is no longer needed
 
     @property
     def known(self) -> list[int]:
@@ -65,29 +59,24 @@ class Prompts:
         self._model, self.texts = model, texts
         known = [text.known for text in texts]
         self.cache = KVCache(model.config, model.ops, len(texts), max(map(len, known)))
-        self._states: list[list[Array]] = []  # of the tokens of each text
+        empty = model.ops.xp.empty((0, model.config.n_embd), "f4")
+        self.states = [empty] * len(texts)  # (n, C) of the tokens of each text so far
         for row, ids in enumerate(known):
             prefix, length = prefixes.find(ids)
-            self._states.append([model.ops.xp.empty((0, model.config.n_embd), "f4")])
             if prefix:
                 self.cache.copy_row(row, prefix.cache, 0, length)
-                self._states[row].append(prefix.states[:length])
+                self.states[row] = prefix.states[:length].copy()
         self.reused = int(self.cache.lengths.sum())
         rests = [ids[n:] for ids, n in zip(known, self.cache.lengths, strict=True)]
         self._passes = prefill(model, rests, self.cache, PIECE)
         self._passes_left = -(-max(map(len, rests)) // max(1, PIECE // len(texts)))
         self._scores = {text: PromptScore([], []) for text in texts if text.score is not None}
 
-    @property
-    def cancelled(self) -> bool:
-        """Return whether no text is needed any more."""
-        return all(text.cancelled for text in self.texts)
-
     def advance(self) -> bool:
         """Compute the next piece; return whether all is done."""
         if self._passes_left:
-            for states, new in zip(self._states, next(self._passes), strict=True):
-                states.append(new)
+            parts = zip(self.states, next(self._passes), strict=True)
+            self.states = list(map(self._model.ops.xp.concatenate, parts))
             self._passes_left -= 1
         elif self._scores:
             text, score = next(iter(self._scores.items()))
@@ -102,7 +91,7 @@ class Prompts:
     def _score(self, text: PendingText, score: PromptScore) -> None:
         """Score the next tokens of a text; deliver the score when it is complete."""
         ops, done = self._model.ops, len(score.logprobs)
-        states = self.states(self.texts.index(text))[done : done + PIECE]
+        states = self.states[self.texts.index(text)][done : done + PIECE]
         if len(states):
             logits = unembed(self._model, states)
             targets = ops.xp.asarray(text.request.prompt[done + 1 : done + 1 + len(states)])
@@ -110,8 +99,3 @@ class Prompts:
             score.top_logprobs += top_logprobs(ops, logits, [text.score or 0] * len(states))
         if len(score.logprobs) == len(text.known):
             text.deliver(score)
-
-    def states(self, row: int) -> Array:
-        """Return the states (n, C) of a text's tokens so far."""
-        self._states[row] = [self._model.ops.xp.concatenate(self._states[row])]
-        return self._states[row][0]

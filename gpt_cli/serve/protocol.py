@@ -4,26 +4,27 @@ The defaults are OpenAI's, not those of the command line: temperature 1, 16 toke
 https://platform.openai.com/docs/api-reference/completions
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.gpt2.tokens import check_ids, start_token
-from gpt_cli.options.declare import AT_LEAST_0, TEXT, WHOLE, Declared, OptionError, Range, option
+from gpt_cli.options.declare import AT_LEAST_0, TEXT, WHOLE, Declared, OptionError, between, option
 from gpt_cli.options.request import Options
 from gpt_cli.options.sampling_params import SamplingParams
 from gpt_cli.serve import trial
 from gpt_cli.serve.refusals import RequestError
-from gpt_cli.serve.structured import FIELDS, Constrained, constraint_of
+from gpt_cli.serve.structured import FIELDS, constraint_of
 
 Json: TypeAlias = dict[str, Any]
 
 _MOST_TEXTS = 2048  # of a request
 _MOST_STOPS, _MOST_STOP_CHARACTERS = 64, 4096  # every text is searched for all
 MOST_ENTRIES = 500_000  # of an answer; an entry takes up to 200 bytes
-_CANDIDATES = Range(lambda n: 1 <= n <= 128, "from 1 to 128")
+_CANDIDATES = between(1, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +35,7 @@ class Fields(Declared):
     max_tokens: int = option(16, range=AT_LEAST_0)
     n: int = option(1, range=_CANDIDATES)
     best_of: int | None = option(None, range=_CANDIDATES, kind=WHOLE)
-    logprobs: int | None = option(
-        None, range=Range(lambda count: 0 <= count <= 100, "from 0 to 100"), kind=WHOLE
-    )
+    logprobs: int | None = option(None, range=between(0, 100), kind=WHOLE)
     echo: bool = option(False)
     stream: bool = option(False)
     user: str | None = option(None, kind=TEXT)
@@ -47,8 +46,8 @@ class Fields(Declared):
         return self.best_of or self.n
 
 
-_FIELDS = {field.name for field in fields(Fields)}
-_OPTIONS = {field.name for field in fields(SamplingParams)} | {"seed", "stop", "ignore_eos"}
+_FIELDS = {*Fields.row_fields()}
+_OPTIONS = {*SamplingParams.row_fields(), "seed", "stop", "ignore_eos"}
 _KNOWN = _FIELDS | _OPTIONS | {"prompt", "stream_options", *FIELDS}
 _DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1}
 # Values that change nothing, of fields that this server does not have or reads in another way.
@@ -93,16 +92,35 @@ class Completions:
 def read(engine: Engine, body: Json) -> Completions:
     """Return the request that a body describes; raise RequestError if a field is not valid."""
     values = _parse(body)
-    fields, constraint = _fields(engine, values), constraint_of(values)
-    options, include_usage = _options(engine, values, fields, constraint), _include_usage(values)
+    fields = _fields(engine, values)
+    options, include_usage = _options(engine, values, fields), _include_usage(values)
     prompts = _prompts(values.get("prompt", ""))
-    _check_texts(len(prompts) * fields.candidates, options.stop)
+    if len(prompts) * fields.candidates > _MOST_TEXTS:  # before they take time
+        raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
+    if len(options.stop) > _MOST_STOPS or len("".join(options.stop)) > _MOST_STOP_CHARACTERS:
+        most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
+        raise RequestError(f"stop must be at most {most}", "stop")
     encoded = [_prompt(engine, prompt, fields) for prompt in prompts]
     entries = _entries(encoded, fields, engine.model.config.n_positions)
     return Completions(encoded, fields, options, include_usage, entries)
 
 
-# --- parse ---------------------------------------------------------------------------------------
+def tokenize(engine: Engine, body: Json) -> Json:
+    """Return the ids of a text, in which `<|endoftext|>` is the special token."""
+    text = body.get("prompt")
+    if not isinstance(text, str):
+        raise RequestError("prompt must be a text", "prompt")
+    with _about("prompt"):
+        ids = engine.encode(text, special=True)
+    return {"tokens": ids, "count": len(ids), "max_model_len": engine.model.config.n_positions}
+
+
+def detokenize(engine: Engine, body: Json) -> Json:
+    """Return the text of ids."""
+    if not _is_ids(body.get("tokens")):
+        raise RequestError("tokens must be a list of token ids", "tokens")
+    with _about("tokens"):
+        return {"prompt": engine.decode(body["tokens"])}
 
 
 def _parse(body: Json) -> Json:
@@ -131,8 +149,11 @@ def _prompts(value: Any) -> list[str | list[int]]:
 
 
 def _is_prompt(value: Any) -> bool:
-    is_ids = isinstance(value, list) and all(type(id) is int for id in value)
-    return isinstance(value, str) or is_ids
+    return isinstance(value, str) or _is_ids(value)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(id) is int for id in value)
 
 
 def _include_usage(values: Json) -> bool:
@@ -147,16 +168,13 @@ def _include_usage(values: Json) -> bool:
     )
 
 
-# --- validate ------------------------------------------------------------------------------------
-
-
 def _fields(engine: Engine, values: Json) -> Fields:
     try:
         fields = Fields(**{name: value for name, value in values.items() if name in _FIELDS})
     except OptionError as error:
         raise RequestError(str(error), error.args[0]) from None
-    if fields.model not in (None, engine.name):
-        raise no_such_model(fields.model, engine)
+    if fields.model is not None:
+        check_model(fields.model, engine)
     if fields.candidates < fields.n:
         raise RequestError(f"best_of must be at least n, which is {fields.n}", "best_of")
     if fields.stream and fields.candidates > fields.n:
@@ -164,40 +182,35 @@ def _fields(engine: Engine, values: Json) -> Fields:
     return fields
 
 
-def no_such_model(name: str | None, engine: Engine) -> RequestError:
-    """Return the error for a model with another name."""
-    message = f"this server has no model {name!r:.80}, only {engine.name!r}"
-    return RequestError(message, "model", 404, "model_not_found")
+def check_model(name: str, engine: Engine) -> None:
+    """Raise RequestError if a model has another name than that of the engine."""
+    if name != engine.name:
+        message = f"this server has no model {name!r:.80}, only {engine.name!r}"
+        raise RequestError(message, "model", 404, "model_not_found")
 
 
-def _options(
-    engine: Engine, values: Json, fields: Fields, constraint: Constrained | None
-) -> Options:
-    chosen = _DEFAULTS | {name: value for name, value in values.items() if name in _OPTIONS}
-    chosen |= {"max_tokens": max(1, fields.max_tokens), "top_logprobs": fields.logprobs or 0}
-    if constraint:
-        chosen[constraint.option] = constraint.value
-    field = constraint.field if constraint else None
+def _options(engine: Engine, values: Json, fields: Fields) -> Options:
+    constraint, field = constraint_of(values)
+    chosen = {name: value for name, value in values.items() if name in _OPTIONS}
+    lengths = {"max_tokens": max(1, fields.max_tokens), "top_logprobs": fields.logprobs or 0}
     try:
-        if constraint:
-            trial.check(constraint.option, constraint.value)
-        options = Options(**chosen).with_seed()
+        for option, value in constraint.items():
+            trial.check(option, value)
+        options = Options(**_DEFAULTS | chosen | lengths | constraint).with_seed()
         engine.check_constraint(options)
     except OptionError as error:
         name, complaint = error.args
-        name = field if constraint and name == constraint.option else name
+        name = field if name in constraint else name
         raise RequestError(f"{name} {complaint}", name) from None
     except ResourceError as error:  # llguidance is not installed
         raise RequestError(str(error), field, status=501) from None
-    try:
+    with _about("logit_bias"):
         check_ids(engine.model.config, [id for id, _ in options.logit_bias])
-    except InputError as error:
-        raise RequestError(f"logit_bias: {error}", "logit_bias") from None
     return options
 
 
 def _prompt(engine: Engine, prompt: str | list[int], fields: Fields) -> Prompt:
-    try:
+    with _about("prompt"):
         ids = engine.encode(prompt) if isinstance(prompt, str) else prompt
         config = engine.model.config
         ids = check_ids(config, ids) or [start_token(config, "the prompt is empty")]
@@ -207,20 +220,15 @@ def _prompt(engine: Engine, prompt: str | list[int], fields: Fields) -> Prompt:
         if isinstance(prompt, str):
             return Prompt(ids, prompt)
         return Prompt(ids, engine.decode(prompt) if fields.echo else "")
+
+
+@contextmanager
+def _about(field: str) -> Iterator[None]:
+    """Say that an InputError is about a field."""
+    try:
+        yield
     except InputError as error:
-        raise RequestError(f"prompt: {error}", "prompt") from None
-
-
-# --- limits --------------------------------------------------------------------------------------
-
-
-def _check_texts(count: int, stops: Sequence[str]) -> None:
-    """Refuse too many texts, before they take time, and too many stop strings."""
-    if count > _MOST_TEXTS:
-        raise RequestError(f"prompt: a request may have up to {_MOST_TEXTS} texts", "prompt")
-    if len(stops) > _MOST_STOPS or len("".join(stops)) > _MOST_STOP_CHARACTERS:
-        most = f"{_MOST_STOPS} texts, {_MOST_STOP_CHARACTERS} characters in all"
-        raise RequestError(f"stop must be at most {most}", "stop")
+        raise RequestError(f"{field}: {error}", field) from None
 
 
 def _entries(prompts: Sequence[Prompt], fields: Fields, n_positions: int) -> int:

@@ -35,6 +35,8 @@ class RequestError(GPTCLIError):
         """Return any error as one with a status; 503 lets a client try again."""
         if isinstance(error, RequestError):
             return error
+        if isinstance(error, QueueFullError):
+            return cls(str(error), status=429, code="server_busy")
         if isinstance(error, GPTCLIError):
             can_retry = isinstance(error, StoppedError | ResourceError)
             return cls(str(error), status=503 if can_retry else 500)

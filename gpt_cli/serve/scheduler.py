@@ -1,7 +1,7 @@
 """Continuous batching: many texts share the passes of one model, in one thread.
 
 A text waits, its prompt is computed, and then it is decoded beside the others. A turn of the
-thread computes a piece of some prompts, and one pass for all texts that are being decoded:
+thread computes a piece of a few prompts, and one pass for all texts that are being decoded:
 
     turn      1        2        3        4        5
     text A    prompt   token    token    token    token
@@ -16,7 +16,7 @@ import heapq
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -46,20 +46,9 @@ class _Waiting:
 
 
 class Scheduler:
-    """Computes texts for many callers at once, in another thread.
+    """Computes texts for many callers at once, in another thread."""
 
-    Attributes:
-        stopped: whether no more texts are computed.
-        reused: number of tokens of prompts that were not computed again.
-    """
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        *,
-        max_batch: int = 32,
-        max_queue: int = 64,
-    ):
+    def __init__(self, loaded: LoadedModel, max_batch: int = 32, max_queue: int = 64):
         """Start the thread, which alone may use the model until it has stopped.
 
         It computes up to `max_batch` texts at a time, fewer if memory is short. Beyond them,
@@ -75,9 +64,9 @@ class Scheduler:
         self._waiting: list[_Waiting] = []  # a heap
         self._prefixes = self._loaded.prefixes
         self._numbers, self._round = count(), 0
-        self.stopped = False
+        self.stopped = False  # then no more texts are computed
+        self.reused = 0  # tokens of prompts that were not computed again
         self._changed = threading.Condition()
-        self.reused = 0
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
@@ -100,8 +89,8 @@ class Scheduler:
             if len(waiting) >= self._max_queue + max(0, self._max_batch - self.running):
                 raise QueueFullError(f"{len(waiting)} requests are waiting; try again later")
             number = next(self._numbers)
-            for turn, text in enumerate(texts):
-                heapq.heappush(self._waiting, _Waiting(self._round + turn, number, text))
+            for round, text in enumerate(texts, self._round):
+                heapq.heappush(self._waiting, _Waiting(round, number, text))
             self._changed.notify()
 
     def stop(self) -> None:
@@ -114,8 +103,6 @@ class Scheduler:
         """Wait until the thread has ended, after `stop`."""
         self._thread.join()
 
-    # --- the thread ------------------------------------------------------------------------------
-
     def _run(self) -> None:
         while not self.stopped:
             with self._changed:
@@ -126,7 +113,7 @@ class Scheduler:
                 self._drop_cancelled()
                 self._admit()
                 if self._prompts:
-                    self._advance(self._prompts[0])
+                    self._advance()
                 if self._batch.rows:
                     self._decode()
             except Exception as error:  # a bug must not end the server
@@ -139,7 +126,7 @@ class Scheduler:
             heapq.heapify(self._waiting)
         self._drop([row for row in self._batch.rows if self._decoded[row.number].cancelled])
         for prompts in list(self._prompts):
-            if prompts.cancelled:
+            if all(text.cancelled for text in prompts.texts):
                 self._prompts.remove(prompts)
                 self._running.difference_update(prompts.texts)
 
@@ -198,16 +185,15 @@ class Scheduler:
         common = [common_length(text.known, other.known) for other in others]
         return max(common, default=0) >= max(known + 1, SHORTEST)
 
-    def _advance(self, prompts: Prompts) -> None:
+    def _advance(self) -> None:
         """Compute a piece of the first prompts; once they are ready, let their texts join."""
+        prompts = self._prompts.popleft()
         try:
             if prompts.advance():
                 self._finish(prompts)
-                self._prompts.popleft()
             else:
-                self._prompts.rotate(-1)  # others have the next turn
+                self._prompts.append(prompts)  # others have the next turn
         except (GPTCLIError, MemoryError) as error:
-            self._prompts.popleft()
             self._end(prompts.texts, error)
 
     def _finish(self, prompts: Prompts) -> None:
@@ -216,7 +202,7 @@ class Scheduler:
             if self._prefixes.keeps and len(text.known) >= SHORTEST:
                 alone = len(prompts.texts) == 1
                 cache = prompts.cache if alone else prompts.cache.select([row], len(text.known))
-                self._prefixes.keep(Prefix(text.known, cache, prompts.states(row)))
+                self._prefixes.keep(Prefix(text.known, cache, prompts.states[row]))
             if text.decode and not text.cancelled:
                 self._join(text, prompts.cache, row)
             else:
@@ -226,8 +212,7 @@ class Scheduler:
         """Let a text join the batch; all its tokens but the last are in a row of a cache."""
         number = next(self._numbers)
         try:
-            row = BatchRow(number, text.request, self._loaded)
-            self._batch.add(row, cache, cache_row)
+            self._batch.add(BatchRow(number, text.request, self._loaded), cache, cache_row)
             self._decoded[number] = text
         except (GPTCLIError, MemoryError) as error:
             self._end([text], error)
@@ -237,7 +222,7 @@ class Scheduler:
         try:
             steps = self._batch.step()
         except (GPTCLIError, MemoryError) as error:
-            # Perhaps only some texts use the damaged weights.
+            # Perhaps only a few texts use the damaged weights.
             damaged = error.rows if isinstance(error, NotFiniteError) else ()
             rows = [self._batch.rows[index] for index in damaged] or list(self._batch.rows)
             self._end(self._drop(rows), error)
@@ -251,24 +236,19 @@ class Scheduler:
 
     def _fail(self, error: Exception) -> None:
         """End all texts that are being computed, and after `stop` those that wait, too."""
-        self._end(self._running, error)
+        waiting = [entry.text for entry in self._waiting] if self.stopped else []
+        self._end([*self._running, *waiting], error)
         self._prompts.clear()
         self._decoded.clear()
         self._batch.clear()
-        if self.stopped:
-            with self._changed:
-                texts = [entry.text for entry in self._waiting]
-                self._waiting.clear()
-            self._end(texts, error)
 
-    def _end(self, texts: Iterable[PendingText], error: Exception) -> None:
-        """End texts with an error."""
+    def _end(self, texts: Sequence[PendingText], error: Exception) -> None:
         if isinstance(error, MemoryError):
             self._prefixes.release()
             if not self._batch.rows:
                 self._batch.clear()  # releases the memory of earlier rows
             error = ResourceError("there is not enough memory for this text now; try again later")
-        for text in list(texts):
+        for text in texts:
             self._running.discard(text)
             text.fail(error)  # cancelled, since it may have joined already
 

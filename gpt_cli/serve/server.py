@@ -87,7 +87,12 @@ def _bind_path(path: Path) -> Iterator[socket.socket]:
         try:
             with _locked(path.parent):
                 _remove_dead(path)
-                _listen(listening, path)
+                mask = os.umask(0o177)  # so that the file is never open to others
+                try:
+                    listening.bind(str(path))
+                finally:
+                    os.umask(mask)
+                listening.listen()
                 created = path.stat()
         except OSError as error:
             reason = f"{path}: cannot listen there: {error.strerror or error}; choose another path"
@@ -98,15 +103,6 @@ def _bind_path(path: Path) -> Iterator[socket.socket]:
             with suppress(OSError), _locked(path.parent):
                 if os.path.samestat(created, path.stat()):
                     path.unlink()
-
-
-def _listen(listening: socket.socket, path: Path) -> None:
-    mask = os.umask(0o177)  # so that the file is never open to others
-    try:
-        listening.bind(str(path))
-        listening.listen()
-    finally:
-        os.umask(mask)
 
 
 @contextmanager
@@ -137,13 +133,8 @@ def _remove_dead(path: Path) -> None:
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return False
-        except OSError:  # it is busy, or belongs to another user
-            return True
-    return True
+        # Another error means that the server is busy, or belongs to another user.
+        return probe.connect_ex(str(path)) != errno.ECONNREFUSED
 
 
 def address_of(listening: socket.socket) -> str:
@@ -167,8 +158,6 @@ class Server(uvicorn.Server):
     ):
         config = uvicorn.Config(
             app,
-            interface="asgi3",
-            loop="asyncio",
             http=_Connection,
             ws="none",
             lifespan="off",
@@ -190,16 +179,13 @@ class Server(uvicorn.Server):
     def serve_on(self, listening: socket.socket) -> None:
         """Serve until `should_exit` is set or a signal comes."""
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave
-        with suppress(asyncio.CancelledError):
-            asyncio.run(self._main(listening))
+        with suppress(asyncio.CancelledError), asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._loop.set_exception_handler(_complain)
+            self._serving = self._loop.create_task(self.serve([listening]))
+            self._loop.run_until_complete(self._serving)
         if self._second:
             signal.raise_signal(self._second)  # for the earlier handlers
-
-    async def _main(self, listening: socket.socket) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(_complain)
-        self._serving = self._loop.create_task(self.serve([listening]))
-        await self._serving
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections, and call `ready`."""
@@ -218,7 +204,8 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """End connections whose clients sleep."""
-        for connection in self._connections():  # ten times a second
+        connections = cast("list[_Connection]", [*self.server_state.connections])
+        for connection in connections:  # ten times a second
             connection.end_if_asleep(time.monotonic())
         return await super().on_tick(counter)
 
@@ -228,11 +215,8 @@ class Server(uvicorn.Server):
         try:
             await super().shutdown(sockets)
         finally:
-            for connection in self._connections():
+            for connection in [*self.server_state.connections]:
                 connection.transport.abort()
-
-    def _connections(self) -> "list[_Connection]":
-        return cast("list[_Connection]", [*self.server_state.connections])
 
 
 class _Connection(H11Protocol):

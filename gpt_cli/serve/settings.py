@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from gpt_cli.options.declare import PATH, TEXT, Declared, OptionError, Range, option
+from gpt_cli.options.declare import PATH, TEXT, Declared, OptionError, Range, between, option
 
 _COUNT = Range(lambda count: count >= 1, "1 or more")
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
@@ -26,11 +26,7 @@ class Settings(Declared):
             "an address or a name, without a port",
         ),
     )
-    port: int = option(
-        8000,
-        "Port to listen on; 0 takes a free one.",
-        Range(lambda port: 0 <= port < 2**16, "from 0 to 65535"),
-    )
+    port: int = option(8000, "Port to listen on; 0 takes a free one.", between(0, 65535))
     unix_socket: Path | None = option(
         None,
         "Listen on a Unix socket that only this user can open, instead of a port.",
@@ -68,7 +64,7 @@ class Settings(Declared):
     grace: float = option(
         30.0,
         "Seconds that running requests have to finish after SIGTERM or Ctrl+C.",
-        Range(lambda seconds: 0 <= seconds <= 86_400, "from 0 to 86400"),
+        between(0, 86_400),
     )
 
     def __post_init__(self) -> None:

@@ -5,13 +5,15 @@ https://docs.vllm.ai/en/latest/features/structured_outputs.html
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from gpt_cli.serve.refusals import RequestError
 
 # vLLM's names, in "structured_outputs" and after its older "guided_", with those of options.
 _OPTIONS = {"json": "json_schema", "regex": "regex", "choice": "choices", "grammar": "grammar"}
-FIELDS = ("response_format", "structured_outputs", *(f"guided_{name}" for name in _OPTIONS))
+_GUIDED = {f"guided_{name}": option for name, option in _OPTIONS.items()}
+FIELDS = ("response_format", "structured_outputs", *_GUIDED)
+_Constraint: TypeAlias = tuple[str, Any, str]  # an option, its value, and the field of both
 _ANY_OBJECT = {"type": "object"}
 _FORMATS = (
     '{"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "json_object"} or '
@@ -19,53 +21,48 @@ _FORMATS = (
 )
 
 
-class Constrained(NamedTuple):
-    """An option that constrains a text, its value, and the field that it comes from."""
+def constraint_of(body: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return the option that constrains a text, with its value, and the field of both, if any.
 
-    option: str
-    value: Any
-    field: str
-
-
-def constraint_of(body: Mapping[str, Any]) -> Constrained | None:
-    """Return the constraint of a request, if any; raise RequestError if it is not valid."""
-    values = {field: body[field] for field in FIELDS if body.get(field) is not None}
-    constraints = [item for field, value in values.items() for item in _read(field, value)]
+    Raise RequestError if a field is not valid.
+    """
+    fields = [field for field in FIELDS if body.get(field) is not None]
+    constraints = [item for field in fields for item in _read(field, body[field])]
     for _, value, field in constraints:
         if value in ("", []):
             raise RequestError(f"{field} must not be empty", field)
     if len(constraints) > 1:
-        field = constraints[1].field
+        _, _, field = constraints[1]
         raise RequestError(f"{field} must be the only constraint of a text", field)
-    return constraints[0] if constraints else None
+    if not constraints:
+        return {}, None
+    option, value, field = constraints[0]
+    return {option: value}, field
 
 
-def _read(field: str, value: Any) -> Iterator[Constrained]:
+def _read(field: str, value: Any) -> Iterator[_Constraint]:
     """Yield the constraints of one field."""
-    if field == "structured_outputs":
-        yield from _structured_outputs(value)
-    elif field != "response_format":
-        yield Constrained(_OPTIONS[field.removeprefix("guided_")], value, field)
-    elif (schema := _schema_of(value)) is not None:
-        yield Constrained("json_schema", schema, field)
+    match field, value:
+        case "structured_outputs", _:
+            yield from _structured_outputs(value)
+        case "response_format", {"type": "text"}:
+            return
+        case (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schema": dict() as schema}}
+            # The form for llama.cpp's server, and others.
+            | {"type": "json_schema" | "json_object", "schema": dict() as schema},
+        ):
+            yield "json_schema", schema, field
+        case "response_format", {"type": "json_object", **more} if more.get("schema") is None:
+            yield "json_schema", _ANY_OBJECT, field
+        case "response_format", _:
+            raise RequestError(f"response_format must be {_FORMATS}", field)
+        case _:
+            yield _GUIDED[field], value, field
 
 
-def _schema_of(format: Any) -> Any:
-    """Return the schema of OpenAI's "response_format", or None for any text."""
-    match format:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
-            return schema
-        # The form for llama.cpp's server, and others.
-        case {"type": "json_schema" | "json_object", "schema": dict() as schema}:
-            return schema
-        case {"type": "json_object", **more} if more.get("schema") is None:
-            return _ANY_OBJECT
-    raise RequestError(f"response_format must be {_FORMATS}", "response_format")
-
-
-def _structured_outputs(value: Any) -> Iterator[Constrained]:
+def _structured_outputs(value: Any) -> Iterator[_Constraint]:
     """Yield the constraints of vLLM's "structured_outputs", at least one."""
     known = ", ".join((*_OPTIONS, "json_object"))
     parts = value if isinstance(value, dict) else {}
@@ -75,8 +72,8 @@ def _structured_outputs(value: Any) -> Iterator[Constrained]:
     for name, part in parts.items():
         field = f"structured_outputs.{name:.40}"
         if name in _OPTIONS and part is not None:
-            yield Constrained(_OPTIONS[name], part, field)
+            yield _OPTIONS[name], part, field
         elif name == "json_object" and part is True:
-            yield Constrained("json_schema", _ANY_OBJECT, field)
+            yield "json_schema", _ANY_OBJECT, field
         elif part not in (None, False) and name != "disable_fallback":
             raise RequestError(f"{field} is not known here; there are {known}", field)

@@ -55,8 +55,7 @@ def _main(option: str, most_bytes: int) -> None:
         options.validate()
     except OptionError:
         return
-    constraint = options.constraint
-    if constraint:
+    if constraint := options.constraint:
         llguidance, grammar = import_llguidance(), constraint.grammar
         tokens = llguidance.LLTokenizer("byte")
         with_stack(constraint.kind, lambda: llguidance.LLMatcher(tokens, grammar, log_level=0))

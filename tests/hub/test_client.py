@@ -13,10 +13,7 @@ from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, Reso
 from gpt_cli.hub import client, local
 from gpt_cli.options.declare import OptionError
 from support.checkpoints import write_tokenizer
-from support.loopback_hub import (
-    model_files,
-    use_hub,
-)
+from support.loopback_hub import model_files, use_hub
 from support.processes import posix
 
 REPO = "acme/gpt"
@@ -55,7 +52,7 @@ def put_in_cache(cache: Path, repo: str, files: dict[str, bytes], commit: str = 
 
 
 def python(code: str, **env: str) -> "subprocess.Popen[str]":
-    """Run `code`, with the hub module imported, in a process of its own."""
+    """Run `code`, with the hub module imported, in another process."""
     return subprocess.Popen(
         [sys.executable, "-c", "import sys\nfrom gpt_cli import errors, hub\n" + code],
         stdout=subprocess.PIPE,
@@ -83,9 +80,9 @@ def test_the_bundled_model_is_in_the_package_or_in_the_checkout(tmp_path, monkey
     monkeypatch.setattr(local, "__file__", str(tmp_path / "gpt_cli" / "hub" / "local.py"))
     assert "reinstall gpt2-cli" in raised(ModelNotFoundError, product.resolve, "tiny")
     assert local.list_models() == []
-    for place in ("weights/tiny", "gpt_cli/weights/tiny"):
-        (tmp_path / place).mkdir(parents=True)
-        assert product.resolve("tiny") == tmp_path / place
+    for path in ("weights/tiny", "gpt_cli/weights/tiny"):
+        (tmp_path / path).mkdir(parents=True)
+        assert product.resolve("tiny") == tmp_path / path
 
 
 def test_a_short_name_comes_before_a_folder_and_a_path_forces_the_folder(
@@ -460,7 +457,7 @@ def test_each_answer_of_the_hub_has_its_message(hub, cache, fault, says, monkeyp
     assert not cache.exists()
     assert capfd.readouterr() == ("", "")
     hub.fail(fault, on="/api/", times=2)
-    if busy:  # it is asked again
+    if busy:  # it is tried again
         assert names(product.resolve(REPO)) == PUBLISHED
 
 
@@ -477,7 +474,7 @@ def test_each_answer_of_the_hub_has_its_message(hub, cache, fault, says, monkeyp
 def test_a_fault_in_the_middle_leaves_nothing_that_is_trusted(hub, fault, on, says, monkeypatch):
     hub.fail(fault, on=on)
     with monkeypatch.context() as patch:
-        patch.setattr(time, "sleep", lambda seconds: None)  # the client's own retries
+        patch.setattr(time, "sleep", lambda seconds: None)  # the client's retries
         assert says in raised(ModelNotFoundError, product.resolve, REPO)
     hub.heal()
     message = raised(ModelNotFoundError, product.resolve, REPO, offline=True)
@@ -495,7 +492,7 @@ def test_a_connection_that_breaks_once_is_taken_up_again(hub, monkeypatch):
     assert again == ["bytes=10485760-"]
 
 
-@pytest.mark.parametrize("hashes", [True, False])  # the lists of some mirrors have none
+@pytest.mark.parametrize("hashes", [True, False])  # lists of mirrors may have none
 @pytest.mark.parametrize("to", [None, "folder"])
 def test_wrong_bytes_are_deleted(hub, cache, to, tmp_path, hashes):
     hub.hashes = hashes
@@ -537,8 +534,8 @@ def test_a_full_disk_is_known_before_the_download(hub, cache, to, tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage)
         message = raised(ResourceError, product.download, REPO, to=to)
-    place = tmp_path if to else cache / "models--acme--gpt" / "blobs"
-    assert message.startswith(f"acme/gpt needs 4 kB of disk space, but {place} has only 4 kB: ")
+    disk = tmp_path if to else cache / "models--acme--gpt" / "blobs"
+    assert message.startswith(f"acme/gpt needs 4 kB of disk space, but {disk} has only 4 kB: ")
     assert hub.fetched() == []
     folder = product.download(REPO)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
@@ -565,12 +562,12 @@ def test_a_plain_folder_holds_the_published_files_alone(hub, cache, to, tmp_path
     assert hub.fetched() == []  # the cache had them
 
 
-@pytest.mark.parametrize("place", ["full", "file"])
-def test_a_place_in_use_is_refused(hub, place, tmp_path):
+@pytest.mark.parametrize("name", ["full", "file"])
+def test_a_path_in_use_is_refused(hub, name, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     (tmp_path / "file").touch()
-    message = raised(InputError, product.download, REPO, to=tmp_path / place)
+    message = raised(InputError, product.download, REPO, to=tmp_path / name)
     assert "is not an empty folder" in message
     assert hub.requests == []
     assert names(tmp_path / "full") == ["file"]

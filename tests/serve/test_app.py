@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from support.answers import REASONS, computed, joined, told
+from support.answers import choices_of, computed, texts_of, told
 from support.processes import posix
 from support.server_process import COMPLETIONS, Server, serving
 
@@ -24,11 +24,11 @@ def server():
         yield server
 
 
-def same(engine, found, expected):
+def same(engine, actual, expected):
     """Return whether log-probabilities are equal: to the last bit, if the engine's are."""
     if engine.model.ops.batch_invariant:
-        return found == expected
-    return found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        return actual == expected
+    return actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def name_of(engine, id):
@@ -81,29 +81,27 @@ NAMED = [pytest.param(body, id=name) for name, body in BODIES.items()]
 def test_texts_are_those_of_the_engine(body, server, tiny):
     answer = server.complete(**body)
     expected = computed(tiny, **body)
-    assert told(answer["choices"]) == [
-        (each.text, REASONS[each.finish_reason]) for each in expected
-    ]
+    assert told(answer["choices"]) == texts_of(expected)
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(expected)))
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     prompt_tokens = sum(len(tiny.encode(prompt)) or 1 for prompt in prompts)
-    completion_tokens = sum(len(each.ids) for each in expected)
+    completion_tokens = sum(len(completion.ids) for completion in expected)
     assert answer["usage"] == {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-    for choice, each in zip(answer["choices"], expected, strict=True):
+    for choice, completion in zip(answer["choices"], expected, strict=True):
         assert (choice["logprobs"] is None) == ("logprobs" not in body)
         if "logprobs" in body:
-            check_logprobs(tiny, choice["logprobs"], each, body["logprobs"])
+            check_logprobs(tiny, choice["logprobs"], completion, body["logprobs"])
 
 
-def check_logprobs(engine, found, completion, count):
+def check_logprobs(engine, actual, completion, count):
     """Check the log-probabilities of the tokens of a completion."""
-    assert found["tokens"] == [name_of(engine, id) for id in completion.ids]
-    assert same(engine, found["token_logprobs"], completion.logprobs)
-    for top, expected in zip(found["top_logprobs"], completion.top_logprobs, strict=True):
+    assert actual["tokens"] == [name_of(engine, id) for id in completion.ids]
+    assert same(engine, actual["token_logprobs"], completion.logprobs)
+    for top, expected in zip(actual["top_logprobs"], completion.top_logprobs, strict=True):
         likeliest = dict(list((top or {}).items())[:count])
         assert [*likeliest] == [name_of(engine, id) for id, _ in expected]
         assert same(engine, [*likeliest.values()], [logprob for _, logprob in expected])
@@ -116,13 +114,13 @@ def test_a_stream_says_the_same(body, server):
     answer = server.ask(COMPLETIONS, body | {"stream": True})
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/event-stream")
-    assert answer.headers["X-Accel-Buffering"] == "no"  # nginx passes each event on at once
+    assert answer.headers["X-Accel-Buffering"] == "no"  # nginx passes every event on at once
     chunks = answer.events()
     assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
     for chunk in chunks:
         assert chunk.keys() - {"usage"} == whole.keys() - {"usage"}
         assert len(chunk["choices"]) == 1
-    assert joined(chunks, len(whole["choices"])) == whole["choices"]
+    assert choices_of(answer) == whole["choices"]
 
 
 @pytest.mark.parametrize("include", [True, False])
@@ -171,9 +169,7 @@ def test_token_ids_are_a_prompt_like_their_text(prompt, server, tiny):
 )
 def test_no_prompt_is_the_start_token(body, server, tiny):
     answer = server.complete(**body, seed=3)
-    assert told(answer["choices"]) == [
-        (each.text, REASONS[each.finish_reason]) for each in computed(tiny, "", seed=3)
-    ]
+    assert told(answer["choices"]) == texts_of(computed(tiny, "", seed=3))
     assert answer["usage"]["prompt_tokens"] == 1
 
 
@@ -189,7 +185,7 @@ def test_a_field_at_its_neutral_value_changes_nothing(server):
     expected = server.complete(prompt="Once", seed=1)["choices"]
     assert server.complete(prompt="Once", **NEUTRAL)["choices"] == expected
     body = {"prompt": "Once", **NEUTRAL, "stream": True}
-    assert joined(server.ask(COMPLETIONS, body).events(), 1) == expected
+    assert choices_of(server.ask(COMPLETIONS, body)) == expected
     for name in NEUTRAL.keys() - {"seed"}:
         assert server.complete(prompt="Once", seed=1, **{name: None})["choices"] == expected
     for empty in ({"logit_bias": {}}, {"stop": []}, {"suffix": ""}, {"top_k": -1}):
@@ -246,8 +242,8 @@ def test_a_bad_value_is_refused_with_its_field(field, value, server):
     ],
 )
 def test_a_refusal_says_what_to_do(body, message, server):
-    found = server.ask(COMPLETIONS, {"prompt": "Once"} | body).error(400)["message"]
-    assert found.startswith(message)
+    actual = server.ask(COMPLETIONS, {"prompt": "Once"} | body).error(400)["message"]
+    assert actual.startswith(message)
 
 
 def test_another_model_is_not_found(server):
@@ -291,14 +287,14 @@ def test_the_best_of_several_choices(best_of, server, tiny):
     n = min(best_of, 2)
     every = computed(tiny, **body, n=best_of)
     expected = []
-    for place in range(2):
-        some = every[place * best_of : (place + 1) * best_of]
+    for index in range(2):
+        group = every[index * best_of : (index + 1) * best_of]
         if best_of > n:
-            some.sort(key=lambda each: -sum(each.logprobs) / len(each.logprobs))
-        expected += [(each.text, REASONS[each.finish_reason]) for each in some[:n]]
+            group.sort(key=lambda completion: -sum(completion.logprobs) / len(completion.logprobs))
+        expected += texts_of(group[:n])
     answer = server.complete(**body, n=n, best_of=best_of)
     assert told(answer["choices"]) == expected
-    assert answer["usage"]["completion_tokens"] == sum(len(each.ids) for each in every)
+    assert answer["usage"]["completion_tokens"] == sum(len(completion.ids) for completion in every)
 
 
 @pytest.mark.parametrize(
@@ -321,37 +317,36 @@ def test_an_echo_is_the_prompt_with_its_score(max_tokens, server, tiny):
     answer = server.complete(**body)
     completions = computed(tiny, prompts, logprobs=2, **fields) if max_tokens else []
     scores = tiny.score_many(prompts)
-    for place, (choice, prompt) in enumerate(zip(answer["choices"], prompts, strict=True)):
-        completion = completions[place] if max_tokens else None
+    for index, (choice, prompt) in enumerate(zip(answer["choices"], prompts, strict=True)):
+        completion = completions[index] if max_tokens else None
         assert choice["text"] == prompt + (completion.text if completion else "")
-        found, count = choice["logprobs"], len(scores[place].ids)
-        assert found["tokens"][:count] == [name_of(tiny, id) for id in scores[place].ids]
-        assert same(tiny, found["token_logprobs"][1:count], scores[place].token_logprobs[1:])
-        assert (found["token_logprobs"][0], found["top_logprobs"][0]) == (None, None)
-        for own, top in zip(found["token_logprobs"][1:], found["top_logprobs"][1:], strict=True):
+        actual, count = choice["logprobs"], len(scores[index].ids)
+        assert actual["tokens"][:count] == [name_of(tiny, id) for id in scores[index].ids]
+        assert same(tiny, actual["token_logprobs"][1:count], scores[index].token_logprobs[1:])
+        assert (actual["token_logprobs"][0], actual["top_logprobs"][0]) == (None, None)
+        for logprob, top in zip(
+            actual["token_logprobs"][1:], actual["top_logprobs"][1:], strict=True
+        ):
             assert 2 <= len(top) <= 3
-            assert own <= max(top.values())
+            assert logprob <= max(top.values())
         if completion:
             check_logprobs(
-                tiny, {name: list[count:] for name, list in found.items()}, completion, 2
+                tiny, {name: list[count:] for name, list in actual.items()}, completion, 2
             )
         else:
-            assert len(found["tokens"]) == count
+            assert len(actual["tokens"]) == count
             assert choice["finish_reason"] == "length"
-        check_offsets(choice["text"], found)
+        check_offsets(choice["text"], actual)
     assert answer["usage"]["prompt_tokens"] == sum(len(score.ids) for score in scores)
-    assert (
-        joined(server.ask(COMPLETIONS, body | {"stream": True}).events(), len(prompts))
-        == (answer["choices"])
-    )
+    assert choices_of(server.ask(COMPLETIONS, body | {"stream": True})) == answer["choices"]
 
 
-def check_offsets(text, found):
-    """Check that each token is in the text at its offset, where it is whole characters."""
-    offsets = found["text_offset"]
+def check_offsets(text, actual):
+    """Check that every token is in the text at its offset, where it is whole characters."""
+    offsets = actual["text_offset"]
     assert offsets == sorted(offsets)
-    assert len(offsets) == len(found["tokens"])
-    for token, offset in zip(found["tokens"], offsets, strict=True):
+    assert len(offsets) == len(actual["tokens"])
+    for token, offset in zip(actual["tokens"], offsets, strict=True):
         if not token.startswith("bytes:") and token != END:
             assert text[offset : offset + len(token)] == token
 
@@ -365,9 +360,9 @@ def test_the_likeliest_tokens_of_an_echo_are_those_of_the_engine(server, tiny):
     ids = tiny.encode(STORY)
     body = {"prompt": ids, "echo": True, "logprobs": 5, "max_tokens": 0}
     (choice,) = server.complete(**body)["choices"]
-    for place, top in enumerate(choice["logprobs"]["top_logprobs"][1:], 1):
-        expected = tiny.next_tokens(tiny.decode(ids[:place]), 5)
-        if tiny.encode(tiny.decode(ids[:place])) == ids[:place]:
+    for index, top in enumerate(choice["logprobs"]["top_logprobs"][1:], 1):
+        expected = tiny.next_tokens(tiny.decode(ids[:index]), 5)
+        if tiny.encode(tiny.decode(ids[:index])) == ids[:index]:
             assert [*top][:5] == [name_of(tiny, id) for id, _ in expected]
             assert same(tiny, [*top.values()][:5], [logprob for _, logprob in expected])
 
@@ -389,7 +384,7 @@ def server_of_bytes(case_folder):
 
 
 def test_parts_of_characters_do_not_collide(server_of_bytes, engine):
-    """Each of 100 alternatives has a name of its own, though many are a part of a character."""
+    """100 alternatives have 100 names, though many are a part of a character."""
     body = {"prompt": "Once", "logprobs": 100, "seed": 1, "temperature": 2.0}
     (choice,) = server_of_bytes.complete(**body)["choices"]
     (expected,) = computed(engine, **body)
@@ -463,8 +458,8 @@ def test_what_is_no_text_and_no_ids_is_refused(path, body, field, server):
 
 
 def test_the_tokenizer(server):
-    found = server.ask("/tokenizer_info").json()
-    assert (found["eos_token"], found["bos_token"], found["pad_token"]) == (END, END, None)
+    actual = server.ask("/tokenizer_info").json()
+    assert (actual["eos_token"], actual["bos_token"], actual["pad_token"]) == (END, END, None)
 
 
 @pytest.mark.parametrize(
@@ -570,38 +565,27 @@ def test_any_text_or_ids_have_an_answer(path, body, server):
 
 @pytest.fixture(scope="module")
 def mixed(tiny):
-    """Return bodies with what they give alone: each of `BODIES`, and others like them."""
+    """Return bodies with what they give alone: those of `BODIES`, and others like them."""
     bodies = list(BODIES.values())
     bodies += [
         {"prompt": STORY * (seed % 7) + "The", "seed": seed, "max_tokens": 5 + 9 * (seed % 8)}
         for seed in range(100, 130)
     ]
     return [
-        (
-            body | ({"stream": True} if place % 2 else {}),
-            [(each.text, REASONS[each.finish_reason]) for each in computed(tiny, **body)],
-        )
-        for place, body in enumerate(bodies)
+        (body | {"stream": index % 2 > 0}, texts_of(computed(tiny, **body)))
+        for index, body in enumerate(bodies)
     ]
 
 
 @pytest.mark.parametrize("clients", [1, 8, 32])
 def test_a_text_is_the_same_in_any_company(clients, server, mixed):
-    def ask(body, expected):
-        answer = server.ask(COMPLETIONS, body)
-        assert answer.status == 200, answer.body
-        choices = (
-            joined(answer.events(), len(expected))
-            if body.get("stream")
-            else answer.json()["choices"]
-        )
-        return told(choices)
+    def ask(body):
+        return told(choices_of(server.ask(COMPLETIONS, body)))
 
-    # In another order each time, and no two clients at the same place.
+    # In another order every time, and no two clients at the same body.
     order = mixed[clients:] + mixed[:clients]
     with ThreadPoolExecutor(clients) as pool:
-        found = list(pool.map(lambda each: ask(*each), order))
-    assert found == [expected for _, expected in order]
+        assert list(pool.map(ask, (body for body, _ in order))) == [texts for _, texts in order]
     server.wait_until_idle()
 
 
@@ -610,14 +594,14 @@ def test_scores_are_the_same_in_company(server, tiny):
     texts = [STORY * times + "The moon" for times in range(1, 13)]
     expected = [score.token_logprobs for score in tiny.score_many(texts)]
 
-    def ask(place):
-        fields = {"echo": True, "logprobs": 1, "max_tokens": place % 3, "seed": 1}
-        (choice,) = server.complete(prompt=texts[place], **fields)["choices"]
-        return choice["logprobs"]["token_logprobs"][: len(expected[place])]
+    def ask(index):
+        fields = {"echo": True, "logprobs": 1, "max_tokens": index % 3, "seed": 1}
+        (choice,) = server.complete(prompt=texts[index], **fields)["choices"]
+        return choice["logprobs"]["token_logprobs"][: len(expected[index])]
 
     with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(ask, range(12)))
-    for one, other in zip(found, expected, strict=True):
+        actual = list(pool.map(ask, range(12)))
+    for one, other in zip(actual, expected, strict=True):
         assert same(tiny, one[1:], other[1:])
 
 
@@ -633,7 +617,7 @@ def test_a_client_that_leaves_frees_its_place(stream, server):
     if stream:
         assert connection.recv(100)
     else:
-        server.wait_for(lambda found: found["gpt_cli_texts_running"] > 0)
+        server.wait_for(lambda values: values["gpt_cli_texts_running"] > 0)
     connection.close()
     after = server.wait_until_idle()["gpt_cli_generated_tokens_total"]
     assert after - before < 16 * 500 / 2
@@ -641,7 +625,7 @@ def test_a_client_that_leaves_frees_its_place(stream, server):
 
 def test_answers_that_nobody_reads_are_bounded_in_all(server):
     large = LONG | {"max_tokens": 300, "logprobs": 100}  # nearly the most for one answer
-    many = [server.begin(**large, stream=place % 2 > 0) for place in range(4)]
+    many = [server.begin(**large, stream=index % 2 > 0) for index in range(4)]
     server.wait_for(lambda values: values["gpt_cli_texts_waiting"] >= 16)
     answer = server.ask(COMPLETIONS, large)
     assert answer.error(429)["code"] == "server_busy"
@@ -673,6 +657,6 @@ def test_a_unix_socket_is_for_its_owner_alone(tmp_path, tiny):
         assert isinstance(server, Server)
         assert server.address == f"unix:{path}"
         assert path.stat().st_mode & 0o777 == 0o600
-        found = server.complete(prompt="Once", seed=1)["choices"][0]["text"]
-    assert found == computed(tiny, "Once", seed=1)[0].text
+        actual = server.complete(prompt="Once", seed=1)["choices"][0]["text"]
+    assert actual == computed(tiny, "Once", seed=1)[0].text
     assert not path.exists()

@@ -1,10 +1,12 @@
-"""Texts that share a scheduler: each is the one that it is alone, whatever else is computed."""
+"""Texts that share a scheduler are what they are alone, whatever else is computed."""
 
 import queue
 import threading
 import time
 import weakref
 from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,11 +45,11 @@ options = st.builds(
 
 @st.composite
 def wanted(draw):
-    """Return requests, some of which begin alike, each with how many likeliest of its prompt."""
+    """Return requests that may begin alike, and numbers of likeliest tokens of their prompts."""
     begun = draw(st.lists(st.lists(an_id, max_size=100), min_size=1, max_size=2))
     ends = st.lists(an_id, min_size=1, max_size=20)
     request = st.builds(
-        lambda start, end, own, index: Request(start + end, own, index),
+        lambda start, end, chosen, index: Request(start + end, chosen, index),
         *(st.sampled_from(begun), ends, options, st.integers(0, 3)),
     )
     return draw(st.lists(st.tuples(request, st.sampled_from([None, 0, 3])), max_size=12))
@@ -66,6 +68,12 @@ class Caller:
         task = PendingText(request, lambda event: self.events.put((number, event)), score, decode)
         task.number = number
         return task
+
+    def compute(self, shared, tasks, at_once=False):
+        """Submit tasks and wait for them; `at_once` they are all there at the next turn."""
+        with shared._changed if at_once else nullcontext():
+            shared.submit(tasks)
+        self.wait(tasks)
 
     def wait(self, tasks):
         """Wait until all have ended."""
@@ -87,35 +95,44 @@ class Caller:
 
 
 @pytest.fixture
-def running():
+def loaded(native, tokenizer):
+    return LoadedModel(model_of(native("float32"), **SMALL), tokenizer)
+
+
+@pytest.fixture
+def running(loaded):
     """Return a function that starts a scheduler, which is stopped at the end."""
     started = []
 
-    def start(model, tokenizer, *others, **limits):
-        started.append(Scheduler(LoadedModel(model, tokenizer, *others), **limits))
+    def start(computing=loaded, **limits):
+        started.append(Scheduler(computing, **limits))
         return started[-1]
 
     yield start
-    for each in started:
-        each.stop()
-        each.join()
+    for shared in started:
+        shared.stop()
+        shared.join()
 
 
-def alone(model, tokenizer, request):
+def drafting(loaded):
+    return replace(loaded, speculator=Speculator(loaded.model))
+
+
+def alone(loaded, request):
     done = Completion(len(request.prompt), request.seed)
-    for step in generate(LoadedModel(model, tokenizer), [request]):
+    for step in generate(replace(loaded, speculator=None), [request]):
         done.add(step)
     return done
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     for name in ("text", "ids", "logprobs", "top_logprobs", "finish_reason"):
-        assert getattr(found, name) == getattr(expected, name), name
+        assert getattr(actual, name) == getattr(expected, name), name
 
 
-def busy(running, model, tokenizer, **limits):
+def busy(running, **limits):
     """Return a scheduler with a text that decodes on and on, and its task."""
-    started, caller = running(model, tokenizer, **limits), Caller()
+    started, caller = running(**limits), Caller()
     task = caller.task(Request([1], Options(max_tokens=149, ignore_eos=True, temperature=0)))
     started.submit([task])
     caller.events.get(timeout=60)
@@ -127,18 +144,18 @@ def busy(running, model, tokenizer, **limits):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=12)
-@given(asked=wanted(), max_batch=st.integers(1, 9), piece=st.sampled_from([1, 7, 96]))
-def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, max_batch, piece):
-    ops = native(dtype)
-    model = model_of(ops, dtype, **SMALL)
-    caller = Caller()
+@given(requests=wanted(), max_batch=st.integers(1, 9), piece=st.sampled_from([1, 7, 96]))
+def test_each_text_is_the_one_that_it_is_alone(
+    native, tokenizer, dtype, requests, max_batch, piece
+):
+    loaded, caller = LoadedModel(model_of(native(dtype), dtype, **SMALL), tokenizer), Caller()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompts, "PIECE", piece)
         patch.setattr(scheduler, "PIECE", piece)
         patch.setattr(prefix_cache, "_BYTES", 300_000)
         patch.setattr(prefix_cache, "_SHARE", 0)
-        shared = Scheduler(LoadedModel(model, tokenizer, Speculator(model)), max_batch=max_batch)
-        tasks = [caller.task(request, score=count) for request, count in asked]
+        shared = Scheduler(drafting(loaded), max_batch=max_batch)
+        tasks = [caller.task(request, score=count) for request, count in requests]
         half = len(tasks) // 2
         shared.submit(tasks[:half])
         shared.submit(tasks[half:])
@@ -146,13 +163,13 @@ def test_each_text_is_the_one_that_it_is_alone(native, tokenizer, dtype, asked, 
         assert (shared.running, shared.waiting) == (0, 0)
         shared.stop()
         shared.join()
-    for task, (request, count) in zip(tasks, asked, strict=True):
-        assert_same(caller.completions[task.number], alone(model, tokenizer, request))
+    for task, (request, count) in zip(tasks, requests, strict=True):
+        assert_same(caller.completions[task.number], alone(loaded, request))
         if count is not None:
-            found = caller.scores[task.number]
-            (expected,) = score(LoadedModel(model, tokenizer), [request.prompt])
-            assert found.logprobs == expected.token_logprobs[1:]
-            assert {len(top) for top in found.top_logprobs} <= {count}
+            actual = caller.scores[task.number]
+            (expected,) = score(loaded, [request.prompt])
+            assert actual.logprobs == expected.token_logprobs[1:]
+            assert {len(top) for top in actual.top_logprobs} <= {count}
 
 
 def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
@@ -161,18 +178,17 @@ def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
         Request(tiny.encode(texts[n % 4]), Options(seed=n, max_tokens=20 + n), n % 3)
         for n in range(32)
     ]
-    expected = [alone(tiny.model, tiny.tokenizer, request) for request in requests]
+    expected = [alone(tiny.loaded, request) for request in requests]
     for callers in (1, 8, 32):
-        shared = running(tiny.model, tiny.tokenizer, max_batch=max(1, callers // 2))
-        found = {}
+        shared = running(tiny.loaded, max_batch=max(1, callers // 2))
+        actual = {}
 
-        def call(first, shared=shared, found=found, callers=callers):
+        def call(first, shared=shared, actual=actual, callers=callers):
             caller = Caller()
             for number in range(first, 32, callers):
                 task = caller.task(requests[number])
-                shared.submit([task])
-                caller.wait([task])
-                found[number] = caller.completions[task.number]
+                caller.compute(shared, [task])
+                actual[number] = caller.completions[task.number]
 
         threads = [threading.Thread(target=call, args=(first,)) for first in range(callers)]
         for thread in threads:
@@ -180,30 +196,27 @@ def test_a_text_is_the_same_at_1_8_and_32_callers(tiny, running):
         for thread in threads:
             thread.join()
         for number, completion in enumerate(expected):
-            assert_same(found[number], completion)
+            assert_same(actual[number], completion)
         shared.stop()
         shared.join()
 
 
-def test_drafts_of_a_scheduler_change_nothing(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer, Speculator(model)), Caller()
+def test_drafts_of_a_scheduler_change_nothing(loaded, running):
+    shared, caller = running(drafting(loaded)), Caller()
     # A loop, which n-grams draft.
     requests = [Request([1, 2, 3, 4] * 5, Options(temperature=0, max_tokens=100)) for _ in range(3)]
     tasks = [caller.task(request) for request in requests]
-    shared.submit(tasks)
-    caller.wait(tasks)
+    caller.compute(shared, tasks)
     for task, request in zip(tasks, requests, strict=True):
-        assert_same(caller.completions[task.number], alone(model, tokenizer, request))
+        assert_same(caller.completions[task.number], alone(loaded, request))
     assert sum(done.accepted for done in caller.completions.values()) > 0
 
 
 def test_a_prompt_is_scored_without_new_tokens(tiny, running):
-    shared, caller = running(tiny.model, tiny.tokenizer), Caller()
+    shared, caller = running(tiny.loaded), Caller()
     ids = tiny.encode("Once upon a time there was a girl. " * 30)
     tasks = [caller.task(Request(text, Options()), 2, decode=False) for text in (ids, ids[:1])]
-    shared.submit(tasks)
-    caller.wait(tasks)
+    caller.compute(shared, tasks)
     long, short = caller.scores[0], caller.scores[1]
     assert (
         long.logprobs == tiny.score("Once upon a time there was a girl. " * 30).token_logprobs[1:]
@@ -229,58 +242,47 @@ def passes(monkeypatch):
     return shapes
 
 
-def test_a_prompt_of_several_texts_is_computed_once(native, tokenizer, running, passes):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
-    own = Options(max_tokens=5, seed=1, ignore_eos=True)
-    tasks = [caller.task(Request([3] * 101, own, index)) for index in range(6)]
-    shared.submit(tasks)
-    caller.wait(tasks)
+def test_a_prompt_of_several_texts_is_computed_once(running, passes):
+    shared, caller = running(), Caller()
+    sampling = Options(max_tokens=5, seed=1, ignore_eos=True)
+    tasks = [caller.task(Request([3] * 101, sampling, index)) for index in range(6)]
+    caller.compute(shared, tasks)
     assert passes == [(1, 72), (1, 28)]
     assert shared.reused == 500
-    more = caller.task(Request([3] * 101 + [5] * 10, own), score=0)
-    shared.submit([more])
-    caller.wait([more])
+    more = caller.task(Request([3] * 101 + [5] * 10, sampling), score=0)
+    caller.compute(shared, [more])
     assert passes[2:] == [(1, 10)]  # only what follows is computed, and all is scored
     assert len(caller.scores[more.number].logprobs) == 110
 
 
-def test_each_of_several_prompts_in_a_pass_is_known_afterwards(native, tokenizer, running, passes):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
+def test_each_of_several_prompts_in_a_pass_is_known_afterwards(loaded, running, passes):
+    shared, caller = running(), Caller()
     begun = [[3, 4] * 10, [5, 6] * 12]
     first = [caller.task(Request(ids, Options(max_tokens=1))) for ids in begun]
-    with shared._changed:  # so that both are there at the next turn
-        shared.submit(first)
-    caller.wait(first)
+    caller.compute(shared, first, at_once=True)
     assert passes == [(2, 23)]
     more = [caller.task(Request(ids + [7] * 5, Options(seed=1)), score=0) for ids in begun]
     for task in more:
-        shared.submit([task])
-        caller.wait([task])
-        assert_same(caller.completions[task.number], alone(model, tokenizer, task.request))
-        (expected,) = score(LoadedModel(model, tokenizer), [task.request.prompt])
+        caller.compute(shared, [task])
+        assert_same(caller.completions[task.number], alone(loaded, task.request))
+        (expected,) = score(loaded, [task.request.prompt])
         assert caller.scores[task.number].logprobs == expected.token_logprobs[1:]
     assert passes[1:] == [(1, 5), (1, 5)]
 
 
-def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(native, tokenizer, running, passes):
-    model = model_of(native("float32"), **SMALL)
-    shared, _ = busy(running, model, tokenizer)
+def test_short_prompts_share_a_pass_and_a_long_one_has_pieces(running, passes):
+    shared, _ = busy(running)
     caller = Caller()
     prompts_of = [[9 + n] * (11 + n) for n in range(4)] + [[5] * 149]
     tasks = [caller.task(Request(ids, Options(max_tokens=1))) for ids in prompts_of]
-    with shared._changed:  # so that all are there at the next turn
-        shared.submit(tasks)
-    caller.wait(tasks)
+    caller.compute(shared, tasks, at_once=True)
     assert passes[0] == (4, 13)
     assert passes[1:] == [(1, 72), (1, 72), (1, 4)]
 
 
-def test_others_go_on_while_a_long_prompt_is_computed(native, tokenizer, running, monkeypatch):
-    model = model_of(native("float32"), **SMALL)
+def test_others_go_on_while_a_long_prompt_is_computed(running, monkeypatch):
     monkeypatch.setattr(prompts, "PIECE", 10)
-    shared, order = running(model, tokenizer), queue.Queue()
+    shared, order = running(), queue.Queue()
 
     def task(name, request):
         return PendingText(request, lambda event: order.put(name))
@@ -294,9 +296,8 @@ def test_others_go_on_while_a_long_prompt_is_computed(native, tokenizer, running
     assert names[: names.index("long")].count("short") >= 8  # one between two pieces
 
 
-def test_texts_of_several_requests_take_turns(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, blocking = busy(running, model, tokenizer, max_batch=1, max_queue=100)
+def test_texts_of_several_requests_take_turns(running):
+    shared, blocking = busy(running, max_batch=1, max_queue=100)
     ended = queue.Queue()
 
     def task(name):
@@ -309,9 +310,8 @@ def test_texts_of_several_requests_take_turns(native, tokenizer, running):
     assert Counter(names[:6]) == {"first": 3, "second": 3}
 
 
-def test_a_request_that_comes_later_does_not_overtake_what_waits(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, blocking = busy(running, model, tokenizer, max_batch=1, max_queue=100)
+def test_a_request_that_comes_later_does_not_overtake_what_waits(running):
+    shared, blocking = busy(running, max_batch=1, max_queue=100)
     names, done = [], threading.Event()
 
     def task(name):
@@ -333,9 +333,8 @@ def test_a_request_that_comes_later_does_not_overtake_what_waits(native, tokeniz
 # --- places --------------------------------------------------------------------------------------
 
 
-def test_a_text_that_is_not_wanted_any_more_leaves_at_the_next_turn(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, first = busy(running, model, tokenizer, max_batch=1)
+def test_a_text_that_is_not_wanted_any_more_leaves_at_the_next_turn(loaded, running):
+    shared, first = busy(running, max_batch=1)
     caller = Caller()
     waiting = caller.task(Request([2] * 50, Options(max_tokens=3, seed=1)))
     dropped = caller.task(Request([3], Options(max_tokens=3)))
@@ -345,23 +344,22 @@ def test_a_text_that_is_not_wanted_any_more_leaves_at_the_next_turn(native, toke
     assert (shared.running, shared.waiting) == (1, 1)
     first.cancelled = True
     caller.wait([waiting])
-    assert_same(caller.completions[waiting.number], alone(model, tokenizer, waiting.request))
+    assert_same(caller.completions[waiting.number], alone(loaded, waiting.request))
     assert not caller.completions[dropped.number].ids
     assert (shared.running, shared.waiting) == (0, 0)
 
 
 def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
-    native, tokenizer, running, monkeypatch, passes
+    running, monkeypatch, passes
 ):
-    model = model_of(native("float32"), **SMALL)
     monkeypatch.setattr(prompts, "PIECE", 1)
-    shared, caller = running(model, tokenizer), Caller()
+    shared, caller = running(), Caller()
     task = caller.task(Request([2] * 149, Options(max_tokens=1)))
     inner = prefill.hidden_states
 
-    def leave(*given):
+    def leave(*args):
         task.cancelled = len(passes) >= 5
-        return inner(*given)
+        return inner(*args)
 
     monkeypatch.setattr(prefill, "hidden_states", leave)
     shared.submit([task])
@@ -372,13 +370,12 @@ def test_a_prompt_that_is_not_wanted_any_more_is_not_computed_to_its_end(
     assert len(passes) == 6  # the one in which it was cancelled is the last
 
 
-def test_no_more_texts_wait_than_allowed(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, first = busy(running, model, tokenizer, max_batch=1, max_queue=2)
+def test_no_more_texts_wait_than_allowed(running):
+    shared, first = busy(running, max_batch=1, max_queue=2)
     caller = Caller()
     tasks = [caller.task(Request([n], Options(max_tokens=1))) for n in range(4)]
     shared.submit(tasks[:1])
-    shared.submit(tasks[1:3])  # a request is taken as a whole
+    shared.submit(tasks[1:3])  # a request is accepted as a whole
     with pytest.raises(QueueFullError, match="2 requests are waiting"):
         shared.submit(tasks[3:])
     tasks[0].cancelled = tasks[1].cancelled = True
@@ -387,9 +384,8 @@ def test_no_more_texts_wait_than_allowed(native, tokenizer, running):
     caller.wait(tasks[2:])
 
 
-def test_free_places_do_not_count_as_a_queue(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer, max_batch=3, max_queue=2), Caller()
+def test_free_places_do_not_count_as_a_queue(running):
+    shared, caller = running(max_batch=3, max_queue=2), Caller()
     tasks = [caller.task(Request([1], Options(max_tokens=1))) for _ in range(6)]
     with shared._changed:  # so that none has begun
         for task in tasks[:5]:
@@ -399,8 +395,8 @@ def test_free_places_do_not_count_as_a_queue(native, tokenizer, running):
     caller.wait(tasks[:5])
 
 
-def test_fewer_texts_at_a_time_if_memory_is_short(native, tokenizer, running, monkeypatch):
-    model = model_of(native("float32"), **SMALL)
+def test_fewer_texts_at_a_time_if_memory_is_short(loaded, running, monkeypatch):
+    model = loaded.model
     one = 2 * 2 * 16 * 4 * 150  # keys and values, layers, width, bytes, context
     monkeypatch.setattr(prefix_cache, "_BYTES", one)  # kept prefixes
     monkeypatch.setattr(prefix_cache, "_SHARE", 0)
@@ -414,9 +410,8 @@ def test_fewer_texts_at_a_time_if_memory_is_short(native, tokenizer, running, mo
 # --- errors --------------------------------------------------------------------------------------
 
 
-def test_a_stop_ends_all_texts(native, tokenizer, running):
-    model = model_of(native("float32"), **SMALL)
-    shared, _ = busy(running, model, tokenizer, max_batch=1)
+def test_a_stop_ends_all_texts(running):
+    shared, _ = busy(running, max_batch=1)
     caller = Caller()
     waiting = caller.task(Request([1], Options()))
     shared.submit([waiting])
@@ -437,88 +432,71 @@ def test_a_stop_ends_all_texts(native, tokenizer, running):
     ],
 )
 @pytest.mark.parametrize(
-    "place",
+    "function",
     ["gpt2.prefill.hidden_states", "serve.prompts.KVCache", "generation.decode.hidden_states"],
 )
 def test_an_error_ends_its_texts_and_others_are_computed(
-    native, tokenizer, running, monkeypatch, error, seen, place
+    loaded, running, monkeypatch, error, seen, function
 ):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
+    shared, caller = running(), Caller()
 
-    def fail(*given, **options):
+    def fail(*args, **options):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"gpt_cli.{place}", fail)
+        patch.setattr(f"gpt_cli.{function}", fail)
         bad = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
-        shared.submit(bad)
-        caller.wait(bad)
-    assert {type(each) for each in caller.errors.values()} == {seen}
+        caller.compute(shared, bad)
+    assert {type(error) for error in caller.errors.values()} == {seen}
     if seen is ResourceError:
         assert "not enough memory" in str(caller.errors[0])
     good = caller.task(Request([5] * 30, Options(max_tokens=3, seed=2)))
-    shared.submit([good])
-    caller.wait([good])
-    assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
+    caller.compute(shared, [good])
+    assert_same(caller.completions[good.number], alone(loaded, good.request))
     assert (shared.running, shared.waiting) == (0, 0)
 
 
-def damaged_at(native, position):
-    """Return a model with a damaged weight that only texts use that reach this position."""
-    model = model_of(native("float32"), **SMALL)
-    model.wpe[position] = np.nan
-    return model
-
-
-def test_damaged_weights_end_only_the_texts_that_use_them(native, tokenizer, running):
-    model = damaged_at(native, 60)
-    shared, caller = running(model, tokenizer, Speculator(model)), Caller()
+def test_damaged_weights_end_only_the_texts_that_use_them(loaded, running):
+    loaded.model.wpe[60] = np.nan  # only texts use it that reach this position
+    shared, caller = running(drafting(loaded)), Caller()
     options = Options(max_tokens=50, temperature=0, ignore_eos=True)
     long, *short = [caller.task(Request([n] * length, options)) for n, length in ((3, 40), (5, 2))]
     short += [caller.task(Request([1, 2, 3] * 3, options))]
-    with shared._changed:  # so that all are there at the next turn
-        shared.submit([long, *short])
-    caller.wait([long, *short])
+    caller.compute(shared, [long, *short], at_once=True)
     assert isinstance(caller.errors.pop(long.number), CheckpointError)
     assert not caller.errors
     assert len(caller.completions[long.number].ids) == 21  # those before the position
     for text in short:
-        assert_same(caller.completions[text.number], alone(model, tokenizer, text.request))
+        assert_same(caller.completions[text.number], alone(loaded, text.request))
     assert (shared.running, shared._batch.rows) == (0, [])
 
 
-def test_damaged_weights_end_only_the_scores_that_use_them(native, tokenizer, running):
-    model = damaged_at(native, 20)
-    shared, caller = running(model, tokenizer), Caller()
+def test_damaged_weights_end_only_the_scores_that_use_them(loaded, running):
+    loaded.model.wpe[20] = np.nan
+    shared, caller = running(), Caller()
     one_token = Options(max_tokens=1, seed=1)
     bad, good = (
         caller.task(Request([n] * length, one_token), score=1) for n, length in ((3, 30), (4, 18))
     )
-    with shared._changed:  # so that both are computed side by side
-        shared.submit([bad, good])
-    caller.wait([bad, good])
+    caller.compute(shared, [bad, good], at_once=True)
     assert isinstance(caller.errors.pop(bad.number), CheckpointError)
     assert not caller.errors
-    (expected,) = score(LoadedModel(model, tokenizer), [good.request.prompt])
+    (expected,) = score(loaded, [good.request.prompt])
     assert caller.scores[good.number].logprobs == expected.token_logprobs[1:]
-    assert_same(caller.completions[good.number], alone(model, tokenizer, good.request))
+    assert_same(caller.completions[good.number], alone(loaded, good.request))
 
 
 @pytest.mark.parametrize(
     ("error", "ended"), [(MemoryError(), {"known"}), (ZeroDivisionError("a bug"), {"known", "new"})]
 )
-def test_an_error_while_texts_are_admitted_loses_none(
-    native, tokenizer, running, monkeypatch, error, ended
-):
-    model = model_of(native("float32"), **SMALL)
-    shared, _ = busy(running, model, tokenizer)
+def test_an_error_while_texts_are_admitted_loses_none(loaded, running, monkeypatch, error, ended):
+    shared, _ = busy(running)
     caller, joined = Caller(), scheduler.Batch.add
 
-    def add(batch, row, cache, place):
+    def add(batch, row, cache, cache_row):
         if row.options.seed == 9:
             raise error
-        joined(batch, row, cache, place)
+        joined(batch, row, cache, cache_row)
 
     monkeypatch.setattr(scheduler.Batch, "add", add)
     tasks = {
@@ -526,33 +504,28 @@ def test_an_error_while_texts_are_admitted_loses_none(
         "passed": caller.task(Request([2] * 40, Options(max_tokens=3, seed=2))),
         "known": caller.task(Request([2], Options(max_tokens=3, seed=9))),
     }
-    with shared._changed:  # so that all are there at the next turn
-        shared.submit(list(tasks.values()))
-    caller.wait(tasks.values())
+    caller.compute(shared, list(tasks.values()), at_once=True)
     assert {name for name, task in tasks.items() if task.number in caller.errors} == ended
     for name in tasks.keys() - ended:
-        found = caller.completions[tasks[name].number]
-        assert_same(found, alone(model, tokenizer, tasks[name].request))
+        actual = caller.completions[tasks[name].number]
+        assert_same(actual, alone(loaded, tasks[name].request))
 
 
-def test_a_text_that_an_error_has_ended_leaves_the_batch(native, tokenizer, running, monkeypatch):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
+def test_a_text_that_an_error_has_ended_leaves_the_batch(running, monkeypatch):
+    shared, caller = running(), Caller()
     tasks = [
         caller.task(Request([n] * 30, Options(max_tokens=99, ignore_eos=True))) for n in (1, 2)
     ]
     kept, select = [], KVCache.select
 
-    def fail_for_the_second(*given):
+    def fail_for_the_second(*args):
         kept.append(given)
         if len(kept) == 2:
             raise MemoryError
-        return select(*given)
+        return select(*args)
 
     monkeypatch.setattr(KVCache, "select", fail_for_the_second)
-    with shared._changed:  # so that both are computed side by side
-        shared.submit(tasks)
-    caller.wait(tasks)
+    caller.compute(shared, tasks, at_once=True)
     assert len(kept) == 2
     assert [type(caller.errors[task.number]) for task in tasks] == [ResourceError] * 2
     other = Caller()
@@ -563,35 +536,30 @@ def test_a_text_that_an_error_has_ended_leaves_the_batch(native, tokenizer, runn
     assert (shared.running, shared._batch.rows) == (0, [])
 
 
-def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(
-    native, tokenizer, running, monkeypatch
-):
-    model = model_of(native("float32"), **SMALL)
-    shared, caller = running(model, tokenizer), Caller()
+def test_if_memory_is_short_all_that_is_not_in_use_is_given_back(running, monkeypatch):
+    shared, caller = running(), Caller()
     tasks = [caller.task(Request([n] * 30, Options(max_tokens=3))) for n in range(2)]
     shared.submit(tasks[:1])
     caller.wait(tasks[:1])
     held = [weakref.ref(shared._batch._memory), weakref.ref(shared._prefixes._kept[0].cache)]
 
-    def fail(*given):
+    def fail(*args):
         raise MemoryError
 
     monkeypatch.setattr(prompts, "KVCache", fail)
     shared.submit(tasks[1:])
     caller.wait(tasks[1:])
     assert isinstance(caller.errors[1], ResourceError)
-    assert [each() for each in held] == [None, None]
+    assert [reference() for reference in held] == [None, None]
 
 
-def test_other_threads_and_levels_give_the_same_texts(native, tokenizer, level):
-    model = model_of(native("float32"), **SMALL)
+def test_other_threads_and_levels_give_the_same_texts(loaded, level):
     request = Request([1, 2, 3] * 30, Options(max_tokens=20, seed=3))
-    expected = alone(model, tokenizer, request)
-    with computing(model.ops, 3, level):
-        shared, caller = Scheduler(LoadedModel(model, tokenizer)), Caller()
+    expected = alone(loaded, request)
+    with computing(loaded.model.ops, 3, level):
+        shared, caller = Scheduler(loaded), Caller()
         tasks = [caller.task(request) for _ in range(3)]
-        shared.submit(tasks)
-        caller.wait(tasks)
+        caller.compute(shared, tasks)
         shared.stop()
         shared.join()
     for done in caller.completions.values():

@@ -37,11 +37,11 @@ class App:
     """The routes of these tests."""
 
     def __init__(self):
-        self.asked = []  # the paths of requests that came through
+        self.paths = []  # the paths of requests that came through
         self.left = threading.Event()  # a client has left a stream
 
     async def __call__(self, scope, receive, send):
-        self.asked.append(scope["path"])
+        self.paths.append(scope["path"])
         event = await receive()
         assert event["more_body"] is False
         start = {"type": "http.response.start", "status": 200, "headers": []}
@@ -88,7 +88,7 @@ def serving(app=None, **options):
     with server.bind(settings) as listening:
         name = listening.getsockname()
         running = server.Server(
-            guard.guarded(app, settings), settings.grace, lambda: None, addresses.put
+            guard.guarded(app, settings, mock.Mock()), settings.grace, lambda: None, addresses.put
         )
         app.connections = running.server_state.connections
         thread = threading.Thread(target=running.serve_on, args=[listening])
@@ -102,6 +102,15 @@ def serving(app=None, **options):
             assert not thread.is_alive()
 
 
+@contextmanager
+def serving_model(engine):
+    routes, scheduler = application(engine, Settings())
+    with serving(routes) as (_, dial):
+        yield dial
+    scheduler.stop()
+    scheduler.join()
+
+
 def listening_family(name):
     if isinstance(name, str):
         return socket.AF_UNIX
@@ -112,6 +121,12 @@ def connect(family, name):
     connected = socket.socket(family, socket.SOCK_STREAM)
     connected.settimeout(10)
     connected.connect(name)
+    return connected
+
+
+def send(dial, data):
+    connected = dial()
+    connected.sendall(data)
     return connected
 
 
@@ -294,12 +309,12 @@ def test_addresses_and_localhost_are_known(open_server, host):
 )
 def test_another_name_is_refused(open_server, host):
     app, dial = open_server
-    app.asked.clear()
+    app.paths.clear()
     message = refused(ask(dial, Host=host), 403, "unknown_host")
     assert repr(host) in message
     assert "localhost" in message
     assert "api_key" in message
-    assert app.asked == []
+    assert app.paths == []
 
 
 def test_the_name_that_the_server_was_given_is_known():
@@ -307,7 +322,7 @@ def test_the_name_that_the_server_was_given_is_known():
         assert ask(dial, Host="localhost:80")[0] == 200
         assert ask(dial, Host="example.com")[0] == 403
     headers = guard.Headers({"host": "my-machine.LOCAL:8000"})
-    guard._check_host("My-Machine.local", "/", headers)
+    guard._check_host("My-Machine.local", headers)
 
 
 def test_with_a_key_any_name_is_known():
@@ -331,11 +346,11 @@ def test_pages_of_the_server_and_programs_are_answered(open_server, scheme):
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS"])
 def test_foreign_pages_are_refused(open_server, origin, method):
     app, dial = open_server
-    app.asked.clear()
+    app.paths.clear()
     answer = ask(dial, method, Host="localhost:80", Origin=origin)
     assert "cors" in refused(answer, 403, "unknown_origin")
     assert not any(name.lower().startswith("access-control") for name in answer[1])
-    assert app.asked == []
+    assert app.paths == []
 
 
 def test_pages_that_are_allowed_can_read_every_answer():
@@ -351,7 +366,7 @@ def test_pages_that_are_allowed_can_read_every_answer():
         assert (
             headers["access-control-allow-headers"] == preflight["Access_Control_Request_Headers"]
         )
-        assert app.asked == []
+        assert app.paths == []
         status, headers, body = ask(dial, Origin=page, Authorization="Bearer k")
         assert (status, body) == (200, b"hello")
         assert headers["access-control-allow-origin"] == page
@@ -378,13 +393,13 @@ def locked_server():
         yield running
 
 
-@pytest.mark.parametrize("given", ["Bearer right-key", "bearer right-key", "Bearer  right-key"])
-def test_the_key_opens(locked_server, given):
-    assert ask(locked_server[1], Authorization=given)[0] == 200
+@pytest.mark.parametrize("header", ["Bearer right-key", "bearer right-key", "Bearer  right-key"])
+def test_the_key_opens(locked_server, header):
+    assert ask(locked_server[1], Authorization=header)[0] == 200
 
 
 @pytest.mark.parametrize(
-    "given",
+    "header",
     [
         "Bearer right-ke",
         "Bearer right-key2",
@@ -396,14 +411,14 @@ def test_the_key_opens(locked_server, given):
         "",
     ],
 )
-def test_another_key_is_refused(locked_server, given):
+def test_another_key_is_refused(locked_server, header):
     app, dial = locked_server
-    app.asked.clear()
-    answer = ask(dial, Authorization=given)
+    app.paths.clear()
+    answer = ask(dial, Authorization=header)
     message = refused(answer, 401, "invalid_api_key")
     assert answer[1]["www-authenticate"] == "Bearer"
     assert "right-key" not in message
-    assert app.asked == []
+    assert app.paths == []
 
 
 def test_without_a_key_only_the_page_and_health_are_answered(locked_server):
@@ -431,10 +446,10 @@ def test_a_body_may_have_the_size_and_no_byte_more():
     with serving(max_body=1000) as (app, dial):
         assert ask(dial, body=bytes(1000))[0] == 200
         assert ask(dial, body=iter([bytes(500), bytes(500)]))[0] == 200
-        app.asked.clear()
+        app.paths.clear()
         assert "1000 bytes (max_body)" in refused(ask(dial, body=bytes(1001)), 413, "body_too_long")
         refused(ask(dial, body=iter([bytes(500), bytes(501)])), 413, "body_too_long")
-        assert app.asked == []
+        assert app.paths == []
 
 
 def test_a_body_that_is_declared_too_long_is_refused_before_it_comes(open_server):
@@ -459,25 +474,23 @@ def test_after_a_body_that_is_too_long_the_connection_goes_on():
 
 def test_a_body_that_does_not_come_is_not_waited_for(open_server, monkeypatch):
     app, dial = open_server
-    app.asked.clear()
+    app.paths.clear()
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
-    connected = dial()
-    connected.sendall(HALF)
+    connected = send(dial, HALF)
     answer = http.client.HTTPResponse(connected)
     answer.begin()
     refused((answer.status, {}, answer.read()), 408, "body_too_slow")
     assert ended(connected) == b""
-    assert app.asked == []
+    assert app.paths == []
 
 
 def test_a_client_that_leaves_in_its_body_asks_nothing(open_server):
     app, dial = open_server
-    app.asked.clear()
-    connected = dial()
-    connected.sendall(HALF)
+    app.paths.clear()
+    connected = send(dial, HALF)
     connected.close()
     assert ask(dial)[0] == 200
-    assert app.asked == ["/echo"]
+    assert app.paths == ["/echo"]
 
 
 # The log, and bugs
@@ -488,8 +501,7 @@ def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
         ask(dial, path="/echo?secret=1", Authorization="Bearer k")
         ask(dial, path="/m%C3%BCll%0A", Authorization="Bearer secret")
         ask(dial, body=b"secret" * 100, Authorization="Bearer k")
-        connected = dial()
-        connected.sendall(HALF.replace(b"Host: ", b"Authorization: Bearer k\r\nHost: "))
+        connected = send(dial, HALF.replace(b"Host: ", b"Authorization: Bearer k\r\nHost: "))
         connected.close()
     errors = capfd.readouterr().err
     assert "secret" not in errors
@@ -509,11 +521,9 @@ def test_without_the_flag_nothing_is_written(capfd):
     with serving() as (_, dial):
         ask(dial)
         refused(ask(dial, Host="evil.com"), 403, "unknown_host")
-        connected = dial()
-        connected.sendall(b"garbage\r\n\r\n")
+        connected = send(dial, b"garbage\r\n\r\n")
         assert ended(connected).startswith(b"HTTP/1.1 400 ")
-        connected = dial()
-        connected.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
+        connected = send(dial, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
         assert ended(connected).startswith(b"HTTP/1.1 400 ")
         upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
         assert ask(dial, "GET", body=None, **upgrade)[0] == 200
@@ -523,8 +533,7 @@ def test_without_the_flag_nothing_is_written(capfd):
 def test_a_client_that_leaves_is_not_written_down(capfd):
     with serving() as (app, dial):
         for _ in range(20):
-            connected = dial()
-            connected.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connected = send(dial, b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
             connected.recv(100)
             linger = struct.pack("ii", 1, 0)  # close at once
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -547,8 +556,7 @@ def test_a_bug_is_answered_and_its_traceback_is_written(open_server, caplog):
     answer = ask(open_server[1], path="/bug")
     assert "mistake" not in refused(answer, 500, "bug")
     assert "RuntimeError: a mistake" in caplog.text
-    connected = open_server[1]()
-    connected.sendall(b"GET /late-bug HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    connected = send(open_server[1], b"GET /late-bug HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert ended(connected).endswith(b"begun\r\n")
     assert len(caplog.records) == 2
 
@@ -558,23 +566,17 @@ def test_a_bug_in_a_route_is_answered_like_any_error(tiny, monkeypatch, caplog):
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr("gpt_cli.serve.app.read", read)
-    routes, scheduler = application(tiny, Settings())
-    with serving(routes) as (_, dial):
+    with serving_model(tiny) as dial:
         answer = ask(dial, path="/v1/completions", body=b"{}")
-    scheduler.stop()
-    scheduler.join()
     assert "mistake" not in refused(answer, 500, "bug")
     assert answer[1]["content-type"] == "application/json"
     assert "RuntimeError: a mistake" in caplog.text
 
 
 def test_a_refusal_waits_for_no_thread(tiny):
-    routes, scheduler = application(tiny, Settings())
-    with serving(routes) as (_, dial):
+    with serving_model(tiny) as dial:
         assert [ask(dial, path=path)[0] for path in ("/nope", "/tokenize")] == [404, 400]
-        assert not [each for each in threading.enumerate() if "AnyIO" in each.name]
-    scheduler.stop()
-    scheduler.join()
+        assert not [thread for thread in threading.enumerate() if "AnyIO" in thread.name]
 
 
 def test_no_answer_names_the_software(open_server):
@@ -593,8 +595,7 @@ def hasty(monkeypatch):
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
 def test_a_client_that_sends_no_request_is_not_waited_for(hasty, begin):
-    connected = hasty[1]()
-    connected.sendall(begin)
+    connected = send(hasty[1], begin)
     for _ in range(3):  # single bytes do not help
         time.sleep(0.1)
         if begin:
@@ -611,24 +612,21 @@ def test_an_idle_connection_is_closed(hasty):
 
 def test_a_client_that_takes_nothing_of_a_stream_is_not_waited_for(hasty):
     app, dial = hasty
-    connected = dial()
-    connected.sendall(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    connected = send(dial, b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert app.left.wait(10)
     connected.close()
 
 
 def test_a_client_that_takes_nothing_of_an_answer_is_not_waited_for(hasty):
     app, dial = hasty
-    connected = dial()
-    connected.sendall(b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    while "/big" not in app.asked or app.connections:
+    connected = send(dial, b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    while "/big" not in app.paths or app.connections:
         time.sleep(0.1)
     assert len(ended(connected)) < 20_000_000
 
 
 def test_a_slow_client_and_a_slow_answer_are_waited_for(hasty):
-    connected = hasty[1]()
-    connected.sendall(b"GET /big HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    connected = send(hasty[1], b"GET /big HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     received = 0
     while piece := connected.recv(500_000):
         received += len(piece)
@@ -644,12 +642,12 @@ def test_an_answer_that_takes_long_is_waited_for(hasty):
 def test_connections_are_limited(monkeypatch):
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
     with serving() as (_, dial):
-        some = [dial() for _ in range(3)]
+        connections = [dial() for _ in range(3)]
         assert ended(dial()) == b""
-        some.pop().close()
+        connections.pop().close()
         assert ask(dial)[0] == 200
-        for each in some:
-            each.close()
+        for connection in connections:
+            connection.close()
 
 
 # Sockets
@@ -895,7 +893,7 @@ class Process:
         assert self.process.stderr.readline() == b"gpt-cli: listening on unix:s.sock\n"
 
     def begin(self, seconds):
-        """Ask for an answer that takes some seconds; return once it has begun."""
+        """Ask for an answer that takes a few seconds; return once it has begun."""
         client = Client(connect(socket.AF_UNIX, str(self.path)))
         client.request("GET", f"/{seconds}")
         answer = client.getresponse()
@@ -918,9 +916,9 @@ def start(tmp_path):
         return started[-1]
 
     yield run
-    for each in started:
-        each.process.kill()
-        each.process.communicate()
+    for running in started:
+        running.process.kill()
+        running.process.communicate()
 
 
 @posix
@@ -990,13 +988,13 @@ def test_two_signals_at_the_same_time_end_it(start):
 @pytest.mark.parametrize("files", [40, 200])
 def test_more_connections_than_the_system_allows_are_no_trouble(start, files):
     running = start("obedient", files=files)
-    some = []
+    connections = []
     for _ in range(2 * files):
         with suppress(OSError):
-            some.append(connect(socket.AF_UNIX, str(running.path)))
-    assert len(some) > files / 2
-    for each in some:
-        each.close()
+            connections.append(connect(socket.AF_UNIX, str(running.path)))
+    assert len(connections) > files / 2
+    for connection in connections:
+        connection.close()
     client, answer = running.begin(0.1)
     assert answer.read() == b"done"
     client.close()

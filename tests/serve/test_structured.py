@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.answers import REASONS, computed, joined, told
+from support.answers import choices_of, computed, texts_of, told
 from support.processes import posix
 from support.server_process import COMPLETIONS, answer_on, serving
 
@@ -23,7 +23,6 @@ SCHEMA = {
 LARK = 'start: " " animal ("," " " animal)*\nanimal: "cat" | "dog" | "fox"'
 REGEX, CHOICES = " [a-z]{2,9} [0-9]{4}", [" cat", " dog", " dogs", " caf\u00e9"]
 OBJECT = {"type": "object"}
-ENDS = REASONS | {"complete": "stop", "stuck": "length"}
 PROMPT = "Once upon a time"
 
 
@@ -101,13 +100,10 @@ def test_texts_are_those_of_the_engine(fields, options, stream, server, tiny):
     sampling = {"seed": 3, "n": 3, "max_tokens": 20, "logprobs": 2}
     body = {"prompt": PROMPT} | sampling | fields
     expected = computed(tiny, PROMPT, **sampling, **options)
-    if stream:
-        choices = joined(server.ask(COMPLETIONS, body | {"stream": True}).events(), 3)
-    else:
-        choices = server.complete(**body)["choices"]
-    assert told(choices) == [(each.text, ENDS[each.finish_reason]) for each in expected]
-    for choice, each in zip(choices, expected, strict=True):
-        assert choice["logprobs"]["token_logprobs"] == pytest.approx(each.logprobs, rel=1e-4)
+    choices = choices_of(server.ask(COMPLETIONS, body | {"stream": stream}))
+    assert told(choices) == texts_of(expected)
+    for choice, completion in zip(choices, expected, strict=True):
+        assert choice["logprobs"]["token_logprobs"] == pytest.approx(completion.logprobs, rel=1e-4)
 
 
 def test_texts_match(server):
@@ -129,9 +125,9 @@ def test_texts_match(server):
 def test_other_fields_go_with_a_constraint(temperature, server, tiny):
     fields = {"temperature": temperature, "stop": ["x"], "logit_bias": {"262": 3}, "top_k": 40}
     more = {"seed": 5, "repeat_penalty": 1.2, "max_tokens": 12, "ignore_eos": True, "n": 2}
-    found = server.complete(prompt=PROMPT, **fields, **more, guided_regex="[a-z ]+")["choices"]
+    choices = server.complete(prompt=PROMPT, **fields, **more, guided_regex="[a-z ]+")["choices"]
     expected = computed(tiny, PROMPT, **fields, **more, regex="[a-z ]+")
-    assert told(found) == [(each.text, ENDS[each.finish_reason]) for each in expected]
+    assert told(choices) == texts_of(expected)
 
 
 def test_an_echo_and_the_best_may_be_constrained(server):
@@ -147,33 +143,30 @@ def test_an_echo_and_the_best_may_be_constrained(server):
 
 @pytest.fixture(scope="module")
 def mixed(tiny):
-    """Return bodies, constrained and not, with what each gives alone."""
-    found = []
-    for place in range(2 * len(FIELDS)):
-        fields, options = [*FIELDS.values()][place // 2] if place % 2 else ({}, {})
-        sampling = {"seed": place, "max_tokens": 8 + place % 5 * 8}
+    """Return bodies, constrained and not, with what they give alone."""
+    bodies = []
+    for index in range(2 * len(FIELDS)):
+        fields, options = [*FIELDS.values()][index // 2] if index % 2 else ({}, {})
+        sampling = {"seed": index, "max_tokens": 8 + index % 5 * 8}
         expected = computed(tiny, PROMPT, **sampling, **options)
-        body = {"prompt": PROMPT, "stream": place % 3 == 0} | sampling | fields
-        found.append((body, [(each.text, ENDS[each.finish_reason]) for each in expected]))
-    return found
+        body = {"prompt": PROMPT, "stream": index % 3 == 0} | sampling | fields
+        bodies.append((body, texts_of(expected)))
+    return bodies
 
 
 @pytest.mark.parametrize("clients", [1, 8])
 def test_a_text_is_the_same_in_any_company(clients, server, mixed):
     def ask(body):
-        answer = server.ask(COMPLETIONS, body)
-        assert answer.status == 200, answer.body
-        choices = joined(answer.events(), 1) if body["stream"] else answer.json()["choices"]
-        return told(choices)
+        return told(choices_of(server.ask(COMPLETIONS, body)))
 
     with ThreadPoolExecutor(clients) as pool:
-        assert list(pool.map(ask, (body for body, _ in mixed))) == [each for _, each in mixed]
+        assert list(pool.map(ask, (body for body, _ in mixed))) == [texts for _, texts in mixed]
     server.wait_until_idle()
 
 
 def test_a_schema_that_takes_long_holds_nobody_up(server):
     """A second to compile, in which others have their answers."""
-    patterns = {f"^p{place}x.*y": {"type": "string"} for place in range(160)}
+    patterns = {f"^p{index}x.*y": {"type": "string"} for index in range(160)}
     large = {"type": "object", "patternProperties": patterns}
     expected = server.complete(prompt=PROMPT, seed=1)["choices"]
     with server.begin(prompt=PROMPT, seed=1, guided_json=large) as slow:

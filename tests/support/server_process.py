@@ -1,4 +1,4 @@
-"""A real `gpt-cli serve` in a process of its own, and a plain client that shows what it answers."""
+"""A real `gpt-cli serve` in another process, and a plain client that shows what it answers."""
 
 import http.client
 import json
@@ -60,7 +60,7 @@ class Server:
 
     Attributes:
         address: `http://HOST:PORT`, or `unix:PATH`.
-        headers: of each request.
+        headers: of every request.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", address: str):
@@ -112,28 +112,28 @@ class Server:
         return connection
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, each with its labels in braces if it has some."""
+        """Return the metrics, by their names, with the labels in braces."""
         answer = self.ask("/metrics")
         assert answer.status == 200
-        found = {}
+        values = {}
         for family in text_string_to_metric_families(answer.body.decode()):
             for sample in family.samples:
                 labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
-                found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
-        return found
+                values[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+        return values
 
     def wait_for(self, reached: Callable[[dict[str, float]], bool]) -> dict[str, float]:
         """Wait until the metrics are so; return them."""
         end = time.monotonic() + LIMIT
-        while not reached(found := self.metrics()):
-            assert time.monotonic() < end, found
+        while not reached(values := self.metrics()):
+            assert time.monotonic() < end, values
             time.sleep(0.01)
-        return found
+        return values
 
     def wait_until_idle(self) -> dict[str, float]:
         """Wait until no text runs or waits; return the metrics."""
         return self.wait_for(
-            lambda found: found["gpt_cli_texts_running"] == found["gpt_cli_texts_waiting"] == 0
+            lambda values: values["gpt_cli_texts_running"] == values["gpt_cli_texts_waiting"] == 0
         )
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
@@ -168,7 +168,7 @@ def request_bytes(body: Any, path: str = COMPLETIONS, **headers: str) -> bytes:
 
 
 def write_slow_model(folder: Path) -> Path:
-    """Write a model that takes some milliseconds for a token."""
+    """Write a model that takes a few milliseconds for a token."""
     size = {"n_embd": 512, "n_head": 8, "n_layer": 8, "n_positions": 1024}
     return write_checkpoint(folder, CONFIG | size)
 
