@@ -27,8 +27,8 @@ import pyarrow
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
+from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.parquet import arrow_schema, whole
-from gpt_cli.jobs.rows import InputRow
 from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task
 from gpt_cli.loading import load
 from gpt_cli.options.request import Options

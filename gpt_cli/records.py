@@ -17,7 +17,7 @@ Record: TypeAlias = dict[str, Any]
 # Names with the types of pyarrow; a list holds the type of its items, a dict is a struct.
 Schema: TypeAlias = dict[str, Any]
 
-PLACE: Schema = {"index": "int64", "id": "string"}
+IDENTITY: Schema = {"index": "int64", "id": "string"}
 ERROR: Schema = {"error": {"code": "string", "message": "string"}}
 TOKEN: Schema = {"id": "int64", "token": "string", "bytes": ["int64"], "logprob": "double"}
 SCORED_TOKEN: Schema = TOKEN | {"rank": "int64", "entropy": "double"}

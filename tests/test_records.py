@@ -11,7 +11,7 @@ from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generation.generate import Completion
 from gpt_cli.jobs import Generation, Scoring, parquet
 from gpt_cli.options.request import Options
-from gpt_cli.records import ERROR, PLACE
+from gpt_cli.records import ERROR, IDENTITY
 from gpt_cli.scoring.score import Score
 from gpt_cli.scoring.words import Word
 
@@ -117,7 +117,7 @@ def test_a_table_has_all_fields_of_a_record(logprobs):
         (Generation(Options(), logprobs=logprobs), place | completion),
         (Scoring(logprobs=logprobs, words=True), place | score),
     ):
-        schema = PLACE | task.schema | task.layout.origin | ERROR
+        schema = IDENTITY | task.schema | task.layout.origin | ERROR
         error = {"file": "f", "line": 2**40, "error": {"code": "c", "message": "m"}}
         stream = BytesIO()
         parquet.write([record | error], schema, stream)

@@ -11,8 +11,8 @@ from gpt_cli import on_first_use
 
 if TYPE_CHECKING:
     from gpt_cli.jobs.cluster import Cluster
+    from gpt_cli.jobs.layout import InputRow
     from gpt_cli.jobs.observer import Observer
-    from gpt_cli.jobs.rows import InputRow
     from gpt_cli.jobs.runner import Summary, run
     from gpt_cli.jobs.sinks import Resumed, Sink
     from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task, spaced
@@ -34,5 +34,5 @@ __all__ = [
     "spaced",
 ]
 __getattr__, __dir__ = on_first_use(
-    __name__, "observer", "rows", "sinks", "template", "tasks", "runner", "cluster"
+    __name__, "observer", "layout", "sinks", "tasks", "runner", "cluster"
 )

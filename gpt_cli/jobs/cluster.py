@@ -20,7 +20,8 @@ from gpt_cli import hub
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.jobs import parquet
-from gpt_cli.jobs.rows import InputRow, Piece, RowReader, Source, pieces_together
+from gpt_cli.jobs.layout import InputRow
+from gpt_cli.jobs.rows import Piece, RowReader, Source, pieces_together
 from gpt_cli.jobs.storage import is_address
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.loading import load

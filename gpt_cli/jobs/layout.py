@@ -1,22 +1,45 @@
-"""Which fields of a row a task reads, and which fields the records of rows have."""
+"""The fields of rows that a task reads, and those of the records that it writes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpt_cli import records
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.rows import InputRow
 from gpt_cli.jobs.template import LINE, Template
-from gpt_cli.records import ERROR, PLACE, Record, Schema
+from gpt_cli.records import ERROR, IDENTITY, Record, Schema
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One row of the input, parsed."""
+
+    index: int  # among all rows, from 0
+    line: int  # the number of its line, or row, in its file, from 1
+    file: str | None  # None if there is only one
+    id: Any = None  # any JSON value
+    fields: dict[str, Any] = field(default_factory=dict)  # the text and the options of the row
+    error: InputError | None = None  # why it has no fields
+    data: bytes = b""  # its line, if every line is a row
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of the rows and records of a task, from its attributes of these names."""
+    """The fields of the rows and records of a task, from its attributes of these names."""
 
-    fields: tuple[str, ...]
-    template: Template | None
-    schema: Schema
+    fields: tuple[str, ...]  # of a row besides its id; the first is its text
+    template: Template | None = None  # its fields come first, instead of a text
+    schema: Schema = field(default_factory=dict)  # of a result
+    every_line: bool = False  # blank lines are rows, too, and rows have their lines
+
+    def __post_init__(self) -> None:
+        others = IDENTITY | self.schema | self.origin | ERROR
+        clashes = dict.fromkeys(others, "a field of each record")
+        clashes |= dict.fromkeys(self.fields[1:], "the name of an option")
+        for name in self.texts:
+            if name in clashes:
+                raise InputError(
+                    f"the template's {{{name}}} is {clashes[name]}: rename it in the input"
+                )
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -25,16 +48,8 @@ class Layout:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All fields of a row that are read, besides its id; those of a template may be refused."""
-        options = self.fields[1:]
-        clashes = dict.fromkeys(PLACE | self.schema | self.origin | ERROR, "a field of each record")
-        clashes |= dict.fromkeys(options, "the name of an option")
-        for name in self.texts:
-            if name in clashes:
-                raise InputError(
-                    f"the template's {{{name}}} is {clashes[name]}: rename it in the input"
-                )
-        return (*self.texts, *options)
+        """All fields of a row that are read, besides its id."""
+        return (*self.texts, *self.fields[1:])
 
     @property
     def origin(self) -> Schema:
@@ -44,7 +59,7 @@ class Layout:
     @property
     def table(self) -> Schema:
         """The columns of a table of records."""
-        return PLACE | dict.fromkeys(self.texts, "string") | self.schema | self.origin | ERROR
+        return IDENTITY | dict.fromkeys(self.texts, "string") | self.schema | self.origin | ERROR
 
     def text(self, row: InputRow) -> str:
         """Return the text of a row: its first field, or the template with its fields."""

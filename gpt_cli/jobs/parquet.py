@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.storage import open_file, reading
-from gpt_cli.jobs.template import Template
 from gpt_cli.records import Record, Schema
 
 if TYPE_CHECKING:
@@ -32,30 +32,31 @@ class Survey(NamedTuple):
     checksum: int  # of the metadata, which has statistics of the columns
 
 
-def survey(file: str, fields: Sequence[str], template: Template | None = None) -> Survey:
-    """Return the metadata of a file, whose columns "id" and `fields` will be read.
+def survey(file: str, layout: Layout) -> Survey:
+    """Return the metadata of a file.
 
-    The first field must be a column of strings, those of a template of strings or numbers.
+    It must have a column of strings for the text, or columns of strings or numbers for a template.
     """
     pyarrow = library()
+    read = ("id", *layout.columns)
     _group.cache_clear()  # another file may have had this name
     with _opened(file) as (table, stream):
         schema = table.schema_arrow
-        for name in ("id", *fields):
+        for name in read:
             if schema.names.count(name) > 1:
                 raise InputError(f"{file} has several columns {name!r}: keep one of them")
         types = pyarrow.types
-        for text in template.names if template else fields[:1]:
+        for text in layout.texts:
             if text not in schema.names:
                 raise InputError(f"{file} has no column {text!r}; its columns are {schema.names}")
             kind = schema.field(text).type
             if types.is_dictionary(kind):
                 kind = kind.value_type
             number = types.is_integer(kind) or types.is_floating(kind)
-            if str(kind) not in (*_TEXTS, "null") and not (template and number):
+            if str(kind) not in (*_TEXTS, "null") and not (layout.template and number):
                 raise InputError(f"{file}: the column {text!r} has the type {kind}, not string")
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
-        ignored = [name for name in schema.names if name not in ("id", *fields)]
+        ignored = [name for name in schema.names if name not in read]
         id_type = schema.field("id").type if "id" in schema.names else pyarrow.null()
         # Ids are written as int64, which does not hold all of uint64.
         whole_ids = types.is_integer(id_type) and not types.is_uint64(id_type)

@@ -76,14 +76,7 @@ def _open_source(task: Task, input: str, format: Format, cluster: "Cluster | Non
         from gpt_cli.jobs.cluster import library
 
         library()  # before the input is read
-    source = Source(
-        input,
-        format,
-        task.layout.columns,
-        task.rows_together,
-        task.template,
-        every_line=task.every_line,
-    )
+    source = Source(input, format, task.layout, task.rows_together)
     if source.streams and cluster:
         raise OptionError("engine", "ray reads files, not a pipe: name a file")
     try:

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, Protocol, Self
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.jsonl import encode
+from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
-from gpt_cli.jobs.rows import InputRow
 from gpt_cli.records import Record
 
 LATER = "resume the job when that is fixed"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
-from gpt_cli.jobs.layout import Layout
-from gpt_cli.jobs.rows import InputRow
+from gpt_cli.jobs.layout import InputRow, Layout
 from gpt_cli.jobs.template import Template
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
@@ -42,7 +41,7 @@ class Task(Protocol):
     @property
     def layout(self) -> Layout:
         """The fields of rows and records."""
-        return Layout(self.fields, self.template, self.schema)
+        return Layout(self.fields, self.template, self.schema, self.every_line)
 
     @property
     def rows_together(self) -> int:

@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch, memory):
 
 
 def open_output(name, input="in", *, resume=False, form="lines"):
-    return open_sink(name, Source(input, form, ("text",), 4), Scoring(), JOB, resume=resume)
+    return open_sink(name, Source(input, form, Scoring().layout, 4), Scoring(), JOB, resume=resume)
 
 
 def refused(name, *arguments, **options):

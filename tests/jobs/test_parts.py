@@ -12,9 +12,9 @@ from gpt_cli.jobs import parquet, parts, storage
 from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.parts import File, Folder
 from gpt_cli.jobs.sinks import Resumed
-from gpt_cli.records import ERROR, PLACE
+from gpt_cli.records import ERROR, IDENTITY
 
-SCHEMA = PLACE | {"text": "string", "file": "string", "line": "int64"} | ERROR
+SCHEMA = IDENTITY | {"text": "string", "file": "string", "line": "int64"} | ERROR
 RECORDS = [{"index": index, "id": "é", "text": "x" * index} for index in range(5)]
 TWO = sum(len(encode(record)) for record in RECORDS[:2])
 FAILED = {"index": 5, "line": 7, "error": {"code": "c", "message": "m"}}

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.rows import InputRow, RowReader, Source, pieces_together
+from gpt_cli.jobs.layout import InputRow, Layout
+from gpt_cli.jobs.rows import RowReader, Source, pieces_together
 from support.processes import posix
 
 BOM = b"\xef\xbb\xbf"
-FIELDS = ("prompt", "max_tokens")
+LAYOUT = Layout(("prompt", "max_tokens"))
 
 
 def source(name, form="auto", together=4):
-    return Source(str(name), form, FIELDS, together)
+    return Source(str(name), form, LAYOUT, together)
 
 
 def rows_of(source):
@@ -164,7 +165,7 @@ def test_every_line_may_be_a_row(pipe, tmp_path, monkeypatch):
     with (tmp_path / "in").open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         name = "-" if pipe else str(tmp_path / "in")
-        rows = rows_of(Source(name, "lines", ("text",), 2, every_line=True))
+        rows = rows_of(Source(name, "lines", Layout(("text",), every_line=True), 2))
     assert [row.data for row in rows] == lines
     assert [(row.index, row.line) for row in rows] == [(n, n + 1) for n in range(5)]
     assert [row.fields.get("text") for row in rows] == ["one", "", " \t", None, "last"]
@@ -288,12 +289,12 @@ def test_a_pipe_cannot_be_a_table():
 
 
 def test_a_row_that_cannot_be_read_has_only_its_place():
-    reader = RowReader("jsonl", FIELDS)
+    reader = RowReader("jsonl", LAYOUT)
     good, bad = reader.parse([(7, b'{"prompt": "x"}\n'), (8, b"no JSON")], 5, "in")
     assert good == InputRow(5, 7, "in", None, {"prompt": "x"}, None)
     assert (bad.index, bad.line, bad.file, bad.id, bad.fields) == (6, 8, "in", None, {})
     assert InputRow(0, 1, None) == InputRow(0, 1, None, None, {}, None)
-    assert reader == RowReader("jsonl", FIELDS, False)
+    assert reader == RowReader("jsonl", LAYOUT, False)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_a_row_that_cannot_be_read_has_only_its_place():
     ],
 )
 def test_a_row_that_cannot_be_read_has_a_reason(line, says):
-    (row,) = RowReader("jsonl", FIELDS).parse([(1, line)], 0, None)
+    (row,) = RowReader("jsonl", LAYOUT).parse([(1, line)], 0, None)
     assert str(row.error) == says
 
 

@@ -33,7 +33,7 @@ def test_prompts_are_continued(engine, logprobs):
         assert untimed(found) == untimed(place | record)
         assert task.tokens(found) == len(own.ids)
         assert [*found, "file", "line", "error"] == [
-            *records.PLACE, "prompt", *task.schema, *task.layout.origin, *records.ERROR
+            *records.IDENTITY, "prompt", *task.schema, *task.layout.origin, *records.ERROR
         ]  # fmt: skip
 
 
