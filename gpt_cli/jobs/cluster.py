@@ -58,7 +58,7 @@ class _BundleActor:
     """Turn bundles of pieces or rows into bundles of rows or records; an error is one, too."""
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        """Return the bundle for the bundles of a table."""
+        """Return the bundle that replaces those of a table."""
         try:
             return _packed(list(self.content(_unpacked(table))))
         except GPTCLIError as error:
@@ -125,53 +125,41 @@ def compute(
     multiple = math.ceil((rest[-1].index - start) / task.rows_together / _MOST_BUNDLES)
     size = task.rows_together * max(1, multiple)
     bundles = [_packed(pieces) for pieces in pieces_together(rest, size)]
-    reader = _PieceReader(source.reader, start, Path.cwd())
-    there = str(Path(model).absolute()) if hub.is_folder(model) else model
+    reader = source.reader, start, Path.cwd()
+    path = str(Path(model).absolute()) if hub.is_folder(model) else model
     if loading.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
         loading = {**loading, "device": "cpu"}  # Ray has assigned no GPU
     with _connected(cluster) as alone:
         workers, threads = _room(cluster)
+        one = {"batch_size": 1, "batch_format": "pyarrow"}  # with GPUs, Ray requires a number
+        actors = ray.data.ActorPoolStrategy
         data = ray.data.from_arrow(bundles)
         if not (alone or all(map(is_address, source.files))):
-            data = _read_here(
-                data, reader, min(len(bundles), math.ceil(workers / _WORKERS_PER_READER))
+            data = data.map_batches(  # on a node without CPUs, each task would be a new process
+                _PieceReader,
+                fn_constructor_args=reader,
+                num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
+                resources={f"node:{ray.util.get_node_ip_address()}": 0.001},  # of 1: this machine
+                compute=actors(size=min(len(bundles), math.ceil(workers / _WORKERS_PER_READER))),
+                **one,
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, reader, model, there, loading),
-            batch_size=1,  # bundle; Ray requires a number if there are GPUs
-            batch_format="pyarrow",
+            fn_constructor_args=(task, _PieceReader(*reader), model, path, loading),
             num_cpus=threads,
             num_gpus=cluster.gpus_per_worker or None,
-            compute=ray.data.ActorPoolStrategy(size=min(workers, len(bundles))),
+            compute=actors(size=min(workers, len(bundles))),
+            **one,
         )
         # With prefetching, a bundle would wait for the next one, which may take an hour.
         for table in data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow"):
             yield from _unpacked(table)
 
 
-def _read_here(data: Any, reader: _PieceReader, actors: int) -> Any:
-    """Return the dataset of the rows of pieces, which actors on this machine read.
-
-    On a node without CPUs, each task of Ray would be a new process.
-    """
-    ray = library()
-    return data.map_batches(
-        _PieceReader,
-        fn_constructor_args=(reader.reader, reader.start, reader.folder),
-        batch_size=None,
-        batch_format="pyarrow",
-        num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
-        resources={f"node:{ray.util.get_node_ip_address()}": 0.001},  # a node has 1 of its name
-        compute=ray.data.ActorPoolStrategy(size=actors),
-    )
-
-
 def _packed(content: list[Any] | GPTCLIError) -> "pyarrow.Table":
     """Return a bundle for Ray Data, which would return only the text of an exception."""
     pyarrow = parquet.library()
-    data = pyarrow.array([pickle.dumps(content)], pyarrow.large_binary())
-    return pyarrow.table({"bundle": data})
+    return pyarrow.table({"bundle": pyarrow.array([pickle.dumps(content)], "large_binary")})
 
 
 def _unpacked(table: "pyarrow.Table") -> list[Any]:
@@ -187,11 +175,10 @@ def _unpacked(table: "pyarrow.Table") -> list[Any]:
 
 def _room(cluster: Cluster) -> tuple[int, int]:
     """Return the numbers of workers and of their threads; raise an error if they do not fit."""
-    ray = library()
     gpus = cluster.gpus_per_worker
     if not (gpus <= 1 or gpus % 1 == 0):  # NaN, too
         raise OptionError("gpus_per_worker", f"must be whole or below 1, not {gpus}")
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in library().nodes() if node["Alive"]]
     most = max(int(node.get("CPU", 0)) for node in nodes)
     threads = cluster.threads or max(1, min(most, _THREADS))
     room = 0
@@ -204,8 +191,9 @@ def _room(cluster: Cluster) -> tuple[int, int]:
         room += fitting
     worker = f"threads {threads}" + (f" and gpus_per_worker {gpus:g}" if gpus else "")
     if not room:
-        message = f"no machine of the cluster has room for a worker with {worker}: ask for less"
-        raise ResourceError(message)
+        raise ResourceError(
+            f"no machine of the cluster has room for a worker with {worker}: ask for less"
+        )
     if room < (cluster.workers or 1):
         complaint = f"must be at most {room} on this cluster with {worker}, not {cluster.workers}"
         raise OptionError("workers", complaint)
@@ -217,11 +205,11 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
     """Connect to a cluster, or start one for this job; yield whether it was started."""
     ray = library()
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
-    how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     if alone := address == "local":
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
-        how |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
+        options |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
     _check_address(address)
     terminate = signal.getsignal(signal.SIGTERM)
     context = ray.data.DataContext.get_current()
@@ -231,7 +219,7 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         with _silent():
-            _join(address, how)
+            _join(address, options)
         signal.signal(signal.SIGTERM, terminate)  # Ray has installed its own handler
         yield alone
     except ray.exceptions.RayError as error:
@@ -240,10 +228,10 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
         ray.shutdown()
 
 
-def _join(address: str, how: dict[str, Any]) -> None:
+def _join(address: str, options: dict[str, Any]) -> None:
     ray = library()
     try:
-        ray.init(address, **how)
+        ray.init(address, **options)
     except ConnectionError as error:
         raise ResourceError(
             f"no Ray cluster answers at {address}: `ray start --head` starts one on this machine; "
