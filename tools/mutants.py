@@ -57,8 +57,7 @@ TESTS = {
     "jobs/rows": ["jobs/test_rows.py", "jobs/test_parquet.py"],
     "jobs/storage": ["jobs/test_storage.py", "jobs/test_rows.py"],
     "jobs/sinks": ["jobs/test_jobs.py"],
-    "jobs/manifest": ["jobs/test_jobs.py"],
-    "jobs/layout": ["jobs/test_tasks.py", "cli/test_cli_rank.py"],
+    "jobs/layout": ["jobs/test_template.py", "jobs/test_tasks.py", "cli/test_cli_rank.py"],
     "jobs/tasks": ["jobs/test_tasks.py", "jobs/test_jobs.py"],
     "jobs/runner": ["jobs/test_jobs.py"],
 }

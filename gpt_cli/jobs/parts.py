@@ -11,9 +11,8 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli.errors import MALFORMED, InputError
-from gpt_cli.jobs import jsonl, manifest, parquet, storage
-from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
-from gpt_cli.jobs.sinks import LATER, Resumed, Sink, lock
+from gpt_cli.jobs import jsonl, parquet, storage
+from gpt_cli.jobs.sinks import ANOTHER, LATER, MANIFEST, Manifest, Resumed, Sink, lock, refusal
 from gpt_cli.records import Record, Schema
 
 SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
@@ -38,7 +37,7 @@ class Folder(Sink):
         self._schema = schema
         self._resume = resume
         self._fs, self._folder = storage.filesystem(name)
-        self._manifest = Manifest(name, f"{name}/{manifest.NAME}", job)
+        self._manifest = Manifest(name, f"{name}/{MANIFEST}", job)
         self._written: list[str] = []
         self._first = 0  # index of the first row of the next part
         self._begin_part()
@@ -67,7 +66,7 @@ class Folder(Sink):
                 with suppress(FileExistsError):
                     self._fs.mkdir(self._folder, create_parents=False)
             if here:
-                file = self._locked.enter_context(Path(self._path(manifest.NAME)).open("a+b"))
+                file = self._locked.enter_context(Path(self._path(MANIFEST)).open("a+b"))
                 lock(file, self.name)
         return self
 
@@ -82,7 +81,7 @@ class Folder(Sink):
         if not self._check_earlier_run():  # again, as another run may just have ended
             with storage.writing(self.name, LATER):
                 # Not by an atomic replacement: the lock is on this file.
-                self._fs.pipe_file(self._path(manifest.NAME), self._manifest.begin())
+                self._fs.pipe_file(self._path(MANIFEST), self._manifest.begin())
         failed = 0
         for name in self._names():
             if name != self._next_name:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.observer import Observer
 from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.rows import Source
-from gpt_cli.jobs.sinks import Resumed, Sink
+from gpt_cli.jobs.sinks import Observer, Resumed, Sink
 from gpt_cli.jobs.storage import Format
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.loading import load

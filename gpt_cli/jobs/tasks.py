@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
-from gpt_cli.jobs.layout import InputRow, Layout
-from gpt_cli.jobs.template import Template
+from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import Record, Schema

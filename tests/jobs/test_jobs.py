@@ -11,8 +11,7 @@ import gpt_cli
 from gpt_cli import jobs
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import runner
-from gpt_cli.jobs.manifest import Manifest
-from gpt_cli.jobs.sinks import JSONLines
+from gpt_cli.jobs.sinks import JSONLines, Manifest
 
 TEXTS = ["one", "two", "", "three four", "five"]  # the third is no row
 ROWS = [text for text in TEXTS if text]
