@@ -28,7 +28,7 @@ class Survey(NamedTuple):
 
     sizes: list[int]  # rows of the groups
     ignored: list[str]  # columns that are not read
-    whole_ids: bool  # whether it has ids, and all are integers
+    whole_ids: bool  # it has ids, and all are integers
     checksum: int  # of the metadata, which has statistics of the columns
 
 
@@ -37,15 +37,14 @@ def survey(file: str, layout: Layout) -> Survey:
 
     It must have a column of strings for the text, or columns of strings or numbers for a template.
     """
-    pyarrow = library()
-    read = ("id", *layout.columns)
+    types = library().types
+    columns = ("id", *layout.columns)
     _group.cache_clear()  # another file may have had this name
     with _opened(file) as (table, stream):
         schema = table.schema_arrow
-        for name in read:
+        for name in columns:
             if schema.names.count(name) > 1:
                 raise InputError(f"{file} has several columns {name!r}: keep one of them")
-        types = pyarrow.types
         for text in layout.texts:
             if text not in schema.names:
                 raise InputError(f"{file} has no column {text!r}; its columns are {schema.names}")
@@ -56,8 +55,8 @@ def survey(file: str, layout: Layout) -> Survey:
             if str(kind) not in (*_TEXTS, "null") and not (layout.template and number):
                 raise InputError(f"{file}: the column {text!r} has the type {kind}, not string")
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
-        ignored = [name for name in schema.names if name not in read]
-        id_type = schema.field("id").type if "id" in schema.names else pyarrow.null()
+        ignored = [name for name in schema.names if name not in columns]
+        id_type = schema.field("id").type if "id" in schema.names else library().null()
         # Ids are written as int64, which does not hold all of uint64.
         whole_ids = types.is_integer(id_type) and not types.is_uint64(id_type)
         stream.seek(-8 - table.metadata.serialized_size, os.SEEK_END)
@@ -67,8 +66,8 @@ def survey(file: str, layout: Layout) -> Survey:
 def read(file: str, group: int, start: int, end: int, fields: Sequence[str]) -> Iterator[Record]:
     """Yield rows of a group with the fields that they have."""
     for row in _group(file, group, tuple(fields)).slice(start, end - start).to_pylist():
-        values = {name: _json_value(value) for name, value in row.items()}
-        yield {name: value for name, value in values.items() if value is not None}
+        values = ((name, _json_value(value)) for name, value in row.items())
+        yield {name: value for name, value in values if value is not None}
 
 
 def _json_value(value: Any) -> Any:
@@ -109,17 +108,12 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
 def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
     """Write records as a table."""
     pyarrow = library()
+    rows = [dict(record) for record in records]
     # An id may be any JSON value; the number of a line is in the column of a template's {line}.
-    texts = [name for name in ("id", "line") if schema.get(name) == "string"]
-    rows = [
-        record
-        | {
-            name: json.dumps(record[name], ensure_ascii=False)
-            for name in texts
-            if not isinstance(record.get(name, ""), str)
-        }
-        for record in records
-    ]
+    for name in ("id", "line"):
+        for row in rows if schema.get(name) == "string" else []:
+            if not isinstance(row.get(name, ""), str):
+                row[name] = json.dumps(row[name], ensure_ascii=False)
     try:
         table = pyarrow.Table.from_pylist(rows, arrow_schema(schema))
     except UnicodeEncodeError:  # a path may hold bytes that are not UTF-8
@@ -149,12 +143,11 @@ def arrow_schema(schema: Schema) -> "pyarrow.Schema":
 
 
 def _type(kind: Any) -> "pyarrow.DataType":
-    pyarrow = library()
     if isinstance(kind, str):
-        return pyarrow.type_for_alias(kind)
+        return library().type_for_alias(kind)
     if isinstance(kind, list):
-        return pyarrow.list_(_type(kind[0]))
-    return pyarrow.struct([(name, _type(item)) for name, item in kind.items()])
+        return library().list_(_type(kind[0]))
+    return library().struct([(name, _type(item)) for name, item in kind.items()])
 
 
 @contextmanager

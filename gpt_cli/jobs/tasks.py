@@ -1,7 +1,7 @@
 """Tasks: what is computed for each row."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -22,9 +22,9 @@ _ROWS_TOGETHER = 256
 
 
 class Task(Protocol):
-    """Computes a result for each row; to run on another machine, a task is pickled."""
+    """Computes the results of rows; to run on another machine, a task is pickled."""
 
-    template: Template | None = None  # fields of a row in a text, in place of a row's text
+    template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
 
     @property
@@ -49,9 +49,9 @@ class Task(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that the results depend on besides row and model, as JSON values.
+        """The options that change results, as JSON values; by default the fields of a dataclass.
 
-        By default the fields of a dataclass. An output with other settings cannot be resumed.
+        An output with other settings cannot be resumed.
         """
         return asdict(self) if is_dataclass(self) else {}
 
@@ -65,21 +65,21 @@ class Task(Protocol):
             self.template.check_line()
 
     def prepare(self, row: InputRow) -> InputRow:
-        """Return a row as `results` gets it; raise InputError if nothing can be computed for it."""
+        """Return a row for `results`; raise InputError if nothing can be computed for it."""
         if row.error:
             raise row.error
         return row
 
     @abstractmethod
-    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterator[Any]:
-        """Yield the result of each row, in order, or the InputError of a row."""
+    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterable[Any]:
+        """Return the results of rows, in order; that of a row may be an InputError."""
 
     def record(self, engine: "Engine", row: InputRow, result: Any) -> Record:
         """Return a result as the fields of a record."""
         return result
 
     def records(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterator[Record]:
-        """Yield the record of each row, in order, with its result or its error."""
+        """Yield the records of rows, in order, with their results or errors."""
         layout = self.layout
         results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
@@ -95,12 +95,9 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Generation(Task):
-    """Continue the prompt of each row.
+    """Continue prompts; the text of a row depends on its index and options, not on other rows."""
 
-    The text of a row depends on its index and its own options, and not on other rows.
-    """
-
-    options: Options  # of rows without options of their own
+    options: Options  # of rows that have none
     batch_size: int | None = None
     logprobs: bool = False
     template: Template | None = None
@@ -139,7 +136,7 @@ class Generation(Task):
 
     def results(
         self, engine: "Engine", rows: Sequence[InputRow]
-    ) -> "Iterator[Completion | InputError]":
+    ) -> "Iterable[Completion | InputError]":
         return engine.batch(
             [row.fields for row in rows],
             self.options,
@@ -156,7 +153,7 @@ class Generation(Task):
 
 @dataclass(frozen=True)
 class Scoring(Task):
-    """Compute the likelihood of the text of each row."""
+    """Compute the likelihoods of texts."""
 
     stride: int | None = None
     logprobs: bool = False
@@ -178,16 +175,16 @@ class Scoring(Task):
         names = ("stride", "logprobs", "words", "bos", "template")
         return {name: value for name, value in super().settings.items() if name in names}
 
-    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> "Iterator[Score | InputError]":
-        scores = engine.score_many(
+    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> "list[Score | InputError]":
+        details = self.logprobs and self.details
+        return engine.score_many(
             [self.layout.text(row) for row in rows],
             stride=self.stride,
             bos=self.bos,
-            ranks=self.logprobs and self.details,
-            entropies=self.logprobs and self.details,
+            ranks=details,
+            entropies=details,
             words=self.words,
         )
-        return iter(scores)
 
     def record(self, engine: "Engine", row: InputRow, result: "Score") -> Record:
         return records.of_score(engine, result, logprobs=self.logprobs)
@@ -198,7 +195,7 @@ class Scoring(Task):
 
 @dataclass(frozen=True)
 class Ranking(Task):
-    """Rank continuations of the prompt of each row, which may have "choices" of its own."""
+    """Rank continuations of prompts; a row may have other "choices"."""
 
     choices: tuple[str, ...] = ()
     by: "RankBy" = "total"
@@ -215,19 +212,17 @@ class Ranking(Task):
 
     def prepare(self, row: InputRow) -> InputRow:
         """Return the row with its prompt, and its choices as `spaced` returns them."""
-        row = super().prepare(row)
-        choices = row.fields.get("choices")
+        prompt, choices = self.layout.text(super().prepare(row)), row.fields.get("choices")
         if choices is None and not self.choices:
             raise InputError('a row needs a list of "choices": there are no default choices')
-        prompt = self.layout.text(row)
         choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
         return replace(row, fields={"prompt": prompt, "choices": choices})
 
     def results(
         self, engine: "Engine", rows: Sequence[InputRow]
-    ) -> "Iterator[list[Choice] | InputError]":
+    ) -> "list[list[Choice] | InputError]":
         questions = [(row.fields["prompt"], [*row.fields["choices"]]) for row in rows]
-        return iter(engine.rank_many(questions, by=self.by))
+        return engine.rank_many(questions, by=self.by)
 
     def record(self, engine: "Engine", row: InputRow, result: "list[Choice]") -> Record:
         choices = self.prepare(row).fields["choices"]
