@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gpt_cli import records
 from gpt_cli.errors import InputError
-from gpt_cli.records import ERROR, IDENTITY, Record, Schema
+from gpt_cli.records import ERROR, IDENTITY, Schema
 
 _LINE = "line"  # the field that a plain line has
 _PART = re.compile(r"(?P<text>[^{}]+)|(?P<brace>\{\{|\}\})|\{(?P<name>[^{}]+)\}")
@@ -113,23 +112,3 @@ class Layout:
     def text(self, row: InputRow) -> str:
         """Return the text of a row: its first field, or the template with its fields."""
         return self.template.fill(row.fields) if self.template else row.fields[self.fields[0]]
-
-    def options(self, row: InputRow) -> dict[str, Any]:
-        """Return the options of a row; the input of a template may have any other fields."""
-        known = self.fields[1:] if self.template else row.fields.keys() - self.texts
-        return {name: row.fields[name] for name in row.fields if name in known}
-
-    def record(self, row: InputRow, result: Record) -> Record:
-        """Return a record: the index, the id and the texts of a row with its result."""
-        return _identity(row) | {name: row.fields[name] for name in self.texts} | result
-
-    def error_record(self, row: InputRow, error: InputError) -> Record:
-        """Return the record of a row that failed: its index, id, file and line with the error."""
-        origin = zip(self.origin, (row.file, row.line), strict=True)
-        known = {name: value for name, value in origin if value is not None}
-        return _identity(row) | known | records.of_error(error)
-
-
-def _identity(row: InputRow) -> Record:
-    kept = {"id": row.id, "data": row.data or None}
-    return {"index": row.index} | {name: value for name, value in kept.items() if value is not None}

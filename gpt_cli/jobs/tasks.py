@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gpt_cli.generation.generate import Completion
     from gpt_cli.scoring.rank import Choice, RankBy
     from gpt_cli.scoring.score import Score
+
+Rows: TypeAlias = Sequence[InputRow]
 
 _ROWS_TOGETHER = 256
 
@@ -71,22 +73,27 @@ class Task(Protocol):
         return row
 
     @abstractmethod
-    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterable[Any]:
+    def results(self, engine: "Engine", rows: Rows) -> Iterable[Any]:
         """Return the results of rows, in order; that of a row may be an InputError."""
 
     def record(self, engine: "Engine", row: InputRow, result: Any) -> Record:
         """Return a result as the fields of a record."""
         return result
 
-    def records(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterator[Record]:
+    def records(self, engine: "Engine", rows: Rows) -> Iterator[Record]:
         """Yield the records of rows, in order, with their results or errors."""
         layout = self.layout
         results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
+            known: Record = {"id": row.id, "data": row.data or None}
             if isinstance(result, InputError):
-                yield layout.error_record(row, result)
+                known |= zip(layout.origin, (row.file, row.line), strict=True)
+                content = records.of_error(result)
             else:
-                yield layout.record(row, self.record(engine, row, result))
+                known |= {name: row.fields[name] for name in layout.texts}
+                content = self.record(engine, row, result)
+            known = {name: value for name, value in known.items() if value is not None}
+            yield {"index": row.index} | known | content
 
     def tokens(self, record: Record) -> int:
         """Return the number of tokens that were computed for a record."""
@@ -125,8 +132,10 @@ class Generation(Task):
 
     def prepare(self, row: InputRow) -> InputRow:
         """Return the row with its prompt and options; its choices follow the prompt: `spaced`."""
-        row = super().prepare(row)
-        options, prompt = self.layout.options(row), self.layout.text(row)
+        prompt = self.layout.text(super().prepare(row))
+        # The input of a template may have any other fields.
+        known = self.fields[1:] if self.template else row.fields.keys() - {"prompt"}
+        options = {name: value for name, value in row.fields.items() if name in known}
         choices = options.get("choices")
         if all(options.get(name) is None for name in CONSTRAINTS):
             choices = self.options.choices or None
@@ -134,9 +143,7 @@ class Generation(Task):
             options["choices"] = [*spaced(prompt, choices)]
         return replace(row, fields=options | {"prompt": prompt})
 
-    def results(
-        self, engine: "Engine", rows: Sequence[InputRow]
-    ) -> "Iterable[Completion | InputError]":
+    def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
         return engine.batch(
             [row.fields for row in rows],
             self.options,
@@ -175,7 +182,7 @@ class Scoring(Task):
         names = ("stride", "logprobs", "words", "bos", "template")
         return {name: value for name, value in super().settings.items() if name in names}
 
-    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> "list[Score | InputError]":
+    def results(self, engine: "Engine", rows: Rows) -> "list[Score | InputError]":
         details = self.logprobs and self.details
         return engine.score_many(
             [self.layout.text(row) for row in rows],
@@ -218,9 +225,7 @@ class Ranking(Task):
         choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
         return replace(row, fields={"prompt": prompt, "choices": choices})
 
-    def results(
-        self, engine: "Engine", rows: Sequence[InputRow]
-    ) -> "list[list[Choice] | InputError]":
+    def results(self, engine: "Engine", rows: Rows) -> "list[list[Choice] | InputError]":
         questions = [(row.fields["prompt"], [*row.fields["choices"]]) for row in rows]
         return engine.rank_many(questions, by=self.by)
 
