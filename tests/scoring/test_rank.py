@@ -1,5 +1,7 @@
 """Ranks of continuations, and their likelihoods on a shared beginning."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.scoring.rank import Question, common_beginning, continuations, rank
+from gpt_cli.scoring.rank import Question, continuations, rank
 from gpt_cli.scoring.score import score
 from support.scores import N_POSITIONS, one_by_one, question, same, texts
 
@@ -106,10 +108,18 @@ def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
     [
         ([[1, 2, 3], [1, 2, 4]], [1, 2]),
         ([[1, 2], [1, 2, 4], [1, 2, 5]], [1, 2]),
+        ([[1, 2, 3], [1, 2, 3, 4], [1, 5]], [1]),
         ([[1, 2, 3], [2, 2, 3]], []),
-        ([[1, 2], []], []),
-        ([[1, 2]], [1, 2]),
+        ([[], [1, 2]], []),
     ],
 )
-def test_the_common_beginning_ends_where_any_row_differs(rows, beginning):
-    assert common_beginning(rows) == beginning
+def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(
+    rows, beginning, monkeypatch
+):
+    ids = {f"a{'b' * n}": row for n, row in enumerate(rows)} | {"": [9]}
+    monkeypatch.setattr("gpt_cli.scoring.rank.prompt_ids", lambda loaded, text: ids[text])
+    loaded = SimpleNamespace(config=SimpleNamespace(n_positions=80))
+    asked = Question.of_texts(loaded, "a", ["b" * n for n in range(1, len(rows))])
+    start = [] if beginning else [9]
+    assert asked.prompt == start + beginning
+    assert [asked.prompt + row for row in asked.choices] == [start + row for row in rows[1:]]
