@@ -141,8 +141,8 @@ def test_a_row_is_the_same_in_any_company(lm):
 def test_the_windows_of_a_long_text_are_full(lm, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "gpt_cli.lm_eval.measured",
-        lambda model, rows, starts, *others: (
+        "gpt_cli.lm_eval.measure_windows",
+        lambda loaded, rows, starts, measures: (
             seen.extend(zip(rows, starts, strict=True)),
             [([-1.0], [2]) for _ in rows],
         )[1],
