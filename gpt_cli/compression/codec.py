@@ -230,17 +230,17 @@ class Codec:
         """Decode texts side by side, the longest first, in steps of one token."""
         model = self._model
         longest = max((text.size for text in texts), default=0)
-        for w in windows(1 + longest, model.config.n_positions, self._stride):
-            texts = [text for text in texts if text.size >= w.first]
-            cache = KVCache(model.config, model.ops, len(texts), w.end - w.start - 1)
-            logits = next_logits(model, [text.ids[w.start :] for text in texts], cache)
-            for position in range(w.first, w.end):
+        for start, first, end in windows(1 + longest, model.config.n_positions, self._stride):
+            texts = [text for text in texts if text.size >= first]
+            cache = KVCache(model.config, model.ops, len(texts), end - start - 1)
+            logits = next_logits(model, [text.ids[start:] for text in texts], cache)
+            for position in range(first, end):
                 sums_of_rows = model.ops.to_host(model.ops.cumulative_counts(logits))
                 for text, sums in zip(texts, sums_of_rows, strict=True):
                     text.decode(sums)
                 advance(len(texts))
                 texts = [text for text in texts if text.size > position]
-                if position + 1 < w.end:
+                if position + 1 < end:
                     cache = cache.view(len(texts))
                     logits = next_logits(model, [text.ids[-1:] for text in texts], cache)
 

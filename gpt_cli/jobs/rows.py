@@ -66,13 +66,18 @@ class RowReader:
             for position, (number, data) in enumerate(lines, index)
         ]
 
-    def _parse(self, row: InputRow, data: bytes | dict[str, Any]) -> InputRow:
+    def _parse(self, row: InputRow, data: Any) -> InputRow:
         """Return the row with the content of its line or table row, or with an error."""
         every_line = self.layout.every_line
         try:
             if isinstance(data, bytes):
                 row = replace(row, data=data if every_line else b"")
-                data = self._fields(_without_mark(row.line, data).decode())
+                text = storage.without_line_end(_without_mark(row.line, data).decode())
+                lines = self.format == "lines"
+                data = dict.fromkeys(self.layout.texts, text) if lines else json.loads(text)
+            if not isinstance(data, dict):
+                example = json.dumps({self.layout.fields[0]: "Once"})
+                raise InputError(f"a row must be a JSON object, such as {example}")
             id = data.pop("id", None)
             json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
             row = replace(row, id=id)  # for an error record, too
@@ -107,26 +112,13 @@ class RowReader:
             texts[name] = text
         return texts
 
-    def _fields(self, line: str) -> dict[str, Any]:
-        text = storage.without_line_end(line)
-        if self.format == "lines":
-            return dict.fromkeys(self.layout.texts, text)
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            example = json.dumps({self.layout.fields[0]: "Once"})
-            raise InputError(f"a row must be a JSON object, such as {example}")
-        return fields
-
 
 class Source:
     """The input of a job.
 
-    Args:
-        name: a file, a folder, a pattern with `*`, or an address of these; "-" is standard input.
-        format: of the files. "auto" is "parquet" by the ending of their names, or "jsonl" if the
-            first row begins with a brace, else "lines".
-        layout: of the rows.
-        rows_together: the number of rows that are computed together; no piece spans more.
+    It has the name of a file, a folder, a pattern with `*`, or an address of these; "-" is standard
+    input. The format "auto" is "parquet" by the ending of the names of files, or "jsonl" if the
+    first row begins with a brace, else "lines". No piece spans more than the rows together.
     """
 
     def __init__(self, name: str, format: Format, layout: Layout, rows_together: int):

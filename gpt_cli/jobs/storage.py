@@ -38,7 +38,7 @@ def filesystem(name: str) -> "tuple[AbstractFileSystem, str]":
 
     if not is_address(name):
         return fsspec.filesystem("file"), Path(name).absolute().as_posix()
-    with _accessing(name):
+    with _errors(name, "access", "check the address"):
         return fsspec.core.url_to_fs(name)
 
 
@@ -97,7 +97,7 @@ def _query(name: str, function: str) -> bool:
     if not is_address(name):
         return bool(getattr(os.path, function)(name))  # False for names that cannot be accessed
     fs, path = filesystem(name)
-    with _accessing(name):
+    with _errors(name, "access", "check the address"):
         return bool(getattr(fs, function)(path))
 
 
@@ -161,15 +161,15 @@ def read_bytes(file: Path | str) -> bytes:
 
 def read_range(file: str, start: int, end: int) -> bytes:
     """Return the bytes of a file from `start` to `end`."""
-    if is_address(file):
-        fs, path = filesystem(file)
-        with reading(file):
+    with reading(file):
+        if is_address(file):
+            fs, path = filesystem(file)
             # A stream would read ahead. The name of the second parameter differs between packages.
             data = fs.cat_file(path, start=start, end=end)
-    else:
-        with open_file(file) as stream, reading(file):
-            stream.seek(start)
-            data = stream.read(end - start)
+        else:
+            with Path(file).open("rb") as stream:
+                stream.seek(start)
+                data = stream.read(end - start)
     if len(data) < end - start:
         raise InputError(f"{file} became shorter while it was read: run the command again")
     if len(data) > end - start:
@@ -244,20 +244,18 @@ def _ready(stream: BufferedReader) -> bool:
 
 def reading(name: str) -> AbstractContextManager[None]:
     """Raise InputError for the errors of a file system that cannot read."""
-    return _errors(name, "read", InputError, "name a file that can be read")
+    return _errors(name, "read", "name a file that can be read")
 
 
 def writing(name: str, cure: str) -> AbstractContextManager[None]:
     """Raise ResourceError for the errors of a file system that cannot write."""
-    return _errors(name, "write", ResourceError, cure)
-
-
-def _accessing(name: str) -> AbstractContextManager[None]:
-    return _errors(name, "access", InputError, "check the address")
+    return _errors(name, "write", cure, ResourceError)
 
 
 @contextmanager
-def _errors(name: str, doing: str, kind: type[GPTCLIError], cure: str) -> Iterator[None]:
+def _errors(
+    name: str, doing: str, cure: str, kind: type[GPTCLIError] = InputError
+) -> Iterator[None]:
     try:
         yield
     except (GPTCLIError, BrokenPipeError):  # the latter is of output, whose reader has left

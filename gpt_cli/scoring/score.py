@@ -100,34 +100,25 @@ def measure_texts(
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:
         raise OptionError("stride", f"must be from 1 to {n_positions - 1}, less than the context")
-    cut = [
-        (text, w) for text, ids in enumerate(texts) for w in windows(len(ids), n_positions, stride)
-    ]
-    parts = [texts[text][w.start : w.end] for text, w in cut]
-    measured = measure_windows(loaded, parts, [w.first - w.start for _, w in cut], measures)
+    sizes = enumerate(map(len, texts))
+    cut = [(text, *window) for text, size in sizes for window in windows(size, n_positions, stride)]
+    parts = [texts[text][start:end] for text, start, _, end in cut]
+    firsts = [first - start for _, start, first, _ in cut]
+    measured = measure_windows(loaded, parts, firsts, measures)
     columns: list[Columns] = [[[None] * len(ids) for _ in measures] for ids in texts]
-    for (text, w), values in zip(cut, measured, strict=True):
+    for (text, _, first, end), values in zip(cut, measured, strict=True):
         for column, part in zip(columns[text], values, strict=True):
-            column[w.first : w.end] = part
+            column[first:end] = part
     return columns
 
 
-@dataclass(frozen=True)
-class Window:
-    """Tokens `start` to `end` of a text, scored from token `first` on."""
-
-    start: int
-    first: int
-    end: int
-
-
-def windows(length: int, n_positions: int, stride: int) -> Iterator[Window]:
-    """Cut a text into windows; every token but the first is scored in one of them."""
+def windows(length: int, n_positions: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, first token to score and end of windows; all tokens but the first are scored."""
     scored = 1
     for start in range(0, length, stride):
         end = min(start + n_positions, length)
         if scored < end:
-            yield Window(start, scored, end)
+            yield start, scored, end
             scored = end
 
 
