@@ -35,8 +35,8 @@ _SEGMENT = re.compile(_MARK + _NUMBER.pattern + _SMALL + _SMALL)  # up to the le
 _MAX_FIELDS = 15  # bytes that match `_SEGMENT`, without the last
 _MAX_RECORD = 64 + MAX_CODE_BYTES
 _PIECE = 1 << 20  # bytes to read at a time
-# The search behind damage takes linear time: each byte of the file pays for this many bytes of
-# checksums that turn out to be wrong, and the search skips bytes to pay its debts. Noise needs
+# The search behind damage takes linear time: every byte of the file pays for this many bytes
+# of checksums that turn out to be wrong, and the search skips bytes to pay its debts. Noise needs
 # about 15, so only a file that was built to be slow loses segments.
 _CHECKED_PER_BYTE = 64
 _CHECKED_AT_FIRST = 1 << 26

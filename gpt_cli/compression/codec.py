@@ -208,7 +208,7 @@ class Codec:
             )
 
     def _side_by_side(self) -> int:
-        """Return how many segments to decode at a time: as many as fit half of the free memory."""
+        """Return the number of segments to decode at a time, which fit half of the free memory."""
         config, ops = self._model.config, self._model.ops
         cache = cache_bytes(config, config.n_positions, cache_itemsize(ops))
         logits_and_counts = 3 * logits_bytes(config, 1)  # counts have 8 bytes

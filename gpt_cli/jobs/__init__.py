@@ -1,4 +1,4 @@
-"""Jobs: a task for each row of a file, a table, a folder or a pipe, with its output resumed.
+"""Jobs: a task for the rows of a file, a table, a folder or a pipe; outputs can be resumed.
 
     jobs.run(jobs.Generation(Options(max_tokens=20, seed=1)), "prompts.txt", "texts.jsonl")
 

@@ -119,12 +119,11 @@ def compute(
     one machine. The errors of workers, such as ModelNotFoundError, are raised here.
     """
     ray = library()
-    rest = [piece for piece in source.pieces if piece.index + piece.rows > start]
-    if not rest:
+    groups = ((source.total or 0) - start) / task.rows_together
+    size = task.rows_together * max(1, math.ceil(groups / _MOST_BUNDLES))
+    bundles = [_packed(pieces) for pieces in pieces_together(source.pieces, size, start)]
+    if not bundles:
         return
-    multiple = math.ceil((rest[-1].index - start) / task.rows_together / _MOST_BUNDLES)
-    size = task.rows_together * max(1, multiple)
-    bundles = [_packed(pieces) for pieces in pieces_together(rest, size)]
     reader = source.reader, start, Path.cwd()
     path = str(Path(model).absolute()) if hub.is_folder(model) else model
     if loading.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
@@ -135,7 +134,7 @@ def compute(
         actors = ray.data.ActorPoolStrategy
         data = ray.data.from_arrow(bundles)
         if not (alone or all(map(is_address, source.files))):
-            data = data.map_batches(  # on a node without CPUs, each task would be a new process
+            data = data.map_batches(  # tasks would be new processes on a node without CPUs
                 _PieceReader,
                 fn_constructor_args=reader,
                 num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
@@ -220,7 +219,7 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
     try:
         with _silent():
             _join(address, options)
-        signal.signal(signal.SIGTERM, terminate)  # Ray has installed its own handler
+        signal.signal(signal.SIGTERM, terminate)  # Ray has installed a handler
         yield alone
     except ray.exceptions.RayError as error:
         raise ResourceError(f"Ray has failed: {_summary(error)}") from error

@@ -66,7 +66,7 @@ class Folder(Sink):
                 with suppress(FileExistsError):
                     self._fs.mkdir(self._folder, create_parents=False)
             if here:
-                file = self._locked.enter_context(Path(self._path(MANIFEST)).open("a+b"))
+                file = self._locked.enter_context(Path(self._folder, MANIFEST).open("a+b"))
                 lock(file, self.name)
         return self
 
@@ -81,7 +81,7 @@ class Folder(Sink):
         if not self._check_earlier_run():  # again, as another run may just have ended
             with storage.writing(self.name, LATER):
                 # Not by an atomic replacement: the lock is on this file.
-                self._fs.pipe_file(self._path(MANIFEST), self._manifest.begin())
+                self._fs.pipe_file(f"{self._folder}/{MANIFEST}", self._manifest.begin())
         failed = 0
         for name in self._names():
             if name != self._next_name:
@@ -115,7 +115,7 @@ class Folder(Sink):
         if not records:
             return
         name = self._next_name
-        with _atomic(self._fs, self._path(name), self.name) as stream:
+        with _atomic(self._fs, f"{self._folder}/{name}", self.name) as stream:
             self._format.write(records, self._schema, stream)
         self._written.append(name)
         self._first += len(records)
@@ -131,15 +131,15 @@ class Folder(Sink):
 
     def _streams(self) -> Iterator[BinaryIO]:
         for name in self._names():
-            with storage.reading(self.name), self._fs.open(self._path(name), "rb") as stream:
+            with (
+                storage.reading(self.name),
+                self._fs.open(f"{self._folder}/{name}", "rb") as stream,
+            ):
                 yield stream
 
     @property
     def _next_name(self) -> str:
         return f"part-{self._first:012}{self._ending}"
-
-    def _path(self, name: str) -> str:
-        return f"{self._folder}/{name}"
 
 
 class File(Folder):

@@ -36,7 +36,7 @@ class RowReader:
 
     format: Format
     layout: Layout
-    many: bool = False  # whether there are several files, and a row has the name of its file
+    many: bool = False  # several files, whose names their rows have
 
     def read(self, piece: Piece) -> list[InputRow]:
         """Return the rows of a piece; raise InputError if its file has changed."""
@@ -158,8 +158,7 @@ class Source:
     def rows(self, start: int = 0) -> Iterator[list[InputRow]]:
         """Yield the rows to compute together; those before `start` may be left out in files."""
         if not self.streams:
-            rest = [piece for piece in self.pieces if piece.index + piece.rows > start]
-            for pieces in pieces_together(rest, self._rows_together):
+            for pieces in pieces_together(self.pieces, self._rows_together, start):
                 yield list(chain.from_iterable(map(self.reader.read, pieces)))
             return
         index = 0
@@ -230,9 +229,10 @@ class Source:
             self.reader = replace(self.reader, format="jsonl" if is_object else "lines")
 
 
-def pieces_together(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
-    """Yield the pieces of `rows` rows at a time."""
-    for _, group in groupby(pieces, lambda piece: piece.index // rows):
+def pieces_together(pieces: Iterable[Piece], rows: int, start: int = 0) -> Iterator[list[Piece]]:
+    """Yield the pieces of `rows` rows at a time, without those before the row `start`."""
+    rest = (piece for piece in pieces if piece.index + piece.rows > start)
+    for _, group in groupby(rest, lambda piece: piece.index // rows):
         yield list(group)
 
 

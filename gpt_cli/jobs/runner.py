@@ -1,4 +1,4 @@
-"""Run a job: a task for each row of an input, on this machine or on a cluster."""
+"""Run a job: a task for all rows of an input, on this machine or on a cluster."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -49,7 +49,7 @@ class Sink:
     `compares`, `write` for all other records in order, and `finish`.
     """
 
-    compares: bool = False  # whether `check` compares rows; else a run may skip reading them
+    compares: bool = False  # rows by `check`; else a run may skip reading them
 
     def __enter__(self) -> Self:
         """Lock the output, so that no other run writes it."""
@@ -120,7 +120,7 @@ class Manifest:
                 raise refusal(f"{self._output} was made with {which}")
 
     def begin(self) -> bytes:
-        """Return the content of the file for a first run, with a random seed in place of None."""
+        """Return the content of the file for a first run, with a random seed for None."""
         if self._job.get("seed", 0) is None:
             self._job["seed"] = draw_seed()
         return json.dumps(self._job, indent=1).encode()

@@ -208,7 +208,7 @@ def without_line_end(text: str) -> str:
 
 
 def _memory_limit() -> int:
-    """Return how many bytes of text, with their tokens, fit the free memory."""
+    """Return the bytes of text that fit the free memory with their tokens."""
     free = free_memory()
     return sys.maxsize if free is None else free // _GROWTH
 

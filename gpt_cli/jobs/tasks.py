@@ -1,4 +1,4 @@
-"""Tasks: what is computed for each row."""
+"""Tasks: the results and the records of rows."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
