@@ -131,10 +131,8 @@ class Folder(Sink):
 
     def _streams(self) -> Iterator[BinaryIO]:
         for name in self._names():
-            with (
-                storage.reading(self.name),
-                self._fs.open(f"{self._folder}/{name}", "rb") as stream,
-            ):
+            path = f"{self._folder}/{name}"
+            with storage.reading(self.name), self._fs.open(path, "rb") as stream:
                 yield stream
 
     @property
