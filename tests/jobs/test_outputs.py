@@ -1,4 +1,4 @@
-"""The sink for each name of an output, and the names that are refused."""
+"""The sinks for names of outputs, and the names that are refused."""
 
 import json
 import os
@@ -209,13 +209,13 @@ def test_an_output_folder_among_the_files_of_the_input_is_refused(name, here):
         assert said == f"{part} would be among the files of {input}: name another output"
 
 
-@pytest.mark.parametrize("place", ["out", "memory://bucket/out"])
-def test_a_part_of_an_output_is_refused(place, here, memory):
+@pytest.mark.parametrize("base", ["out", "memory://bucket/out"])
+def test_a_part_of_an_output_is_refused(base, here, memory):
     Path("out/_job.json").touch()
     memory.pipe_file("/bucket/out/_job.json", b"")
-    said = refused(f"{place}/part-1.jsonl", resume=True)
+    said = refused(f"{base}/part-1.jsonl", resume=True)
     assert said == (
-        f"{place}/part-1.jsonl is a part of the output {place}/*.jsonl: put the output in quotes"
+        f"{base}/part-1.jsonl is a part of the output {base}/*.jsonl: put the output in quotes"
     )
-    assert open_output(f"{place}/new.jsonl")
+    assert open_output(f"{base}/new.jsonl")
     assert open_output("part-1.jsonl")

@@ -155,9 +155,9 @@ def test_the_checksum_is_that_of_the_metadata_at_the_end(write):
 def test_rows_do_not_depend_on_how_tables_are_cut(write, tmp_path, together, group):
     sizes = [7, 0, 1, 12]
     expected = []
-    for place, size in enumerate(sizes):
-        prompts = [f"{place} {number}" for number in range(size)]
-        file = write({"prompt": prompts}, f"in/{place}.parquet", row_group_size=group)
+    for index, size in enumerate(sizes):
+        prompts = [f"{index} {number}" for number in range(size)]
+        file = write({"prompt": prompts}, f"in/{index}.parquet", row_group_size=group)
         expected += [(file, number, {"prompt": text}) for number, text in enumerate(prompts, 1)]
     source = Source(str(tmp_path / "in"), "auto", LAYOUT, together)
     rows = rows_of(str(tmp_path / "in"), together=together)
@@ -171,10 +171,10 @@ def test_rows_do_not_depend_on_how_tables_are_cut(write, tmp_path, together, gro
 def test_pieces_can_be_read_in_any_order(write):
     file = write({"prompt": [str(number) for number in range(50)]}, row_group_size=20)
     source = Source(file, "auto", LAYOUT, 7)
-    found = {}
+    actual = {}
     for piece in random.Random(1).sample(source.pieces, len(source.pieces)):
-        found |= {row.index: row.fields for row in source.reader.read(piece)}
-    assert found == {number: {"prompt": str(number)} for number in range(50)}
+        actual |= {row.index: row.fields for row in source.reader.read(piece)}
+    assert actual == {number: {"prompt": str(number)} for number in range(50)}
 
 
 def test_a_row_group_is_read_once(write, monkeypatch):
@@ -263,15 +263,15 @@ def test_ids_of_any_type_are_texts(pa, id, text):
 
 
 @pytest.mark.parametrize(
-    ("schema", "name", "value", "found"),
+    ("schema", "name", "value", "expected"),
     [
         (IDENTITY | {"id": "int64"}, "id", -(2**63), -(2**63)),
         (IDENTITY | Generation(None).schema, "seed", 2**64 - 1, 2**64 - 1),
         (IDENTITY | Scoring().schema, "model", "m\udcff", "m\ufffd"),  # a path that is not Unicode
     ],
 )
-def test_a_value_fits_in_its_column(pa, schema, name, value, found):
-    assert written([{"index": 0, name: value}, {}], schema)[name].to_pylist() == [found, None]
+def test_a_value_fits_in_its_column(pa, schema, name, value, expected):
+    assert written([{"index": 0, name: value}, {}], schema)[name].to_pylist() == [expected, None]
 
 
 def test_records_and_failures_are_counted(pa):

@@ -34,7 +34,7 @@ def prompts(source):
 
 
 def write(folder, **files):
-    """Write files, with a dot for each underscore in their names; return the folder."""
+    """Write files, with dots for underscores in their names; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (folder / name.replace("_", ".")).write_bytes(data)
@@ -60,7 +60,7 @@ def bytes_of(file):
 
 
 def read_in_one_go(data):
-    """Return the number and the text of each line that is not blank."""
+    """Return the number and the text of lines that are not blank."""
     *ended, rest = data.removeprefix(BOM).split(b"\n")
     ended = [line.removesuffix(b"\r") for line in ended]
     numbered = enumerate([*ended, rest], 1)
@@ -78,9 +78,9 @@ def test_rows_do_not_depend_on_how_files_are_cut(tmp_path_factory, files, togeth
         for number, file in enumerate(files)
         for line, text in read_in_one_go(bytes_of(file))
     ]
-    found = rows_of(cut)
-    assert [(row.file, row.line, row.fields) for row in found] == expected
-    assert [row.index for row in found] == list(range(len(expected)))
+    actual = rows_of(cut)
+    assert [(row.file, row.line, row.fields) for row in actual] == expected
+    assert [row.index for row in actual] == list(range(len(expected)))
     assert cut.total == len(expected)
     index = 0
     for piece in cut.pieces:
@@ -97,11 +97,11 @@ def test_pieces_can_be_read_in_any_order(tmp_path):
     file = tmp_path / "in"
     file.write_bytes(BOM + b"\n".join(b"%d" % number for number in range(100)))
     cut = source(file, together=7)
-    found = {}
+    actual = {}
     for piece in random.Random(1).sample(cut.pieces, len(cut.pieces)):
-        found |= {row.index: row.fields["prompt"] for row in cut.reader.read(piece)}
+        actual |= {row.index: row.fields["prompt"] for row in cut.reader.read(piece)}
     assert len(cut.pieces) == 15
-    assert found == {number: str(number) for number in range(100)}
+    assert actual == {number: str(number) for number in range(100)}
 
 
 def test_a_stream_gives_the_rows_of_the_file(tmp_path, monkeypatch):
@@ -124,14 +124,14 @@ def test_a_stream_gives_rows_as_they_are_written(monkeypatch):
     with open(ours) as stream:  # noqa: PTH123 (of a number)
         monkeypatch.setattr("sys.stdin", stream)
         blocks = source("-").rows()
-        found = []
+        actual = []
         for data in (b"\n\none\n", b"\r\ntwo\nthree\n \n", b"four"):
             os.write(theirs, data)
             if data == b"four":
                 os.close(theirs)
-            found.append([(row.index, row.line, row.fields["prompt"]) for row in next(blocks)])
+            actual.append([(row.index, row.line, row.fields["prompt"]) for row in next(blocks)])
         assert next(blocks, None) is None
-    assert found == [[(0, 3, "one")], [(1, 5, "two"), (2, 6, "three")], [(3, 8, "four")]]
+    assert actual == [[(0, 3, "one")], [(1, 5, "two"), (2, 6, "three")], [(3, 8, "four")]]
 
 
 def test_a_stream_gives_the_rows_that_are_computed_together(tmp_path, monkeypatch):
@@ -315,14 +315,14 @@ def test_a_row_that_cannot_be_read_has_a_reason(line, says):
 
 def test_the_fields_of_a_row_do_not_include_its_id(tmp_path):
     file = tmp_path / "in"
-    told = [{"id": [1], "prompt": "x", "seed": 3}, {"id": None, "prompt": "y", "seed": None}]
-    file.write_text("".join(json.dumps(row) + "\n" for row in told), encoding="utf-8")
+    objects = [{"id": [1], "prompt": "x", "seed": 3}, {"id": None, "prompt": "y", "seed": None}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in objects), encoding="utf-8")
     first, second = rows_of(source(file))
     assert (first.id, first.fields) == ([1], {"prompt": "x", "seed": 3})
     assert (second.id, second.fields["prompt"]) == (None, "y")
 
 
-# --- places --------------------------------------------------------------------------------------
+# --- names ---------------------------------------------------------------------------------------
 
 
 def test_files_of_a_folder_are_sorted(tmp_path):
