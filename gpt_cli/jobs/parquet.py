@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs.layout import Layout
@@ -23,19 +23,11 @@ _TEXTS = ("string", "large_string", "string_view")
 _EXACT = 2**53  # up to which floats represent every integer
 
 
-class Survey(NamedTuple):
-    """The metadata of a file."""
+def survey(file: str, layout: Layout) -> tuple[list[int], list[str], bool, int]:
+    """Return sizes of row groups, unread columns, if there are only whole ids, and a checksum.
 
-    sizes: list[int]  # rows of the groups
-    ignored: list[str]  # columns that are not read
-    whole_ids: bool  # it has ids, and all are integers
-    checksum: int  # of the metadata, which has statistics of the columns
-
-
-def survey(file: str, layout: Layout) -> Survey:
-    """Return the metadata of a file.
-
-    It must have a column of strings for the text, or columns of strings or numbers for a template.
+    The file must have a column of strings for the text, or of strings or numbers for a template.
+    The checksum is that of the metadata, which has statistics of the columns.
     """
     types = library().types
     columns = ("id", *layout.columns)
@@ -60,7 +52,7 @@ def survey(file: str, layout: Layout) -> Survey:
         # Ids are written as int64, which does not hold all of uint64.
         whole_ids = types.is_integer(id_type) and not types.is_uint64(id_type)
         stream.seek(-8 - table.metadata.serialized_size, os.SEEK_END)
-        return Survey(sizes, ignored, whole_ids, zlib.crc32(stream.read()))
+        return sizes, ignored, whole_ids, zlib.crc32(stream.read())
 
 
 def read(file: str, group: int, start: int, end: int, fields: Sequence[str]) -> Iterator[Record]:

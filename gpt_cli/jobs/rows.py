@@ -191,19 +191,19 @@ class Source:
         self._rows += rows
 
     def _cut_table(self, file: str) -> int:
-        """Append the pieces of a table; return a checksum of its metadata, which has statistics."""
-        survey = parquet.survey(file, self.reader.layout)
-        self.ignored += [name for name in survey.ignored if name not in self.ignored]
-        self.whole_ids &= survey.whole_ids
+        """Append the pieces of a table; return a checksum of its metadata."""
+        sizes, ignored, whole_ids, checksum = parquet.survey(file, self.reader.layout)
+        self.ignored += [name for name in ignored if name not in self.ignored]
+        self.whole_ids &= whole_ids
         line = 1
-        for group, size in enumerate(survey.sizes):
+        for group, size in enumerate(sizes):
             start = 0
             while start < size:
                 end = min(start + self._rows_together - self._rows % self._rows_together, size)
                 self._add(file, group, start, end, line + start, end - start)
                 start = end
             line += size
-        return survey.checksum
+        return checksum
 
     def _cut_lines(self, file: str) -> int:
         """Append the pieces of a file of lines; return a checksum of its bytes."""
