@@ -209,7 +209,6 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
         options |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
-    _check_address(address)
     terminate = signal.getsignal(signal.SIGTERM)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -228,7 +227,19 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
 
 
 def _join(address: str, options: dict[str, Any]) -> None:
+    """Start Ray, or join a cluster; if nobody answers, raise an error: Ray would try for minutes."""
     ray = library()
+    if address.startswith("ray://"):
+        cure = "run gpt-cli on a machine of the cluster, for example by `ray job submit`, with the"
+        raise OptionError("address", f"ray:// is not supported: {cure} address auto")
+    host, _, port = address.rpartition(":")
+    try:
+        if port.isdecimal():  # not "auto" or "local"
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ResourceError(
+            f"no Ray cluster answers at {address} ({error}): check the address"
+        ) from None
     try:
         ray.init(address, **options)
     except ConnectionError as error:
@@ -248,22 +259,6 @@ def _summary(error: Exception) -> str:
     lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
     lines = [line.strip() for line in lines if line.strip()]
     return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or repr(error)
-
-
-def _check_address(address: str) -> None:
-    """Raise an error if nobody answers, which Ray would retry for minutes."""
-    if address.startswith("ray://"):
-        cure = "run gpt-cli on a machine of the cluster, for example by `ray job submit`, with the"
-        raise OptionError("address", f"ray:// is not supported: {cure} address auto")
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return  # "auto" and "local"
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ResourceError(
-            f"no Ray cluster answers at {address} ({error}): check the address"
-        ) from None
 
 
 @contextmanager
