@@ -227,7 +227,7 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
 
 
 def _join(address: str, options: dict[str, Any]) -> None:
-    """Start Ray, or join a cluster; if nobody answers, raise an error: Ray would try for minutes."""
+    """Start Ray or join a cluster; raise an error if nobody answers: Ray would try for minutes."""
     ray = library()
     if address.startswith("ray://"):
         cure = "run gpt-cli on a machine of the cluster, for example by `ray job submit`, with the"
