@@ -9,7 +9,7 @@ is the command `lm-eval` with one more model. In Python, importing this module i
 
     lm_eval.simple_evaluate("gpt-cli", {"model": "tiny", "dtype": "int8"}, tasks=["lambada_openai"])
 
-Prompts, windows and stop strings are those of lm-eval's own model `hf`, so figures can be compared.
+Prompts, windows and stop strings are those of lm-eval's model `hf`, so figures can be compared.
 PyTorch is not needed, but lm-eval is: `pip install lm-eval`.
 """
 
@@ -83,15 +83,11 @@ class EngineLM(TemplateLM):
         """Return the name of the tokenizer in lm-eval's caches."""
         return self.engine.name
 
-    def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-    ) -> str:
+    def apply_chat_template(self, *args: Any, **kwargs: Any) -> str:
         """Refuse: a base model has no chat template."""
         raise InputError("GPT-2 has no chat template: leave out --apply_chat_template")
 
-    def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
-    ) -> list[int]:
+    def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
         """Return the ids of a text; as in `hf`, <|endoftext|> is the special token."""
         return self.engine.encode(string, special=True)
 

@@ -1,4 +1,4 @@
-"""Callable classes for pipelines of Ray Data; each of its actors holds a model.
+"""Callable classes for pipelines of Ray Data, whose actors hold models.
 
     rows = ray.data.read_json("rows.jsonl", lines=True)  # {"index": 0, "prompt": "Once upon"}
     rows.map_batches(
@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
-from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
+from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.parquet import arrow_schema, whole
-from gpt_cli.jobs.rows import InputRow
 from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task
 from gpt_cli.loading import load
 from gpt_cli.options.request import Options
@@ -45,10 +44,12 @@ _USAGE: Schema = COMPLETION["usage"]
 class _TableActor:
     """A task with a model, for the rows of tables."""
 
-    _task: Task
-    _engine: Engine
     _needed: tuple[str, ...]  # columns
     _added: Schema  # columns; they replace those of the same names, such as the seed of a row
+
+    def __init__(self, task: Task, model: str, load_options: Mapping[str, Any] | None):
+        self._task = task
+        self._engine = load(model, **(load_options or {}))
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
         """Return the table with the results of its rows, computed side by side."""
@@ -89,8 +90,7 @@ class Generate(_TableActor):
     ):
         if "seed" not in options:
             raise InputError("the options need a seed, or each actor would draw another")
-        self._task = Generation(Options(**options))
-        self._engine = load(model, **(load_options or {}))
+        super().__init__(Generation(Options(**options)), model, load_options)
 
 
 class Score(_TableActor):
@@ -106,8 +106,7 @@ class Score(_TableActor):
     def __init__(
         self, model: str, stride: int | None = None, load_options: Mapping[str, Any] | None = None
     ):
-        self._task = Scoring(stride)
-        self._engine = load(model, **(load_options or {}))
+        super().__init__(Scoring(stride), model, load_options)
 
 
 class Rank(_TableActor):
@@ -132,5 +131,4 @@ class Rank(_TableActor):
     ):
         if isinstance(choices, str):
             raise TypeError("choices must be a list of texts, not one text")
-        self._task = Ranking(tuple(choices), by, exact)
-        self._engine = load(model, **(load_options or {}))
+        super().__init__(Ranking(tuple(choices), by, exact), model, load_options)

@@ -17,7 +17,7 @@ Record: TypeAlias = dict[str, Any]
 # Names with the types of pyarrow; a list holds the type of its items, a dict is a struct.
 Schema: TypeAlias = dict[str, Any]
 
-PLACE: Schema = {"index": "int64", "id": "string"}
+IDENTITY: Schema = {"index": "int64", "id": "string"}
 ERROR: Schema = {"error": {"code": "string", "message": "string"}}
 TOKEN: Schema = {"id": "int64", "token": "string", "bytes": ["int64"], "logprob": "double"}
 SCORED_TOKEN: Schema = TOKEN | {"rank": "int64", "entropy": "double"}
@@ -67,32 +67,35 @@ def json_line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def _record(schema: Schema, *values: Any) -> Record:
+    return dict(zip(schema, values, strict=True))
+
+
 def timing(engine: "Engine", completion: "Completion") -> Record:
     """Return seconds to load and to the first token, tokens per second after it, and drafts."""
     times = completion.seconds
     rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
-    return {
-        "load_s": round(engine.load_seconds, 4),
-        "ttft_s": round(times[0], 4) if times else None,
-        "decode_tok_s": rate and round(rate, 2),
-        "drafted": completion.drafted,
-        "accepted": completion.accepted,
-    }
+    return _record(
+        COMPLETION["timing"],
+        round(engine.load_seconds, 4),
+        round(times[0], 4) if times else None,
+        rate and round(rate, 2),
+        completion.drafted,
+        completion.accepted,
+    )
 
 
 def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool = False) -> Record:
     """Return the record of a completion, if wanted with the log-probabilities of its tokens."""
-    record = {
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "seed": completion.seed,
-        "model": engine.name,
-        "usage": {
-            "prompt_tokens": completion.prompt_tokens,
-            "completion_tokens": len(completion.ids),
-        },
-        "timing": timing(engine, completion),
-    }
+    record = _record(
+        COMPLETION,
+        completion.text,
+        completion.finish_reason,
+        completion.seed,
+        engine.name,
+        _record(COMPLETION["usage"], completion.prompt_tokens, len(completion.ids)),
+        timing(engine, completion),
+    )
     if logprobs:
         steps = zip(completion.ids, completion.logprobs, completion.top_logprobs, strict=True)
         record["logprobs"] = [
@@ -107,14 +110,9 @@ def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Rec
 
     Ranks, entropies and words are in the record if they are in the score.
     """
-    record = {
-        "model": engine.name,
-        "tokens": len(score.ids),
-        "tokens_scored": score.tokens_scored,
-        "total_logprob": score.total_logprob,
-        "perplexity": None if score.perplexity == math.inf else score.perplexity,
-        "bits_per_byte": score.bits_per_byte,
-    }
+    perplexity = None if score.perplexity == math.inf else score.perplexity
+    sums = score.tokens_scored, score.total_logprob, perplexity, score.bits_per_byte
+    record = _record(SCORE, engine.name, len(score.ids), *sums)
     if logprobs:
         pairs = zip(score.ids, score.token_logprobs, strict=True)
         record["logprobs"] = tokens = [of_token(engine, *pair) for pair in pairs]
@@ -123,8 +121,7 @@ def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Rec
                 token[name] = value
     if score.words is not None:
         record["words"] = [
-            dict(zip(WORD, (w.text, w.start, w.end, w.tokens, w.surprisal), strict=True))
-            for w in score.words
+            _record(WORD, w.text, w.start, w.end, w.tokens, w.surprisal) for w in score.words
         ]
     return record
 
@@ -133,24 +130,16 @@ def of_ranking(
     engine: "Engine", ranked: "Sequence[Choice]", written: Mapping[str, str]
 ) -> list[Record]:
     """Return the records of choices, the likeliest first; `written` has what a user wrote."""
-    return [
-        {
-            "rank": rank,
-            "choice": written[choice.text],
-            "text": choice.text,
-            "probability": choice.probability,
-            "logprob": choice.logprob,
-            "tokens": len(choice.ids),
-            "bytes": choice.bytes,
-            "model": engine.name,
-        }
-        for rank, choice in enumerate(ranked, 1)
-    ]
+    choices = []
+    for rank, c in enumerate(ranked, 1):
+        values = written[c.text], c.text, c.probability, c.logprob, len(c.ids), c.bytes
+        choices.append(_record(CHOICE, rank, *values, engine.name))
+    return choices
 
 
 def of_error(error: InputError) -> Record:
     """Return the record of a row that failed."""
-    return {"error": {"code": error.code, "message": str(error)}}
+    return {"error": _record(ERROR["error"], error.code, str(error))}
 
 
 def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
@@ -161,6 +150,5 @@ def of_token(engine: "Engine", id: int, logprob: float | None) -> Record:
     try:
         data = engine.tokenizer.token_bytes(id)
     except InputError:
-        return {"id": id, "token": f"<{id}>", "bytes": [], "logprob": logprob}
-    text = data.decode(errors="replace")
-    return {"id": id, "token": text, "bytes": list(data), "logprob": logprob}
+        return _record(TOKEN, id, f"<{id}>", [], logprob)
+    return _record(TOKEN, id, data.decode(errors="replace"), list(data), logprob)

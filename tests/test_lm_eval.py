@@ -43,7 +43,7 @@ def lm():
 
 
 @pytest.fixture(scope="module", params=["saved", "tiny"])
-def found(request, tmp_path_factory, case_folder):
+def actual(request, tmp_path_factory, case_folder):
     """Evaluate a model on all tasks; return its name and the results."""
     folder = tmp_path_factory.mktemp("eval") / "tasks"
     model = request.param if request.param == "tiny" else str(case_folder(request.param))
@@ -59,8 +59,8 @@ def found(request, tmp_path_factory, case_folder):
 
 
 @pytest.mark.parametrize("task", ["choice", "target", "rolling", "continue"])
-def test_answers_are_those_of_the_harness_own_model(found, task, golden):
-    model, results = found
+def test_answers_are_those_of_the_harness_own_model(actual, task, golden):
+    model, results = actual
     expected = golden("lm_eval.json")[f"{model}/{task}"]
     samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
     answers = [sample["resps"] for sample in samples]
@@ -141,8 +141,8 @@ def test_a_row_is_the_same_in_any_company(lm):
 def test_the_windows_of_a_long_text_are_full(lm, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "gpt_cli.lm_eval.measured",
-        lambda model, rows, starts, *others: (
+        "gpt_cli.lm_eval.measure_windows",
+        lambda loaded, rows, starts, measures: (
             seen.extend(zip(rows, starts, strict=True)),
             [([-1.0], [2]) for _ in rows],
         )[1],

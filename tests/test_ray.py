@@ -72,11 +72,11 @@ def local(tiny):
     return list(tiny.batch(rows, gpt_cli.Options(**OPTIONS)))
 
 
-def check(found, tiny):
+def check(actual, tiny):
     """Check that each row came back once, with the result of one machine."""
-    found = sorted(found, key=lambda row: row["index"])
-    assert [row["index"] for row in found] == [row["index"] for row in ROWS]
-    for row, given, expected in zip(found, ROWS, local(tiny), strict=True):
+    actual = sorted(actual, key=lambda row: row["index"])
+    assert [row["index"] for row in actual] == [row["index"] for row in ROWS]
+    for row, given, expected in zip(actual, ROWS, local(tiny), strict=True):
         assert (row["id"], row["prompt"]) == (given["id"], given["prompt"])
         if isinstance(expected, InputError):
             assert row["error"] == {"code": expected.code, "message": str(expected)}
@@ -86,7 +86,7 @@ def check(found, tiny):
             assert (row["text"], row["finish_reason"]) == (expected.text, expected.finish_reason)
             assert (row["seed"], row["prompt_tokens"]) == (expected.seed, expected.prompt_tokens)
             assert row["completion_tokens"] == len(expected.ids)
-    assert sum(row["error"] is not None for row in found) == 3
+    assert sum(row["error"] is not None for row in actual) == 3
 
 
 def test_a_table_gets_columns_of_completions(tiny):
@@ -99,9 +99,9 @@ def test_a_table_gets_columns_of_completions(tiny):
 
 def test_a_table_gets_columns_of_scores(tiny):
     table = Score("tiny")(pa.table({"text": pa.array(TEXTS, pa.string()), "kept": range(5)}))
-    found = table.to_pylist()
-    assert [row["kept"] for row in found] == [0, 1, 2, 3, 4]
-    for row, text in zip(found, TEXTS, strict=True):
+    actual = table.to_pylist()
+    assert [row["kept"] for row in actual] == [0, 1, 2, 3, 4]
+    for row, text in zip(actual, TEXTS, strict=True):
         if text is None:
             assert row["error"]["code"] == "invalid_input"
             continue
@@ -119,19 +119,19 @@ def test_a_table_gets_columns_of_ranked_choices(tiny):
     table = pa.table({"prompt": prompts, "choices": own, "kept": range(5)})
     parts = [Rank("tiny", ["big", "very old"], by="token")(table.slice(n, 3)) for n in (0, 3)]
     assert parts[0].schema == parts[1].schema  # also where all rows have failed
-    found = pa.concat_tables(parts).to_pylist()
-    assert [row["kept"] for row in found] == [0, 1, 2, 3, 4]
+    actual = pa.concat_tables(parts).to_pylist()
+    assert [row["kept"] for row in actual] == [0, 1, 2, 3, 4]
     whole = [[" big", " very old"], ["big", "very old"], [" ran", " sat", " flew"]]
-    for row, prompt, choices in zip(found[:3], prompts[:3], whole, strict=True):
+    for row, prompt, choices in zip(actual[:3], prompts[:3], whole, strict=True):
         ranked = tiny.rank(prompt, choices, by="token")
         assert [each["text"] for each in row["choices"]] == [each.text for each in ranked]
         assert [each["choice"] for each in row["choices"]] == [each.text.strip() for each in ranked]
         for told, each in zip(row["choices"], ranked, strict=True):
             assert told["probability"] == pytest.approx(each.probability, rel=1e-4)
         assert row["error"] is None
-    assert [row["choices"] for row in found[3:]] == [None, None]
-    assert found[3]["error"]["message"] == 'a row needs a string "prompt"'
-    assert "more than the model's context" in found[4]["error"]["message"]
+    assert [row["choices"] for row in actual[3:]] == [None, None]
+    assert actual[3]["error"]["message"] == 'a row needs a string "prompt"'
+    assert "more than the model's context" in actual[4]["error"]["message"]
 
 
 def test_one_text_is_no_list_of_choices():
@@ -143,11 +143,11 @@ def test_integers_may_be_floats(tiny):
     """Pandas makes floats of integers if a value is missing."""
     rows = {"prompt": ["Once"] * 4, "index": [0, 1, 2, 3]}
     rows |= {"max_tokens": [3.0, float("nan"), None, 2.5], "seed": [7.0, None, 2.0**60, None]}
-    found = Generate("tiny", OPTIONS)(pa.table(rows)).to_pylist()
-    assert [row["completion_tokens"] for row in found] == [3, 9, None, None]
-    assert [row["seed"] for row in found] == [7, 5, None, None]
-    assert "seed must be a whole number" in found[2]["error"]["message"]
-    assert "max_tokens must be a whole number" in found[3]["error"]["message"]
+    actual = Generate("tiny", OPTIONS)(pa.table(rows)).to_pylist()
+    assert [row["completion_tokens"] for row in actual] == [3, 9, None, None]
+    assert [row["seed"] for row in actual] == [7, 5, None, None]
+    assert "seed must be a whole number" in actual[2]["error"]["message"]
+    assert "max_tokens must be a whole number" in actual[3]["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -295,9 +295,9 @@ def test_the_engine_ray_gives_the_records_of_this_machine(rows, expected, there,
     ]
     batch(f"file://{rows}", *there, "-o", tmp_path / "*.parquet")
     (part,) = tmp_path.glob("*.parquet")
-    found = pa.parquet.read_table(part).to_pylist()
-    assert [record["text"] for record in found] == [record.get("text") for record in expected]
-    assert [record["id"] for record in found][:2] == ["0", "1"]
+    actual = pa.parquet.read_table(part).to_pylist()
+    assert [record["text"] for record in actual] == [record.get("text") for record in expected]
+    assert [record["id"] for record in actual][:2] == ["0", "1"]
 
 
 def test_tables_are_scored_by_workers(there, tmp_path):
@@ -406,7 +406,7 @@ class Waiting(Generation):
         yield from ({"index": row.index} for row in rows)
 
 task = Waiting(Options(seed=1))
-source = Source(input, "auto", task.fields, task.rows_together)
+source = Source(input, "auto", task.layout, task.rows_together)
 cluster = Cluster(address, int(workers), threads=1)
 with (folder / "out").open("w", buffering=1) as out:
     for record in compute(cluster, source, 0, task, "tiny", {"device": "cpu"}):
@@ -467,8 +467,8 @@ def test_a_driver_that_dies_is_resumed(number, code, many, there, tmp_path):
 
 def test_without_an_address_ray_is_started_and_ended(rows, expected):
     before = ray_processes()
-    found = records_of(batch(rows, "--engine", "ray", "-q"))
-    assert [record.get("text") for record in found] == [record.get("text") for record in expected]
+    actual = records_of(batch(rows, "--engine", "ray", "-q"))
+    assert [record.get("text") for record in actual] == [record.get("text") for record in expected]
     assert ray_processes() <= before
 
 
@@ -528,8 +528,8 @@ def test_damaged_weights_are_the_same_error(there, rows, tmp_path):
 
 
 def test_a_worker_may_have_a_part_of_a_gpu(there, rows):
-    found = records_of(batch(rows, *there, "--gpus-per-worker", "0.5", "--device", "cpu"))
-    assert len(found) == 601
+    actual = records_of(batch(rows, *there, "--gpus-per-worker", "0.5", "--device", "cpu"))
+    assert len(actual) == 601
 
 
 def test_the_error_of_a_missing_ray_has_a_remedy(rows):

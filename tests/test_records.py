@@ -11,7 +11,7 @@ from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generation.generate import Completion
 from gpt_cli.jobs import Generation, Scoring, parquet
 from gpt_cli.options.request import Options
-from gpt_cli.records import ERROR, PLACE
+from gpt_cli.records import ERROR, IDENTITY
 from gpt_cli.scoring.score import Score
 from gpt_cli.scoring.words import Word
 
@@ -64,8 +64,8 @@ def test_the_record_of_a_completion():
     ("seconds", "first", "rate"), [([], None, None), ([0.5], 0.5, None), ([0.5, 1.25], 0.5, 1.33)]
 )
 def test_a_rate_needs_two_tokens(seconds, first, rate):
-    found = records.timing(ENGINE, Completion(1, 1, seconds=seconds))
-    assert found | {"load_s": 1.2346, "ttft_s": first, "decode_tok_s": rate} == found
+    actual = records.timing(ENGINE, Completion(1, 1, seconds=seconds))
+    assert actual | {"load_s": 1.2346, "ttft_s": first, "decode_tok_s": rate} == actual
 
 
 def test_the_record_of_a_score():
@@ -110,14 +110,14 @@ def test_a_line_of_json_is_one_line():
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_a_table_has_all_fields_of_a_record(logprobs):
     table = pytest.importorskip("pyarrow.parquet")
-    place = {"index": 2**40, "id": "x"}
+    identity = {"index": 2**40, "id": "x"}
     score = records.of_score(ENGINE, DETAILED, logprobs=logprobs)
     completion = records.of_completion(ENGINE, COMPLETION, logprobs=logprobs)
     for task, record in (
-        (Generation(Options(), logprobs=logprobs), place | completion),
-        (Scoring(logprobs=logprobs, words=True), place | score),
+        (Generation(Options(), logprobs=logprobs), identity | completion),
+        (Scoring(logprobs=logprobs, words=True), identity | score),
     ):
-        schema = PLACE | task.schema | task.layout.origin | ERROR
+        schema = IDENTITY | task.schema | task.layout.origin | ERROR
         error = {"file": "f", "line": 2**40, "error": {"code": "c", "message": "m"}}
         stream = BytesIO()
         parquet.write([record | error], schema, stream)

@@ -35,8 +35,8 @@ _SEGMENT = re.compile(_MARK + _NUMBER.pattern + _SMALL + _SMALL)  # up to the le
 _MAX_FIELDS = 15  # bytes that match `_SEGMENT`, without the last
 _MAX_RECORD = 64 + MAX_CODE_BYTES
 _PIECE = 1 << 20  # bytes to read at a time
-# The search behind damage takes linear time: each byte of the file pays for this many bytes of
-# checksums that turn out to be wrong, and the search skips bytes to pay its debts. Noise needs
+# The search behind damage takes linear time: every byte of the file pays for this many bytes
+# of checksums that turn out to be wrong, and the search skips bytes to pay its debts. Noise needs
 # about 15, so only a file that was built to be slow loses segments.
 _CHECKED_PER_BYTE = 64
 _CHECKED_AT_FIRST = 1 << 26
@@ -54,14 +54,14 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Header:
-    """What identifies the model that wrote a file."""
+    """The identity of the model that wrote a file."""
 
     dtype: str  # of its weights in memory
     weights: bytes  # the first 8 bytes of the digest of the weights
     bits: bytes  # the first 8 bytes of the digest of the logits
 
     def pack(self) -> bytes:
-        """Return the bytes of the file."""
+        """Return the first bytes of the file."""
         dtype = _DTYPES.index(self.dtype)
         fields = _HEADER.pack(_MAGIC, _VERSION, dtype, self.weights, self.bits, 0)[:-4]
         return fields + crc32(fields).to_bytes(4, "little")
@@ -101,22 +101,16 @@ class ArchiveReader:
 
     Damage raises InputError. With `salvage`, it is noted in `lost` instead, but data of another
     version, or without an undamaged segment, is refused.
-
-    Attributes:
-        header: None if it is damaged beyond repair.
-        dtype: that of the header, "auto" if it is unknown.
-        lost: descriptions of what could not be read.
-        size, crc: of all bytes, once the end has been read.
     """
 
     def __init__(self, file: Readable, name: str = "the data", *, salvage: bool = False):
         self._file, self._name, self._salvage = file, name, salvage
         self._data, self._at = b"", 0
         self._budget = _CHECKED_AT_FIRST
-        self.lost: list[str] = []
-        self.size = self.crc = 0
-        self.dtype = "auto"
-        self.header = self._read_header()
+        self.lost: list[str] = []  # descriptions of what could not be read
+        self.size = self.crc = 0  # of all bytes, once the end has been read
+        self.dtype = "auto"  # that of the header, if known
+        self.header = self._read_header()  # None if it is damaged beyond repair
 
     def _read_header(self) -> Header | None:
         self._fill()
@@ -174,8 +168,7 @@ class ArchiveReader:
             return
         self.size = _unpack_number(size[0])
         self.crc = int.from_bytes(segment.code[size.end() :], "little")
-        self._fill()
-        if self._at < len(self._data):
+        if self._fill():
             self._damaged("there is more after its end")
 
     def lose(self, segment: Segment) -> None:
@@ -243,9 +236,8 @@ def _unpack_segment(record: bytes, index: int, kind: int, length: int) -> Segmen
     size, stored = kind >> 1, bool(kind & 1)
     if size != length if stored else size > MAX_SEGMENT_TOKENS:
         return None
-    lead, code = record[: len(record) - length], record[len(record) - length :]
-    fields, crc = lead[:-4], lead[-4:]
-    if int.from_bytes(crc, "little") != crc32(code, crc32(fields)):
+    fields, code = record[: len(record) - length - 4], record[len(record) - length :]
+    if record[len(fields) : len(fields) + 4] != crc32(code, crc32(fields)).to_bytes(4, "little"):
         return None
     check = int.from_bytes(fields[-2:], "little")
     return Segment(index, size, stored, check, code[::-1] if stored else code)

@@ -20,17 +20,8 @@ from zlib import crc32
 
 import numpy as np
 
-from gpt_cli.compression.archive import (
-    MAX_CODE_BYTES,
-    SEGMENT_RANGE,
-    SEGMENT_TOKENS,
-    ArchiveReader,
-    Header,
-    Readable,
-    Segment,
-    check,
-    end,
-)
+from gpt_cli.compression import archive
+from gpt_cli.compression.archive import ArchiveReader, Header, Readable, Segment
 from gpt_cli.compression.range_coder import Decoder, Encoder
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.folder.tokenizer import Tokenizer
@@ -42,7 +33,7 @@ from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.tokens import start_token
 from gpt_cli.ops import Array, Ops
-from gpt_cli.options.declare import OptionError
+from gpt_cli.options.declare import check
 from gpt_cli.scoring.score import measure_texts, windows
 
 _LAST = 4  # a segment may end with any line of its last quarter
@@ -51,25 +42,17 @@ _TOGETHER = 32_768  # tokens whose intervals are computed at a time
 _SIDE_BY_SIDE = 64  # segments that are decoded at a time, if memory allows
 _PROBABLY_TEXT = 1024  # bytes; longer text is smaller after deflate
 
-CountTokens = Callable[[int], None]  # is called with the number of tokens of each step
+CountTokens = Callable[[int], None]  # is called with the number of tokens of a step
 
 
 class Codec:
-    """Both ends of the compressor, for one model.
+    """Both ends of the compressor, for one model; damaged weights raise CheckpointError.
 
-    Both ends raise CheckpointError if the weights are damaged.
-
-    Attributes:
-        header: of the files that it writes.
+    The constructor computes digests, which takes about a second for gpt2. It raises InputError if
+    the model has no start token, and ResourceError if bits depend on how they are computed here.
     """
 
     def __init__(self, model: GPT2, tokenizer: Tokenizer):
-        """Compute the digests, which takes about a second for gpt2.
-
-        Raises:
-            InputError: the model has no start token.
-            ResourceError: the bits of results depend on how they are computed here.
-        """
         if not model.ops.batch_invariant:
             raise ResourceError(
                 f"compress and decompress must compute the same bits, and {model.ops.name} does "
@@ -79,6 +62,7 @@ class Codec:
         self._model, self._tokenizer = model, tokenizer
         self._stride = max(1, model.config.n_positions // 2)
         bits = bytes.fromhex(logits_digest(model, tokenizer))[:8]
+        # Of the files that it writes.
         self.header = Header(model.ops.dtype, self._weights_digest(model.ops.dtype), bits)
 
     def _weights_digest(self, dtype: str) -> bytes:
@@ -86,20 +70,22 @@ class Codec:
 
     @cached_property
     def _first_logits(self) -> Array:
-        """Return the logits (V,) of the first token of a segment."""
+        """The logits (V,) of the first token of a segment."""
         ops = self._model.ops
         return ops.to_host(forward(self._model, ops.xp.asarray([[self._start]])))[0, 0]
 
     def compress(
-        self, file: Readable, block: int = SEGMENT_TOKENS, advance: CountTokens = lambda _: None
+        self,
+        file: Readable,
+        block: int = archive.SEGMENT_TOKENS,
+        advance: CountTokens = lambda _: None,
     ) -> Iterator[bytes]:
         """Yield the compressed file, a part at a time.
 
         A segment has up to `block` tokens. Small segments are decompressed sooner, side by side;
         large ones take fewer bytes.
         """
-        if not SEGMENT_RANGE.contains(block):
-            raise OptionError("block", f"must be {SEGMENT_RANGE.name}")
+        check("block", block, archive.SEGMENT_RANGE)
         yield self.header.pack()
         index = size = crc = 0
         segments = self._segments(file, block)
@@ -108,14 +94,13 @@ class Codec:
             codes = self._codes(texts, parts, advance)
             for ids, data, code in zip(texts, parts, codes, strict=True):
                 stored = len(code) >= len(data)
-                length = len(data) if stored else len(ids)
-                yield Segment(index, length, stored, check(data), data if stored else code).pack()
+                length, content = (len(data), data) if stored else (len(ids), code)
+                yield Segment(index, length, stored, archive.check(data), content).pack()
                 index, size, crc = index + 1, size + len(data), crc32(data, crc)
             advance(0)
-        yield end(index, size, crc).pack()
+        yield archive.end(index, size, crc).pack()
 
     def _segments(self, file: Readable, tokens: int) -> Iterator[list[int]]:
-        """Yield the ids of the segments."""
         ids: list[int] = []
         while piece := file.read(_PIECE):
             ids += self._encode(piece)
@@ -148,7 +133,7 @@ class Codec:
     def _codes(
         self, texts: Sequence[list[int]], parts: Sequence[bytes], advance: CountTokens
     ) -> list[bytes]:
-        """Return the codes of segments, or their data if that is no text."""
+        """Return the codes of segments; data that is no text remains as it is."""
 
         def measure(ops: Ops, logits: Array, ids: Array) -> Array:
             advance(len(ids))
@@ -170,17 +155,15 @@ class Codec:
     ) -> Iterator[bytes]:
         """Yield the data of a compressed file, a segment as soon as it is checked.
 
-        If the reader salvages, damaged segments are left out.
-
-        Raises:
-            InputError: the file is damaged, or was written with another model or other bits.
+        A file of another model or of other bits is an InputError. So is a damaged segment, which is
+        left out if the reader salvages.
         """
         if reader.header:
             self._check(reader.header)
         size = crc = 0
         for group in self._groups(reader.segments()):
             for segment, data in zip(group, self._decoded(group, advance), strict=True):
-                if data is None or check(data) != segment.check:
+                if data is None or archive.check(data) != segment.check:
                     reader.lose(segment)
                     continue
                 size, crc = size + len(data), crc32(data, crc)
@@ -203,17 +186,15 @@ class Codec:
         yield group
 
     def _check(self, header: Header) -> None:
-        """Raise InputError if another model or machine has written a file.
-
-        float32 computes the bits of the same weights in 16 bits, so they read each other's files.
-        """
+        """Raise InputError if another model or machine has written a file."""
         weights, dtype = self.header.weights, self.header.dtype
-        if header.dtype != dtype and "int8" in (header.dtype, dtype):
-            raise InputError(
-                f"the data was compressed with a model in {header.dtype}, and this one is in "
-                f"{dtype}: use that model"
-            )
         if header.dtype != dtype:
+            if "int8" in (header.dtype, dtype):
+                raise InputError(
+                    f"the data was compressed with a model in {header.dtype}, and this one is in "
+                    f"{dtype}: use that model"
+                )
+            # float32 and 16 bits compute the same bits from weights that both have.
             weights = self._weights_digest(header.dtype)
         if header.weights != weights:
             raise InputError(
@@ -227,11 +208,11 @@ class Codec:
             )
 
     def _side_by_side(self) -> int:
-        """Return how many segments to decode at a time: as many as fit half of the free memory."""
-        config, free = self._model.config, self._model.ops.free_memory()
-        cache = cache_bytes(config, config.n_positions, cache_itemsize(self._model.ops))
+        """Return the number of segments to decode at a time, which fit half of the free memory."""
+        config, ops = self._model.config, self._model.ops
+        cache = cache_bytes(config, config.n_positions, cache_itemsize(ops))
         logits_and_counts = 3 * logits_bytes(config, 1)  # counts have 8 bytes
-        most = (free or sys.maxsize) // (2 * (cache + logits_and_counts))
+        most = (ops.free_memory() or sys.maxsize) // (2 * (cache + logits_and_counts))
         return max(1, min(_SIDE_BY_SIDE, most))
 
     def _decoded(self, segments: Sequence[Segment], advance: CountTokens) -> list[bytes | None]:
@@ -249,17 +230,17 @@ class Codec:
         """Decode texts side by side, the longest first, in steps of one token."""
         model = self._model
         longest = max((text.size for text in texts), default=0)
-        for w in windows(1 + longest, model.config.n_positions, self._stride):
-            texts = [text for text in texts if text.size >= w.first]
-            cache = KVCache(model.config, model.ops, len(texts), w.end - w.start - 1)
-            logits = next_logits(model, [text.ids[w.start :] for text in texts], cache)
-            for position in range(w.first, w.end):
+        for start, first, end in windows(1 + longest, model.config.n_positions, self._stride):
+            texts = [text for text in texts if text.size >= first]
+            cache = KVCache(model.config, model.ops, len(texts), end - start - 1)
+            logits = next_logits(model, [text.ids[start:] for text in texts], cache)
+            for position in range(first, end):
                 sums_of_rows = model.ops.to_host(model.ops.cumulative_counts(logits))
                 for text, sums in zip(texts, sums_of_rows, strict=True):
                     text.decode(sums)
                 advance(len(texts))
                 texts = [text for text in texts if text.size > position]
-                if position + 1 < w.end:
+                if position + 1 < end:
                     cache = cache.view(len(texts))
                     logits = next_logits(model, [text.ids[-1:] for text in texts], cache)
 
@@ -274,11 +255,12 @@ class _Text:
 
     def decode(self, sums: Array) -> None:
         """Append the next token, from the running sums (V,) of the counts of all tokens."""
+        total = int(sums[-1])
         try:
-            target = self._decoder.target(int(sums[-1]))
+            target = self._decoder.target(total)
         except ValueError:
             self.damaged, self._decoder = True, Decoder(b"")
-            target = self._decoder.target(int(sums[-1]))
+            target = self._decoder.target(total)
         id = int(np.searchsorted(sums, target, side="right"))
         self._decoder.advance(int(sums[id - 1]) if id else 0, int(sums[id]))
         self.ids.append(id)
@@ -293,4 +275,4 @@ def intervals(ops: Ops, logits: Array, ids: Array) -> Array:
 
 def _may_be_text(data: bytes) -> bool:
     size = len(data)
-    return not _PROBABLY_TEXT <= size <= MAX_CODE_BYTES or len(deflate(data, 1)) < size
+    return not _PROBABLY_TEXT <= size <= archive.MAX_CODE_BYTES or len(deflate(data, 1)) < size

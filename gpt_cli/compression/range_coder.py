@@ -62,10 +62,7 @@ class Decoder:
         self._at += 4
 
     def target(self, total: int) -> int:
-        """Return a count of the next symbol, which is the one with start <= target < end.
-
-        Raise ValueError if no encoder writes this code.
-        """
+        """Return a count of the next symbol; raise ValueError if no encoder writes this code."""
         self._unit = self._length // total
         target = self._offset // self._unit
         if target >= total:

@@ -1,4 +1,4 @@
-"""Jobs: a task for each row of a file, a table, a folder or a pipe, with its output resumed.
+"""Jobs: a task for the rows of a file, a table, a folder or a pipe; outputs can be resumed.
 
     jobs.run(jobs.Generation(Options(max_tokens=20, seed=1)), "prompts.txt", "texts.jsonl")
 
@@ -11,12 +11,10 @@ from gpt_cli import on_first_use
 
 if TYPE_CHECKING:
     from gpt_cli.jobs.cluster import Cluster
-    from gpt_cli.jobs.observer import Observer
-    from gpt_cli.jobs.rows import InputRow
+    from gpt_cli.jobs.layout import InputRow, Template
     from gpt_cli.jobs.runner import Summary, run
-    from gpt_cli.jobs.sinks import Resumed, Sink
+    from gpt_cli.jobs.sinks import Observer, Resumed, Sink
     from gpt_cli.jobs.tasks import Generation, Ranking, Scoring, Task, spaced
-    from gpt_cli.jobs.template import Template
 
 __all__ = [
     "Cluster",
@@ -33,6 +31,4 @@ __all__ = [
     "run",
     "spaced",
 ]
-__getattr__, __dir__ = on_first_use(
-    __name__, "observer", "rows", "sinks", "template", "tasks", "runner", "cluster"
-)
+__getattr__, __dir__ = on_first_use(__name__, "layout", "sinks", "tasks", "runner", "cluster")

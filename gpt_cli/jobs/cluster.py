@@ -20,7 +20,8 @@ from gpt_cli import hub
 from gpt_cli.engine import Engine
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.jobs import parquet
-from gpt_cli.jobs.rows import InputRow, Piece, RowReader, Source, pieces_together
+from gpt_cli.jobs.layout import InputRow
+from gpt_cli.jobs.rows import Piece, RowReader, Source, pieces_together
 from gpt_cli.jobs.storage import is_address
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.loading import load
@@ -57,7 +58,7 @@ class _BundleActor:
     """Turn bundles of pieces or rows into bundles of rows or records; an error is one, too."""
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        """Return the bundle for the bundles of a table."""
+        """Return the bundle that replaces those of a table."""
         try:
             return _packed(list(self.content(_unpacked(table))))
         except GPTCLIError as error:
@@ -118,59 +119,46 @@ def compute(
     one machine. The errors of workers, such as ModelNotFoundError, are raised here.
     """
     ray = library()
-    rest = [piece for piece in source.pieces if piece.index + piece.rows > start]
-    if not rest:
+    groups = ((source.total or 0) - start) / task.rows_together
+    size = task.rows_together * max(1, math.ceil(groups / _MOST_BUNDLES))
+    bundles = [_packed(pieces) for pieces in pieces_together(source.pieces, size, start)]
+    if not bundles:
         return
-    multiple = math.ceil((rest[-1].index - start) / task.rows_together / _MOST_BUNDLES)
-    size = task.rows_together * max(1, multiple)
-    bundles = [_packed(pieces) for pieces in pieces_together(rest, size)]
-    reader = _PieceReader(source.reader, start, Path.cwd())
-    there = str(Path(model).absolute()) if hub.is_folder(model) else model
+    reader = source.reader, start, Path.cwd()
+    path = str(Path(model).absolute()) if hub.is_folder(model) else model
     if loading.get("device", "auto") == "auto" and not cluster.gpus_per_worker:
         loading = {**loading, "device": "cpu"}  # Ray has assigned no GPU
     with _connected(cluster) as alone:
         workers, threads = _room(cluster)
+        one = {"batch_size": 1, "batch_format": "pyarrow"}  # with GPUs, Ray requires a number
+        actors = ray.data.ActorPoolStrategy
         data = ray.data.from_arrow(bundles)
         if not (alone or all(map(is_address, source.files))):
-            data = _read_here(
-                data, reader, min(len(bundles), math.ceil(workers / _WORKERS_PER_READER))
+            data = data.map_batches(  # tasks would be new processes on a node without CPUs
+                _PieceReader,
+                fn_constructor_args=reader,
+                num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
+                resources={f"node:{ray.util.get_node_ip_address()}": 0.001},  # of 1: this machine
+                compute=actors(size=min(len(bundles), math.ceil(workers / _WORKERS_PER_READER))),
+                **one,
             )
         data = data.map_batches(
             _Worker,
-            fn_constructor_args=(task, reader, model, there, loading),
-            batch_size=1,  # bundle; Ray requires a number if there are GPUs
-            batch_format="pyarrow",
+            fn_constructor_args=(task, _PieceReader(*reader), model, path, loading),
             num_cpus=threads,
             num_gpus=cluster.gpus_per_worker or None,
-            compute=ray.data.ActorPoolStrategy(size=min(workers, len(bundles))),
+            compute=actors(size=min(workers, len(bundles))),
+            **one,
         )
         # With prefetching, a bundle would wait for the next one, which may take an hour.
         for table in data.iter_batches(prefetch_batches=0, batch_size=None, batch_format="pyarrow"):
             yield from _unpacked(table)
 
 
-def _read_here(data: Any, reader: _PieceReader, actors: int) -> Any:
-    """Return the dataset of the rows of pieces, which actors on this machine read.
-
-    On a node without CPUs, each task of Ray would be a new process.
-    """
-    ray = library()
-    return data.map_batches(
-        _PieceReader,
-        fn_constructor_args=(reader.reader, reader.start, reader.folder),
-        batch_size=None,
-        batch_format="pyarrow",
-        num_cpus=0,  # else a reader would wait forever once the workers have all CPUs
-        resources={f"node:{ray.util.get_node_ip_address()}": 0.001},  # a node has 1 of its name
-        compute=ray.data.ActorPoolStrategy(size=actors),
-    )
-
-
 def _packed(content: list[Any] | GPTCLIError) -> "pyarrow.Table":
     """Return a bundle for Ray Data, which would return only the text of an exception."""
     pyarrow = parquet.library()
-    data = pyarrow.array([pickle.dumps(content)], pyarrow.large_binary())
-    return pyarrow.table({"bundle": data})
+    return pyarrow.table({"bundle": pyarrow.array([pickle.dumps(content)], "large_binary")})
 
 
 def _unpacked(table: "pyarrow.Table") -> list[Any]:
@@ -186,11 +174,10 @@ def _unpacked(table: "pyarrow.Table") -> list[Any]:
 
 def _room(cluster: Cluster) -> tuple[int, int]:
     """Return the numbers of workers and of their threads; raise an error if they do not fit."""
-    ray = library()
     gpus = cluster.gpus_per_worker
     if not (gpus <= 1 or gpus % 1 == 0):  # NaN, too
         raise OptionError("gpus_per_worker", f"must be whole or below 1, not {gpus}")
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in library().nodes() if node["Alive"]]
     most = max(int(node.get("CPU", 0)) for node in nodes)
     threads = cluster.threads or max(1, min(most, _THREADS))
     room = 0
@@ -203,8 +190,9 @@ def _room(cluster: Cluster) -> tuple[int, int]:
         room += fitting
     worker = f"threads {threads}" + (f" and gpus_per_worker {gpus:g}" if gpus else "")
     if not room:
-        message = f"no machine of the cluster has room for a worker with {worker}: ask for less"
-        raise ResourceError(message)
+        raise ResourceError(
+            f"no machine of the cluster has room for a worker with {worker}: ask for less"
+        )
     if room < (cluster.workers or 1):
         complaint = f"must be at most {room} on this cluster with {worker}, not {cluster.workers}"
         raise OptionError("workers", complaint)
@@ -216,12 +204,11 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
     """Connect to a cluster, or start one for this job; yield whether it was started."""
     ray = library()
     address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
-    how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     if alone := address == "local":
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
-        how |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
-    _check_address(address)
+        options |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
     terminate = signal.getsignal(signal.SIGTERM)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -230,8 +217,8 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         with _silent():
-            _join(address, how)
-        signal.signal(signal.SIGTERM, terminate)  # Ray has installed its own handler
+            _join(address, options)
+        signal.signal(signal.SIGTERM, terminate)  # Ray has installed a handler
         yield alone
     except ray.exceptions.RayError as error:
         raise ResourceError(f"Ray has failed: {_summary(error)}") from error
@@ -239,10 +226,22 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
         ray.shutdown()
 
 
-def _join(address: str, how: dict[str, Any]) -> None:
+def _join(address: str, options: dict[str, Any]) -> None:
+    """Start Ray or join a cluster; raise an error if nobody answers: Ray would try for minutes."""
     ray = library()
+    if address.startswith("ray://"):
+        cure = "run gpt-cli on a machine of the cluster, for example by `ray job submit`, with the"
+        raise OptionError("address", f"ray:// is not supported: {cure} address auto")
+    host, _, port = address.rpartition(":")
     try:
-        ray.init(address, **how)
+        if port.isdecimal():  # not "auto" or "local"
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ResourceError(
+            f"no Ray cluster answers at {address} ({error}): check the address"
+        ) from None
+    try:
+        ray.init(address, **options)
     except ConnectionError as error:
         raise ResourceError(
             f"no Ray cluster answers at {address}: `ray start --head` starts one on this machine; "
@@ -260,22 +259,6 @@ def _summary(error: Exception) -> str:
     lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
     lines = [line.strip() for line in lines if line.strip()]
     return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or repr(error)
-
-
-def _check_address(address: str) -> None:
-    """Raise an error if nobody answers, which Ray would retry for minutes."""
-    if address.startswith("ray://"):
-        cure = "run gpt-cli on a machine of the cluster, for example by `ray job submit`, with the"
-        raise OptionError("address", f"ray:// is not supported: {cure} address auto")
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return  # "auto" and "local"
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ResourceError(
-            f"no Ray cluster answers at {address} ({error}): check the address"
-        ) from None
 
 
 @contextmanager

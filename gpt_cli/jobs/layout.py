@@ -1,22 +1,93 @@
-"""Which fields of a row a task reads, and which fields the records of rows have."""
+"""The fields of rows that a task reads, and those of the records that it writes."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from gpt_cli import records
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.rows import InputRow
-from gpt_cli.jobs.template import LINE, Template
-from gpt_cli.records import ERROR, PLACE, Record, Schema
+from gpt_cli.records import ERROR, IDENTITY, Schema
+
+_LINE = "line"  # the field that a plain line has
+_PART = re.compile(r"(?P<text>[^{}]+)|(?P<brace>\{\{|\}\})|\{(?P<name>[^{}]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One row of the input, parsed."""
+
+    index: int  # among all rows, from 0
+    line: int  # the number of its line, or row, in its file, from 1
+    file: str | None  # None if there is only one
+    id: Any = None  # any JSON value
+    fields: dict[str, Any] = field(default_factory=dict)  # the text and the options of the row
+    error: InputError | None = None  # why it has no fields
+    data: bytes = b""  # its line, if every line is a row
+
+
+@dataclass(frozen=True)
+class Template:
+    """A text with `{name}` for a field of a row, `{line}` for a plain line, `{{` for a brace."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise InputError("the template has no field: write {line}, or {name} of a field")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the fields, without duplicates."""
+        return tuple(dict.fromkeys(part for is_name, part in self._parts if is_name))
+
+    @cached_property
+    def _parts(self) -> list[tuple[bool, str]]:
+        """Names of fields (True), and texts."""
+        parts, end = [], 0
+        while end < len(self.text):
+            match = _PART.match(self.text, end)
+            if match is None:
+                raise InputError(
+                    f"the template has a lone {self.text[end]} at character {end + 1}: "
+                    "write {{ or }} for a brace, {name} for a field"
+                )
+            name, brace = match["name"], match["brace"]
+            parts.append((True, name) if name else (False, brace[0] if brace else match["text"]))
+            end = match.end()
+        return parts
+
+    def check_line(self) -> None:
+        """Raise InputError if a plain line does not have all fields."""
+        if other := [name for name in self.names if name != _LINE]:
+            raise InputError(
+                f"the template has {{{other[0]:.40}}}, and the input has plain lines: "
+                "write {line}, or give JSON Lines or Parquet"
+            )
+
+    def fill(self, fields: Mapping[str, str]) -> str:
+        """Return the text with the values of its fields."""
+        return "".join(fields[part] if is_name else part for is_name, part in self._parts)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of the rows and records of a task, from its attributes of these names."""
+    """The fields of the rows and records of a task, from its attributes of these names."""
 
-    fields: tuple[str, ...]
-    template: Template | None
-    schema: Schema
+    fields: tuple[str, ...]  # of a row besides its id; the first is its text
+    template: Template | None = None  # its fields come first, instead of a text
+    schema: Schema = field(default_factory=dict)  # of a result
+    every_line: bool = False  # blank lines are rows, too, and rows have their lines
+
+    def __post_init__(self) -> None:
+        others = IDENTITY | self.schema | self.origin | ERROR
+        clashes = dict.fromkeys(others, "a field of each record")
+        clashes |= dict.fromkeys(self.fields[1:], "the name of an option")
+        for name in self.texts:
+            if name in clashes:
+                raise InputError(
+                    f"the template's {{{name}}} is {clashes[name]}: rename it in the input"
+                )
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -25,47 +96,19 @@ class Layout:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All fields of a row that are read, besides its id; those of a template may be refused."""
-        options = self.fields[1:]
-        clashes = dict.fromkeys(PLACE | self.schema | self.origin | ERROR, "a field of each record")
-        clashes |= dict.fromkeys(options, "the name of an option")
-        for name in self.texts:
-            if name in clashes:
-                raise InputError(
-                    f"the template's {{{name}}} is {clashes[name]}: rename it in the input"
-                )
-        return (*self.texts, *options)
+        """All fields of a row that are read, besides its id."""
+        return (*self.texts, *self.fields[1:])
 
     @property
     def origin(self) -> Schema:
         """The fields of an error record with the file and the line number of the row."""
-        return {"file": "string", "line_number" if LINE in self.texts else "line": "int64"}
+        return {"file": "string", "line_number" if _LINE in self.texts else "line": "int64"}
 
     @property
     def table(self) -> Schema:
         """The columns of a table of records."""
-        return PLACE | dict.fromkeys(self.texts, "string") | self.schema | self.origin | ERROR
+        return IDENTITY | dict.fromkeys(self.texts, "string") | self.schema | self.origin | ERROR
 
     def text(self, row: InputRow) -> str:
         """Return the text of a row: its first field, or the template with its fields."""
         return self.template.fill(row.fields) if self.template else row.fields[self.fields[0]]
-
-    def options(self, row: InputRow) -> dict[str, Any]:
-        """Return the options of a row; the input of a template may have any other fields."""
-        known = self.fields[1:] if self.template else row.fields.keys() - self.texts
-        return {name: row.fields[name] for name in row.fields if name in known}
-
-    def record(self, row: InputRow, result: Record) -> Record:
-        """Return a record: the index, the id and the texts of a row with its result."""
-        return _identity(row) | {name: row.fields[name] for name in self.texts} | result
-
-    def error_record(self, row: InputRow, error: InputError) -> Record:
-        """Return the record of a row that failed: its index, id, file and line with the error."""
-        origin = zip(self.origin, (row.file, row.line), strict=True)
-        known = {name: value for name, value in origin if value is not None}
-        return _identity(row) | known | records.of_error(error)
-
-
-def _identity(row: InputRow) -> Record:
-    kept = {"id": row.id, "data": row.data or None}
-    return {"index": row.index} | {name: value for name, value in kept.items() if value is not None}

@@ -7,10 +7,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import manifest, storage
-from gpt_cli.jobs.manifest import ANOTHER, refusal
+from gpt_cli.jobs import storage
 from gpt_cli.jobs.rows import Source
-from gpt_cli.jobs.sinks import JSONLines, Resumed, Sink
+from gpt_cli.jobs.sinks import ANOTHER, MANIFEST, JSONLines, Resumed, Sink, refusal
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.options.declare import OptionError
 
@@ -87,7 +86,7 @@ def _check_folder_of(output: str) -> None:
     folder, _, name = _normalized(output).rpartition("/")
     if not storage.is_address(output) and not Path(folder or "/").is_dir():
         raise InputError(f"cannot write {output}: there is no folder {Path(output).parent}")
-    if name.startswith("part-") and storage.exists(f"{folder}/{manifest.NAME}"):
+    if name.startswith("part-") and storage.exists(f"{folder}/{MANIFEST}"):
         # A shell expands a pattern without quotes to such a name.
         pattern = f"{output.removesuffix(name)}*{Path(name).suffix}"
         raise InputError(f"{output} is a part of the output {pattern}: put the output in quotes")

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.storage import open_file, reading
-from gpt_cli.jobs.template import Template
 from gpt_cli.records import Record, Schema
 
 if TYPE_CHECKING:
@@ -23,51 +23,43 @@ _TEXTS = ("string", "large_string", "string_view")
 _EXACT = 2**53  # up to which floats represent every integer
 
 
-class Survey(NamedTuple):
-    """The metadata of a file."""
+def survey(file: str, layout: Layout) -> tuple[list[int], list[str], bool, int]:
+    """Return sizes of row groups, unread columns, if there are only whole ids, and a checksum.
 
-    sizes: list[int]  # rows of the groups
-    ignored: list[str]  # columns that are not read
-    whole_ids: bool  # whether it has ids, and all are integers
-    checksum: int  # of the metadata, which has statistics of the columns
-
-
-def survey(file: str, fields: Sequence[str], template: Template | None = None) -> Survey:
-    """Return the metadata of a file, whose columns "id" and `fields` will be read.
-
-    The first field must be a column of strings, those of a template of strings or numbers.
+    The file must have a column of strings for the text, or of strings or numbers for a template.
+    The checksum is that of the metadata, which has statistics of the columns.
     """
-    pyarrow = library()
+    types = library().types
+    columns = ("id", *layout.columns)
     _group.cache_clear()  # another file may have had this name
     with _opened(file) as (table, stream):
         schema = table.schema_arrow
-        for name in ("id", *fields):
+        for name in columns:
             if schema.names.count(name) > 1:
                 raise InputError(f"{file} has several columns {name!r}: keep one of them")
-        types = pyarrow.types
-        for text in template.names if template else fields[:1]:
+        for text in layout.texts:
             if text not in schema.names:
                 raise InputError(f"{file} has no column {text!r}; its columns are {schema.names}")
             kind = schema.field(text).type
             if types.is_dictionary(kind):
                 kind = kind.value_type
             number = types.is_integer(kind) or types.is_floating(kind)
-            if str(kind) not in (*_TEXTS, "null") and not (template and number):
+            if str(kind) not in (*_TEXTS, "null") and not (layout.template and number):
                 raise InputError(f"{file}: the column {text!r} has the type {kind}, not string")
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
-        ignored = [name for name in schema.names if name not in ("id", *fields)]
-        id_type = schema.field("id").type if "id" in schema.names else pyarrow.null()
+        ignored = [name for name in schema.names if name not in columns]
+        id_type = schema.field("id").type if "id" in schema.names else library().null()
         # Ids are written as int64, which does not hold all of uint64.
         whole_ids = types.is_integer(id_type) and not types.is_uint64(id_type)
         stream.seek(-8 - table.metadata.serialized_size, os.SEEK_END)
-        return Survey(sizes, ignored, whole_ids, zlib.crc32(stream.read()))
+        return sizes, ignored, whole_ids, zlib.crc32(stream.read())
 
 
 def read(file: str, group: int, start: int, end: int, fields: Sequence[str]) -> Iterator[Record]:
     """Yield rows of a group with the fields that they have."""
     for row in _group(file, group, tuple(fields)).slice(start, end - start).to_pylist():
-        values = {name: _json_value(value) for name, value in row.items()}
-        yield {name: value for name, value in values.items() if value is not None}
+        values = ((name, _json_value(value)) for name, value in row.items())
+        yield {name: value for name, value in values if value is not None}
 
 
 def _json_value(value: Any) -> Any:
@@ -108,17 +100,12 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
 def write(records: Iterable[Record], schema: Schema, stream: BinaryIO) -> None:
     """Write records as a table."""
     pyarrow = library()
+    rows = [dict(record) for record in records]
     # An id may be any JSON value; the number of a line is in the column of a template's {line}.
-    texts = [name for name in ("id", "line") if schema.get(name) == "string"]
-    rows = [
-        record
-        | {
-            name: json.dumps(record[name], ensure_ascii=False)
-            for name in texts
-            if not isinstance(record.get(name, ""), str)
-        }
-        for record in records
-    ]
+    for name in ("id", "line"):
+        for row in rows if schema.get(name) == "string" else []:
+            if not isinstance(row.get(name, ""), str):
+                row[name] = json.dumps(row[name], ensure_ascii=False)
     try:
         table = pyarrow.Table.from_pylist(rows, arrow_schema(schema))
     except UnicodeEncodeError:  # a path may hold bytes that are not UTF-8
@@ -148,12 +135,11 @@ def arrow_schema(schema: Schema) -> "pyarrow.Schema":
 
 
 def _type(kind: Any) -> "pyarrow.DataType":
-    pyarrow = library()
     if isinstance(kind, str):
-        return pyarrow.type_for_alias(kind)
+        return library().type_for_alias(kind)
     if isinstance(kind, list):
-        return pyarrow.list_(_type(kind[0]))
-    return pyarrow.struct([(name, _type(item)) for name, item in kind.items()])
+        return library().list_(_type(kind[0]))
+    return library().struct([(name, _type(item)) for name, item in kind.items()])
 
 
 @contextmanager

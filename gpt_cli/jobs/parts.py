@@ -11,9 +11,8 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt_cli.errors import MALFORMED, InputError
-from gpt_cli.jobs import jsonl, manifest, parquet, storage
-from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
-from gpt_cli.jobs.sinks import LATER, Resumed, Sink, lock
+from gpt_cli.jobs import jsonl, parquet, storage
+from gpt_cli.jobs.sinks import ANOTHER, LATER, MANIFEST, Manifest, Resumed, Sink, lock, refusal
 from gpt_cli.records import Record, Schema
 
 SECONDS, BYTES = 60.0, 64 << 20  # after which a part is written
@@ -33,19 +32,19 @@ class Folder(Sink):
         if ending == ".parquet":
             parquet.library()
         self.name = name
-        self.format: Any = _FORMATS[ending]
+        self._format: Any = _FORMATS[ending]
         self._ending = ending
         self._schema = schema
         self._resume = resume
         self._fs, self._folder = storage.filesystem(name)
-        self._manifest = Manifest(name, f"{name}/{manifest.NAME}", job)
+        self._manifest = Manifest(name, f"{name}/{MANIFEST}", job)
         self._written: list[str] = []
         self._first = 0  # index of the first row of the next part
         self._begin_part()
-        self._check_folder()
+        self._check_earlier_run()
 
-    def _check_folder(self) -> bool:
-        """Return whether there was an earlier run; raise InputError if it was another job."""
+    def _check_earlier_run(self) -> bool:
+        """Return whether there was one; raise InputError if it was another job."""
         begun = self._manifest.exists()
         with storage.reading(self.name):
             if not begun and self._names():
@@ -67,7 +66,7 @@ class Folder(Sink):
                 with suppress(FileExistsError):
                     self._fs.mkdir(self._folder, create_parents=False)
             if here:
-                file = self._locked.enter_context(Path(self._path(manifest.NAME)).open("a+b"))
+                file = self._locked.enter_context(Path(self._folder, MANIFEST).open("a+b"))
                 lock(file, self.name)
         return self
 
@@ -79,19 +78,19 @@ class Folder(Sink):
             self._fs.rm(self._folder, recursive=True)
 
     def resume(self) -> Resumed:
-        if not self._check_folder():  # again, as another run may just have ended
+        if not self._check_earlier_run():  # again, as another run may just have ended
             with storage.writing(self.name, LATER):
                 # Not by an atomic replacement: the lock is on this file.
-                self._fs.pipe_file(self._path(manifest.NAME), self._manifest.begin())
+                self._fs.pipe_file(f"{self._folder}/{MANIFEST}", self._manifest.begin())
         failed = 0
         for name in self._names():
-            if name != self._part_name(self._first):
-                begins = f"begins with row {self._first}"
-                raise refusal(f"{self.name}/{name} is not the part that {begins}")
-            part = count(f"{self.name}/{name}")
+            if name != self._next_name:
+                part = f"the part that begins with row {self._first}"
+                raise refusal(f"{self.name}/{name} is not {part}")
+            earlier = count(f"{self.name}/{name}")
             self._written.append(name)
-            self._first += part.rows
-            failed += part.failed
+            self._first += earlier.rows
+            failed += earlier.failed
         return Resumed(self._first, failed, self._manifest.seed)
 
     def write(self, record: Record) -> None:
@@ -105,16 +104,6 @@ class Folder(Sink):
         if self._names() != self._written:
             raise refusal(f"{self.name} has files of another run")
 
-    def join(self, target: BinaryIO) -> None:
-        """Write all parts as one file."""
-        self.format.join(self._streams(), self._schema, target)
-
-    def remove(self) -> None:
-        """Remove the folder."""
-        self._locked.close()  # Windows removes no file that is open
-        with storage.writing(self.name, "remove it by hand"):
-            self._fs.rm(self._folder, recursive=True)
-
     def _begin_part(self) -> None:
         self._part: list[Record] = []
         self._bytes = 0
@@ -125,9 +114,9 @@ class Folder(Sink):
         self._begin_part()
         if not records:
             return
-        name = self._part_name(self._first)
-        with _atomic(self._fs, self._path(name), self.name) as stream:
-            self.format.write(records, self._schema, stream)
+        name = self._next_name
+        with _atomic(self._fs, f"{self._folder}/{name}", self.name) as stream:
+            self._format.write(records, self._schema, stream)
         self._written.append(name)
         self._first += len(records)
 
@@ -142,17 +131,16 @@ class Folder(Sink):
 
     def _streams(self) -> Iterator[BinaryIO]:
         for name in self._names():
-            with storage.reading(self.name), self._fs.open(self._path(name), "rb") as stream:
+            path = f"{self._folder}/{name}"
+            with storage.reading(self.name), self._fs.open(path, "rb") as stream:
                 yield stream
 
-    def _part_name(self, index: int) -> str:
-        return f"part-{index:012}{self._ending}"
-
-    def _path(self, name: str) -> str:
-        return f"{self._folder}/{name}"
+    @property
+    def _next_name(self) -> str:
+        return f"part-{self._first:012}{self._ending}"
 
 
-class File(Sink):
+class File(Folder):
     """One file, joined at the end from the parts in the folder FILE.parts, which then is removed.
 
     The file is Parquet if its name ends with ".parquet", else JSON Lines.
@@ -161,30 +149,19 @@ class File(Sink):
     def __init__(self, name: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
         if storage.exists(name):
             raise refusal(f"{name} exists")
-        self.name = name
-        self.parts = Folder(f"{name}.parts", ending_of(name), schema, job, resume=resume)
-
-    def __enter__(self) -> Self:
-        self.parts.__enter__()
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.parts.__exit__(kind, error, trace)
-
-    def resume(self) -> Resumed:
-        return self.parts.resume()
-
-    def write(self, record: Record) -> None:
-        self.parts.write(record)
+        self._file = name
+        super().__init__(f"{name}.parts", _ending(name), schema, job, resume=resume)
 
     def finish(self, rows: int) -> None:
-        self.parts.finish(rows)
-        with _atomic(*storage.filesystem(self.name), self.name) as target:
-            self.parts.join(target)
-        self.parts.remove()
+        super().finish(rows)
+        with _atomic(*storage.filesystem(self._file), self._file) as target:
+            self._format.join(self._streams(), self._schema, target)
+        self._locked.close()  # Windows removes no file that is open
+        with storage.writing(self.name, "remove it by hand"):
+            self._fs.rm(self._folder, recursive=True)
 
 
-def ending_of(name: str) -> str:
+def _ending(name: str) -> str:
     """Return the ending that stands for the format of a file of records."""
     return ".parquet" if name.endswith(".parquet") else ".jsonl"
 
@@ -194,7 +171,7 @@ def count(name: str) -> Resumed:
     fs, path = storage.filesystem(name)
     with storage.reading(name), fs.open(path, "rb") as stream:
         try:
-            return Resumed(*_FORMATS[ending_of(name)].count(stream))
+            return Resumed(*_FORMATS[_ending(name)].count(stream))
         except MALFORMED:
             raise refusal(f"{name} has no records of this command") from None
 

@@ -3,31 +3,18 @@
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, get_args
 
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import parquet, storage
+from gpt_cli.jobs.layout import InputRow, Layout
 from gpt_cli.jobs.storage import Format
-from gpt_cli.jobs.template import LINE, Template
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True, slots=True)
-class InputRow:
-    """One row of the input, parsed."""
-
-    index: int  # among all rows, from 0
-    line: int  # the number of its line, or row, in its file, from 1
-    file: str | None  # None if there is only one
-    id: Any = None  # any JSON value
-    fields: dict[str, Any] = field(default_factory=dict)  # the text and the options of the row
-    error: InputError | None = None  # why it has no fields
-    data: bytes = b""  # its line, if every line is a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +35,16 @@ class RowReader:
     """A reader of rows, which can be sent to another machine."""
 
     format: Format
-    fields: tuple[str, ...]  # that a row may have besides an id; the first is its text
-    many: bool = False  # whether there are several files, and a row has the name of its file
-    template: Template | None = None  # its fields come first, in place of a text
-    every_line: bool = False  # whether blank lines are rows, too, and rows have their lines
+    layout: Layout
+    many: bool = False  # several files, whose names their rows have
 
     def read(self, piece: Piece) -> list[InputRow]:
         """Return the rows of a piece; raise InputError if its file has changed."""
         lines: Iterable[tuple[int, Any]]
         if self.format == "parquet":
-            values = parquet.read(piece.file, piece.group, piece.start, piece.end, self.fields)
-            lines = enumerate(values, piece.line)
+            columns = self.layout.columns
+            table = parquet.read(piece.file, piece.group, piece.start, piece.end, columns)
+            lines = enumerate(table, piece.line)
         else:
             data = BytesIO(storage.read_range(piece.file, piece.start, piece.end))
             lines = (pair for pair in enumerate(data, piece.line) if self.is_row(*pair))
@@ -69,29 +55,35 @@ class RowReader:
 
     def is_row(self, number: int, line: bytes) -> bool:
         """Return whether a line is a row; by default blank lines are skipped."""
-        return self.every_line or bool(_without_mark(number, line).strip())
+        return self.layout.every_line or bool(_without_mark(number, line).strip())
 
     def parse(
         self, lines: Iterable[tuple[int, Any]], index: int, file: str | None
     ) -> list[InputRow]:
-        """Return the rows of numbered lines or table rows, the first of which has an `index`."""
+        """Return the rows of numbered lines or table rows, counted from `index`."""
         return [
             self._parse(InputRow(position, number, file), data)
             for position, (number, data) in enumerate(lines, index)
         ]
 
-    def _parse(self, row: InputRow, data: bytes | dict[str, Any]) -> InputRow:
+    def _parse(self, row: InputRow, data: Any) -> InputRow:
         """Return the row with the content of its line or table row, or with an error."""
+        every_line = self.layout.every_line
         try:
             if isinstance(data, bytes):
-                row = replace(row, data=data if self.every_line else b"")
-                data = self._fields(_without_mark(row.line, data).decode())
+                row = replace(row, data=data if every_line else b"")
+                text = storage.without_line_end(_without_mark(row.line, data).decode())
+                lines = self.format == "lines"
+                data = dict.fromkeys(self.layout.texts, text) if lines else json.loads(text)
+            if not isinstance(data, dict):
+                example = json.dumps({self.layout.fields[0]: "Once"})
+                raise InputError(f"a row must be a JSON object, such as {example}")
             id = data.pop("id", None)
             json.dumps(id, ensure_ascii=False, allow_nan=False).encode()
             row = replace(row, id=id)  # for an error record, too
             return replace(row, fields=data | self._texts(data))
         except UnicodeDecodeError as error:
-            unit = "line" if self.every_line else "row"
+            unit = "line" if every_line else "row"
             reason = InputError(f"the {unit} is not UTF-8 at byte {error.start}")
         except json.JSONDecodeError as error:
             reason = InputError(f"the row is not valid JSON: {error.msg} at character {error.pos}")
@@ -103,13 +95,13 @@ class RowReader:
 
     def _texts(self, fields: dict[str, Any]) -> dict[str, str]:
         """Return the text of a row, or the fields of the template, whose numbers become texts."""
-        texts = {}
-        for name in self.template.names if self.template else self.fields[:1]:
+        template, texts = self.layout.template, {}
+        for name in self.layout.texts:
             text = fields.get(name)
-            if self.template and isinstance(text, int | float) and not isinstance(text, bool):
+            if template and isinstance(text, int | float) and not isinstance(text, bool):
                 text = str(text)
             if not isinstance(text, str):
-                kind = "string or number" if self.template else "string"
+                kind = "string or number" if template else "string"
                 raise InputError(f'a row needs a {kind} "{name}"')
             try:
                 text.encode()
@@ -120,38 +112,16 @@ class RowReader:
             texts[name] = text
         return texts
 
-    def _fields(self, line: str) -> dict[str, Any]:
-        text = storage.without_line_end(line)
-        if self.format == "lines":
-            return {LINE if self.template else self.fields[0]: text}
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            example = json.dumps({self.fields[0]: "Once"})
-            raise InputError(f"a row must be a JSON object, such as {example}")
-        return fields
-
 
 class Source:
     """The input of a job.
 
-    Args:
-        name: a file, a folder, a pattern with `*`, or an address of these; "-" is standard input.
-        format: of the files. "auto" is "parquet" by the ending of their names, or "jsonl" if the
-            first row begins with a brace, else "lines".
-        fields: see `RowReader`, as for `template` and `every_line`.
-        rows_together: the number of rows that are computed together; no piece spans more.
+    It has the name of a file, a folder, a pattern with `*`, or an address of these; "-" is standard
+    input. The format "auto" is "parquet" by the ending of the names of files, or "jsonl" if the
+    first row begins with a brace, else "lines". No piece spans more than the rows together.
     """
 
-    def __init__(
-        self,
-        name: str,
-        format: Format,
-        fields: tuple[str, ...],
-        rows_together: int,
-        template: Template | None = None,
-        *,
-        every_line: bool = False,
-    ):
+    def __init__(self, name: str, format: Format, layout: Layout, rows_together: int):
         if format not in get_args(Format):
             raise InputError(f"the format must be one of {', '.join(get_args(Format))}")
         path = Path(name)
@@ -172,67 +142,68 @@ class Source:
         self._rows_together = rows_together
         self._rows = 0  # in the pieces
         self.pieces: list[Piece] = []
-        self.contents: list[list[Any]] = []  # name, size and checksum of each file
+        self.contents: list[list[Any]] = []  # name, size and checksum of all files
         self.ignored: list[str] = []  # columns of tables that are not read
-        self.whole_ids = format == "parquet"  # whether all ids are integers
-        self.reader = RowReader(format, fields, len(self.files) > 1, template, every_line)
-        self._available = storage.read_lines(name) if self.streams else iter([])
-        self._peeked: list[list[bytes]] = []  # lines that `peek` has read
-        for file in [] if self.streams else self.files:
+        self.whole_ids = format == "parquet"  # if all ids are integers
+        self.reader = RowReader(format, layout, len(self.files) > 1)
+        self.total: int | None = None  # until a stream has ended
+        if self.streams:
+            self._available: Iterator[list[tuple[int, bytes]]] = self._read_stream()
+            return
+        for file in self.files:
             checksum = self._cut_table(file) if format == "parquet" else self._cut_lines(file)
             self.contents.append([Path(file).name, storage.size(file), checksum])
-        self.total = None if self.streams else self._rows  # None until a stream has ended
+        self.total = self._rows
 
     def rows(self, start: int = 0) -> Iterator[list[InputRow]]:
         """Yield the rows to compute together; those before `start` may be left out in files."""
-        if self.streams:
-            yield from self._stream()
+        if not self.streams:
+            for pieces in pieces_together(self.pieces, self._rows_together, start):
+                yield list(chain.from_iterable(map(self.reader.read, pieces)))
             return
-        rest = [piece for piece in self.pieces if piece.index + piece.rows > start]
-        for pieces in pieces_together(rest, self._rows_together):
-            yield list(chain.from_iterable(map(self.reader.read, pieces)))
+        index = 0
+        for lines in self._available:
+            for first in range(0, len(lines), self._rows_together):
+                rows = self.reader.parse(lines[first : first + self._rows_together], index, None)
+                index += len(rows)
+                yield rows
+        self.total = index
 
     def peek(self) -> Format:
         """Return the format; wait for the first row of a stream, which decides it."""
-        while self.reader.format == "auto" and (available := next(self._available, None)):
-            self._peeked.append(available)
-            line = sum(map(len, self._peeked[:-1])) + 1
-            for row in enumerate(available, line):
-                if self.reader.is_row(*row):
-                    self._guess_format(*row)
+        if self.streams and self.reader.format == "auto":
+            first = list(islice(self._available, 1))
+            self._available = chain(first, self._available)
         return self.reader.format
 
-    def _stream(self) -> Iterator[list[InputRow]]:
-        index, line = 0, 1  # of the next row
-        for available in chain(self._peeked, self._available):
-            lines = [pair for pair in enumerate(available, line) if self.reader.is_row(*pair)]
-            if lines:
-                self._guess_format(*lines[0])
-            for start in range(0, len(lines), self._rows_together):
-                rows = lines[start : start + self._rows_together]
-                yield self.reader.parse(rows, index, None)
-                index += len(rows)
-            line += len(available)
-        self.total = index
+    def _read_stream(self) -> Iterator[list[tuple[int, bytes]]]:
+        """Yield the numbered lines of rows, those that are available at once."""
+        number = 1
+        for available in storage.read_lines(self.name):
+            rows = [pair for pair in enumerate(available, number) if self.reader.is_row(*pair)]
+            number += len(available)
+            if rows:
+                self._guess_format(*rows[0])
+                yield rows
 
     def _add(self, file: str, group: int, start: int, end: int, line: int, rows: int) -> None:
         self.pieces.append(Piece(file, group, start, end, self._rows, line, rows))
         self._rows += rows
 
     def _cut_table(self, file: str) -> int:
-        """Append the pieces of a table; return a checksum of its metadata, which has statistics."""
-        survey = parquet.survey(file, self.reader.fields, self.reader.template)
-        self.ignored += [name for name in survey.ignored if name not in self.ignored]
-        self.whole_ids &= survey.whole_ids
+        """Append the pieces of a table; return a checksum of its metadata."""
+        sizes, ignored, whole_ids, checksum = parquet.survey(file, self.reader.layout)
+        self.ignored += [name for name in ignored if name not in self.ignored]
+        self.whole_ids &= whole_ids
         line = 1
-        for group, size in enumerate(survey.sizes):
+        for group, size in enumerate(sizes):
             start = 0
             while start < size:
                 end = min(start + self._rows_together - self._rows % self._rows_together, size)
                 self._add(file, group, start, end, line + start, end - start)
                 start = end
             line += size
-        return survey.checksum
+        return checksum
 
     def _cut_lines(self, file: str) -> int:
         """Append the pieces of a file of lines; return a checksum of its bytes."""
@@ -258,9 +229,10 @@ class Source:
             self.reader = replace(self.reader, format="jsonl" if is_object else "lines")
 
 
-def pieces_together(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
-    """Yield the pieces of `rows` rows at a time."""
-    for _, group in groupby(pieces, lambda piece: piece.index // rows):
+def pieces_together(pieces: Iterable[Piece], rows: int, start: int = 0) -> Iterator[list[Piece]]:
+    """Yield the pieces of `rows` rows at a time, without those before the row `start`."""
+    rest = (piece for piece in pieces if piece.index + piece.rows > start)
+    for _, group in groupby(rest, lambda piece: piece.index // rows):
         yield list(group)
 
 

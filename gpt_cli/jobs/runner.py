@@ -1,4 +1,4 @@
-"""Run a job: a task for each row of an input, on this machine or on a cluster."""
+"""Run a job: a task for all rows of an input, on this machine or on a cluster."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.observer import Observer
 from gpt_cli.jobs.outputs import open_sink
 from gpt_cli.jobs.rows import Source
-from gpt_cli.jobs.sinks import Resumed, Sink
+from gpt_cli.jobs.sinks import Observer, Resumed, Sink
 from gpt_cli.jobs.storage import Format
 from gpt_cli.jobs.tasks import Task
 from gpt_cli.loading import load
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a job: number of rows, and of failed ones, earlier runs included."""
+    """The number of rows of a job, and of those that failed, earlier runs included."""
 
     rows: int
     failed: int
@@ -42,7 +41,7 @@ def run(
     observer: Observer | None = None,
     **loading: Any,
 ) -> Summary:
-    """Do a task for each row of an input, and write a record for each.
+    """Do a task for all rows of an input, and write their records, which may be errors.
 
     Args:
         task: such as `Generation(Options(max_tokens=20))` or `Scoring()`.
@@ -54,16 +53,12 @@ def run(
         cluster: where to compute; None is this process.
         observer: receives the progress.
         loading: keywords of `gpt_cli.load`.
-
-    A row that fails gets an error record.
     """
     source = _open_source(task, fspath(input), format, cluster)
     job = _Job(task, source, model, loading, cluster, observer or Observer())
-    sink: Sink | Resumed
-    if isinstance(output, str | PathLike):
-        sink = open_sink(fspath(output), source, task, job.description, resume=resume)
-    else:
-        sink = output
+    if not isinstance(output, str | PathLike):
+        return job.run(output)
+    sink = open_sink(fspath(output), source, task, job.description, resume=resume)
     if isinstance(sink, Resumed):
         job.observer.note(f"{output} is complete; its content was not checked")
         return Summary(source.total or 0, sink.failed)
@@ -76,14 +71,7 @@ def _open_source(task: Task, input: str, format: Format, cluster: "Cluster | Non
         from gpt_cli.jobs.cluster import library
 
         library()  # before the input is read
-    source = Source(
-        input,
-        format,
-        task.layout.columns,
-        task.rows_together,
-        task.template,
-        every_line=task.every_line,
-    )
+    source = Source(input, format, task.layout, task.rows_together)
     if source.streams and cluster:
         raise OptionError("engine", "ray reads files, not a pipe: name a file")
     try:
@@ -125,11 +113,7 @@ class _Job:
             failed = resumed.failed
             self.observer.start(self.source.total, resumed.rows, failed)
             self.task = self.task.with_seed(resumed.seed)
-            if self.cluster:
-                records = self._on_cluster(self.cluster, sink, resumed.rows)
-            else:
-                records = self._here(engine, sink, resumed.rows)
-            for record in records:
+            for record in self._records(engine, sink, resumed.rows):
                 sink.write(record)
                 is_error = "error" in record
                 failed += is_error
@@ -137,27 +121,26 @@ class _Job:
             sink.finish(self.source.total or 0)
         return Summary(self.source.total or 0, failed)
 
-    def _here(self, engine: Engine, sink: Sink, done: int) -> Iterator[Record]:
+    def _records(self, engine: Engine, sink: Sink, done: int) -> Iterator[Record]:
         """Yield the records of the rows from index `done` on; the sink checks the rows before."""
+        compared = done if sink.compares else 0
+        if self.cluster:
+            from gpt_cli.jobs.cluster import compute
+
+            for row in islice(chain.from_iterable(self.source.rows()), compared):
+                sink.check(row)
+            yield from compute(self.cluster, self.source, done, self.task, self.model, self.loading)
+            return
         read = {*self.task.layout.columns}
-        for rows in self.source.rows(0 if sink.compares else done):
+        for rows in self.source.rows(done - compared):
             for row in rows:
-                if sink.compares and row.index < done:
+                if row.index < compared:
                     sink.check(row)
             if self.task.template:
                 names = dict.fromkeys(name for row in rows for name in row.fields)
                 self._note_ignored([name for name in names if name not in read])
                 read.update(names)
             yield from self.task.records(engine, [row for row in rows if row.index >= done])
-
-    def _on_cluster(self, cluster: "Cluster", sink: Sink, done: int) -> Iterator[Record]:
-        """Yield the same records, computed by workers."""
-        from gpt_cli.jobs.cluster import compute
-
-        if sink.compares:
-            for row in islice(chain.from_iterable(self.source.rows()), done):
-                sink.check(row)
-        yield from compute(cluster, self.source, done, self.task, self.model, self.loading)
 
     def _note_ignored(self, names: list[str]) -> None:
         if names:

@@ -1,19 +1,22 @@
-"""Sinks: where the records of a job go, and how an interrupted job is resumed."""
+"""Where the records and the progress of a job go, and how an interrupted job is resumed."""
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, BinaryIO, Self
 
-from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.errors import MALFORMED, InputError, ResourceError
 from gpt_cli.jobs import storage
 from gpt_cli.jobs.jsonl import encode
-from gpt_cli.jobs.manifest import ANOTHER, Manifest, refusal
-from gpt_cli.jobs.rows import InputRow
+from gpt_cli.jobs.layout import InputRow
+from gpt_cli.options.request import draw_seed
 from gpt_cli.records import Record
 
+MANIFEST = "_job.json"  # in a folder of records
+ANOTHER = "name another output"
 LATER = "resume the job when that is fixed"
 
 
@@ -26,14 +29,27 @@ class Resumed:
     seed: int | None = None  # the seed to continue with
 
 
-class Sink(Protocol):
+class Observer:
+    """Receives the progress of a job; this one ignores it."""
+
+    def note(self, message: str) -> None:
+        """Receive a message for the user."""
+
+    def start(self, total: int | None, done: int, failed: int) -> None:
+        """Receive the number of rows, if known, and those of an earlier run."""
+
+    def advance(self, tokens: int, failed: bool) -> None:
+        """Receive the tokens of one more record, and whether it is an error."""
+
+
+class Sink:
     """The output of a job, which is entered while it is written.
 
     A run calls `resume` once, `check` for the rows that an earlier run has written if the sink
     `compares`, `write` for all other records in order, and `finish`.
     """
 
-    compares: bool = False  # whether `check` compares rows; else a run may skip reading them
+    compares: bool = False  # rows by `check`; else a run may skip reading them
 
     def __enter__(self) -> Self:
         """Lock the output, so that no other run writes it."""
@@ -41,26 +57,77 @@ class Sink(Protocol):
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Write the rest; remove an output without records."""
-        return
 
     def resume(self) -> Resumed:
-        """Return what an earlier run has written; raise InputError if it was another job."""
+        """Return the rows of an earlier run; raise InputError if it was another job."""
         return Resumed()
 
     def check(self, row: InputRow) -> None:
-        """Raise InputError if the record of an earlier run was made from another row."""
-        return
+        """Raise InputError if the record of an earlier run is that of another row."""
 
     def write(self, record: Record) -> None:
         """Write the next record, now or later; raise ResourceError if that fails."""
 
     def finish(self, rows: int) -> None:
         """Complete an output; raise InputError for rows beyond the input or of another run."""
-        return
+
+
+def refusal(complaint: str) -> InputError:
+    """Return the error of an output that cannot be used."""
+    return InputError(f"{complaint}: {ANOTHER}")
+
+
+class Manifest:
+    """The manifest of one output, at a path or an address.
+
+    The job is everything that the records depend on, as JSON values. A seed of None is drawn, or is
+    that of an earlier run.
+    """
+
+    def __init__(self, output: str, file: str, job: Mapping[str, Any]):
+        self._output = output
+        self._file = file
+        self._job = json.loads(json.dumps(job))  # tuples become lists, as in the file
+
+    @property
+    def seed(self) -> int | None:
+        """Return the seed of the job; None if it draws nothing."""
+        return self._job.get("seed")
+
+    def exists(self) -> bool:
+        """Return whether an earlier run has written it."""
+        return storage.exists(self._file) and storage.size(self._file) > 0
+
+    def compare(self) -> None:
+        """Raise InputError if the earlier run was another job; its seed replaces None."""
+        try:
+            earlier = json.loads(storage.read_bytes(self._file))
+            if not isinstance(earlier, dict):
+                raise ValueError
+        except ValueError:
+            raise refusal(f"{self._file} is not a manifest") from None
+        if "seed" in self._job and self._job["seed"] is None:
+            self._job["seed"] = earlier.get("seed")
+        if earlier.get("input") != self._job.get("input"):
+            raise refusal(f"{self._output} was made from another input")
+        for name, value in self._job.items():
+            if name not in earlier:
+                raise refusal(f"{self._output} was made by a version without {name}")
+            if earlier[name] != value:
+                theirs, ours = f"{json.dumps(earlier[name]):.200}", f"{json.dumps(value):.200}"
+                # Long ones, such as JSON schemas, may begin alike.
+                which = f"another {name}" if theirs == ours else f"{name} {theirs}, not {ours}"
+                raise refusal(f"{self._output} was made with {which}")
+
+    def begin(self) -> bytes:
+        """Return the content of the file for a first run, with a random seed for None."""
+        if self._job.get("seed", 0) is None:
+            self._job["seed"] = draw_seed()
+        return json.dumps(self._job, indent=1).encode()
 
 
 class JSONLines(Sink):
-    """A JSON Lines file on this machine, to which each record is appended at once.
+    """A JSON Lines file on this machine, to which records are appended at once.
 
     Its manifest is the hidden file .NAME.job.json beside it.
     """
@@ -73,7 +140,7 @@ class JSONLines(Sink):
         self._side = path.with_name(f".{path.name}.job.json")
         job = {name: value for name, value in job.items() if name not in ("input", "format")}
         self._manifest = Manifest(str(path), str(self._side), job)
-        self._rows: list[int | None] = []  # the hash of each row that was written; None if failed
+        self._rows: list[int | None] = []  # hashes of the rows that were written; None if failed
 
     def __enter__(self) -> Self:
         self._new = not self._path.exists()
@@ -98,19 +165,19 @@ class JSONLines(Sink):
         known = not self._new and self._manifest.exists()
         if known:
             self._manifest.compare()
-        failed, end = self._read()
+        end = self._read()
         if self._rows and not known:
             raise refusal(f"{self._path} cannot be resumed without its manifest {self._side.name}")
         if not known:
             with storage.writing(str(self._side), ANOTHER):
                 self._side.write_bytes(self._manifest.begin())
         self._file.seek(end)
-        return Resumed(len(self._rows), failed, self._manifest.seed)
+        return Resumed(len(self._rows), self._rows.count(None), self._manifest.seed)
 
-    def _read(self) -> tuple[int, int]:
-        """Read the records; return the number of errors, and of bytes without a torn record."""
-        failed = end = 0
-        for data in (line for lines in storage.read_lines(self._path) for line in lines):
+    def _read(self) -> int:
+        """Read the records; return the number of their bytes, without a torn record."""
+        end = 0
+        for data in chain.from_iterable(storage.read_lines(self._path)):
             beginning = f'{{"index": {len(self._rows)}, '.encode()
             if not data.endswith(b"\n") and data.startswith(beginning[: len(data)]):
                 break  # the run was killed while it wrote this
@@ -118,15 +185,13 @@ class JSONLines(Sink):
                 if not (data.startswith(beginning) and data.endswith(b"\n")):
                     raise ValueError
                 record = json.loads(data.decode(errors="surrogateescape"))
-                error = "error" in record
-                row_hash = None if error else self._hash(record, record.get("id"))
-            except (ValueError, TypeError, LookupError, RecursionError):
+                failed = "error" in record
+                self._rows.append(None if failed else self._hash(record, record.get("id")))
+            except MALFORMED:
                 line = f"{self._path}, line {len(self._rows) + 1}"
                 raise refusal(f"{line}, is not a record of this command") from None
-            self._rows.append(row_hash)
-            failed += error
             end += len(data)
-        return failed, end
+        return end
 
     def _hash(self, fields: Mapping[str, Any], id: Any) -> int:
         return hash(json.dumps([id, *(fields[name] for name in self._texts)]))

@@ -38,7 +38,7 @@ def filesystem(name: str) -> "tuple[AbstractFileSystem, str]":
 
     if not is_address(name):
         return fsspec.filesystem("file"), Path(name).absolute().as_posix()
-    with _accessing(name):
+    with _errors(name, "access", "check the address"):
         return fsspec.core.url_to_fs(name)
 
 
@@ -75,10 +75,8 @@ def _find_at_address(name: str) -> list[str]:
         return [name]
     else:
         listed = [info["name"] for info in fs.ls(path, detail=True) if info["type"] == "file"]
-        # A bucket may hold an empty file with the name of the folder.
-        paths = [
-            file for file in listed if file.rstrip("/") != path.rstrip("/") and not is_hidden(file)
-        ]
+        folder = path.rstrip("/")  # a bucket may hold an empty file with its name
+        paths = [file for file in listed if file.rstrip("/") != folder and not is_hidden(file)]
     files = [fs.unstrip_protocol(file) for file in paths]
     if any(filesystem(file) != (fs, path) for file, path in zip(files, paths, strict=True)):
         raise InputError(f"{name}: folders and patterns are not supported at this address")
@@ -87,20 +85,20 @@ def _find_at_address(name: str) -> list[str]:
 
 def is_folder(name: str) -> bool:
     """Return whether a name is that of a folder."""
-    return _query(name, "isdir") if is_address(name) else Path(name).is_dir()
+    return _query(name, "isdir")
 
 
 def exists(name: str) -> bool:
     """Return whether a file or a folder has this name."""
-    if is_address(name):
-        return _query(name, "exists")
-    return os.path.exists(name)  # noqa: PTH110 (False for names that cannot be accessed)
+    return _query(name, "exists")
 
 
-def _query(address: str, check: str) -> bool:
-    fs, path = filesystem(address)
-    with _accessing(address):
-        return bool(getattr(fs, check)(path))
+def _query(name: str, function: str) -> bool:
+    if not is_address(name):
+        return bool(getattr(os.path, function)(name))  # False for names that cannot be accessed
+    fs, path = filesystem(name)
+    with _errors(name, "access", "check the address"):
+        return bool(getattr(fs, function)(path))
 
 
 def size(name: str) -> int:
@@ -117,9 +115,9 @@ def open_file(file: Path | str) -> Iterator[BufferedReader]:
     """Open a file to read bytes; the errors of the block are left to the caller: see `reading`."""
     name = str(file)
     with reading(label(file)):
-        if name == "-" and sys.stdin is None:
-            raise InputError("standard input is closed")
         if name == "-":
+            if sys.stdin is None:
+                raise InputError("standard input is closed")
             stream = cast(BufferedReader, sys.stdin.buffer)
         elif is_address(name):
             fs, path = filesystem(name)
@@ -157,22 +155,21 @@ def read_bytes(file: Path | str) -> bytes:
             chunk = stream.read(_CHUNK)
             at_end = len(chunk) < _CHUNK  # to read again would need a second Ctrl-D in a terminal
             data += chunk
-            if len(data) > limit:
-                raise _too_long(file, limit)
+            _check_size(file, len(data), limit)
     return bytes(data)
 
 
 def read_range(file: str, start: int, end: int) -> bytes:
     """Return the bytes of a file from `start` to `end`."""
-    if is_address(file):
-        fs, path = filesystem(file)
-        with reading(file):
+    with reading(file):
+        if is_address(file):
+            fs, path = filesystem(file)
             # A stream would read ahead. The name of the second parameter differs between packages.
             data = fs.cat_file(path, start=start, end=end)
-    else:
-        with open_file(file) as stream, reading(file):
-            stream.seek(start)
-            data = stream.read(end - start)
+        else:
+            with Path(file).open("rb") as stream:
+                stream.seek(start)
+                data = stream.read(end - start)
     if len(data) < end - start:
         raise InputError(f"{file} became shorter while it was read: run the command again")
     if len(data) > end - start:
@@ -198,8 +195,7 @@ def read_lines(file: Path | str) -> Iterator[list[bytes]]:
                 lines[0] = bytes(rest) + lines[0]
                 rest.clear()
             rest += begun
-            if len(rest) > limit:
-                raise _too_long(file, limit)
+            _check_size(file, len(rest), limit)
             if at_end and rest:
                 lines.append(bytes(rest))
             if lines:
@@ -212,16 +208,17 @@ def without_line_end(text: str) -> str:
 
 
 def _memory_limit() -> int:
-    """Return how many bytes of text, with their tokens, fit the free memory."""
+    """Return the bytes of text that fit the free memory with their tokens."""
     free = free_memory()
     return sys.maxsize if free is None else free // _GROWTH
 
 
-def _too_long(file: Path | str, limit: int) -> ResourceError:
-    return ResourceError(
-        f"{label(file)} has a text of more than {limit / 1e6:,.0f} MB, which does not fit the "
-        "free memory: split it"
-    )
+def _check_size(file: Path | str, size: int, limit: int) -> None:
+    if size > limit:
+        raise ResourceError(
+            f"{label(file)} has a text of more than {limit / 1e6:,.0f} MB, which does not fit the "
+            "free memory: split it"
+        )
 
 
 def label(file: Path | str) -> str:
@@ -247,20 +244,18 @@ def _ready(stream: BufferedReader) -> bool:
 
 def reading(name: str) -> AbstractContextManager[None]:
     """Raise InputError for the errors of a file system that cannot read."""
-    return _errors(name, "read", InputError, "name a file that can be read")
+    return _errors(name, "read", "name a file that can be read")
 
 
 def writing(name: str, cure: str) -> AbstractContextManager[None]:
     """Raise ResourceError for the errors of a file system that cannot write."""
-    return _errors(name, "write", ResourceError, cure)
-
-
-def _accessing(name: str) -> AbstractContextManager[None]:
-    return _errors(name, "access", InputError, "check the address")
+    return _errors(name, "write", cure, ResourceError)
 
 
 @contextmanager
-def _errors(name: str, doing: str, kind: type[GPTCLIError], cure: str) -> Iterator[None]:
+def _errors(
+    name: str, doing: str, cure: str, kind: type[GPTCLIError] = InputError
+) -> Iterator[None]:
     try:
         yield
     except (GPTCLIError, BrokenPipeError):  # the latter is of output, whose reader has left

@@ -1,15 +1,13 @@
-"""Tasks: what is computed for each row."""
+"""Tasks: the results and the records of rows."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from gpt_cli import records
 from gpt_cli.errors import InputError, compute_valid
-from gpt_cli.jobs.layout import Layout
-from gpt_cli.jobs.rows import InputRow
-from gpt_cli.jobs.template import Template
+from gpt_cli.jobs.layout import InputRow, Layout, Template
 from gpt_cli.options.declare import OptionError
 from gpt_cli.options.request import CONSTRAINTS, Options
 from gpt_cli.records import Record, Schema
@@ -20,13 +18,15 @@ if TYPE_CHECKING:
     from gpt_cli.scoring.rank import Choice, RankBy
     from gpt_cli.scoring.score import Score
 
+Rows: TypeAlias = Sequence[InputRow]
+
 _ROWS_TOGETHER = 256
 
 
 class Task(Protocol):
-    """Computes a result for each row; to run on another machine, a task is pickled."""
+    """Computes the results of rows; to run on another machine, a task is pickled."""
 
-    template: Template | None = None  # fields of a row in a text, in place of a row's text
+    template: Template | None = None  # a text with fields of a row, instead of the row's text
     every_line: bool = False  # blank lines are rows, too, and records have the "data" of lines
 
     @property
@@ -42,7 +42,7 @@ class Task(Protocol):
     @property
     def layout(self) -> Layout:
         """The fields of rows and records."""
-        return Layout(self.fields, self.template, self.schema)
+        return Layout(self.fields, self.template, self.schema, self.every_line)
 
     @property
     def rows_together(self) -> int:
@@ -51,9 +51,9 @@ class Task(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that the results depend on besides row and model, as JSON values.
+        """The options that change results, as JSON values; by default the fields of a dataclass.
 
-        By default the fields of a dataclass. An output with other settings cannot be resumed.
+        An output with other settings cannot be resumed.
         """
         return asdict(self) if is_dataclass(self) else {}
 
@@ -67,28 +67,33 @@ class Task(Protocol):
             self.template.check_line()
 
     def prepare(self, row: InputRow) -> InputRow:
-        """Return a row as `results` gets it; raise InputError if nothing can be computed for it."""
+        """Return a row for `results`; raise InputError if nothing can be computed for it."""
         if row.error:
             raise row.error
         return row
 
     @abstractmethod
-    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterator[Any]:
-        """Yield the result of each row, in order, or the InputError of a row."""
+    def results(self, engine: "Engine", rows: Rows) -> Iterable[Any]:
+        """Return the results of rows, in order; that of a row may be an InputError."""
 
     def record(self, engine: "Engine", row: InputRow, result: Any) -> Record:
         """Return a result as the fields of a record."""
         return result
 
-    def records(self, engine: "Engine", rows: Sequence[InputRow]) -> Iterator[Record]:
-        """Yield the record of each row, in order, with its result or its error."""
+    def records(self, engine: "Engine", rows: Rows) -> Iterator[Record]:
+        """Yield the records of rows, in order, with their results or errors."""
         layout = self.layout
         results = compute_valid(rows, self.prepare, lambda valid: self.results(engine, [*valid]))
         for row, result in zip(rows, results, strict=True):
+            known: Record = {"id": row.id, "data": row.data or None}
             if isinstance(result, InputError):
-                yield layout.error_record(row, result)
+                known |= zip(layout.origin, (row.file, row.line), strict=True)
+                content = records.of_error(result)
             else:
-                yield layout.record(row, self.record(engine, row, result))
+                known |= {name: row.fields[name] for name in layout.texts}
+                content = self.record(engine, row, result)
+            known = {name: value for name, value in known.items() if value is not None}
+            yield {"index": row.index} | known | content
 
     def tokens(self, record: Record) -> int:
         """Return the number of tokens that were computed for a record."""
@@ -97,12 +102,9 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Generation(Task):
-    """Continue the prompt of each row.
+    """Continue prompts; the text of a row depends on its index and options, not on other rows."""
 
-    The text of a row depends on its index and its own options, and not on other rows.
-    """
-
-    options: Options  # of rows without options of their own
+    options: Options  # of rows that have none
     batch_size: int | None = None
     logprobs: bool = False
     template: Template | None = None
@@ -130,8 +132,10 @@ class Generation(Task):
 
     def prepare(self, row: InputRow) -> InputRow:
         """Return the row with its prompt and options; its choices follow the prompt: `spaced`."""
-        row = super().prepare(row)
-        options, prompt = self.layout.options(row), self.layout.text(row)
+        prompt = self.layout.text(super().prepare(row))
+        # The input of a template may have any other fields.
+        known = self.fields[1:] if self.template else row.fields.keys() - {"prompt"}
+        options = {name: value for name, value in row.fields.items() if name in known}
         choices = options.get("choices")
         if all(options.get(name) is None for name in CONSTRAINTS):
             choices = self.options.choices or None
@@ -139,9 +143,7 @@ class Generation(Task):
             options["choices"] = [*spaced(prompt, choices)]
         return replace(row, fields=options | {"prompt": prompt})
 
-    def results(
-        self, engine: "Engine", rows: Sequence[InputRow]
-    ) -> "Iterator[Completion | InputError]":
+    def results(self, engine: "Engine", rows: Rows) -> "Iterable[Completion | InputError]":
         return engine.batch(
             [row.fields for row in rows],
             self.options,
@@ -158,7 +160,7 @@ class Generation(Task):
 
 @dataclass(frozen=True)
 class Scoring(Task):
-    """Compute the likelihood of the text of each row."""
+    """Compute the likelihoods of texts."""
 
     stride: int | None = None
     logprobs: bool = False
@@ -180,16 +182,16 @@ class Scoring(Task):
         names = ("stride", "logprobs", "words", "bos", "template")
         return {name: value for name, value in super().settings.items() if name in names}
 
-    def results(self, engine: "Engine", rows: Sequence[InputRow]) -> "Iterator[Score | InputError]":
-        scores = engine.score_many(
+    def results(self, engine: "Engine", rows: Rows) -> "list[Score | InputError]":
+        details = self.logprobs and self.details
+        return engine.score_many(
             [self.layout.text(row) for row in rows],
             stride=self.stride,
             bos=self.bos,
-            ranks=self.logprobs and self.details,
-            entropies=self.logprobs and self.details,
+            ranks=details,
+            entropies=details,
             words=self.words,
         )
-        return iter(scores)
 
     def record(self, engine: "Engine", row: InputRow, result: "Score") -> Record:
         return records.of_score(engine, result, logprobs=self.logprobs)
@@ -200,7 +202,7 @@ class Scoring(Task):
 
 @dataclass(frozen=True)
 class Ranking(Task):
-    """Rank continuations of the prompt of each row, which may have "choices" of its own."""
+    """Rank continuations of prompts; a row may have other "choices"."""
 
     choices: tuple[str, ...] = ()
     by: "RankBy" = "total"
@@ -217,19 +219,15 @@ class Ranking(Task):
 
     def prepare(self, row: InputRow) -> InputRow:
         """Return the row with its prompt, and its choices as `spaced` returns them."""
-        row = super().prepare(row)
-        choices = row.fields.get("choices")
+        prompt, choices = self.layout.text(super().prepare(row)), row.fields.get("choices")
         if choices is None and not self.choices:
             raise InputError('a row needs a list of "choices": there are no default choices')
-        prompt = self.layout.text(row)
         choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
         return replace(row, fields={"prompt": prompt, "choices": choices})
 
-    def results(
-        self, engine: "Engine", rows: Sequence[InputRow]
-    ) -> "Iterator[list[Choice] | InputError]":
+    def results(self, engine: "Engine", rows: Rows) -> "list[list[Choice] | InputError]":
         questions = [(row.fields["prompt"], [*row.fields["choices"]]) for row in rows]
-        return iter(engine.rank_many(questions, by=self.by))
+        return engine.rank_many(questions, by=self.by)
 
     def record(self, engine: "Engine", row: InputRow, result: "list[Choice]") -> Record:
         choices = self.prepare(row).fields["choices"]

@@ -4,13 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile, zip_longest
+from itertools import islice, zip_longest
 from typing import Literal, TypeAlias, get_args
 
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.prefix_cache import Prefix, PrefixRows, passes
+from gpt_cli.generation.prefix_cache import Prefix, PrefixRows, common_length, passes
 from gpt_cli.generation.requests import prompt_ids
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.model import GPT2
@@ -20,11 +20,12 @@ from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.score import SLICE, measure_states
 
 RankBy: TypeAlias = Literal["total", "token", "byte"]
+_Branch: TypeAlias = tuple[list[int], Sequence[list[int]]]  # ids after a prefix, then one choice
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several continuations of a prompt."""
+    """A continuation of a prompt, and its likelihood."""
 
     text: str
     ids: list[int]  # its tokens, with the prompt's end if that forms one token with any choice
@@ -35,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and its continuations, as texts and as ids. None is empty."""
+    """A prompt and its continuations, as texts and as ids."""
 
     prompt: list[int]
     texts: Sequence[str]
@@ -48,8 +49,9 @@ class Question:
             raise TypeError("choices must be a list of texts, not one text")
         if not isinstance(prompt, str):
             raise InputError('a row needs a string "prompt"')
+        ids = prompt_ids(loaded, prompt)
         wholes = [prompt_ids(loaded, prompt + choice) for choice in choices]
-        shared = common_beginning([prompt_ids(loaded, prompt), *wholes])
+        shared = ids[: min((common_length(ids, whole) for whole in wholes), default=None)]
         if not shared:  # the prompt is empty, or part of the first token of a choice
             shared = prompt_ids(loaded, "")
             wholes = [shared + ids for ids in wholes]
@@ -96,12 +98,6 @@ def _ranked(
     return sorted(choices, key=lambda choice: choice.probability, reverse=True)
 
 
-def common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the longest common prefix of rows of ids."""
-    alike = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
-    return [ids[0] for ids in alike]
-
-
 def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[list[list[float]]]:
     """Return the log-likelihood of every token of the choices of questions.
 
@@ -117,22 +113,14 @@ def continuations(loaded: LoadedModel, questions: Sequence[Question]) -> list[li
         # Choices take turns in the row of their prompt; if they are many, every choice has a row.
         if side_by_side < max(len(question.choices) for question in group):
             for index, question in zip(indices, group, strict=True):
-                branches = [_Branch([], [ids]) for ids in question.choices]
+                branches: list[_Branch] = [([], [ids]) for ids in question.choices]
                 computed = _logprobs(model, prefixes.prefix(question.prompt), branches)
                 logprobs[index] = [row for (row,) in computed]
         else:
             prefix = prefixes.prefix(group[0].prompt[:n])
-            branches = [_Branch(question.prompt[n:], question.choices) for question in group]
+            branches = [(question.prompt[n:], question.choices) for question in group]
             logprobs |= zip(indices, _logprobs(model, prefix, branches), strict=True)
     return [logprobs[index] for index in range(len(questions))]
-
-
-@dataclass(frozen=True)
-class _Branch:
-    """Tokens after a prefix, and the choices that may follow them."""
-
-    ids: list[int]
-    choices: Sequence[list[int]]
 
 
 def _logprobs(model: GPT2, prefix: Prefix, branches: Sequence[_Branch]) -> list[list[list[float]]]:
@@ -152,20 +140,18 @@ def _states(
 ) -> Iterator[tuple[int, Array, list[int]]]:
     """Yield for every choice the index of its branch, the states that predict it, its tokens."""
     xp = model.ops.xp
-    rests = [max(map(len, branch.choices)) - 1 for branch in branches]
-    lengths = [len(branch.ids) for branch in branches]
+    rests = [max(map(len, choices)) - 1 for _, choices in branches]
+    lengths = [len(ids) for ids, _ in branches]
     longest = max(map(sum, zip(lengths, rests, strict=True)))
     rows = PrefixRows(model, prefix, len(branches), longest)
     for indices in passes(list(map(max, lengths, rests)), rows.rows):
-        group = [branches[index] for index in indices]
-        rows.start(len(group))
-        ends = [
-            xp.concatenate([prefix.states[-1:], x])[-1:]
-            for x in rows.append([branch.ids for branch in group])
-        ]
+        beginnings, choices = zip(*(branches[index] for index in indices), strict=True)
+        rows.start(len(indices))
+        states = rows.append(beginnings)
+        ends = [xp.concatenate([prefix.states[-1:], x])[-1:] for x in states]
         begun = rows.cache.lengths
         # One choice of every branch after the other: a branch has one row of the cache.
-        for turn in zip_longest(*(branch.choices for branch in group), fillvalue=[]):
+        for turn in zip_longest(*choices, fillvalue=[]):
             rows.cache.lengths = begun
             after = rows.append([ids[:-1] for ids in turn])
             for index, ids, end, x in zip(indices, turn, ends, after, strict=True):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,16 +17,17 @@ from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.words import Measure, Word
 
 SLICE = 128  # rows of logits at a time; a row of GPT-2's takes 200 kB
+Measures: TypeAlias = Sequence[Measure]
+Columns: TypeAlias = list[list[Any]]  # one per measure
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
 
 
 @dataclass(frozen=True)
 class Score:
-    """Log-likelihoods in nats; the first token has nothing before it and is not scored.
+    """Log-likelihoods in nats; the first token is scored only if the start token is before it.
 
-    The start token can be put before it; then it is scored, too. The last four are None unless they
-    were requested.
+    The last four fields are None unless they were requested.
     """
 
     ids: list[int]
@@ -39,7 +40,7 @@ class Score:
 
     @property
     def tokens_scored(self) -> int:
-        """Return the number of tokens that are scored: all, or all but the first."""
+        """Return the number of tokens that are scored."""
         return len(self.token_logprobs) - self.token_logprobs.count(None)
 
     @property
@@ -77,91 +78,74 @@ def score(
     apart (by default half of the context). A token is scored in the first window that has it, so
     all but the first n_positions tokens have at least n_positions - stride tokens before them.
 
-    `start` are ids before the texts, which are not part of their scores. `measures` are more fields
-    of the score, with what computes them.
+    `start` are ids before the texts, which are not part of their scores. `measures` compute more
+    fields of the score.
     """
     texts = [[*start, *ids] for ids in texts]
-    measures = {"token_logprobs": log_probabilities} | dict(measures or {})
+    measures = {"token_logprobs": log_probabilities, **(measures or {})}
+    columns = measure_texts(loaded, texts, list(measures.values()), stride)
     scores = []
-    for ids, columns in zip(
-        texts, measure_texts(loaded, texts, list(measures.values()), stride), strict=True
-    ):
+    for ids, values in zip(texts, columns, strict=True):
         size = sum(len(loaded.tokenizer.token_bytes(id)) for id in ids[max(1, len(start)) :])
-        fields = zip(measures, (column[len(start) :] for column in columns), strict=True)
+        fields = zip(measures, (column[len(start) :] for column in values), strict=True)
         scores.append(Score(ids[len(start) :], bytes_scored=size, **dict(fields)))
     return scores
 
 
 def measure_texts(
-    loaded: LoadedModel,
-    texts: Sequence[list[int]],
-    measures: Sequence[Measure],
-    stride: int | None = None,
-) -> list[list[list[Any]]]:
+    loaded: LoadedModel, texts: Sequence[list[int]], measures: Measures, stride: int | None
+) -> list[Columns]:
     """Return a column per measure for texts of any length; its first value is None."""
     n_positions = loaded.config.n_positions
     stride = max(1, n_positions // 2) if stride is None else stride
     if not 1 <= stride < n_positions:
         raise OptionError("stride", f"must be from 1 to {n_positions - 1}, less than the context")
-    cut = [
-        (text, w) for text, ids in enumerate(texts) for w in windows(len(ids), n_positions, stride)
-    ]
-    parts = [texts[text][w.start : w.end] for text, w in cut]
-    measured = measure_windows(loaded, parts, [w.first - w.start for _, w in cut], measures)
-    columns: list[list[list[Any]]] = [[[None] * len(ids) for _ in measures] for ids in texts]
-    for (text, w), values in zip(cut, measured, strict=True):
+    sizes = enumerate(map(len, texts))
+    cut = [(text, *window) for text, size in sizes for window in windows(size, n_positions, stride)]
+    parts = [texts[text][start:end] for text, start, _, end in cut]
+    firsts = [first - start for _, start, first, _ in cut]
+    measured = measure_windows(loaded, parts, firsts, measures)
+    columns: list[Columns] = [[[None] * len(ids) for _ in measures] for ids in texts]
+    for (text, _, first, end), values in zip(cut, measured, strict=True):
         for column, part in zip(columns[text], values, strict=True):
-            column[w.first : w.end] = part
+            column[first:end] = part
     return columns
 
 
-@dataclass(frozen=True)
-class Window:
-    """Tokens `start` to `end` of a text, scored from token `first` on."""
-
-    start: int
-    first: int
-    end: int
-
-
-def windows(length: int, n_positions: int, stride: int) -> Iterator[Window]:
-    """Cut a text into windows; every token but the first is scored in one of them."""
+def windows(length: int, n_positions: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, first token to score and end of windows; all tokens but the first are scored."""
     scored = 1
     for start in range(0, length, stride):
         end = min(start + n_positions, length)
         if scored < end:
-            yield Window(start, scored, end)
+            yield start, scored, end
             scored = end
 
 
 def measure_windows(
-    loaded: LoadedModel,
-    texts: Sequence[list[int]],
-    firsts: Sequence[int],
-    measures: Sequence[Measure],
-) -> list[list[list[Any]]]:
+    loaded: LoadedModel, texts: Sequence[list[int]], firsts: Sequence[int], measures: Measures
+) -> list[Columns]:
     """Return a column per measure for texts that fit the context, from token `first` (>= 1) on.
 
     All have such a token. The tokens that texts share at their beginning are computed once.
     """
     model, prefixes = loaded.model, loaded.prefixes
-    columns: dict[int, list[list[Any]]] = {}
+    columns: dict[int, Columns] = {}
     inputs = [text[:-1] for text in texts]
     for n, indices in prefixes.groups(inputs):
         prefix = prefixes.prefix(inputs[indices[0]][:n])
-        known: list[list[Any]] = [[] for _ in measures]  # of the tokens in the prefix
+        known: Columns = [[] for _ in measures]  # of the tokens in the prefix
         if min(firsts[index] for index in indices) < n:
             (known,) = measure_states(model, [prefix.states[:-1]], [prefix.ids[1:]], measures)
         rests = [inputs[index][n:] for index in indices]
         for numbers, states in states_after(model, prefix, rests):
             group = [indices[number] for number in numbers]
-            begins = [max(n, firsts[index]) for index in group]
-            # The state at a token predicts the next one.
-            predicting = [
-                model.ops.xp.concatenate([prefix.states[-1:], x])[begin - max(n, 1) :]
-                for x, begin in zip(states, begins, strict=True)
-            ]
-            targets = [texts[index][begin:] for index, begin in zip(group, begins, strict=True)]
+            predicting, targets = [], []  # the state at a token predicts the next one
+            for index, x in zip(group, states, strict=True):
+                begin = max(n, firsts[index])
+                x = model.ops.xp.concatenate([prefix.states[-1:], x])
+                predicting.append(x[begin - max(n, 1) :])
+                targets.append(texts[index][begin:])
             new = measure_states(model, predicting, targets, measures)
             for index, values in zip(group, new, strict=True):
                 before = [column[firsts[index] - 1 :] for column in known]
@@ -170,16 +154,13 @@ def measure_windows(
 
 
 def measure_states(
-    model: GPT2,
-    states: Sequence[Array],
-    targets: Sequence[Sequence[int]],
-    measures: Sequence[Measure],
-) -> list[list[list[Any]]]:
+    model: GPT2, states: Sequence[Array], targets: Sequence[Sequence[int]], measures: Measures
+) -> list[Columns]:
     """Return a column per measure for rows: targets (n,), predicted by states (n, C)."""
     ops = model.ops
     x = ops.xp.concatenate(states)  # (N, C): all rows
     ids = ops.xp.asarray(np.concatenate(targets))
-    columns: list[list[Any]] = [[] for _ in measures]
+    columns: Columns = [[] for _ in measures]
     for begin in range(0, len(x), SLICE):
         part = slice(begin, begin + SLICE)
         logits = unembed(model, x[part])

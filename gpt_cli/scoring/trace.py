@@ -51,9 +51,9 @@ class Trace:
 def trace(model: GPT2, ids: list[int]) -> Trace:
     """Run a pass over `ids`, 1 to n_positions tokens, and keep its intermediate results."""
     ops, xp, config = model.ops, model.ops.xp, model.config
-    T = len(ids)
-    states = (config.n_layer + 1) * T * config.n_embd
-    _check_memory(ops, FLOAT * (states + config.n_layer * config.n_head * T * T), "the trace", T)
+    T, L = len(ids), config.n_layer
+    floats = (L + 1) * T * config.n_embd + L * config.n_head * T * T
+    _check_memory(ops, FLOAT * floats, "the trace", T)
     residual: list[Array] = []
     attention: list[Array] = []
     queries: list[Array] = []
@@ -69,9 +69,7 @@ def trace(model: GPT2, ids: list[int]) -> Trace:
 
     x = hidden_states(model, xp.asarray([ids]), hook=hook)
     unembed(model, x[:, -1])  # checks that all is finite: the last token depends on all others
-    return Trace(
-        model, ids, ops.to_host(xp.concatenate(residual)), ops.to_host(xp.concatenate(attention))
-    )
+    return Trace(model, ids, *(ops.to_host(xp.concatenate(x)) for x in (residual, attention)))
 
 
 def _pattern(ops: Ops, q: Array, k: Array, scale: float) -> Array:
@@ -83,6 +81,5 @@ def _pattern(ops: Ops, q: Array, k: Array, scale: float) -> Array:
 
 
 def _check_memory(ops: Ops, needed: int, what: str, T: int) -> None:
-    """Raise ResourceError unless twice the memory is free: one copy for device, one for host."""
     subject = f"{what} of a pass over {T} tokens takes"
-    check_room(subject, 2 * needed, ops.free_memory(), "shorten the text")
+    check_room(subject, 2 * needed, ops.free_memory(), "shorten the text")  # on device and host

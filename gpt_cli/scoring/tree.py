@@ -42,12 +42,11 @@ def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
 
     roots: list[Node] = []
     follow([], 0.0, roots, count)
-    for left in reversed(range(count)):
-        if not waiting:
-            break
+    while waiting and count:
+        count -= 1
         _, _, node, path, siblings = heapq.heappop(waiting)
         siblings.append(node)
         fits = len(ids) + len(path) <= config.n_positions
-        if left and fits and node.id not in config.eos_token_id:
-            follow(path, node.total_logprob, node.children, left)
+        if count and fits and node.id not in config.eos_token_id:
+            follow(path, node.total_logprob, node.children, count)
     return roots

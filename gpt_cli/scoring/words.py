@@ -52,14 +52,12 @@ def initial_tokens(tokenizer: Tokenizer, config: GPT2Config) -> NDArray[np.bool_
     White space is that of ASCII: its first byte shows it. The bytes of any other, such as a
     no-break space, may be divided among tokens; it counts as a character of a word.
     """
-    missing = set(tokenizer.missing_ids(config.vocab_size))
-
-    def is_initial(id: int) -> bool:
-        if id in config.eos_token_id:
-            return True
-        return id not in missing and tokenizer.token_bytes(id)[:1].isspace()
-
-    return np.array([is_initial(id) for id in range(config.vocab_size)])
+    size = config.vocab_size
+    initial = np.zeros(size, bool)
+    for id in set(range(size)) - set(tokenizer.missing_ids(size)):
+        initial[id] = tokenizer.token_bytes(id)[:1].isspace()
+    initial[[id for id in config.eos_token_id if id < size]] = True
+    return initial
 
 
 def among(allowed: NDArray[np.bool_]) -> Measure:
@@ -85,21 +83,18 @@ def find_words(
     logprobs: Sequence[float | None],
     initial_logprobs: Sequence[float | None],
 ) -> list[Word]:
-    """Return the words of a text, with their surprisal.
+    """Return the words of a text, from log-likelihoods of its tokens among all and initial ones.
 
     White space belongs to the word after it, or to the last word if none follows. The last word
-    alone does not count its end, because what follows the text is not known. So the surprisals sum
-    to the negative log-likelihood of the text, if all tokens are scored and there is a word.
-
-    `logprobs` are those of the ids, in nats, and `initial_logprobs` those among the initial
-    tokens; only initial tokens need one.
+    does not count its end, because what follows the text is not known. So the surprisals sum to the
+    negative log-likelihood of the text, if all tokens are scored and there is a word.
     """
     pieces = [tokenizer.token_bytes(id) for id in ids]
     starts = list(accumulate(map(len, pieces), initial=0))  # of the tokens, in bytes
     text = b"".join(pieces)
     spans = [match.span() for match in re.finditer(rb"\S+", text)]
-    # The first tokens of words, and the number of all. A token with bytes of several words, such
-    # as " \xa0 \xa0", belongs to the first of them.
+    # The first tokens of words, and the number of all. A token with bytes of several words, such as
+    # " \xa0 \xa0", belongs to the first of them.
     cuts = [0, *(bisect_left(starts, end) for _, end in spans[:-1]), len(ids)]
     # nan for None
     scored, initial = (np.array(x, np.float64).tolist() for x in (logprobs, initial_logprobs))

@@ -162,7 +162,7 @@ def test_a_row_with_its_own_options_has_the_text_of_generate(tiny):
     rows += [{"prompt": row, "seed": 40 + i, "max_tokens": 1 + i} for i, row in enumerate(RAGGED)]
     rows += [usual, usual | {"prompt": ""}, usual | {"top_k": 10**30, "max_tokens": 10**30}]
     records = batch("-n", 30, "--batch-size", 3, input=jsonl(*rows))
-    *found, plain, _, huge = records
+    *actual, plain, _, huge = records
     for row, record in zip(rows[:-1], records[:-1], strict=True):
         (alone,) = tiny.generate([row["prompt"]], **{"max_tokens": 30} | row_options(row))
         assert (record["text"], record["finish_reason"]) == (alone.text, alone.finish_reason)
@@ -170,7 +170,7 @@ def test_a_row_with_its_own_options_has_the_text_of_generate(tiny):
             row["seed"],
             len(alone.ids),
         )
-    assert all(record["text"] != plain["text"] for record in found)
+    assert all(record["text"] != plain["text"] for record in actual)
     assert huge["finish_reason"] in ("eos", "context")
 
 

@@ -263,12 +263,12 @@ def test_tables_have_columns_for_a_template(here):
     pq.write_table(table, "in.parquet")
     given = [*RANK, "in.parquet", "--template", "The {name} had {n}", "--choices", SIZES]
     run_here(*given, "-o", "out.parquet", code=6)
-    found = pq.read_table("out.parquet").to_pylist()
-    assert [(row["id"], row["name"], row["n"]) for row in found] == [
+    actual = pq.read_table("out.parquet").to_pylist()
+    assert [(row["id"], row["name"], row["n"]) for row in actual] == [
         (7, "fox", "1"), (8, None, None), (9, "lamb", "3")
     ]  # fmt: skip
-    assert found[1]["error"]["message"] == 'a row needs a string or number "name"'
-    assert found[0]["choices"] == run("The fox had 1", "--choices", SIZES)
+    assert actual[1]["error"]["message"] == 'a row needs a string or number "name"'
+    assert actual[0]["choices"] == run("The fox had 1", "--choices", SIZES)
     assert "no column 'x'" in refusal(*RANK, "in.parquet", "--template", "{x}", "--choices", "a")
 
 
@@ -418,13 +418,13 @@ def test_many_choices_and_ones_that_melt_into_the_prompt(tiny):
     (record,) = rows_here(*RANK, "--exact", "--json", input=rows)
     ranked = tiny.rank("Once upon a ti", ["me", "xx"])
     assert [(c["text"], c["logprob"]) for c in record["choices"]] == [
-        (each.text, each.logprob) for each in ranked
+        (entry.text, entry.logprob) for entry in ranked
     ]
     (record,) = rows_here(
         *RANK, "--json", input=json.dumps({"prompt": "The", "choices": choices}).encode()
     )
     assert len(record["choices"]) == 2000
-    assert math.fsum(each["probability"] for each in record["choices"]) == pytest.approx(1)
+    assert math.fsum(entry["probability"] for entry in record["choices"]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("command", ["batch", "score"])

@@ -32,10 +32,10 @@ blocks = st.builds(
 )
 
 
-def packed(given, size=7, crc=9):
-    made = [Segment(index, *fields) for index, fields in enumerate(given)]
-    return made, b"".join(
-        [HEADER.pack(), *(b.pack() for b in made), end(len(made), size, crc).pack()]
+def packed(drawn, size=7, crc=9):
+    written = [Segment(index, *fields) for index, fields in enumerate(drawn)]
+    return written, b"".join(
+        [HEADER.pack(), *(b.pack() for b in written), end(len(written), size, crc).pack()]
     )
 
 
@@ -45,10 +45,10 @@ def read(data, **how):
 
 
 @given(st.lists(blocks, max_size=20), st.integers(0, 2**40), st.integers(0, 2**32 - 1))
-def test_what_is_written_is_read(given, size, crc):
-    made, data = packed(given, size, crc)
-    reader, found = read(data)
-    assert (reader.header, found, reader.size, reader.crc) == (HEADER, made, size, crc)
+def test_what_is_written_is_read(drawn, size, crc):
+    written, data = packed(drawn, size, crc)
+    reader, actual = read(data)
+    assert (reader.header, actual, reader.size, reader.crc) == (HEADER, written, size, crc)
     reader.finish(size, crc)
     with pytest.raises(InputError, match="checksum"):
         reader.finish(size, crc ^ 1)
@@ -67,64 +67,64 @@ def test_the_bytes_are_those_of_the_format():
 
 def test_a_number_takes_a_byte_for_each_seven_bits():
     for size, bytes_ in ((1, 1), (63, 1), (64, 2), (8191, 2), (8192, 3), (MAX_SEGMENT_TOKENS, 3)):
-        (made,), data = packed([(size, False, 0, b"")])
-        assert read(data)[1] == [made]
-        assert len(made.pack()) == 9 + bytes_  # with mark, index, length, check and CRC-32
+        (written,), data = packed([(size, False, 0, b"")])
+        assert read(data)[1] == [written]
+        assert len(written.pack()) == 9 + bytes_  # with mark, index, length, check and CRC-32
 
 
 @settings(max_examples=200)
 @given(st.lists(blocks, min_size=1, max_size=6), st.data())
-def test_a_flipped_bit_is_found_and_costs_one_block(given, data):
-    made, packed_ = packed(given)
-    place, bit = data.draw(st.integers(0, len(packed_) - 1)), data.draw(st.integers(0, 7))
+def test_a_flipped_bit_is_found_and_costs_one_block(drawn, data):
+    written, packed_ = packed(drawn)
+    offset, bit = data.draw(st.integers(0, len(packed_) - 1)), data.draw(st.integers(0, 7))
     flipped = bytearray(packed_)
-    flipped[place] ^= 1 << bit
+    flipped[offset] ^= 1 << bit
     with pytest.raises(InputError):
         read(bytes(flipped))
-    if place < 5:  # without its name and version, it may be any file
+    if offset < 5:  # without its name and version, it may be any file
         return
-    reader, found = read(bytes(flipped), salvage=True)
+    reader, actual = read(bytes(flipped), salvage=True)
     assert reader.lost
     assert reader.dtype == "int8"
-    assert (reader.header is None) == (6 <= place < 26)
-    assert len(found) >= len(made) - 1
-    assert set(found) <= set(made)
+    assert (reader.header is None) == (6 <= offset < 26)
+    assert len(actual) >= len(written) - 1
+    assert set(actual) <= set(written)
 
 
 @settings(max_examples=200)
 @given(st.lists(blocks, min_size=1, max_size=6), st.data())
-def test_a_cut_file_is_refused_and_its_beginning_salvaged(given, data):
-    made, packed_ = packed(given)
+def test_a_cut_file_is_refused_and_its_beginning_salvaged(drawn, data):
+    written, packed_ = packed(drawn)
     length = data.draw(st.integers(0, len(packed_) - 1))
     with pytest.raises(InputError):
         read(packed_[:length])
-    reader, found = read(packed_[:length], salvage=True)
-    assert found == made[: len(found)]
+    reader, actual = read(packed_[:length], salvage=True)
+    assert actual == written[: len(actual)]
     assert reader.lost
 
 
 @given(st.lists(blocks, min_size=2, max_size=6), st.binary(max_size=2000), st.data())
-def test_bytes_in_between_cost_nothing(given, junk, data):
-    made, _ = packed(given)
-    parts = [HEADER.pack(), *(b.pack() for b in made), end(len(made), 7, 9).pack()]
+def test_bytes_in_between_cost_nothing(drawn, junk, data):
+    written, _ = packed(drawn)
+    parts = [HEADER.pack(), *(b.pack() for b in written), end(len(written), 7, 9).pack()]
     parts.insert(data.draw(st.integers(1, len(parts) - 1)), junk)
-    assert read(b"".join(parts), salvage=True)[1] == made
+    assert read(b"".join(parts), salvage=True)[1] == written
 
 
 def test_what_is_lost_is_told():
-    made, _ = packed([(1, False, 2, b"code")] * 6)
+    written, _ = packed([(1, False, 2, b"code")] * 6)
     last = end(6, 7, 9)
     for kept, says in (
-        (made[2:], "blocks 0 to 1 are damaged"),
-        (made[:2] + made[5:], "blocks 2 to 4 are damaged"),
-        (made[:5], "block 5 is damaged"),
+        (written[2:], "blocks 0 to 1 are damaged"),
+        (written[:2] + written[5:], "blocks 2 to 4 are damaged"),
+        (written[:5], "block 5 is damaged"),
     ):
-        data = HEADER.pack() + b"".join(each.pack() for each in (*kept, last))
+        data = HEADER.pack() + b"".join(block.pack() for block in (*kept, last))
         assert read(data, salvage=True)[0].lost == [says]
         with pytest.raises(InputError, match=f"f: {says}: get another copy, or salvage"):
             read(data)
     reader, _ = read(b"X" + HEADER.pack()[1:] + last.pack(), salvage=True)
-    reader.lose(made[3])
+    reader.lose(written[3])
     assert reader.lost == [
         "its header is damaged",
         "blocks 0 to 5 are damaged",
@@ -145,8 +145,8 @@ def test_what_is_no_compressed_file_is_refused(data, says):
 
 def test_the_largest_blocks_are_read_and_no_larger_ones():
     largest = (MAX_CODE_BYTES, True, 0, bytes(MAX_CODE_BYTES))
-    made, data = packed([largest] * 5)  # which are read in pieces of 1 MB
-    assert read(data)[1] == made
+    written, data = packed([largest] * 5)  # which are read in pieces of 1 MB
+    assert read(data)[1] == written
     for size, stored, code in (
         (MAX_CODE_BYTES + 1, True, bytes(MAX_CODE_BYTES + 1)),
         (MAX_SEGMENT_TOKENS + 1, False, b"code"),
@@ -162,10 +162,10 @@ def test_the_largest_blocks_are_read_and_no_larger_ones():
 def test_a_compressed_file_within_a_damaged_block_is_not_taken_for_blocks():
     _, inner = packed([(3, False, 5, b"inner")] * 4)
     stored = (1 + len(inner), True, 5, b"x" + inner)
-    made, outer = packed([stored, (7, False, 5, b"outer")])
-    assert read(outer)[1] == made
-    reader, found = read(outer.replace(b"x", b"y"), salvage=True)
-    assert (found, reader.lost) == (made[1:], ["block 0 is damaged"])
+    written, outer = packed([stored, (7, False, 5, b"outer")])
+    assert read(outer)[1] == written
+    reader, actual = read(outer.replace(b"x", b"y"), salvage=True)
+    assert (actual, reader.lost) == (written[1:], ["block 0 is damaged"])
 
 
 def test_false_marks_do_not_take_long():
@@ -201,20 +201,20 @@ def test_the_time_of_the_search_behind_damage_is_linear(unit, salvage):
 
 @pytest.mark.parametrize("junk", [b"\xb5\0\2\0" * 30_000, random.Random(1).randbytes(5_000_000)])
 def test_a_block_behind_false_marks_is_read(junk):
-    (made,), _ = packed([(1, False, 2, b"code")])
-    data = HEADER.pack() + junk + made.pack() + end(1, 7, 9).pack()
-    assert read(data)[1] == [made]
+    (written,), _ = packed([(1, False, 2, b"code")])
+    data = HEADER.pack() + junk + written.pack() + end(1, 7, 9).pack()
+    assert read(data)[1] == [written]
 
 
 @pytest.mark.parametrize("first", [100_000, 300_000, 500_000])
 def test_a_long_block_behind_long_damage_is_read(first):
     lengths = [first, 400_000, 250_000, 500_000, 350_000, 450_000]
-    made, _ = packed([(length, True, 0, bytes(length)) for length in lengths])
-    parts = [each.pack() for each in made]
-    for damaged in range(len(made)):
+    written, _ = packed([(length, True, 0, bytes(length)) for length in lengths])
+    parts = [block.pack() for block in written]
+    for damaged in range(len(written)):
         others = [*parts[:damaged], b"X" + parts[damaged][1:], *parts[damaged + 1 :]]
-        data = b"".join([HEADER.pack(), *others, end(len(made), 7, 9).pack()])
-        assert read(data, salvage=True)[1] == made[:damaged] + made[damaged + 1 :]
+        data = b"".join([HEADER.pack(), *others, end(len(written), 7, 9).pack()])
+        assert read(data, salvage=True)[1] == written[:damaged] + written[damaged + 1 :]
 
 
 @pytest.mark.parametrize("damage", [b"\x03", b"\x83", b"\0\1", b"GPTX\1\0", b"\0" * 6])
@@ -240,9 +240,9 @@ def test_a_header_that_cannot_be_repaired_has_the_dtype_that_it_names(byte, dtyp
 
 def test_a_file_is_read_in_pieces():
     stored = (MAX_CODE_BYTES, True, 0, bytes(MAX_CODE_BYTES))
-    made, data = packed([stored] * 8)
+    written, data = packed([stored] * 8)
     file = io.BytesIO(data)
-    assert next(ArchiveReader(file).segments()) == made[0]
+    assert next(ArchiveReader(file).segments()) == written[0]
     assert file.tell() <= 2_000_000
 
 
@@ -253,10 +253,10 @@ def test_more_after_the_end_is_refused():
     assert read(data + data, salvage=True)[0].lost == ["there is more after its end"]
 
 
-@pytest.mark.parametrize(("place", "says"), [(4, "has version 4"), (5, "use the gpt-cli that")])
-def test_another_version_or_an_unknown_type_is_refused(place, says):
+@pytest.mark.parametrize(("offset", "says"), [(4, "has version 4"), (5, "use the gpt-cli that")])
+def test_another_version_or_an_unknown_type_is_refused(offset, says):
     data = bytearray(HEADER.pack())
-    data[place] = 4  # there are four types
+    data[offset] = 4  # there are four types
     data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
     with pytest.raises(InputError, match=says):
         read(bytes(data))
@@ -278,7 +278,7 @@ def test_any_bytes_are_read_or_refused(junk):
 
 
 def test_a_block_that_comes_twice_is_read_once():
-    made, _ = packed([(1, False, 2, b"one"), (3, False, 4, b"two")])
-    parts = [made[0], made[1], made[0], made[1], end(2, 7, 9)]
-    data = HEADER.pack() + b"".join(each.pack() for each in parts)
-    assert read(data)[1] == made
+    written, _ = packed([(1, False, 2, b"one"), (3, False, 4, b"two")])
+    parts = [written[0], written[1], written[0], written[1], end(2, 7, 9)]
+    data = HEADER.pack() + b"".join(block.pack() for block in parts)
+    assert read(data)[1] == written

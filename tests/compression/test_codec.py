@@ -33,10 +33,10 @@ SHAPE = {"vocab_size": len(VOCAB), "n_positions": N_POSITIONS, "n_head": 2}
 def small(tokenizer):
     """Return the codec of a random model, by its type of weights."""
 
-    def made(dtype="float32", seed=0):
+    def codec_of(dtype="float32", seed=0):
         return Codec(model_of(get_ops("cpu", dtype), dtype, seed, **SHAPE), tokenizer)
 
-    return made
+    return codec_of
 
 
 def packed(codec, data, **options):
@@ -50,8 +50,8 @@ def unpacked(codec, data, **how):
 def text_of(engine, **options):
     """Return stories of the bundled model as bytes."""
     prompts = ["Once upon a time", "The fox", "One day, a girl"]
-    found = engine.generate(prompts, max_tokens=400, seed=1, **options)
-    return "\n".join(map(str.__add__, prompts, (each.text for each in found))).encode()
+    actual = engine.generate(prompts, max_tokens=400, seed=1, **options)
+    return "\n".join(map(str.__add__, prompts, (item.text for item in actual))).encode()
 
 
 # --- what goes in comes out ----------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_each_token_is_counted_once(tiny):
     assert sum(counts) == len(tiny.encode(data.decode()))
     counts.clear()
     assert b"".join(tiny._codec.decompress(ArchiveReader(io.BytesIO(file)), counts.append)) == data
-    coded = [each.size for each in ArchiveReader(io.BytesIO(file)).segments() if not each.stored]
+    coded = [item.size for item in ArchiveReader(io.BytesIO(file)).segments() if not item.stored]
     assert sum(counts) == sum(coded) > 0
 
 
@@ -249,7 +249,7 @@ def test_a_block_of_other_data_costs_no_other(small):
     header, *_, last = codec.compress(io.BytesIO(data), 60)
     first, *others = ArchiveReader(io.BytesIO(packed(codec, data, block=60))).segments()
     altered = [replace(first, check=first.check ^ 1), *others]
-    file = b"".join([header, *(each.pack() for each in altered), last])
+    file = b"".join([header, *(item.pack() for item in altered), last])
     with pytest.raises(InputError, match="block 0 does not have its checksum: the file was alter"):
         unpacked(codec, file)
     rest = unpacked(codec, file, salvage=True)
@@ -291,11 +291,11 @@ def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch
 
     monkeypatch.setattr(codec._model.ops, "cumulative_counts", with_one_more, raising=False)
     monkeypatch.setattr(compress, "_SIDE_BY_SIDE", 1)
-    found = []
+    actual = []
     with pytest.raises(InputError, match="block 1 does not have its checksum"):
         for part in codec.decompress(ArchiveReader(io.BytesIO(file))):
-            found.append(part)
-    assert b"".join(found) == data[: len(b"".join(found))]
+            actual.append(part)
+    assert b"".join(actual) == data[: len(b"".join(actual))]
     calls.clear()
     reader = ArchiveReader(io.BytesIO(file), salvage=True)
     rest = b"".join(codec.decompress(reader))
@@ -352,12 +352,12 @@ def test_what_comes_before_damage_is_given_before_its_error(small):
     codec, data = small(), b"the end and in the end\n" * 9
     file = bytearray(packed(codec, data, block=60))
     file[-30] ^= 1  # in the last block
-    found = []
+    actual = []
     with pytest.raises(InputError, match="is damaged"):
         for part in codec.decompress(ArchiveReader(io.BytesIO(bytes(file)))):
-            found.append(part)
-    assert b"".join(found)
-    assert data.startswith(b"".join(found))
+            actual.append(part)
+    assert b"".join(actual)
+    assert data.startswith(b"".join(actual))
 
 
 def test_nothing_is_computed_for_what_is_no_text(tiny, monkeypatch):

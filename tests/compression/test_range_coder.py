@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.compression.range_coder import Decoder, Encoder
 
-LARGEST = 2**47  # above the total of 2^30 for each token of any vocabulary of GPT-2's size
+LARGEST = 2**47  # above the total of 2^30 for every token of any vocabulary of GPT-2's size
 
 
 @st.composite
@@ -19,27 +19,27 @@ def symbols(draw):
     return start, end, total
 
 
-def encoded(given):
+def encoded(drawn):
     encoder = Encoder()
-    for symbol in given:
+    for symbol in drawn:
         encoder.encode(*symbol)
     return encoder.finish()
 
 
-def check(given):
-    code = encoded(given)
-    bits = sum(math.log2(total / (end - start)) for start, end, total in given)
-    assert 8 * len(code) <= bits + 8 + len(given) * 2**-16
+def check(drawn):
+    code = encoded(drawn)
+    bits = sum(math.log2(total / (end - start)) for start, end, total in drawn)
+    assert 8 * len(code) <= bits + 8 + len(drawn) * 2**-16
     decoder = Decoder(code)
-    for start, end, total in given:
+    for start, end, total in drawn:
         assert start <= decoder.target(total) < end
         decoder.advance(start, end)
 
 
 @settings(max_examples=150)
 @given(st.lists(symbols(), max_size=60))
-def test_what_is_encoded_is_decoded_from_as_many_bits_as_it_is_worth(given):
-    check(given)
+def test_what_is_encoded_is_decoded_from_as_many_bits_as_it_is_worth(drawn):
+    check(drawn)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_long_run_of_one_symbol(symbol):
 
 
 def test_carries_pass_through_many_words():
-    # Just below 1/3 in binary is 0.010101...: the sum is near a carry at each step.
+    # Just below 1/3 in binary is 0.010101...: the sum is near a carry at every step.
     check([(1, 2, 3)] * 1000 + [(2, 3, 3)] * 1000 + [(0, 1, 3), (2, 3, 3)] * 500)
     # All ones, then a symbol that pushes the number over.
     check([(2**32 - 1, 2**32, 2**32)] * 50 + [(0, 1, 7), (6, 7, 7)] * 3)
@@ -61,9 +61,9 @@ def test_what_costs_nothing_takes_no_byte():
 
 
 @given(st.binary(max_size=40), st.lists(symbols(), max_size=40))
-def test_any_bytes_decode_to_something_or_are_refused(code, given):
+def test_any_bytes_decode_to_something_or_are_refused(code, drawn):
     decoder = Decoder(code)
-    for _, _, total in given:
+    for _, _, total in drawn:
         try:
             target = decoder.target(total)
         except ValueError:
@@ -73,6 +73,6 @@ def test_any_bytes_decode_to_something_or_are_refused(code, given):
 
 
 def test_a_code_that_no_encoder_writes_is_refused():
-    decoder = Decoder(b"\xff" * 12)  # the last of 2^96 places, of which 3 * unit are in use
+    decoder = Decoder(b"\xff" * 12)  # the last of 2^96 numbers, of which 3 * unit are in use
     with pytest.raises(ValueError, match="damaged"):
         decoder.target(7 * 2**40 + 1)

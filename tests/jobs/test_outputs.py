@@ -1,4 +1,4 @@
-"""The sink for each name of an output, and the names that are refused."""
+"""The sinks for names of outputs, and the names that are refused."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch, memory):
 
 
 def open_output(name, input="in", *, resume=False, form="lines"):
-    return open_sink(name, Source(input, form, ("text",), 4), Scoring(), JOB, resume=resume)
+    return open_sink(name, Source(input, form, Scoring().layout, 4), Scoring(), JOB, resume=resume)
 
 
 def refused(name, *arguments, **options):
@@ -66,8 +66,7 @@ def test_the_name_chooses_the_sink(name, kind, folder, ending, here):
     before = sorted(here.rglob("*"))
     sink = open_output(name)
     assert type(sink) is kind
-    parts = getattr(sink, "parts", sink)  # of a file
-    assert (getattr(parts, "name", None), getattr(parts, "_ending", None)) == (folder, ending)
+    assert (getattr(sink, "name", None), getattr(sink, "_ending", None)) == (folder, ending)
     assert sorted(here.rglob("*")) == before
 
 
@@ -89,8 +88,7 @@ def test_records_of_tables_are_tables(here):
 def test_parts_have_a_manifest(name, here, memory):
     with open_output(f"memory://bucket/{name}") as sink:
         sink.resume()
-        folder = getattr(sink, "parts", sink)._folder
-    assert json.loads(memory.cat_file(f"{folder}/_job.json")) == JOB
+    assert json.loads(memory.cat_file(f"{sink._folder}/_job.json")) == JOB
 
 
 def test_lines_are_compared_by_the_first_field(here):
@@ -211,13 +209,13 @@ def test_an_output_folder_among_the_files_of_the_input_is_refused(name, here):
         assert said == f"{part} would be among the files of {input}: name another output"
 
 
-@pytest.mark.parametrize("place", ["out", "memory://bucket/out"])
-def test_a_part_of_an_output_is_refused(place, here, memory):
+@pytest.mark.parametrize("base", ["out", "memory://bucket/out"])
+def test_a_part_of_an_output_is_refused(base, here, memory):
     Path("out/_job.json").touch()
     memory.pipe_file("/bucket/out/_job.json", b"")
-    said = refused(f"{place}/part-1.jsonl", resume=True)
+    said = refused(f"{base}/part-1.jsonl", resume=True)
     assert said == (
-        f"{place}/part-1.jsonl is a part of the output {place}/*.jsonl: put the output in quotes"
+        f"{base}/part-1.jsonl is a part of the output {base}/*.jsonl: put the output in quotes"
     )
-    assert open_output(f"{place}/new.jsonl")
+    assert open_output(f"{base}/new.jsonl")
     assert open_output("part-1.jsonl")

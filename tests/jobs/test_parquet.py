@@ -14,10 +14,11 @@ import pytest
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import Generation, Scoring, parquet
+from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.rows import Source
-from gpt_cli.records import ERROR, PLACE
+from gpt_cli.records import ERROR, IDENTITY
 
-FIELDS = ("prompt", "max_tokens", "temperature", "seed", "stop")
+LAYOUT = Layout(("prompt", "max_tokens", "temperature", "seed", "stop"))
 
 
 @pytest.fixture
@@ -42,13 +43,15 @@ def write(pa, tmp_path):
 
 def read(file):
     """Return all rows of a table as JSON values."""
-    sizes = parquet.survey(file, FIELDS).sizes
-    groups = [parquet.read(file, group, 0, size, FIELDS) for group, size in enumerate(sizes)]
+    sizes, *_ = parquet.survey(file, LAYOUT)
+    groups = [
+        parquet.read(file, group, 0, size, LAYOUT.columns) for group, size in enumerate(sizes)
+    ]
     return [row for rows in groups for row in rows]
 
 
 def rows_of(name, *, together=4, form="auto"):
-    blocks = list(Source(name, form, FIELDS, together).rows())
+    blocks = list(Source(name, form, LAYOUT, together).rows())
     assert all(len(block) == together for block in blocks[:-1])
     return [row for block in blocks for row in block]
 
@@ -132,16 +135,16 @@ def test_an_infinite_id_is_an_error_of_its_row(write):
 def test_other_columns_are_listed_once(write, tmp_path):
     file = write({"title": ["x"], "prompt": ["a"], "id": [1], "text": ["y"]})
     assert read(file) == [{"id": 1, "prompt": "a"}]
-    assert Source(file, "auto", FIELDS, 4).ignored == ["title", "text"]
+    assert Source(file, "auto", LAYOUT, 4).ignored == ["title", "text"]
     write({"prompt": ["a"], "x": [1], "y": [1]}, "in/a.parquet")
     write({"prompt": ["a"], "z": [1], "x": [1]}, "in/b.parquet")
-    assert Source(str(tmp_path / "in"), "auto", FIELDS, 4).ignored == ["x", "y", "z"]
+    assert Source(str(tmp_path / "in"), "auto", LAYOUT, 4).ignored == ["x", "y", "z"]
 
 
 def test_the_checksum_is_that_of_the_metadata_at_the_end(write):
     data = Path(file := write({"prompt": ["a", "b"]})).read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
-    assert parquet.survey(file, FIELDS).checksum == zlib.crc32(data[-8 - size :])
+    assert parquet.survey(file, LAYOUT)[-1] == zlib.crc32(data[-8 - size :])
 
 
 # --- cutting -------------------------------------------------------------------------------------
@@ -152,11 +155,11 @@ def test_the_checksum_is_that_of_the_metadata_at_the_end(write):
 def test_rows_do_not_depend_on_how_tables_are_cut(write, tmp_path, together, group):
     sizes = [7, 0, 1, 12]
     expected = []
-    for place, size in enumerate(sizes):
-        prompts = [f"{place} {number}" for number in range(size)]
-        file = write({"prompt": prompts}, f"in/{place}.parquet", row_group_size=group)
+    for index, size in enumerate(sizes):
+        prompts = [f"{index} {number}" for number in range(size)]
+        file = write({"prompt": prompts}, f"in/{index}.parquet", row_group_size=group)
         expected += [(file, number, {"prompt": text}) for number, text in enumerate(prompts, 1)]
-    source = Source(str(tmp_path / "in"), "auto", FIELDS, together)
+    source = Source(str(tmp_path / "in"), "auto", LAYOUT, together)
     rows = rows_of(str(tmp_path / "in"), together=together)
     assert [(row.file, row.line, row.fields) for row in rows if row.fields] == expected
     assert [row.index for row in rows] == list(range(20))
@@ -167,16 +170,16 @@ def test_rows_do_not_depend_on_how_tables_are_cut(write, tmp_path, together, gro
 
 def test_pieces_can_be_read_in_any_order(write):
     file = write({"prompt": [str(number) for number in range(50)]}, row_group_size=20)
-    source = Source(file, "auto", FIELDS, 7)
-    found = {}
+    source = Source(file, "auto", LAYOUT, 7)
+    actual = {}
     for piece in random.Random(1).sample(source.pieces, len(source.pieces)):
-        found |= {row.index: row.fields for row in source.reader.read(piece)}
-    assert found == {number: {"prompt": str(number)} for number in range(50)}
+        actual |= {row.index: row.fields for row in source.reader.read(piece)}
+    assert actual == {number: {"prompt": str(number)} for number in range(50)}
 
 
 def test_a_row_group_is_read_once(write, monkeypatch):
     file = write({"prompt": ["x"] * 40}, row_group_size=20)
-    source = Source(file, "auto", FIELDS, 2)
+    source = Source(file, "auto", LAYOUT, 2)
     opened = []
     monkeypatch.setattr(
         parquet, "open_file", lambda name, real=parquet.open_file: opened.append(name) or real(name)
@@ -222,13 +225,13 @@ def test_ids_are_integers_if_they_are_in_every_table(write, pa, tmp_path):
     for kind, whole in kinds.items():
         ids = pa.array([1]).cast(kind) if kind != "null" else pa.nulls(1)
         file = write({"id": ids, "prompt": ["a"]})
-        assert Source(file, "auto", FIELDS, 4).whole_ids is whole, kind
+        assert Source(file, "auto", LAYOUT, 4).whole_ids is whole, kind
     write({"id": [1], "prompt": ["a"]}, "in/a.parquet")
-    assert Source(str(tmp_path / "in"), "auto", FIELDS, 4).whole_ids
+    assert Source(str(tmp_path / "in"), "auto", LAYOUT, 4).whole_ids
     write({"prompt": ["a"]}, "in/b.parquet")
-    assert not Source(str(tmp_path / "in"), "auto", FIELDS, 4).whole_ids
+    assert not Source(str(tmp_path / "in"), "auto", LAYOUT, 4).whole_ids
     (tmp_path / "lines").write_bytes(b'{"id": 1, "prompt": "a"}\n')
-    assert not Source(str(tmp_path / "lines"), "auto", FIELDS, 4).whole_ids
+    assert not Source(str(tmp_path / "lines"), "auto", LAYOUT, 4).whole_ids
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -244,7 +247,7 @@ def written(records, schema):
 
 @pytest.mark.parametrize("task", [Generation(None, None, True), Generation(None), Scoring()])
 def test_all_parts_have_the_same_columns(pa, task):
-    columns = PLACE | task.schema | task.layout.origin | ERROR
+    columns = IDENTITY | task.schema | task.layout.origin | ERROR
     empty = written([], columns)
     failed = written([{"index": 0, "line": 1, "error": {"code": "c", "message": "m"}}], columns)
     assert empty.schema == failed.schema
@@ -256,25 +259,25 @@ def test_all_parts_have_the_same_columns(pa, task):
     ("id", "text"), [(7, "7"), ("7", "7"), ("é", "é"), ([1, "é"], '[1, "é"]'), (True, "true")]
 )
 def test_ids_of_any_type_are_texts(pa, id, text):
-    assert written([{"index": 0, "id": id}], PLACE).to_pylist() == [{"index": 0, "id": text}]
+    assert written([{"index": 0, "id": id}], IDENTITY).to_pylist() == [{"index": 0, "id": text}]
 
 
 @pytest.mark.parametrize(
-    ("schema", "name", "value", "found"),
+    ("schema", "name", "value", "expected"),
     [
-        (PLACE | {"id": "int64"}, "id", -(2**63), -(2**63)),
-        (PLACE | Generation(None).schema, "seed", 2**64 - 1, 2**64 - 1),
-        (PLACE | Scoring().schema, "model", "m\udcff", "m\ufffd"),  # a path that is not Unicode
+        (IDENTITY | {"id": "int64"}, "id", -(2**63), -(2**63)),
+        (IDENTITY | Generation(None).schema, "seed", 2**64 - 1, 2**64 - 1),
+        (IDENTITY | Scoring().schema, "model", "m\udcff", "m\ufffd"),  # a path that is not Unicode
     ],
 )
-def test_a_value_fits_in_its_column(pa, schema, name, value, found):
-    assert written([{"index": 0, name: value}, {}], schema)[name].to_pylist() == [found, None]
+def test_a_value_fits_in_its_column(pa, schema, name, value, expected):
+    assert written([{"index": 0, name: value}, {}], schema)[name].to_pylist() == [expected, None]
 
 
 def test_records_and_failures_are_counted(pa):
     error = {"error": {"code": "c", "message": "m"}}
     stream = BytesIO()
-    parquet.write([{"index": 0}, error, error], PLACE | ERROR, stream)
+    parquet.write([{"index": 0}, error, error], IDENTITY | ERROR, stream)
     assert parquet.count(stream) == (3, 2)
 
 
@@ -283,9 +286,9 @@ def test_tables_are_joined_in_order(pa):
 
     streams = [BytesIO() for _ in range(3)]
     for stream, rows in zip(streams, [[{"index": 0}], [], [{"index": 1}]], strict=True):
-        parquet.write(rows, PLACE, stream)
+        parquet.write(rows, IDENTITY, stream)
     target = BytesIO()
-    parquet.join(streams, PLACE, target)
+    parquet.join(streams, IDENTITY, target)
     assert read_table(target).to_pylist() == [{"index": 0, "id": None}, {"index": 1, "id": None}]
 
 
@@ -297,12 +300,12 @@ def test_a_file_that_is_not_parquet_is_an_error(pa, data, tmp_path):
     file = tmp_path / "in.parquet"
     file.write_bytes(data)
     with pytest.raises(InputError, match=r"in\.parquet"):
-        parquet.survey(str(file), FIELDS)
+        parquet.survey(str(file), LAYOUT)
 
 
 def test_a_damaged_table_is_an_error(write):
     file = write({"prompt": [f"text {number}" for number in range(1000)]})
-    source = Source(file, "auto", FIELDS, 4)
+    source = Source(file, "auto", LAYOUT, 4)
     with Path(file).open("r+b") as stream:  # the first page, under a footer that is whole
         stream.write(b"PAR1" + b"\xff" * 200)
     with pytest.raises(InputError, match=r"in\.parquet"):
@@ -312,7 +315,7 @@ def test_a_damaged_table_is_an_error(write):
 def test_the_error_of_a_missing_column_lists_the_others(write):
     file = write({"id": [1], "text": ["a"]})
     with pytest.raises(InputError) as caught:
-        parquet.survey(file, FIELDS)
+        parquet.survey(file, LAYOUT)
     assert str(caught.value) == f"{file} has no column 'prompt'; its columns are ['id', 'text']"
 
 
@@ -331,7 +334,7 @@ def test_the_error_of_a_missing_column_lists_the_others(write):
 def test_a_column_of_texts_must_have_texts(write, pa, values, kind):
     column = pa.array([1, 1, 2]).dictionary_encode() if values == "dictionary" else values
     with pytest.raises(InputError, match=f"the column 'prompt' has the type {kind}, not string"):
-        parquet.survey(write({"prompt": column}), FIELDS)
+        parquet.survey(write({"prompt": column}), LAYOUT)
 
 
 @pytest.mark.parametrize("name", ["id", "prompt", "seed"])
@@ -339,14 +342,14 @@ def test_columns_of_the_same_name_are_an_error(write, pa, name):
     names = list(dict.fromkeys(["prompt", name]))
     table = pa.Table.from_arrays([pa.array(["a"])] * (len(names) + 1), names=[*names, name])
     with pytest.raises(InputError, match=f"several columns '{name}'"):
-        parquet.survey(write(table), FIELDS)
+        parquet.survey(write(table), LAYOUT)
 
 
 def test_every_table_of_a_folder_is_checked_first(write, tmp_path):
     write({"prompt": ["a"]}, "in/a.parquet")
     bad = write({"text": ["a"]}, "in/b.parquet")
     with pytest.raises(InputError, match="no column 'prompt'") as caught:
-        Source(str(tmp_path / "in"), "auto", FIELDS, 4)
+        Source(str(tmp_path / "in"), "auto", LAYOUT, 4)
     assert bad in str(caught.value)
 
 
@@ -356,7 +359,7 @@ def test_tables_need_pyarrow(missing, tmp_path, monkeypatch):
     file = tmp_path / "in.parquet"
     file.write_bytes(b"PAR1")
     with pytest.raises(ResourceError) as caught:
-        Source(str(file), "auto", FIELDS, 4)
+        Source(str(file), "auto", LAYOUT, 4)
     assert str(caught.value) == "Parquet needs pyarrow: pip install pyarrow"
     with pytest.raises(ResourceError):
-        parquet.write([], PLACE, BytesIO())
+        parquet.write([], IDENTITY, BytesIO())

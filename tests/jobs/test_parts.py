@@ -12,9 +12,9 @@ from gpt_cli.jobs import parquet, parts, storage
 from gpt_cli.jobs.jsonl import encode
 from gpt_cli.jobs.parts import File, Folder
 from gpt_cli.jobs.sinks import Resumed
-from gpt_cli.records import ERROR, PLACE
+from gpt_cli.records import ERROR, IDENTITY
 
-SCHEMA = PLACE | {"text": "string", "file": "string", "line": "int64"} | ERROR
+SCHEMA = IDENTITY | {"text": "string", "file": "string", "line": "int64"} | ERROR
 RECORDS = [{"index": index, "id": "é", "text": "x" * index} for index in range(5)]
 TWO = sum(len(encode(record)) for record in RECORDS[:2])
 FAILED = {"index": 5, "line": 7, "error": {"code": "c", "message": "m"}}
@@ -22,7 +22,7 @@ JOB = {"task": "t", "seed": None}
 
 
 @pytest.fixture(params=["here", "memory://bucket"])
-def place(request, tmp_path, monkeypatch, memory):
+def base(request, tmp_path, monkeypatch, memory):
     """A folder for outputs: the current one, or one at an address."""
     monkeypatch.chdir(tmp_path)
     if request.param == "here":
@@ -37,12 +37,12 @@ def ending(request):
     return request.param
 
 
-def folder(place, ending=".jsonl", *, job=JOB, resume=True):
-    return Folder(f"{place}/out", ending, SCHEMA, job, resume=resume)
+def folder(base, ending=".jsonl", *, job=JOB, resume=True):
+    return Folder(f"{base}/out", ending, SCHEMA, job, resume=resume)
 
 
-def file(place, ending=".jsonl", *, job=JOB, resume=True):
-    return File(f"{place}/one{ending}", SCHEMA, job, resume=resume)
+def file(base, ending=".jsonl", *, job=JOB, resume=True):
+    return File(f"{base}/one{ending}", SCHEMA, job, resume=resume)
 
 
 def write(sink, *records, finish=True):
@@ -83,13 +83,13 @@ def refused(function, *arguments, kind=InputError):
 # --- folders -------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_resumed_after_its_last_part(place, ending):
-    first = write(folder(place, ending, resume=False), *RECORDS[:2], finish=False)
+def test_a_folder_is_resumed_after_its_last_part(base, ending):
+    first = write(folder(base, ending, resume=False), *RECORDS[:2], finish=False)
     assert (first.rows, first.failed) == (0, 0)
-    again = write(folder(place, ending), RECORDS[2], FAILED, finish=False)
+    again = write(folder(base, ending), RECORDS[2], FAILED, finish=False)
     assert again == Resumed(2, 0, first.seed)
-    assert write(folder(place, ending)) == Resumed(4, 1, first.seed)
-    out = f"{place}/out"
+    assert write(folder(base, ending)) == Resumed(4, 1, first.seed)
+    out = f"{base}/out"
     shown = [f"part-{row:012}{ending}" for row in (0, 2)]
     assert names(out) == ["_job.json", *shown]
     assert [texts(f"{out}/{name}") for name in shown] == [["", "x"], ["xx", None]]
@@ -97,65 +97,65 @@ def test_a_folder_is_resumed_after_its_last_part(place, ending):
 
 
 @pytest.mark.parametrize(("name", "value"), [("BYTES", TWO), ("SECONDS", 5.0)])
-def test_a_part_ends_when_it_is_large_or_late(name, value, place, monkeypatch):
+def test_a_part_ends_when_it_is_large_or_late(name, value, base, monkeypatch):
     now = 0.0
     assert (parts.BYTES, parts.SECONDS) == (64 << 20, 60)
     monkeypatch.setattr(parts.time, "perf_counter", lambda: now)
     monkeypatch.setattr(parts, name, value)
-    sink = folder(place)
+    sink = folder(base)
     with sink:
         sink.resume()
         shown = []
         for record in RECORDS:
             now += 2.5
             sink.write(record)
-            shown.append(len(names(f"{place}/out")) - 1)
+            shown.append(len(names(f"{base}/out")) - 1)
         sink.finish(5)
     assert shown == [0, 1, 1, 2, 2]
-    found = [texts(f"{place}/out/{name}") for name in names(f"{place}/out")[1:]]
-    assert found == [["", "x"], ["xx", "xxx"], ["xxxx"]]
+    actual = [texts(f"{base}/out/{name}") for name in names(f"{base}/out")[1:]]
+    assert actual == [["", "x"], ["xx", "xxx"], ["xxxx"]]
 
 
-def test_records_that_are_not_unicode_are_counted(place):
-    write(folder(place), RECORDS[0] | {"text": "\udcff"})
-    assert write(folder(place)).rows == 1
+def test_records_that_are_not_unicode_are_counted(base):
+    write(folder(base), RECORDS[0] | {"text": "\udcff"})
+    assert write(folder(base)).rows == 1
 
 
-def test_a_folder_of_an_earlier_run_needs_resume(place):
-    write(folder(place), RECORDS[0])
-    said = refused(lambda: folder(place, resume=False))
-    assert said == f"{place}/out exists: resume it, or name another output"
-    said = refused(lambda: folder(place, job={"task": "u", "seed": None}))
-    assert said == f'{place}/out was made with task "t", not "u": name another output'
+def test_a_folder_of_an_earlier_run_needs_resume(base):
+    write(folder(base), RECORDS[0])
+    said = refused(lambda: folder(base, resume=False))
+    assert said == f"{base}/out exists: resume it, or name another output"
+    said = refused(lambda: folder(base, job={"task": "u", "seed": None}))
+    assert said == f'{base}/out was made with task "t", not "u": name another output'
 
 
 @pytest.mark.parametrize("name", ["notes", "part-000000000000.jsonl"])
-def test_a_folder_of_other_files_is_refused(name, place):
-    if place == "here":
+def test_a_folder_of_other_files_is_refused(name, base):
+    if base == "here":
         Path("here/out").mkdir()
-    put(f"{place}/out/{name}", b"mine")
-    assert refused(folder, place) == f"{place}/out has other files: name another output"
+    put(f"{base}/out/{name}", b"mine")
+    assert refused(folder, base) == f"{base}/out has other files: name another output"
 
 
-def test_hidden_files_are_left_out(place):
-    write(folder(place), *RECORDS[:2])
-    put(f"{place}/out/.hidden", b"mine")
-    put(f"{place}/out/_SUCCESS", b"mine")
-    assert write(folder(place)).rows == 2
+def test_hidden_files_are_left_out(base):
+    write(folder(base), *RECORDS[:2])
+    put(f"{base}/out/.hidden", b"mine")
+    put(f"{base}/out/_SUCCESS", b"mine")
+    assert write(folder(base)).rows == 2
 
 
 @pytest.mark.parametrize(
     ("name", "row"),
     [("part-000000000003.jsonl", 2), ("part-000000000002.parquet", 2), ("notes.txt", 0)],
 )
-def test_a_part_of_something_else_is_refused(name, row, place):
-    write(folder(place), *RECORDS[:2])
-    put(f"{place}/out/{name}", b"{}\n")
-    with folder(place) as sink:
+def test_a_part_of_something_else_is_refused(name, row, base):
+    write(folder(base), *RECORDS[:2])
+    put(f"{base}/out/{name}", b"{}\n")
+    with folder(base) as sink:
         assert refused(sink.resume) == (
-            f"{place}/out/{name} is not the part that begins with row {row}: name another output"
+            f"{base}/out/{name} is not the part that begins with row {row}: name another output"
         )
-    assert storage.read_bytes(f"{place}/out/{name}") == b"{}\n"
+    assert storage.read_bytes(f"{base}/out/{name}") == b"{}\n"
 
 
 @pytest.mark.parametrize(
@@ -176,58 +176,58 @@ def test_a_part_that_is_damaged_is_refused(data, ending, tmp_path):
 
 
 @pytest.mark.parametrize(("sink", "name"), [(folder, "out"), (file, "one.jsonl.parts")])
-def test_parts_of_another_run_are_noticed_at_the_end(sink, name, place):
-    with sink(place) as sink:
+def test_parts_of_another_run_are_noticed_at_the_end(sink, name, base):
+    with sink(base) as sink:
         sink.resume()
         sink.write(RECORDS[0])
-        put(f"{place}/{name}/part-000000000009.jsonl", b"")
+        put(f"{base}/{name}/part-000000000009.jsonl", b"")
         said = refused(sink.finish, 1)
-    assert said == f"{place}/{name} has files of another run: name another output"
-    assert not storage.exists(f"{place}/one.jsonl")
+    assert said == f"{base}/{name} has files of another run: name another output"
+    assert not storage.exists(f"{base}/one.jsonl")
 
 
-def test_another_run_may_have_begun_in_between(place):
-    sink = folder(place, resume=False)
-    write(folder(place), RECORDS[0])
+def test_another_run_may_have_begun_in_between(base):
+    sink = folder(base, resume=False)
+    write(folder(base), RECORDS[0])
     with sink:
         assert "exists: resume it" in refused(sink.resume)
-    sink = folder(place)
+    sink = folder(base)
     with sink:
         assert sink.resume().rows == 1
 
 
 @pytest.mark.parametrize("written", [0, 1])
 @pytest.mark.parametrize("there", [False, True])
-def test_a_new_folder_without_parts_is_removed_after_an_error(there, written, place):
-    fs, path = storage.filesystem(f"{place}/out")
+def test_a_new_folder_without_parts_is_removed_after_an_error(there, written, base):
+    fs, path = storage.filesystem(f"{base}/out")
     if there:
         fs.mkdir(path)
-        write(folder(place), finish=False)
-    with pytest.raises(KeyError), folder(place) as sink:
+        write(folder(base), finish=False)
+    with pytest.raises(KeyError), folder(base) as sink:
         sink.resume()
         for record in RECORDS[:written]:
             sink.write(record)
         raise KeyError
-    assert storage.exists(f"{place}/out") is bool(there or written)
-    assert len(texts(f"{place}/out/part-000000000000.jsonl") if written else []) == written
+    assert storage.exists(f"{base}/out") is bool(there or written)
+    assert len(texts(f"{base}/out/part-000000000000.jsonl") if written else []) == written
 
 
-def test_a_folder_without_rows_stays(place):
-    write(folder(place))
-    assert names(f"{place}/out") == ["_job.json"]
+def test_a_folder_without_rows_stays(base):
+    write(folder(base))
+    assert names(f"{base}/out") == ["_job.json"]
 
 
-def test_only_one_run_writes_a_folder(place):
+def test_only_one_run_writes_a_folder(base):
     pytest.importorskip("fcntl")
-    with folder(place) as sink:
+    with folder(base) as sink:
         sink.resume()
-        if place == "here":
-            said = refused(folder(place).__enter__, kind=ResourceError)
+        if base == "here":
+            said = refused(folder(base).__enter__, kind=ResourceError)
             assert said == "here/out is being written by another run: wait until it ends"
         else:
-            with folder(place):  # what is remote cannot be locked
+            with folder(base):  # what is remote cannot be locked
                 pass
-    with folder(place):
+    with folder(base):
         pass
 
 
@@ -241,8 +241,8 @@ def test_no_folder_is_created_above_a_folder(tmp_path, monkeypatch, memory):
     Folder("file", ".jsonl", SCHEMA, JOB, resume=False).__enter__().__exit__(None, None, None)
 
 
-def test_a_part_is_complete_or_absent(place, monkeypatch):
-    fs, _ = storage.filesystem(place)
+def test_a_part_is_complete_or_absent(base, monkeypatch):
+    fs, _ = storage.filesystem(base)
     real = type(fs).open
 
     def full(data):
@@ -255,44 +255,44 @@ def test_a_part_is_complete_or_absent(place, monkeypatch):
             stream.write = full
         return stream
 
-    with folder(place) as sink:
+    with folder(base) as sink:
         sink.resume()
         sink.write(RECORDS[0])
         with monkeypatch.context() as patch:
             patch.setattr(type(fs), "open", open)
             said = refused(sink.finish, 1, kind=ResourceError)
-    assert said == f"cannot write {place}/out: full; resume the job when that is fixed"
-    assert names(f"{place}/out") == ["_job.json"]
+    assert said == f"cannot write {base}/out: full; resume the job when that is fixed"
+    assert names(f"{base}/out") == ["_job.json"]
 
 
-def test_a_manifest_that_cannot_be_written_is_an_error(place, monkeypatch):
-    fs, _ = storage.filesystem(place)
+def test_a_manifest_that_cannot_be_written_is_an_error(base, monkeypatch):
+    fs, _ = storage.filesystem(base)
 
     def full(*arguments, **options):
         raise OSError(28, "full")
 
     monkeypatch.setattr(fs, "pipe_file", full)
-    with folder(place) as sink:
+    with folder(base) as sink:
         said = refused(sink.resume, kind=ResourceError)
-    assert said == f"cannot write {place}/out: full; resume the job when that is fixed"
+    assert said == f"cannot write {base}/out: full; resume the job when that is fixed"
 
 
 # --- one file ------------------------------------------------------------------------------------
 
 
-def test_a_file_is_joined_from_its_parts(place, ending, monkeypatch):
+def test_a_file_is_joined_from_its_parts(base, ending, monkeypatch):
     monkeypatch.setattr(parts, "BYTES", 60)
-    one = f"{place}/one{ending}"
-    seed = write(file(place, ending), *RECORDS[:3], finish=False).seed
+    one = f"{base}/one{ending}"
+    seed = write(file(base, ending), *RECORDS[:3], finish=False).seed
     assert not storage.exists(one)
-    _, *found = names(f"{one}.parts")
-    assert len(found) > 1
-    assert all(name.endswith(ending) for name in found)
-    assert write(file(place, ending), *RECORDS[3:], FAILED) == Resumed(3, 0, seed)
+    _, *actual = names(f"{one}.parts")
+    assert len(actual) > 1
+    assert all(name.endswith(ending) for name in actual)
+    assert write(file(base, ending), *RECORDS[3:], FAILED) == Resumed(3, 0, seed)
     assert texts(one) == ["", "x", "xx", "xxx", "xxxx", None]
-    assert names(place) == [f"one{ending}"]
+    assert names(base) == [f"one{ending}"]
     for resume in (True, False):
-        said = refused(lambda resume=resume: file(place, ending, resume=resume))
+        said = refused(lambda resume=resume: file(base, ending, resume=resume))
         assert said == f"{one} exists: name another output"
 
 
@@ -304,8 +304,8 @@ def test_a_file_is_joined_from_its_parts(place, ending, monkeypatch):
         ("rm", None, "cannot write {}.parts: full; remove it by hand"),
     ],
 )
-def test_a_file_that_cannot_be_joined_is_an_error(function, fails, says, place, monkeypatch):
-    fs, _ = storage.filesystem(place)
+def test_a_file_that_cannot_be_joined_is_an_error(function, fails, says, base, monkeypatch):
+    fs, _ = storage.filesystem(base)
     real = getattr(type(fs), function)
 
     def failing(self, path, *mode, **options):
@@ -313,30 +313,30 @@ def test_a_file_that_cannot_be_joined_is_an_error(function, fails, says, place, 
             raise OSError(28, "full")
         return real(self, path, *mode, **options)
 
-    write(file(place), RECORDS[0], finish=False)
-    with file(place) as sink:
+    write(file(base), RECORDS[0], finish=False)
+    with file(base) as sink:
         sink.resume()
         with monkeypatch.context() as patch:
             patch.setattr(type(fs), function, failing)
             said = refused(sink.finish, 1, kind=GPTCLIError)
-    assert said == says.format(f"{place}/one.jsonl")
-    assert names(place) == ["one.jsonl"] * (function == "rm") + ["one.jsonl.parts"]
-    assert "part-000000000000.jsonl" in names(f"{place}/one.jsonl.parts")
+    assert said == says.format(f"{base}/one.jsonl")
+    assert names(base) == ["one.jsonl"] * (function == "rm") + ["one.jsonl.parts"]
+    assert "part-000000000000.jsonl" in names(f"{base}/one.jsonl.parts")
 
 
-def test_parts_of_a_file_need_resume(place):
-    write(file(place), RECORDS[0], finish=False)
-    said = refused(lambda: file(place, resume=False))
-    assert said.startswith(f"{place}/one.jsonl.parts exists: resume it, or")
+def test_parts_of_a_file_need_resume(base):
+    write(file(base), RECORDS[0], finish=False)
+    said = refused(lambda: file(base, resume=False))
+    assert said.startswith(f"{base}/one.jsonl.parts exists: resume it, or")
 
 
-def test_a_file_may_have_no_records(place, ending):
-    write(file(place, ending))
-    assert texts(f"{place}/one{ending}") == []
-    assert names(place) == [f"one{ending}"]
+def test_a_file_may_have_no_records(base, ending):
+    write(file(base, ending))
+    assert texts(f"{base}/one{ending}") == []
+    assert names(base) == [f"one{ending}"]
 
 
-def test_tables_need_pyarrow(place, monkeypatch):
+def test_tables_need_pyarrow(base, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    said = refused(lambda: folder(place, ".parquet"), kind=ResourceError)
+    said = refused(lambda: folder(base, ".parquet"), kind=ResourceError)
     assert said == "Parquet needs pyarrow: pip install pyarrow"

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import storage
-from gpt_cli.jobs.rows import InputRow, RowReader, Source, pieces_together
+from gpt_cli.jobs.layout import InputRow, Layout
+from gpt_cli.jobs.rows import RowReader, Source, pieces_together
 from support.processes import posix
 
 BOM = b"\xef\xbb\xbf"
-FIELDS = ("prompt", "max_tokens")
+LAYOUT = Layout(("prompt", "max_tokens"))
 
 
 def source(name, form="auto", together=4):
-    return Source(str(name), form, FIELDS, together)
+    return Source(str(name), form, LAYOUT, together)
 
 
 def rows_of(source):
@@ -33,7 +34,7 @@ def prompts(source):
 
 
 def write(folder, **files):
-    """Write files, with a dot for each underscore in their names; return the folder."""
+    """Write files, with dots for underscores in their names; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (folder / name.replace("_", ".")).write_bytes(data)
@@ -59,7 +60,7 @@ def bytes_of(file):
 
 
 def read_in_one_go(data):
-    """Return the number and the text of each line that is not blank."""
+    """Return the number and the text of lines that are not blank."""
     *ended, rest = data.removeprefix(BOM).split(b"\n")
     ended = [line.removesuffix(b"\r") for line in ended]
     numbered = enumerate([*ended, rest], 1)
@@ -77,9 +78,9 @@ def test_rows_do_not_depend_on_how_files_are_cut(tmp_path_factory, files, togeth
         for number, file in enumerate(files)
         for line, text in read_in_one_go(bytes_of(file))
     ]
-    found = rows_of(cut)
-    assert [(row.file, row.line, row.fields) for row in found] == expected
-    assert [row.index for row in found] == list(range(len(expected)))
+    actual = rows_of(cut)
+    assert [(row.file, row.line, row.fields) for row in actual] == expected
+    assert [row.index for row in actual] == list(range(len(expected)))
     assert cut.total == len(expected)
     index = 0
     for piece in cut.pieces:
@@ -96,11 +97,11 @@ def test_pieces_can_be_read_in_any_order(tmp_path):
     file = tmp_path / "in"
     file.write_bytes(BOM + b"\n".join(b"%d" % number for number in range(100)))
     cut = source(file, together=7)
-    found = {}
+    actual = {}
     for piece in random.Random(1).sample(cut.pieces, len(cut.pieces)):
-        found |= {row.index: row.fields["prompt"] for row in cut.reader.read(piece)}
+        actual |= {row.index: row.fields["prompt"] for row in cut.reader.read(piece)}
     assert len(cut.pieces) == 15
-    assert found == {number: str(number) for number in range(100)}
+    assert actual == {number: str(number) for number in range(100)}
 
 
 def test_a_stream_gives_the_rows_of_the_file(tmp_path, monkeypatch):
@@ -123,14 +124,14 @@ def test_a_stream_gives_rows_as_they_are_written(monkeypatch):
     with open(ours) as stream:  # noqa: PTH123 (of a number)
         monkeypatch.setattr("sys.stdin", stream)
         blocks = source("-").rows()
-        found = []
+        actual = []
         for data in (b"\n\none\n", b"\r\ntwo\nthree\n \n", b"four"):
             os.write(theirs, data)
             if data == b"four":
                 os.close(theirs)
-            found.append([(row.index, row.line, row.fields["prompt"]) for row in next(blocks)])
+            actual.append([(row.index, row.line, row.fields["prompt"]) for row in next(blocks)])
         assert next(blocks, None) is None
-    assert found == [[(0, 3, "one")], [(1, 5, "two"), (2, 6, "three")], [(3, 8, "four")]]
+    assert actual == [[(0, 3, "one")], [(1, 5, "two"), (2, 6, "three")], [(3, 8, "four")]]
 
 
 def test_a_stream_gives_the_rows_that_are_computed_together(tmp_path, monkeypatch):
@@ -164,7 +165,7 @@ def test_every_line_may_be_a_row(pipe, tmp_path, monkeypatch):
     with (tmp_path / "in").open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         name = "-" if pipe else str(tmp_path / "in")
-        rows = rows_of(Source(name, "lines", ("text",), 2, every_line=True))
+        rows = rows_of(Source(name, "lines", Layout(("text",), every_line=True), 2))
     assert [row.data for row in rows] == lines
     assert [(row.index, row.line) for row in rows] == [(n, n + 1) for n in range(5)]
     assert [row.fields.get("text") for row in rows] == ["one", "", " \t", None, "last"]
@@ -288,12 +289,12 @@ def test_a_pipe_cannot_be_a_table():
 
 
 def test_a_row_that_cannot_be_read_has_only_its_place():
-    reader = RowReader("jsonl", FIELDS)
+    reader = RowReader("jsonl", LAYOUT)
     good, bad = reader.parse([(7, b'{"prompt": "x"}\n'), (8, b"no JSON")], 5, "in")
     assert good == InputRow(5, 7, "in", None, {"prompt": "x"}, None)
     assert (bad.index, bad.line, bad.file, bad.id, bad.fields) == (6, 8, "in", None, {})
     assert InputRow(0, 1, None) == InputRow(0, 1, None, None, {}, None)
-    assert reader == RowReader("jsonl", FIELDS, False)
+    assert reader == RowReader("jsonl", LAYOUT, False)
 
 
 @pytest.mark.parametrize(
@@ -308,20 +309,20 @@ def test_a_row_that_cannot_be_read_has_only_its_place():
     ],
 )
 def test_a_row_that_cannot_be_read_has_a_reason(line, says):
-    (row,) = RowReader("jsonl", FIELDS).parse([(1, line)], 0, None)
+    (row,) = RowReader("jsonl", LAYOUT).parse([(1, line)], 0, None)
     assert str(row.error) == says
 
 
 def test_the_fields_of_a_row_do_not_include_its_id(tmp_path):
     file = tmp_path / "in"
-    told = [{"id": [1], "prompt": "x", "seed": 3}, {"id": None, "prompt": "y", "seed": None}]
-    file.write_text("".join(json.dumps(row) + "\n" for row in told), encoding="utf-8")
+    objects = [{"id": [1], "prompt": "x", "seed": 3}, {"id": None, "prompt": "y", "seed": None}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in objects), encoding="utf-8")
     first, second = rows_of(source(file))
     assert (first.id, first.fields) == ([1], {"prompt": "x", "seed": 3})
     assert (second.id, second.fields["prompt"]) == (None, "y")
 
 
-# --- places --------------------------------------------------------------------------------------
+# --- names ---------------------------------------------------------------------------------------
 
 
 def test_files_of_a_folder_are_sorted(tmp_path):

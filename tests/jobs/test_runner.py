@@ -11,8 +11,7 @@ import gpt_cli
 from gpt_cli import jobs
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs import runner
-from gpt_cli.jobs.manifest import Manifest
-from gpt_cli.jobs.sinks import JSONLines
+from gpt_cli.jobs.sinks import JSONLines, Manifest
 
 TEXTS = ["one", "two", "", "three four", "five"]  # the third is no row
 ROWS = [text for text in TEXTS if text]
@@ -42,23 +41,23 @@ class Upper(jobs.Task):
 
 
 class Calls(jobs.Observer):
-    """Record each call."""
+    """Record all calls."""
 
     def __init__(self):
-        self.made = []
+        self.received = []
 
     def note(self, message):
-        self.made.append(("note", message))
+        self.received.append(("note", message))
 
     def start(self, total, done, failed):
-        self.made.append(("start", total, done, failed))
+        self.received.append(("start", total, done, failed))
 
     def advance(self, tokens, failed):
-        self.made.append(("advance", tokens, failed))
+        self.received.append(("advance", tokens, failed))
 
 
 class Keep(jobs.Sink):
-    """Record each call; an earlier run has written some rows."""
+    """Record all calls; an earlier run has written rows."""
 
     def __init__(self, earlier=None, compares=False):
         self.earlier = earlier or jobs.Resumed()
@@ -88,7 +87,7 @@ class Keep(jobs.Sink):
 
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch):
-    """Load no model; list what is asked for."""
+    """Load no model; list the requests."""
     calls = []
     monkeypatch.setattr(runner, "load", lambda name, **options: calls.append((name, options)))
     return calls
@@ -150,13 +149,13 @@ def test_the_records_of_a_custom_task_fit_in_a_table(here):
     }
     calls = Calls()
     assert jobs.run(Upper(), "in", "out.parquet", resume=True, observer=calls) == jobs.Summary(4, 0)
-    assert calls.made == [("note", "out.parquet is complete; its content was not checked")]
+    assert calls.received == [("note", "out.parquet is complete; its content was not checked")]
     Path("in").write_text("")
     assert jobs.run(Upper(), "in", "out.parquet", resume=True) == jobs.Summary(0, 0)
     calls = Calls()
     jobs.run(Upper(), "out.parquet", "again.parquet", observer=calls)
     note = "ignored columns: index, upper, file, line, error"
-    assert calls.made[:2] == [("note", note), ("start", 4, 0, 0)]
+    assert calls.received[:2] == [("note", note), ("start", 4, 0, 0)]
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "file:{}/out.jsonl"])
@@ -173,11 +172,11 @@ def test_an_observer_receives_each_row(here):
     calls = Calls()
     assert jobs.run(Upper(), "in", "out", observer=calls) == jobs.Summary(3, 1)
     advances = [("advance", 1, False), ("advance", 0, True), ("advance", 2, False)]
-    assert calls.made == [("start", 3, 0, 0), *advances]
+    assert calls.received == [("start", 3, 0, 0), *advances]
     Path("out").write_bytes(b"".join(Path("out").read_bytes().splitlines(keepends=True)[:2]))
     calls = Calls()
     assert jobs.run(Upper(), "in", "out", observer=calls, resume=True) == jobs.Summary(3, 1)
-    assert calls.made == [("start", 3, 2, 1), ("advance", 2, False)]
+    assert calls.received == [("start", 3, 2, 1), ("advance", 2, False)]
 
 
 def test_a_pipe_has_no_total_before_its_end(here, loaded, monkeypatch):
@@ -185,7 +184,7 @@ def test_a_pipe_has_no_total_before_its_end(here, loaded, monkeypatch):
     with Path("in").open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert jobs.run(Upper(), "-", sink, observer=calls) == jobs.Summary(4, 0)
-    assert calls.made[0] == ("start", None, 0, 0)
+    assert calls.received[0] == ("start", None, 0, 0)
     assert sink.calls[-2:] == ["finish 4", "exit"]
     assert loaded == [("gpt2", {})]
     with Path("in").open() as stream:
@@ -271,10 +270,10 @@ def test_a_bug_of_a_task_ends_the_job_and_reaches_the_sink(here):
 
 
 def test_a_cluster_computes_the_missing_rows(here, loaded, monkeypatch):
-    given = []
+    passed = []
 
     def compute(cluster, source, done, task, model, loading):
-        given.append((cluster, source.name, done, task, model, loading))
+        passed.append((cluster, source.name, done, task, model, loading))
         rows = [row for block in source.rows() for row in block]
         yield from task.records(None, rows[done:])
 
@@ -286,7 +285,7 @@ def test_a_cluster_computes_the_missing_rows(here, loaded, monkeypatch):
         sink = Keep(jobs.Resumed(3), compares)
         assert jobs.run(task, "in", sink, **where) == jobs.Summary(4, 0)
         assert sink.calls == ["enter", "resume", *checks, "FIVE", "finish 4", "exit"]
-    assert given == [(cluster, "in", 3, task, "m", {"threads": 1})] * 2
+    assert passed == [(cluster, "in", 3, task, "m", {"threads": 1})] * 2
     assert loaded == []
     with pytest.raises(InputError, match="reads files, not a pipe"):
         jobs.run(task, "-", "out", **where)
@@ -311,11 +310,11 @@ def test_defaults_of_a_task():
 
 
 def interrupted(output, rows=2, task=Upper, **options):
-    """Run a job that is interrupted after some rows."""
+    """Run a job that is interrupted after a number of rows."""
 
     class Stopped(task):
-        def records(self, engine, found):
-            for record in super().records(engine, found):
+        def records(self, engine, batch):
+            for record in super().records(engine, batch):
                 if record["index"] == rows:
                     raise KeyboardInterrupt
                 yield record
@@ -372,10 +371,10 @@ def test_the_manifest_has_all_that_records_depend_on(here):
     job |= {"revision": None, "dtype": "auto", "mark": ["!", 1]}
     for output, file in (("out", ".out.job.json"), ("folder/", "folder/_job.json")):
         jobs.run(Shout(), "in", output, model="m")
-        found = json.loads(Path(file).read_text())
-        assert 0 <= found.pop("seed") < 2**32
+        actual = json.loads(Path(file).read_text())
+        assert 0 <= actual.pop("seed") < 2**32
         known = job if "folder" in file else job.keys() - {"format", "input"}
-        assert found == {name: job[name] for name in known}
+        assert actual == {name: job[name] for name in known}
         assert Path(file).read_text().startswith('{\n "task": "shout",\n ')
         for options in ({"revision": "v2"}, {"dtype": "int8"}):
             (name,) = options
@@ -504,12 +503,12 @@ def test_an_output_without_a_record_is_removed_after_an_error(there, here):
     with sink:
         sink.resume()
     assert Path("new").read_bytes() == b""  # of an input without rows
-    sink = JSONLines(Path("some"), ("text",), {})
+    sink = JSONLines(Path("third"), ("text",), {})
     with pytest.raises(KeyError), sink:
         sink.resume()
         sink.write({})
         raise KeyError
-    assert Path("some").read_bytes() == b"{}\n"
+    assert Path("third").read_bytes() == b"{}\n"
     with pytest.raises(KeyError), JSONLines(Path("other"), ("text",), {}):
         raise KeyError
     assert not Path("other").exists()
@@ -616,7 +615,7 @@ def test_paths_are_names_and_an_unknown_format_is_refused(here):
 def test_the_fields_of_a_dataclass_are_its_settings(here):
     @dataclass(frozen=True)
     class Title(Upper):
-        model: str = "none"  # cannot replace the job's own
+        model: str = "none"  # cannot replace that of the job
 
         def results(self, engine, rows):
             return ({"upper": row.fields["text"].title()} for row in rows)

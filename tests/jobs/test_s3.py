@@ -47,7 +47,7 @@ def lines(rows):
 
 
 def score(*arguments, code=6):
-    """Score rows in a process of its own; return its standard output, or what is wrong."""
+    """Score rows in a new process; return its standard output, or what is wrong."""
     command = [*COMMAND, "score", "-m", "tiny", "-q", "--format", "auto", *map(str, arguments)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == code, finished.stderr
@@ -55,7 +55,7 @@ def score(*arguments, code=6):
 
 
 def known(record):
-    """A record, less what is null in a table and the place of an error."""
+    """A record, without nulls of a table and the line of an error."""
     return {key: value for key, value in record.items() if value is not None} | {"line": 0}
 
 
@@ -66,14 +66,14 @@ def test_rows_come_from_there_and_records_go_there(s3, expected):
         f"bucket/{name}" for name in ("in", "lines", "one.parquet", "out.jsonl", "tables")
     ]
     for name in ("out.jsonl", "lines/part-000000000000.jsonl"):
-        found = map(json.loads, s3.cat_file(f"bucket/{name}").splitlines())
-        assert [known(record) | {"file": None} for record in found] == [
+        actual = map(json.loads, s3.cat_file(f"bucket/{name}").splitlines())
+        assert [known(record) | {"file": None} for record in actual] == [
             record | {"file": None} for record in expected
         ]
     for name in ("one.parquet", "tables/part-000000000000.parquet"):
         with s3.open(f"bucket/{name}", "rb") as stream:
-            found = parquet.read_table(stream).to_pylist()
-        assert [record["perplexity"] for record in found] == [
+            actual = parquet.read_table(stream).to_pylist()
+        assert [record["perplexity"] for record in actual] == [
             record.get("perplexity") for record in expected
         ]
 
@@ -81,8 +81,8 @@ def test_rows_come_from_there_and_records_go_there(s3, expected):
 def test_a_table_is_read_from_there(s3, expected):
     with s3.open("bucket/in.parquet", "wb") as stream:
         parquet.write_table(pyarrow.Table.from_pylist(ROWS), stream, row_group_size=100)
-    found = map(json.loads, score("s3://bucket/in.parquet").splitlines())
-    assert [known(record) for record in found] == expected
+    actual = map(json.loads, score("s3://bucket/in.parquet").splitlines())
+    assert [known(record) for record in actual] == expected
 
 
 def test_a_job_is_resumed_there(s3):

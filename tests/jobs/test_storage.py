@@ -15,7 +15,7 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
-def place(tmp_path, memory):
+def write_both(tmp_path, memory):
     """Write a file here and at an address; return both names."""
 
     def write(data):
@@ -75,14 +75,14 @@ def test_a_name_has_a_file_system_and_a_path(tmp_path, memory, monkeypatch):
     assert storage.filesystem("memory://b/c") == (memory, "/b/c")
 
 
-def test_files_and_folders_are_distinguished(place, tmp_path, monkeypatch):
-    for name in place(b"four"):
+def test_files_and_folders_are_distinguished(write_both, tmp_path, monkeypatch):
+    for name in write_both(b"four"):
         folder = name.removesuffix("/file")
         assert (storage.exists(name), storage.exists(folder)) == (True, True)
         assert storage.exists(f"{name}2") is False
         assert (storage.is_folder(name), storage.is_folder(folder)) == (False, True)
         assert storage.size(name) == 4
-    monkeypatch.setitem(sys.modules, "fsspec", None)  # files on this machine are found without it
+    monkeypatch.setitem(sys.modules, "fsspec", None)  # files on this machine do not need it
     assert (storage.exists(str(tmp_path)), storage.is_folder(str(tmp_path))) == (True, True)
     monkeypatch.undo()
     for function in (storage.exists, storage.is_folder, storage.find):
@@ -90,11 +90,11 @@ def test_files_and_folders_are_distinguished(place, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("function", ["exists", "isdir", "info", "size"])
-def test_errors_at_an_address_name_it(function, place, memory, monkeypatch):
+def test_errors_at_an_address_name_it(function, write_both, memory, monkeypatch):
     def fail(*arguments, **options):
         raise PermissionError(13, "Permission denied")
 
-    _, name = place(b"x")
+    _, name = write_both(b"x")
     monkeypatch.setattr(memory, function, fail)
     call = {"isdir": storage.is_folder, "info": storage.find}.get(function)
     said = caught(InputError, call or getattr(storage, function), name)
@@ -107,15 +107,15 @@ def test_errors_at_an_address_name_it(function, place, memory, monkeypatch):
 def test_files_of_a_folder_at_an_address(memory):
     for name in ("b", "a", "X", ".c", "_d", "e/f", "x*y"):
         memory.pipe_file(f"/bucket/in/{name}", b"")
-    found = [f"memory:///bucket/in/{name}" for name in ("X", "a", "b", "x*y")]
-    assert storage.find("memory://bucket/in") == found
+    expected = [f"memory:///bucket/in/{name}" for name in ("X", "a", "b", "x*y")]
+    assert storage.find("memory://bucket/in") == expected
     assert storage.find("memory://bucket/in/a") == ["memory://bucket/in/a"]
-    assert storage.find("memory://bucket/in/*")[-1] == found[-1]
+    assert storage.find("memory://bucket/in/*")[-1] == expected[-1]
     assert "memory:///bucket/in/e" not in storage.find("memory://bucket/in/*")
 
 
-def test_a_file_system_that_cannot_name_its_files_is_refused(place, memory, monkeypatch):
-    place(b"x")
+def test_a_file_system_that_cannot_name_its_files_is_refused(write_both, memory, monkeypatch):
+    write_both(b"x")
     monkeypatch.setattr(type(memory), "unstrip_protocol", lambda self, name: f"memory:/{name}x")
     assert "memory://bucket: folders and patterns are not supported at this address" in caught(
         InputError, storage.find, "memory://bucket"
@@ -125,17 +125,17 @@ def test_a_file_system_that_cannot_name_its_files_is_refused(place, memory, monk
 # --- reading -------------------------------------------------------------------------------------
 
 
-def test_a_whole_file_is_read(place, stdin):
+def test_a_whole_file_is_read(write_both, stdin):
     data = "é\r\n".encode() * 500_000  # 2 MB: two blocks
     stdin(data)
-    for name in (*place(data), "-"):
+    for name in (*write_both(data), "-"):
         assert storage.read_bytes(name) == data
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_a_text_has_no_byte_order_mark(mark, place, stdin):
+def test_a_text_has_no_byte_order_mark(mark, write_both, stdin):
     stdin(mark + b"\xc3\xa9\r\n")
-    for name in (*place(mark + b"\xc3\xa9\r\n"), "-"):
+    for name in (*write_both(mark + b"\xc3\xa9\r\n"), "-"):
         assert storage.read_text(name) == "é\r\n"
 
 
@@ -147,16 +147,16 @@ def test_a_text_has_no_byte_order_mark(mark, place, stdin):
         (b"ab\xff", "is not UTF-8: byte 2 cannot be decoded; convert it, for example with iconv"),
     ],
 )
-def test_a_text_must_be_utf8_and_not_empty(data, says, place, stdin):
+def test_a_text_must_be_utf8_and_not_empty(data, says, write_both, stdin):
     stdin(data)
-    for name in (*place(data), "-"):
+    for name in (*write_both(data), "-"):
         label = "standard input" if name == "-" else name
         assert caught(InputError, storage.read_text, name) == f"{label} {says}"
 
 
-def test_a_text_must_fit_the_memory(place, stdin, free):
+def test_a_text_must_fit_the_memory(write_both, stdin, free):
     data = b"x" * (3 * MEBIBYTE)
-    for name in (*place(data), "-"):
+    for name in (*write_both(data), "-"):
         label = "standard input" if name == "-" else name
         for read in (storage.read_bytes, lambda name: b"".join(*storage.read_lines(name))):
             stdin(data)
@@ -171,17 +171,17 @@ def test_a_text_must_fit_the_memory(place, stdin, free):
                 assert read(name) == data
 
 
-def test_lines_may_be_longer_than_a_block(place, free):
+def test_lines_may_be_longer_than_a_block(write_both, free):
     free(32 * 3 * MEBIBYTE)  # of one line, not of all
     long = b"y" * (5 * MEBIBYTE // 2) + b"\n"
     data = [b"a\n", long, b"\n", long, b"b\r\n", b"c"]
-    for name in place(b"".join(data)):
+    for name in write_both(b"".join(data)):
         assert [line for block in storage.read_lines(name) for line in block] == data
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"a", b"a\n", b"a\n\nb"])
-def test_lines_keep_their_ends(data, place):
-    for name in place(data):
+def test_lines_keep_their_ends(data, write_both):
+    for name in write_both(data):
         assert b"".join(line for block in storage.read_lines(name) for line in block) == data
 
 
@@ -227,8 +227,8 @@ def test_a_block_is_what_is_ready(ready, blocks, monkeypatch):
     assert list(storage.read_lines("-")) == blocks
 
 
-def test_a_range_of_a_file(place):
-    for name in place(b"0123456789"):
+def test_a_range_of_a_file(write_both):
+    for name in write_both(b"0123456789"):
         assert storage.read_range(name, 2, 5) == b"234"
         assert storage.read_range(name, 0, 10) == b"0123456789"
         assert storage.read_range(name, 3, 3) == b""
@@ -238,8 +238,8 @@ def test_a_range_of_a_file(place):
         assert said.startswith(f"cannot read {name}2: ")
 
 
-def test_a_server_without_range_requests_is_an_error(place, memory, monkeypatch):
-    _, name = place(b"0123456789")
+def test_a_server_without_range_requests_is_an_error(write_both, memory, monkeypatch):
+    _, name = write_both(b"0123456789")
     monkeypatch.setattr(type(memory), "cat_file", lambda self, path, start, end: b"0123456789")
     said = caught(InputError, storage.read_range, name, 4, 7)
     assert said == f"{name}: the server does not support range requests; copy the file here"
@@ -268,16 +268,16 @@ def test_one_line_end_is_removed(text, without):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "full"), FileNotFoundError("mine"), ValueError("x")])
-def test_errors_of_the_callers_block_come_out_unchanged(error, place, stdin):
+def test_errors_of_the_callers_block_come_out_unchanged(error, write_both, stdin):
     stdin(b"x")
-    for name in (*place(b"x"), "-"):
+    for name in (*write_both(b"x"), "-"):
         with pytest.raises(type(error)) as caught, storage.open_file(name) as stream:
             assert stream.read() == b"x"
             raise error
         assert caught.value is error
 
 
-def test_errors_of_reading_name_the_file(place, memory, monkeypatch):
+def test_errors_of_reading_name_the_file(write_both, memory, monkeypatch):
     class Failing(io.RawIOBase):
         def readable(self):
             return True
@@ -285,7 +285,7 @@ def test_errors_of_reading_name_the_file(place, memory, monkeypatch):
         def readinto(self, buffer):
             raise OSError(5, "I/O error")
 
-    _, name = place(b"x")
+    _, name = write_both(b"x")
     monkeypatch.setattr(memory, "open", lambda path, mode: Failing())
     for read in (storage.read_bytes, lambda name: list(storage.read_lines(name))):
         said = caught(InputError, read, name)

@@ -20,20 +20,21 @@ ERROR = {"error": {"code": "invalid_input", "message": "m"}}
 def test_prompts_are_continued(engine, logprobs):
     fields = [{"prompt": "He"}, {}, {"prompt": "it", "max_tokens": 1}, {"prompt": "He", "seed": 2}]
     rows = [
-        InputRow(index, index + 7, "f", index or None, own) for index, own in enumerate(fields, 5)
+        InputRow(index, index + 7, "f", index or None, other)
+        for index, other in enumerate(fields, 5)
     ]
     rows[1] = InputRow(6, 9, "f", "x", {}, BAD)
     task = Generation(OPTIONS, batch_size=1, logprobs=logprobs)
     first, failed, *rest = task.records(engine, rows)
     assert failed == {"index": 6, "id": "x", "file": "f", "line": 9} | ERROR
     done = engine.batch([fields[0], *fields[2:]], OPTIONS, indices=[5, 7, 8])
-    for found, row, own in zip([first, *rest], [rows[0], *rows[2:]], done, strict=True):
-        place = {"index": row.index, "id": row.id, "prompt": row.fields["prompt"]}
-        record = records.of_completion(engine, own, logprobs=logprobs)
-        assert untimed(found) == untimed(place | record)
-        assert task.tokens(found) == len(own.ids)
-        assert [*found, "file", "line", "error"] == [
-            *records.PLACE, "prompt", *task.schema, *task.layout.origin, *records.ERROR
+    for actual, row, other in zip([first, *rest], [rows[0], *rows[2:]], done, strict=True):
+        identity = {"index": row.index, "id": row.id, "prompt": row.fields["prompt"]}
+        record = records.of_completion(engine, other, logprobs=logprobs)
+        assert untimed(actual) == untimed(identity | record)
+        assert task.tokens(actual) == len(other.ids)
+        assert [*actual, "file", "line", "error"] == [
+            *records.IDENTITY, "prompt", *task.schema, *task.layout.origin, *records.ERROR
         ]  # fmt: skip
 
 
@@ -58,7 +59,7 @@ def test_texts_are_scored(engine, logprobs, words, bos):
     assert ("logprobs" in good) is ("logprobs" in task.schema) is logprobs
     assert ("words" in good) is ("words" in task.schema) is words
     for name, columns in (("logprobs", records.SCORED_TOKEN), ("words", records.WORD)):
-        assert all([*each] == [*columns] for each in good.get(name, []))
+        assert all([*item] == [*columns] for item in good.get(name, []))
 
 
 def test_prompts_are_ranked_by_a_template(engine):
@@ -70,18 +71,18 @@ def test_prompts_are_ranked_by_a_template(engine):
         InputRow(3, 4, None, None, {"a": "it", "b": "", "choices": ["me", 2]}),
     ]
     assert task.layout.columns == ("a", "b", "choices")
-    good, bad, own, wrong = task.records(engine, rows)
+    good, bad, other, wrong = task.records(engine, rows)
     ranked = engine.rank("He said", [" he", " it"])
     assert (good["a"], good["b"]) == ("He", "said")
     assert [(c["text"], c["logprob"]) for c in good["choices"]] == [
-        (each.text, each.logprob) for each in ranked
+        (item.text, item.logprob) for item in ranked
     ]
-    assert [c["choice"] for c in good["choices"]] == [each.text.strip() for each in ranked]
+    assert [c["choice"] for c in good["choices"]] == [item.text.strip() for item in ranked]
     assert set(good["choices"][0]) == set(task.schema["choices"][0])
     assert bad == {"index": 1, "id": "x", "line": 2} | ERROR
-    assert (own["choices"][0]["text"], own["choices"][0]["probability"]) == ("me", 1)
+    assert (other["choices"][0]["text"], other["choices"][0]["probability"]) == ("me", 1)
     assert "must be a list" in wrong["error"]["message"]
-    assert task.tokens(good) == sum(len(each.ids) for each in ranked)
+    assert task.tokens(good) == sum(len(item.ids) for item in ranked)
     assert task.settings == {
         "choices": ("he", "it "), "by": "total", "exact": False, "template": {"text": "{a} {b}"}
     }  # fmt: skip

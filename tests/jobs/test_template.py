@@ -22,7 +22,7 @@ def test_fields_are_filled_in_and_doubled_braces_are_braces(parts, end, value):
     template = Template(
         "".join(f"{doubled(text)}{{{name}}}" for text, name in parts) + doubled(end)
     )
-    fields = {name: f"{value}{place}" for place, (_, name) in enumerate(parts)}
+    fields = {name: f"{value}{index}" for index, (_, name) in enumerate(parts)}
     assert template.names == tuple(dict.fromkeys(name for _, name in parts))
     assert template.fill(fields) == "".join(text + fields[name] for text, name in parts) + end
     assert pickle.loads(pickle.dumps(template)) == template  # for other machines

@@ -1,5 +1,7 @@
 """Ranks of continuations, and their likelihoods on a shared beginning."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.scoring.rank import Question, common_beginning, continuations, rank
+from gpt_cli.scoring.rank import Question, continuations, rank
 from gpt_cli.scoring.score import score
 from support.scores import N_POSITIONS, one_by_one, question, same, texts
 
@@ -25,8 +27,8 @@ def test_continuations_have_the_likelihoods_that_they_have_in_the_whole(
     model = load_case("saved")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpt_cli.generation.prefix_cache.PASS", a_pass)
-        (found,) = continuations(LoadedModel(model, None), [question(prompt, choices)])
-    for row, choice in zip(found, choices, strict=True):
+        (actual,) = continuations(LoadedModel(model, None), [question(prompt, choices)])
+    for row, choice in zip(actual, choices, strict=True):
         (whole,) = score(LoadedModel(model, tokenizer), [prompt + choice])
         assert row == same(model, whole.token_logprobs[len(prompt) :])
 
@@ -40,8 +42,8 @@ def test_the_prompt_is_computed_once(load_case, monkeypatch):
         return computed(wte, wpe, ids, positions)
 
     monkeypatch.setattr(type(model.ops), "embed", staticmethod(embed))
-    asked = question(list(range(50)), [[1], [2, 3], [4, 5, 6]])
-    continuations(LoadedModel(model, None), [asked])
+    query = question(list(range(50)), [[1], [2, 3], [4, 5, 6]])
+    continuations(LoadedModel(model, None), [query])
     assert passes == [(1, 50), (3, 2)]
 
 
@@ -59,17 +61,19 @@ def test_choices_are_drawn_by_the_softmax_of_their_likelihoods(load_case, tokeni
     totals = []
     for row in ids:
         whole = PROMPT + row
-        places = range(len(PROMPT), len(whole))
-        totals.append(sum(one_by_one(model, whole, place, N_POSITIONS) for place in places))
+        positions = range(len(PROMPT), len(whole))
+        totals.append(
+            sum(one_by_one(model, whole, position, N_POSITIONS) for position in positions)
+        )
     lengths = {"total": np.ones(4), "token": [len(row) for row in ids], "byte": sizes}[by]
     odds = np.exp(np.divide(totals, lengths))
     order = np.argsort(-odds)
     (ranked,) = rank(LoadedModel(model, tokenizer), [Question(PROMPT, CHOICES, ids)], by)
-    for choice, place in zip(ranked, order.tolist(), strict=True):
-        found = choice.text, choice.ids, choice.bytes
-        assert found == (CHOICES[place], ids[place], sizes[place])
-        assert choice.logprob == pytest.approx(totals[place], rel=1e-4)
-        assert choice.probability == pytest.approx(odds[place] / odds.sum(), rel=1e-3)
+    for choice, position in zip(ranked, order.tolist(), strict=True):
+        actual = choice.text, choice.ids, choice.bytes
+        assert actual == (CHOICES[position], ids[position], sizes[position])
+        assert choice.logprob == pytest.approx(totals[position], rel=1e-4)
+        assert choice.probability == pytest.approx(odds[position] / odds.sum(), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +110,18 @@ def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
     [
         ([[1, 2, 3], [1, 2, 4]], [1, 2]),
         ([[1, 2], [1, 2, 4], [1, 2, 5]], [1, 2]),
+        ([[1, 2, 3], [1, 2, 3, 4], [1, 5]], [1]),
         ([[1, 2, 3], [2, 2, 3]], []),
-        ([[1, 2], []], []),
-        ([[1, 2]], [1, 2]),
+        ([[], [1, 2]], []),
     ],
 )
-def test_the_common_beginning_ends_where_any_row_differs(rows, beginning):
-    assert common_beginning(rows) == beginning
+def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(
+    rows, beginning, monkeypatch
+):
+    ids = {f"a{'b' * n}": row for n, row in enumerate(rows)} | {"": [9]}
+    monkeypatch.setattr("gpt_cli.scoring.rank.prompt_ids", lambda loaded, text: ids[text])
+    loaded = SimpleNamespace(config=SimpleNamespace(n_positions=80))
+    query = Question.of_texts(loaded, "a", ["b" * n for n in range(1, len(rows))])
+    start = [] if beginning else [9]
+    assert query.prompt == start + beginning
+    assert [query.prompt + row for row in query.choices] == [start + row for row in rows[1:]]

@@ -38,15 +38,15 @@ def test_perplexity_by_sliding_windows_is_that_of_transformers(
     assert result.perplexity == pytest.approx(reference["perplexities"][str(stride)], rel=1e-5)
 
 
-# --- what is scored, given what ------------------------------------------------------------------
+# --- what is scored, after what ------------------------------------------------------------------
 
 
 def test_each_token_is_scored_given_those_before_it(load_case, tokenizer):
     model, ids = load_case("untied"), [5, 200, 7, 7, 260]
     (result,) = score(LoadedModel(model, tokenizer), [ids])
-    for place in range(1, len(ids)):
-        exact = one_by_one(model, ids, place, N_POSITIONS)
-        assert result.token_logprobs[place] == pytest.approx(exact, rel=1e-4)
+    for position in range(1, len(ids)):
+        exact = one_by_one(model, ids, position, N_POSITIONS)
+        assert result.token_logprobs[position] == pytest.approx(exact, rel=1e-4)
 
 
 @pytest.mark.parametrize("count", [80, 81, 119, 120, 121, 200])
@@ -58,16 +58,16 @@ def test_beyond_the_context_a_token_is_scored_in_the_first_window_that_holds_it(
     (result,) = score(LoadedModel(model, tokenizer), [ids])  # windows from 0 to 80, 40 to 120, ...
     assert len(result.token_logprobs) == count
     assert None not in result.token_logprobs[1:]
-    for place in {1, 79, count - 1} | ({80} if count > 80 else set()):
-        start = max(0, math.ceil((place + 1 - N_POSITIONS) / 40)) * 40
-        exact = one_by_one(model, ids, place, place - start)
-        assert result.token_logprobs[place] == pytest.approx(exact, rel=1e-4)
+    for position in {1, 79, count - 1} | ({80} if count > 80 else set()):
+        start = max(0, math.ceil((position + 1 - N_POSITIONS) / 40)) * 40
+        exact = one_by_one(model, ids, position, position - start)
+        assert result.token_logprobs[position] == pytest.approx(exact, rel=1e-4)
 
 
 def test_the_smallest_context_has_a_stride(make_model, tokenizer):
     model = make_model(n_positions=2)
     (result,) = score(LoadedModel(model, tokenizer), [[5, 6, 7]])
-    exact = [one_by_one(model, [5, 6, 7], place, 1) for place in (1, 2)]
+    exact = [one_by_one(model, [5, 6, 7], position, 1) for position in (1, 2)]
     assert result.token_logprobs[1:] == pytest.approx(exact, rel=1e-4)
 
 
@@ -105,8 +105,8 @@ def test_how_the_work_is_cut_changes_nothing(
         return unembed(model, x)
 
     monkeypatch.setattr("gpt_cli.scoring.score.unembed", unembed_slice)
-    found = [result.token_logprobs[1:] for result in score(LoadedModel(model, tokenizer), texts)]
-    for row, exact in zip(found, expected, strict=True):
+    actual = [result.token_logprobs[1:] for result in score(LoadedModel(model, tokenizer), texts)]
+    for row, exact in zip(actual, expected, strict=True):
         assert row == same(model, exact)
 
 
@@ -125,17 +125,17 @@ def test_damaged_weights_are_no_score(make_model, tokenizer):
 @settings(max_examples=20)
 def test_a_prefix_is_before_each_text_and_not_part_of_it(load_case, tokenizer, ids, prefix):
     model = load_case("saved")
-    found = score(LoadedModel(model, tokenizer), ids, start=prefix, measures={"ranks": ranks})
-    for result, own in zip(found, ids, strict=True):
-        whole = score(LoadedModel(model, tokenizer), [[*prefix, *own]], measures={"ranks": ranks})[
+    actual = score(LoadedModel(model, tokenizer), ids, start=prefix, measures={"ranks": ranks})
+    for result, row in zip(actual, ids, strict=True):
+        whole = score(LoadedModel(model, tokenizer), [[*prefix, *row]], measures={"ranks": ranks})[
             0
         ]
-        assert result.ids == own
+        assert result.ids == row
         first = 0 if prefix else 1
         expected = whole.token_logprobs[len(prefix) + first :]
         assert result.token_logprobs[first:] == same(model, expected)
-        assert len(result.ranks) == len(own)
-        scored = own[first:]
+        assert len(result.ranks) == len(row)
+        scored = row[first:]
         assert result.tokens_scored == len(scored)
         assert result.bytes_scored == sum(len(tokenizer.token_bytes(id)) for id in scored)
 
@@ -169,32 +169,32 @@ def test_ranks_and_entropies_are_those_of_the_distributions(engine):
     result = engine.score(text, ranks=True, entropies=True, stride=1)
     assert len(result.ids) > N_POSITIONS
     assert result.ranks[0] is result.entropies[0] is None
-    for place in (1, 2, N_POSITIONS - 1, N_POSITIONS, len(result.ids) - 1):
-        before = result.ids[max(0, place + 1 - N_POSITIONS) : place]
+    for position in (1, 2, N_POSITIONS - 1, N_POSITIONS, len(result.ids) - 1):
+        before = result.ids[max(0, position + 1 - N_POSITIONS) : position]
         logits = engine.logits([before])[0, -1].astype(np.float64)
         p = np.exp(logits - np.logaddexp.reduce(logits))
-        assert result.ranks[place] == (p > p[result.ids[place]]).sum() + 1
-        assert result.entropies[place] == pytest.approx(-(p * np.log(p)).sum(), rel=1e-5)
+        assert result.ranks[position] == (p > p[result.ids[position]]).sum() + 1
+        assert result.entropies[position] == pytest.approx(-(p * np.log(p)).sum(), rel=1e-5)
 
 
 def test_ranks_entropies_and_words_are_given_if_asked_for(engine):
     names = ("ranks", "entropies", "words", "initial_logprobs")
-    for wanted in ((), ("ranks",), ("entropies",), ("words",), names[:3]):
-        result = engine.score("He said", **dict.fromkeys(wanted, True))
-        given = [name for name in names if getattr(result, name) is not None]
-        assert given == [*wanted, *(["initial_logprobs"] if "words" in wanted else [])]
+    for options in ((), ("ranks",), ("entropies",), ("words",), names[:3]):
+        result = engine.score("He said", **dict.fromkeys(options, True))
+        present = [name for name in names if getattr(result, name) is not None]
+        assert present == [*options, *(["initial_logprobs"] if "words" in options else [])]
 
 
 @given(batch=st.lists(texts, max_size=6))
 @settings(max_examples=20)
 def test_ranks_and_entropies_do_not_depend_on_other_texts(engine, batch):
     batch = [engine.decode(ids) for ids in batch]
-    wanted = {"ranks": True, "entropies": True}
-    together = engine.score_many(batch, **wanted)
+    options = {"ranks": True, "entropies": True}
+    together = engine.score_many(batch, **options)
     for result, text in zip(together, batch, strict=True):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gpt_cli.scoring.score.SLICE", 2)
-            (alone,) = engine.score_many([text], **wanted)
+            (alone,) = engine.score_many([text], **options)
         assert result.entropies[1:] == same(engine.model, alone.entropies[1:])
         if engine.model.ops.batch_invariant:
             assert result.ranks == alone.ranks

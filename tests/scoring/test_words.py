@@ -32,11 +32,11 @@ class Pieces:
 
 
 def words_of(model, tokenizer, rows, start=(END_ID,)):
-    """The words of texts that are given as ids."""
+    """The words of texts, from ids."""
     measures = {"initial_logprobs": among(initial_tokens(tokenizer, model.config))}
     return [
-        find_words(tokenizer, each.ids, each.token_logprobs, each.initial_logprobs)
-        for each in score(LoadedModel(model, tokenizer), rows, start=start, measures=measures)
+        find_words(tokenizer, result.ids, result.token_logprobs, result.initial_logprobs)
+        for result in score(LoadedModel(model, tokenizer), rows, start=start, measures=measures)
     ]
 
 
@@ -73,8 +73,8 @@ def test_white_space_alone_has_no_words(engine, text):
 
 def test_a_token_of_several_words_belongs_to_the_first(make_model):
     tokenizer = Pieces(b"a", b" \xc2\xa0 \xc2\xa0", b" b")
-    found = find_words(tokenizer, [0, 1, 2], [-1.0, -2.0, -4.0], [math.nan, -1.5, -3.0])
-    assert found == [
+    actual = find_words(tokenizer, [0, 1, 2], [-1.0, -2.0, -4.0], [math.nan, -1.5, -3.0])
+    assert actual == [
         Word("a", 0, 1, 1, pytest.approx(1.5 * BITS)),  # 0.5: it ends
         Word("\xa0", 2, 4, 1, pytest.approx(1.5 * BITS)),
         Word("\xa0", 5, 7, 0, pytest.approx(1 * BITS)),  # that is all: it ends
@@ -88,10 +88,10 @@ def test_a_token_of_several_words_belongs_to_the_first(make_model):
 
 def test_initial_tokens_begin_with_white_space_or_end_the_text(engine):
     config = replace(engine.model.config, vocab_size=CONFIG["vocab_size"] + 3)
-    found = initial_tokens(engine.tokenizer, replace(config, eos_token_id=(7, END_ID, 10**6)))
-    assert len(found) == config.vocab_size
-    pieces = {engine.tokenizer.token_bytes(id) for id in np.flatnonzero(found) if id != 7}
-    assert found[7]
+    actual = initial_tokens(engine.tokenizer, replace(config, eos_token_id=(7, END_ID, 10**6)))
+    assert len(actual) == config.vocab_size
+    pieces = {engine.tokenizer.token_bytes(id) for id in np.flatnonzero(actual) if id != 7}
+    assert actual[7]
     assert pieces == {
         b" ", b"\t", b"\n", b"\r", b"\x0b", b"\x0c", b"\n\n", b"  ", b"    ", b" t", b" a", b" s",
         b" the", b" and", b"<|endoftext|>",
@@ -102,25 +102,25 @@ def test_initial_tokens_begin_with_white_space_or_end_the_text(engine):
 
 
 def by_the_formula(model, tokenizer, ids):
-    """The surprisal of each word, as arXiv 2406.14561 writes it, by sums over the vocabulary."""
+    """The surprisals of words, as arXiv 2406.14561 writes it, by sums over the vocabulary."""
     initial = [
         id for id in range(model.config.vocab_size)
         if id == END_ID or tokenizer.token_bytes(id)[0] in b" \t\n\r\x0b\x0c"
     ]  # fmt: skip
     p = probabilities(model, [END_ID, *ids])
     before = b""
-    found = []
-    for place, id in enumerate(ids):
+    actual = []
+    for position, id in enumerate(ids):
         piece = tokenizer.token_bytes(id)
         if before[-1:].strip() and not piece[:1].strip():  # a word has ended
-            ends = p[place, initial].sum()
-            found[-1] *= ends
-            found.append(1 / ends)
-        elif not found:
-            found.append(1)
-        found[-1] *= p[place, id]
+            ends = p[position, initial].sum()
+            actual[-1] *= ends
+            actual.append(1 / ends)
+        elif not actual:
+            actual.append(1)
+        actual[-1] *= p[position, id]
         before += piece
-    return -np.log2(found)
+    return -np.log2(actual)
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_the_probabilities_of_all_words_sum_to_one(make_model):
             goes_on = length == longest and (is_word or re.fullmatch("[sn]+", shown))
             if goes_on or re.fullmatch("[sn]*E", shown):
                 p = probabilities(model, [end, *context, *ids])
-                own = math.prod(p[len(context) + place, id] for place, id in enumerate(ids))
-                others.append(own / whole * (p[-1, :2].sum() if is_word else 1))
-    found = [2 ** -of_text[1].surprisal for of_text in words_of(model, tokenizer, words, [end])]
-    assert min(math.fsum(found), math.fsum(others)) > 0.1
-    assert math.fsum(found + others) == pytest.approx(1, rel=1e-5)
+                p_ids = math.prod(p[len(context) + position, id] for position, id in enumerate(ids))
+                others.append(p_ids / whole * (p[-1, :2].sum() if is_word else 1))
+    actual = [2 ** -of_text[1].surprisal for of_text in words_of(model, tokenizer, words, [end])]
+    assert min(math.fsum(actual), math.fsum(others)) > 0.1
+    assert math.fsum(actual + others) == pytest.approx(1, rel=1e-5)
 
 
 @given(text=texts)
