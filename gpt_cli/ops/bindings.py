@@ -17,15 +17,12 @@ from gpt_cli.system.machine import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
-_VERSION = 6  # of native/native.h
+_VERSION = 7  # of native/native.h
 
 ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
 FLOAT32 = np.dtype("f4")
-_PANEL_TYPES: dict[int, np.dtype[Any]] = {
-    4: FLOAT32,
-    2: np.dtype("u2"),
-    1: np.dtype("u1"),
-}  # by the bytes of a weight
+# By the bytes of a weight.
+_PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 
 # The types of fields: pointer, int64_t, int32_t, float, double.
 _TYPES = {
@@ -41,7 +38,7 @@ class Struct(ctypes.Structure):
     """A struct of native/kernels.h that keeps the arrays alive that its pointers point to."""
 
     function: str  # the operation that takes the struct
-    strides: dict[str, str]  # NAME of each field NAME_stride
+    strides: dict[str, str]  # fields NAME_stride by NAME
 
     def __init__(self, **fields: Any):
         """Set fields to numbers, structs, addresses, or pointers to arrays."""
@@ -69,7 +66,7 @@ STRUCTS: dict[str, type[Struct]] = {}  # by name, in the order of `gpt2_layout.s
 
 
 def _fields(*fields: Any) -> list[tuple[str, Any]]:
-    """Return fields, each of which is structs by name, or a type of `_TYPES` and names."""
+    """Return fields from structs by name, and from texts of a type of `_TYPES` and names."""
     pairs: list[tuple[str, Any]] = []
     for one in fields:
         if isinstance(one, dict):
@@ -91,7 +88,6 @@ def _struct(name: str, *fields: Any) -> type[Struct]:
 
 _HEADS = "b_stride h_stride t_stride"
 _CACHE = "B H T D cache_panels"
-_PACK = "P to rows scales", "N first count offset", "I file transposed"
 _LINEARS = "c_attn", "c_proj", "c_fc", "mlp_c_proj"
 
 Matrix = _struct("matrix", "P panels", "N n_in n_out panel_bytes", "I format")
@@ -100,7 +96,7 @@ BlockStruct = _struct(
     "block",
     {"ln_1": Norm, "ln_2": Norm} | dict.fromkeys(_LINEARS, Matrix),
     "P " + " ".join(f"{name}_bias" for name in _LINEARS),
-    *("N n_head", "F scale", "I activation"),
+    *("F scale", "I activation"),
 )
 Embed = _struct("embed", "P wte wpe ids positions x", "N tokens n_positions")
 LayerNormRows = _struct("layer_norm", {"norm": Norm}, "P x y", "N rows C x_stride y_stride")
@@ -114,8 +110,7 @@ Attend = _struct(
 AllLayers = _struct(
     "layers",
     "P blocks x y visible past lengths keys values scratch",
-    "N n_layer x_stride y_stride keys_bytes values_bytes B T cache_panels",
-    "I half",
+    *(f"N n_layer x_stride y_stride keys_bytes values_bytes {_CACHE}", "I half"),
 )
 LogSumExp = _struct("log_sum_exp", "P x y", "N rows x_stride n")
 Exp = _struct("exp", "P x y", "N n")
@@ -132,8 +127,7 @@ Draft = _struct(
     *("P positions visible banned", "N banned_count count"),
 )
 Quantize = _struct("quantize", "P w to")
-Pack = _struct("pack", *_PACK)
-PackFile = _struct("pack_file", *_PACK)
+Pack = _struct("pack", "P to rows scales", "N first count offset", "I file transposed")
 
 
 class _Storage(ctypes.Structure):
@@ -184,7 +178,6 @@ class Layers:
             ln_2=norm_of(b.ln_2, self.width),
             **{name: w.weight.matrix for name, w in linears.items()},
             **{f"{name}_bias": vector_of(w.bias, w.weight.n_out) for name, w in linears.items()},
-            n_head=b.attn.n_head,
             scale=b.attn.scale,
             activation=ACTIVATIONS.index(b.mlp.activation),
         )
@@ -246,14 +239,11 @@ def library() -> ctypes.CDLL:
 def _is_compatible(lib: ctypes.CDLL) -> bool:
     """Return whether the library has this version of the functions, and the same structs."""
     try:
-        version = ctypes.c_int64.in_dll(lib, "gpt2_layout").value
+        layout = _Layout.in_dll(lib, "gpt2_layout")
     except ValueError:
         return False
-    if version != _VERSION:
-        return False
-    layout = _Layout.in_dll(lib, "gpt2_layout")
     sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
-    return list(layout.sizes) == sizes and layout.group == GROUP
+    return layout.version == _VERSION and list(layout.sizes) == sizes and layout.group == GROUP
 
 
 @cache
@@ -264,15 +254,14 @@ def layout() -> Any:
 
 @cache
 def _formats() -> dict[str, tuple[int, Any]]:
-    """Return the index and the `struct storage` of each format, by its name."""
+    """Return the indices and the `struct storage` of the formats, by their names."""
     storage = layout().storage[: layout().formats]
-    return {each.name.decode(): (index, each) for index, each in enumerate(storage)}
+    return {one.name.decode(): (index, one) for index, one in enumerate(storage)}
 
 
 def layers_scratch(layers: Struct, threads: int) -> int:
-    """Return the size of the scratch memory of `layers` in floats."""
-    size: int = library().gpt2_layers_scratch(ctypes.byref(layers), threads)
-    return size
+    """Return the bytes of scratch memory of `layers`."""
+    return 4 * int(library().gpt2_layers_scratch(ctypes.byref(layers), threads))
 
 
 def levels() -> list[str]:

@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.ops import Array, bindings
+from gpt_cli.ops import Array, DraftOps, bindings
 from gpt_cli.ops.bindings import FLOAT32, Packed, check, readable
 from gpt_cli.ops.memory import address
 from gpt_cli.ops.native_ops import LARGEST_TOP_K, Int8NativeOps, contiguous
+from gpt_cli.options.sampling_params import SamplingParams
 
 _INT64, _FLOAT64 = np.dtype("i8"), np.dtype("f8")
 
 
-class DraftNativeOps(Int8NativeOps):
+class DraftNativeOps(Int8NativeOps, DraftOps):
     """The operations with int8 weights that are converted from those of another model."""
 
     def __init__(self, threads: int):
@@ -27,18 +28,17 @@ class DraftNativeOps(Int8NativeOps):
         bindings.Quantize(w=matrix.struct, to=packed.struct).run(self.threads)
         return packed
 
-    def copyto(self, to: Array, blocks: Array) -> None:
+    def copyto(self, to: Array, panels: Array) -> None:
         """Copy panels of a cache in float32: NumPy takes 15 times as long to round."""
         layers, B, H = to.shape[:3]
-        for array, dtype in ((blocks, FLOAT32), (to, self._cache_type)):
+        for array, dtype in ((panels, FLOAT32), (to, self.cache_type)):
             alike = array.shape == to.shape and array.dtype == dtype
-            head = array.strides[2]
-            runs = array.strides[1] == H * head and array[0, 0, 0].flags.c_contiguous
+            runs = array.strides[1] == H * array.strides[2] and array[0, 0, 0].flags.c_contiguous
             check(alike and runs, "a cache", array)
         stride, n = to.strides[2] // 2, math.prod(to.shape[3:])
-        check(blocks.strides[2] == 4 * stride and n % self.cache_block == 0, "a cache", blocks)
+        check(panels.strides[2] == 4 * stride and n % self.cache_panel == 0, "a cache", panels)
         for layer in range(layers):
-            start, target = (address(x) + layer * x.strides[0] for x in (blocks, to))
+            start, target = (address(x) + layer * x.strides[0] for x in (panels, to))
             bindings.Narrow(x=start, y=target, rows=B * H, stride=stride, n=n).run(self.threads)
 
     def draft(
@@ -48,10 +48,7 @@ class DraftNativeOps(Int8NativeOps):
         last: Array,
         uniforms: Array,
         banned: Array,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
+        params: SamplingParams,
     ) -> Array | None:
         """Draft tokens one after the other, or return None for a top-k that C does not have.
 
@@ -61,24 +58,21 @@ class DraftNativeOps(Int8NativeOps):
 
         Args:
             model: the draft model.
-            cache: the keys and values of all tokens of each text but its last.
-            last: (B,) the last token of each text.
+            cache: the keys and values of all tokens of the texts but the last.
+            last: (B,) the last tokens of the texts.
             uniforms: (count, B) the draws of the drafts.
             banned: ids that may not be drafted.
-            temperature: above 0; this and the others as in `SamplingParams`.
-            top_k: the number of tokens to keep.
-            top_p: the probability to keep.
-            min_p: the smallest fraction of the likeliest to keep.
+            params: the filters; the temperature is above 0.
 
         Returns:
             ids (count, B).
         """
-        if not 0 < top_k <= min(model.lm_head.weight.n_out, LARGEST_TOP_K):
+        if not 0 < params.top_k <= min(model.lm_head.weight.n_out, LARGEST_TOP_K):
             return None
         ids = np.empty((len(uniforms) + 1, len(last)), _INT64)
-        filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        draft = self._draft(model, cache, last, uniforms, banned, ids, filters)
-        if draft.run(self.threads):
+        ids[0] = last
+        call = self._draft(model, cache, ids, uniforms, banned, params)
+        if call.run(self.threads):
             raise IndexError(f"too many tokens for a cache of {cache.keys.shape[3]} panels")
         return ids[1:]
 
@@ -86,22 +80,20 @@ class DraftNativeOps(Int8NativeOps):
         self,
         model: Any,
         cache: Any,
-        last: Array,
+        ids: Array,
         uniforms: Array,
         banned: Array,
-        ids: Array,
-        filters: dict[str, float],
+        params: SamplingParams,
     ) -> bindings.Struct:
         """Return `draft` as an operation, which writes all but the first of ids (count + 1, B)."""
         count, B = uniforms.shape
         head, wpe, C = model.lm_head, readable(model.wpe), model.wte.n_in
-        V, width = head.weight.n_out, self._described(model.h).width
+        V = head.weight.n_out
         check(len(cache.keys) == len(cache.values) == len(model.h), "keys", cache.keys)
-        check(head.weight.n_in == C, "lm_head", last)
+        check(head.weight.n_in == C, "lm_head", ids)
         check(not banned.size or 0 <= banned.min() <= banned.max() < V, "banned", banned)
-        check(wpe.ndim == 2 and wpe.shape[1] == C == width, "wpe", wpe)
-        check(cache.lengths.shape == last.shape == (B,), "last", last)
-        ids[0] = last
+        check(wpe.ndim == 2 and wpe.shape[1] == C, "wpe", wpe)
+        check(cache.lengths.shape == (B,) and ids.shape[1] == B, "ids", ids)
         banned, draws = contiguous(banned, _INT64), contiguous(uniforms, _FLOAT64)
         positions = cache.lengths.astype(_INT64)
         visible, x, y = (positions + 1)[:, None], *np.empty((2, B, C), FLOAT32)
@@ -114,7 +106,7 @@ class DraftNativeOps(Int8NativeOps):
             layers=layers,
             ln_f=self._layer_norm(y, model.ln_f, x),
             lm_head=self._linear(x, head, logits),
-            choose=self._choose(logits[:, :V], draws, ids[1:], **filters),
+            choose=self._choose(logits[:, :V], draws, ids[1:], params),
             positions=positions,
             visible=visible,
             banned=banned,

@@ -7,8 +7,6 @@ at any level of the processor.
 
 import math
 import os
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import DTYPES, Tensor
-from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Rows, bindings
+from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Ops, Rows, bindings
 from gpt_cli.ops.bindings import (
     ACTIVATIONS,
     FLOAT32,
@@ -30,7 +28,8 @@ from gpt_cli.ops.bindings import (
 )
 from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize
 from gpt_cli.ops.memory import Arena, Workspace, address
-from gpt_cli.system.machine import MOST_THREADS, free_memory, threads
+from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.system.machine import MOST_THREADS, threads
 
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 _CACHE_LINE = 64  # bytes
@@ -45,39 +44,26 @@ LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 _FILE_ENDED, _INVALID_INT8 = -1, -2
 
 
-def _check_int8(error: int, name: str) -> None:
-    if error == _INVALID_INT8:
-        raise CheckpointError(
-            f"{name}: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
-            "make the folder again with `gpt-cli quantize`"
-        )
-
-
-class NativeOps:
-    """The operations of `gpt_cli.ops.Ops` on the CPU."""
+class NativeOps(Ops):
+    """The operations on the CPU."""
 
     name = "native"
-    dtype = "float32"
-    xp: ModuleType = np
     batch_invariant = True
-    draft: Callable[..., Array | None] | None = None
-    to_host = staticmethod(np.asarray)
-    _cache_type: np.dtype[Any] = FLOAT32
 
     def __init__(self) -> None:
         layout = bindings.layout()
         self.level = bindings.choose_level()
-        self.cache_block: int = layout.columns
+        self.cache_panel: int = layout.columns
         self._tile_rows, self._row_padding = layout.max_tile_rows, layout.row_padding
         self._digits_bytes = layout.digits_bytes  # of a group of numbers
-        self._half = self._cache_type == _FLOAT16
+        self._half = self.cache_type == _FLOAT16
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
         self._workspace = Workspace()
         self._layers_of: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()  # by the first layer
 
     def free_memory(self) -> int | None:
-        free = free_memory()
+        free = super().free_memory()
         return None if free is None else free + self._workspace.free_bytes()
 
     def draft_ops(self) -> DraftOps | None:
@@ -91,40 +77,30 @@ class NativeOps:
         """Pack a matrix (n_in, n_out) into panels.
 
         If the stored type is the type in memory, C reads the file, without Python's lock.
-        Otherwise, convert and pack some rows at a time, while they are in the cache.
+        Otherwise, convert and pack a range of rows at a time, while they are in the cache.
         """
         n_rows, length = rows.shape
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
         if not n_in or not n_out:
             raise ValueError("a matrix must have rows and columns")
         packed = Packed(n_in, n_out, self.dtype, self._weights)
+        target = {"to": packed.struct, "transposed": transposed}
         stored, scales = self._stored(rows)
         if isinstance(stored, Tensor) and DTYPES.get(stored.dtype) == self.dtype:
-            self._pack_file(packed, stored, scales, transposed)
-        elif self.dtype in SHORT:
+            if scales is None and self.dtype == "int8":
+                raise ValueError(f"{stored.path}: an int8 matrix needs scales")
+            with stored.opened() as (file, offset):
+                source = {"file": file.fileno(), "offset": offset, "scales": scales}
+                _check_packed(bindings.Pack(**source, **target).run(1), file.name)
+            return packed
+        if self.dtype in SHORT:
             raise ValueError(f"the matrix is not stored in {self.dtype}")
-        else:
-            step = max(1, _PIECE // length // GROUP) * GROUP
-            for first in range(0, n_rows, step):
-                part, scales = self._converted(rows, slice(first, first + step), transposed)
-                target = {"to": packed.struct, "first": first, "transposed": transposed}
-                call = bindings.Pack(rows=part, scales=scales, count=len(part), **target)
-                _check_int8(call.run(1), "a matrix")
+        step = max(1, _PIECE // length // GROUP) * GROUP
+        for first in range(0, n_rows, step):
+            part, scales = self._converted(rows, slice(first, first + step), transposed)
+            source = {"rows": part, "scales": scales, "first": first, "count": len(part)}
+            _check_packed(bindings.Pack(**source, **target).run(1), "a matrix")
         return packed
-
-    def _pack_file(
-        self, packed: Packed, stored: Tensor, scales: Array | None, transposed: bool
-    ) -> None:
-        if scales is None and self.dtype == "int8":
-            raise ValueError(f"{stored.path}: an int8 matrix needs scales")
-        with stored.opened() as (file, offset):
-            source = {"file": file.fileno(), "offset": offset, "scales": scales}
-            error = bindings.PackFile(to=packed.struct, transposed=transposed, **source).run(1)
-            if error > 0:
-                raise OSError(error, os.strerror(error), file.name)
-            if error == _FILE_ENDED:
-                raise EOFError
-            _check_int8(error, file.name)
 
     def _stored(self, rows: Rows) -> tuple[Rows, Array | None]:
         """Return the rows that may be stored in a file, and the scales of their groups."""
@@ -186,9 +162,9 @@ class NativeOps:
         Shapes: (layers, B, H, panels, D, COLUMNS) and (layers, B, H, panels, COLUMNS, width), where
         `width` is D padded to whole panels.
         """
-        columns = self.cache_block
+        columns = self.cache_panel
         shape, width = (layers, batch, heads, -(-capacity // columns)), self._padded(size)
-        options: dict[str, Any] = {"dtype": self._cache_type, "waste": 2}
+        options: dict[str, Any] = {"dtype": self.cache_type, "waste": 2}
         keys = self._workspace.empty((*shape, size, columns), **options)
         return keys, self._workspace.empty((*shape, columns, width), **options)
 
@@ -206,9 +182,6 @@ class NativeOps:
         if call.run(self.threads):
             raise IndexError(f"the cache has room for {_capacity(keys)} tokens")
 
-    def copyto(self, to: Array, blocks: Array) -> None:
-        np.copyto(to, blocks)
-
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         B, H, T, D = q.shape
         q = readable(q)
@@ -224,9 +197,9 @@ class NativeOps:
 
     def _cache(self, keys: Array, values: Array, B: int, H: int, D: int) -> dict[str, Any]:
         """Check one layer of a cache; return its fields of `struct store` and `struct attend`."""
-        panels, columns = keys.shape[2], self.cache_block
+        panels, columns = keys.shape[2], self.cache_panel
         for array, shape in ((keys, (D, columns)), (values, (columns, self._padded(D)))):
-            right = array.shape == (B, H, panels, *shape) and array.dtype == self._cache_type
+            right = array.shape == (B, H, panels, *shape) and array.dtype == self.cache_type
             check(right and array.flags.c_contiguous, "a layer of the cache", array)
         fields = {"keys": keys, "values": values, "cache_panels": panels, "half": self._half}
         return fields | {"B": B, "H": H, "D": D}
@@ -240,9 +213,9 @@ class NativeOps:
 
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
         B, T, C = x.shape
-        rows = _rows_of(x, self._described(h).width)
-        counts = _counts_of(visible, (B, T)), _counts_of(cache.lengths, (B,))
-        call = self._all_layers(h, rows, cache, *counts, _counts_of(cache.new, (B,)))
+        past, lengths = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
+        seen = _counts_of(visible, (B, T))
+        call = self._all_layers(h, _rows_of(x, C), cache, seen, past, lengths)
         y = self._empty_rows(B * T, C)  # after the larger scratch, whose memory it could occupy
         call.point("y", y)
         if call.run(self.threads):
@@ -251,27 +224,21 @@ class NativeOps:
         return y.reshape(x.shape)
 
     def _all_layers(
-        self,
-        h: tuple[Any, ...],
-        x: Array,
-        cache: Any,
-        visible: Array,
-        past: Array,
-        lengths: Array,
+        self, h: tuple[Any, ...], x: Array, cache: Any, visible: Array, past: Array, lengths: Array
     ) -> Struct:
         """Return all layers as one operation on x (B * T, C); its y must be set."""
         described, (keys, values) = self._described(h), (cache.keys, cache.values)
-        (B, T), H = visible.shape, h[0].attn.n_head
+        (B, T), H, C = visible.shape, h[0].attn.n_head, described.width
+        check(x.shape[1] == C, "x", x)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
-        one = self._cache(keys[0], values[0], B, H, described.width // H)
-        fields = {name: one[name] for name in ("keys", "values", "B", "cache_panels", "half")}
+        fields = self._cache(keys[0], values[0], B, H, C // H)
         for array, name in ((keys, "keys_bytes"), (values, "values_bytes")):
             # Without a cache, all layers use the same memory.
             fields[name] = array.strides[0] if len(keys) > 1 else 0
         fields |= {"visible": visible, "past": past, "lengths": lengths, "n_layer": len(h), "T": T}
         call = bindings.AllLayers(blocks=described.struct, x=x, **fields)
-        size = 4 * bindings.layers_scratch(call, self.threads)
-        scratch = self._workspace.empty((size + _CACHE_LINE,), _BYTE)
+        size = bindings.layers_scratch(call, self.threads) + _CACHE_LINE
+        scratch = self._workspace.empty((size,), _BYTE)
         call.point("scratch", scratch[-address(scratch) % _CACHE_LINE :])
         return call
 
@@ -294,31 +261,21 @@ class NativeOps:
         bindings.Cumulate(logits=rows, sums=sums, rows=len(rows), n=rows.shape[1]).run(self.threads)
         return sums
 
-    def choose(
-        self,
-        logits: Array,
-        uniforms: Array,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-    ) -> Array | None:
+    def choose(self, logits: Array, uniforms: Array, params: SamplingParams) -> Array | None:
         n = logits.shape[-1]
-        if not 0 < top_k <= min(n, LARGEST_TOP_K):
+        if not 0 < params.top_k <= min(n, LARGEST_TOP_K):
             return None
         rows, draws = _rows_of(logits, n), contiguous(uniforms, _FLOAT64)
         check(draws.shape == (len(rows),), "uniforms", draws)
         ids = np.empty(len(rows), _INT64)
-        filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        self._choose(rows, draws, ids, **filters).run(self.threads)
+        self._choose(rows, draws, ids, params).run(self.threads)
         return ids
 
-    def _choose(
-        self, logits: Array, uniforms: Array, ids: Array, *, min_p: float, **filters: float
-    ) -> Struct:
+    def _choose(self, logits: Array, uniforms: Array, ids: Array, params: SamplingParams) -> Struct:
         rows, n = logits.shape
         scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
-        filters["log_min_p"] = math.log(min_p) if min_p > 0 else -math.inf
+        filters = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p")}
+        filters["log_min_p"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
         arrays = {"logits": logits, "uniforms": uniforms, "ids": ids, "scratch": scratch}
         return bindings.Choose(rows=rows, n=n, **arrays, **filters)
 
@@ -330,14 +287,14 @@ class NativeOps:
 
     def _padded(self, width: int) -> int:
         """Return a width padded to whole panels."""
-        return -(-width // self.cache_block) * self.cache_block
+        return -(-width // self.cache_panel) * self.cache_panel
 
 
 class Int8NativeOps(NativeOps):
     """The operations with int8 weights, a quarter of the bytes to read: see `ops.int8`."""
 
     dtype = "int8"
-    _cache_type: np.dtype[Any] = _FLOAT16
+    cache_type = _FLOAT16
 
     def draft_ops(self) -> None:
         return None
@@ -369,6 +326,19 @@ class Float16NativeOps(NativeOps):
     """The operations with matrices that are stored and kept in float16."""
 
     dtype = "float16"
+
+
+def _check_packed(error: int, name: str) -> None:
+    """Raise the error of packing a file or "a matrix"."""
+    if error > 0:
+        raise OSError(error, os.strerror(error), name)
+    if error == _FILE_ENDED:
+        raise EOFError
+    if error == _INVALID_INT8:
+        raise CheckpointError(
+            f"{name}: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
+            "make the folder again with `gpt-cli quantize`"
+        )
 
 
 def _strides(x: Array) -> dict[str, int]:

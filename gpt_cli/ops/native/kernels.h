@@ -170,7 +170,6 @@ struct block {
     struct norm ln_1, ln_2;
     struct matrix c_attn, c_proj, c_fc, mlp_c_proj;
     const float *c_attn_bias, *c_proj_bias, *c_fc_bias, *mlp_c_proj_bias;
-    int64_t n_head;
     float scale;
     int32_t activation;
 };
@@ -185,7 +184,7 @@ struct layers {
     float *scratch; /* `gpt2_layers_scratch` floats, on a cache line */
     int64_t n_layer, x_stride, y_stride;
     int64_t keys_bytes, values_bytes; /* from one layer of the cache to the next */
-    int64_t B, T, cache_panels;
+    int64_t B, H, T, D, cache_panels;
     int32_t half;
 };
 
@@ -242,10 +241,10 @@ struct quantize {
  * transposed, `first` is a multiple of GROUP. */
 struct pack {
     const struct matrix *to;
-    const void *rows;
-    const float *scales; /* INT8: of the groups of these rows, or of all rows in a file */
-    int64_t first, count; /* the first row and the number of rows */
-    int64_t offset;       /* in a file: of the matrix, in bytes */
+    const void *rows;     /* NULL: all rows, from a file */
+    const float *scales;  /* INT8: of the groups of these rows */
+    int64_t first, count; /* the first row and the number of rows in memory */
+    int64_t offset;       /* of the matrix in the file, in bytes */
     int32_t file, transposed;
 };
 

@@ -37,7 +37,7 @@ int64_t gpt2_layers_scratch(const struct layers *layers, int threads)
 /* Compute one block of `job`, from job->x to job->y. */
 static int compute_block(const struct block *b, const struct layers *job, int threads)
 {
-    int64_t B = job->B, T = job->T, rows = B * T, C = b->c_attn.n_in, H = b->n_head, D = C / H;
+    int64_t B = job->B, T = job->T, rows = B * T, C = b->c_attn.n_in, H = job->H, D = job->D;
     struct offsets at = offsets_of(job, threads);
     float *normed = job->scratch + at.normed, *qkv = job->scratch + at.qkv;
     float *hidden = job->scratch + at.hidden, *digits = job->scratch + at.digits;

@@ -90,7 +90,7 @@ static const struct {
 static const struct kernels *_Atomic kernels;
 
 const struct layout gpt2_layout = {
-    .version = 6,
+    .version = 7,
     .columns = COLUMNS,
     .group = GROUP,
     .max_tile_rows = MAX_TILE_ROWS,
@@ -104,7 +104,6 @@ const struct layout gpt2_layout = {
         sizeof(struct narrow), sizeof(struct attend), sizeof(struct layers),
         sizeof(struct log_sum_exp), sizeof(struct exp), sizeof(struct cumulate),
         sizeof(struct choose), sizeof(struct draft), sizeof(struct quantize), sizeof(struct pack),
-        sizeof(struct pack),
     },
 };
 
