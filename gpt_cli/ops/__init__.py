@@ -64,14 +64,14 @@ class Ops(Protocol):
     """
 
     name: str  # of the implementation, as shown to users
-    dtype: str = "float32"  # of the weights in memory
-    cache_type: np.dtype[Any] = np.dtype("float32")  # of the numbers in a cache
+    dtype: str  # of the weights in memory
+    cache_type: np.dtype[Any]  # of keys and values in a cache
     cache_panel: int = 1  # number of tokens per index of a cache's fourth axis
     threads: int  # of the CPU
     xp: ModuleType = np  # or CuPy, for everything that is not an operation below
     batch_invariant: bool = False  # the bits of a token do not depend on what else is in the pass
 
-    # `model.layers` in one call, with the same bits: (x, h, visible, cache) -> x.
+    # All layers in one call, with the same bits: (x, h, visible, cache) -> x.
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     # Steps of a draft model in one call: see `draft_ops.DraftNativeOps.draft`.
     draft: Callable[..., Array | None] | None = None
@@ -172,17 +172,16 @@ class DraftOps(Ops, Protocol):
         """Convert a matrix of the model to int8, as `int8.quantize` does."""
 
 
-# The implementations by device and type of weights, the fastest first: for "native", the class is
-# in `gpt_cli.ops.native_ops`, and so on.
+# The implementations by device and type of weights, the fastest first.
 _IMPLEMENTATIONS = {
-    ("cuda", "float32"): {"cupy": "CuPyOps"},
-    ("cuda", "float16"): {"cupy": "Float16CuPyOps"},
-    ("cpu", "float32"): {"native": "NativeOps", "numpy": "NumPyOps"},
-    ("cpu", "bfloat16"): {"native": "BFloat16NativeOps"},
-    ("cpu", "float16"): {"native": "Float16NativeOps"},
-    ("cpu", "int8"): {"native": "Int8NativeOps", "numpy": "Int8NumPyOps"},
+    ("cuda", "float32"): ["cupy"],
+    ("cuda", "float16"): ["cupy"],
+    ("cpu", "float32"): ["native", "numpy"],
+    ("cpu", "bfloat16"): ["native"],
+    ("cpu", "float16"): ["native"],
+    ("cpu", "int8"): ["native", "numpy"],
 }
-_ON_DEMAND = "Int8NumPyOps"  # slower than float32, so only used if GPT_CLI_OPS names it
+_CLASSES = {"cupy": "CuPyOps", "native": "NativeOps", "numpy": "NumPyOps"}
 _SYNONYMS = {"gpu": "cuda", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT = ("float16", "bfloat16")  # the 16-bit types
 _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
@@ -190,24 +189,27 @@ _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
 _log = logging.getLogger(__name__)
 
 
-def check_available(device: str, dtype: str) -> dict[str, str]:
-    """Return the implementations that `get_ops` tries, by name, without loading one.
+def check_available(device: str, dtype: str) -> list[str]:
+    """Return the names of the implementations that `get_ops` tries, without loading one.
 
     Raises:
         InputError: there is none, its requirements are not installed, or GPT_CLI_OPS is invalid.
         ResourceError: it needs a GPU, and none can be used.
     """
-    kinds = _implementations(device, dtype)
+    names = _implementations(device, dtype)
     choice = os.environ.get(_VARIABLE)
-    if choice and choice not in kinds:
-        raise InputError(f"{_VARIABLE} must be {' or '.join(kinds)} for {dtype}, not {choice!r}")
-    names = [choice] if choice else [name for name, kind in kinds.items() if kind != _ON_DEMAND]
+    if choice and choice not in names:
+        raise InputError(f"{_VARIABLE} must be {' or '.join(names)} for {dtype}, not {choice!r}")
+    if choice:
+        names = [choice]
+    elif dtype == "int8":  # in NumPy slower than float32
+        names.remove("numpy")
     problems = [_missing_requirement(name) for name in names]
     if all(problems):
         if choice:
             raise InputError(f"{_VARIABLE}={choice} needs {problems[0]}")
         raise OptionError("dtype", f"{dtype} needs {problems[0]}")
-    return {name: kinds[name] for name in names}
+    return names
 
 
 def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
@@ -222,12 +224,13 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     """
     if threads is not None:
         check("threads", threads, THREADS)
-    kinds = check_available(device, dtype)
+    names = check_available(device, dtype)
     if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
-    for name, kind in kinds.items():
+    for name in names:
         try:
-            ops: Ops = getattr(importlib.import_module(f"gpt_cli.ops.{name}_ops"), kind)()
+            module = importlib.import_module(f"gpt_cli.ops.{name}_ops")
+            ops: Ops = getattr(module, _CLASSES[name])(dtype)
         except ImportError as error:
             reason = error
             _log.info("%s cannot be used: %s", name, error)
@@ -267,20 +270,22 @@ def _missing_requirement(name: str) -> str | None:
     return None
 
 
-def _implementations(device: str, dtype: str) -> dict[str, str]:
+def _implementations(device: str, dtype: str) -> list[str]:
     """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's."""
-    devices = ["cuda", "cpu"] if device == "auto" else [device]
-    kinds = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
-    if not any(kinds.values()):
+    cuda, cpu = (
+        _IMPLEMENTATIONS.get((name, dtype), []) if device in (name, "auto") else []
+        for name in ("cuda", "cpu")
+    )
+    if not cuda and not cpu:
         _check_name("device", device, [name for name, _ in _IMPLEMENTATIONS])
         _check_name("dtype", dtype, [name for _, name in _IMPLEMENTATIONS])
         choices = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
         raise OptionError("dtype", f"{dtype} is not available on {device}: choose {choices}")
-    if kinds.get("cuda") and (problem := gpu.problem()):
-        if not kinds.get("cpu"):
+    if cuda and (problem := gpu.problem()):
+        if not cpu:
             raise OptionResourceError("device", f"cuda: {problem}")
-        kinds["cuda"] = {}
-    return {name: kind for of_device in kinds.values() for name, kind in of_device.items()}
+        cuda = []
+    return cuda + cpu
 
 
 def _check_name(option: str, name: str, names: list[str]) -> None:

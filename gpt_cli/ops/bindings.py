@@ -25,7 +25,7 @@ FLOAT32 = np.dtype("f4")
 _PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 
 # The types of fields: pointer, int64_t, int32_t, float, double.
-_TYPES = {
+_TYPES: dict[str, Any] = {
     "P": ctypes.c_void_p,
     "N": ctypes.c_int64,
     "I": ctypes.c_int32,
@@ -65,21 +65,15 @@ class Struct(ctypes.Structure):
 STRUCTS: dict[str, type[Struct]] = {}  # by name, in the order of `gpt2_layout.sizes`
 
 
-def _fields(*fields: Any) -> list[tuple[str, Any]]:
-    """Return fields from structs by name, and from texts of a type of `_TYPES` and names."""
-    pairs: list[tuple[str, Any]] = []
-    for one in fields:
-        if isinstance(one, dict):
-            pairs += one.items()
-        else:
-            kind, *names = one.split()
-            pairs += [(name, _TYPES[kind]) for name in names]
-    return pairs
+def _fields(*lines: str) -> list[tuple[str, Any]]:
+    """Return fields from lines of a type, of `_TYPES` or a struct, and names."""
+    types = _TYPES | STRUCTS
+    return [(name, types[kind]) for kind, *names in map(str.split, lines) for name in names]
 
 
-def _struct(name: str, *fields: Any) -> type[Struct]:
+def _struct(name: str, *lines: str) -> type[Struct]:
     """Return the mirror of a struct with these fields, in the order of C."""
-    pairs = _fields(*fields)
+    pairs = _fields(*lines)
     strides = {field[:-7]: field for field, _ in pairs if field.endswith("_stride")}
     members = {"function": f"gpt2_{name}", "strides": strides, "_fields_": pairs}
     kind = STRUCTS[name] = type(name, (Struct,), members)
@@ -94,12 +88,11 @@ Matrix = _struct("matrix", "P panels", "N n_in n_out panel_bytes", "I format")
 Norm = _struct("norm", "P weight bias", "F epsilon")
 BlockStruct = _struct(
     "block",
-    {"ln_1": Norm, "ln_2": Norm} | dict.fromkeys(_LINEARS, Matrix),
-    "P " + " ".join(f"{name}_bias" for name in _LINEARS),
+    *("norm ln_1 ln_2", f"matrix {' '.join(_LINEARS)}", f"P {'_bias '.join(_LINEARS)}_bias"),
     *("F scale", "I activation"),
 )
 Embed = _struct("embed", "P wte wpe ids positions x", "N tokens n_positions")
-LayerNormRows = _struct("layer_norm", {"norm": Norm}, "P x y", "N rows C x_stride y_stride")
+LayerNormRows = _struct("layer_norm", "norm norm", "P x y", "N rows C x_stride y_stride")
 LinearRows = _struct("linear", "P w bias x y scratch", "N rows x_stride y_stride", "I activation")
 Store = _struct("store", "P k v keys values past lengths", f"N {_HEADS} {_CACHE}", "I half")
 Narrow = _struct("narrow", "P x y", "N rows stride n")
@@ -122,8 +115,7 @@ Choose = _struct(
 )
 Draft = _struct(
     "draft",
-    {"embed": Embed, "layers": AllLayers, "ln_f": LayerNormRows},
-    {"lm_head": LinearRows, "choose": Choose},
+    *("embed embed", "layers layers", "layer_norm ln_f", "linear lm_head", "choose choose"),
     *("P positions visible banned", "N banned_count count"),
 )
 Quantize = _struct("quantize", "P w to")

@@ -45,15 +45,16 @@ class Placed:
 
 
 class CuPyOps(Ops):
-    """The operations on a GPU, in float32."""
+    """The operations on a GPU, in float32 or float16, which halves the bytes to read."""
 
     name = "cupy"
     threads = 1
     xp: ModuleType = cupy
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: str = "float32"):
+        self.dtype, self.cache_type = dtype, np.dtype(dtype)
         try:
-            options = ("-DHALF",) if self.dtype == "float16" else ()
+            options = ("-DHALF",) if dtype == "float16" else ()
             source = files(__package__).joinpath("kernels.cu").read_text(encoding="utf-8")
             module = cupy.RawModule(code=source, options=("--std=c++17", *options))
             self._kernels = {name: module.get_function(name) for name in _KERNELS}
@@ -181,13 +182,6 @@ class CuPyOps(Ops):
     def _run(self, name: str, grid: int, *values: Any, shared: int = 0) -> None:
         arguments = tuple(kind(x) for kind, x in zip(_KERNELS[name], values, strict=True))
         self._kernels[name]((grid,), (_THREADS,), arguments, shared_mem=shared)
-
-
-class Float16CuPyOps(CuPyOps):
-    """The operations in float16: half the bytes to read."""
-
-    dtype = "float16"
-    cache_type = np.dtype("float16")
 
 
 # The parameters of the kernels: arrays, or numbers with the types that the kernels expect.

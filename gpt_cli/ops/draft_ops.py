@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.ops import Array, DraftOps, bindings
-from gpt_cli.ops.bindings import FLOAT32, Packed, check, readable
+from gpt_cli.ops.bindings import FLOAT32, Packed, check
 from gpt_cli.ops.memory import address
-from gpt_cli.ops.native_ops import LARGEST_TOP_K, Int8NativeOps, contiguous
+from gpt_cli.ops.native_ops import LARGEST_TOP_K, NativeOps, contiguous
 from gpt_cli.options.sampling_params import SamplingParams
 
 _INT64, _FLOAT64 = np.dtype("i8"), np.dtype("f8")
 
 
-class DraftNativeOps(Int8NativeOps, DraftOps):
+class DraftNativeOps(NativeOps, DraftOps):
     """The operations with int8 weights that are converted from those of another model."""
 
     def __init__(self, threads: int):
-        super().__init__()
+        super().__init__("int8")
         self.threads = threads
 
     def quantize(self, matrix: Packed) -> Packed:
@@ -52,64 +52,40 @@ class DraftNativeOps(Int8NativeOps, DraftOps):
     ) -> Array | None:
         """Draft tokens one after the other, or return None for a top-k that C does not have.
 
+        last (B,) last tokens of texts, uniforms (count, B) draws -> ids (count, B). `cache` has the
+        tokens of the texts before these. The ids in `banned` are never drafted. The temperature is
+        above 0.
+
         Steps in Python took 1.5 times as long: the weights evict its data from the processor's
         cache. Keys and values are appended beyond the lengths of the cache, which stay. Results
         that are not finite give an arbitrary draft.
-
-        Args:
-            model: the draft model.
-            cache: the keys and values of all tokens of the texts but the last.
-            last: (B,) the last tokens of the texts.
-            uniforms: (count, B) the draws of the drafts.
-            banned: ids that may not be drafted.
-            params: the filters; the temperature is above 0.
-
-        Returns:
-            ids (count, B).
         """
-        if not 0 < params.top_k <= min(model.lm_head.weight.n_out, LARGEST_TOP_K):
-            return None
-        ids = np.empty((len(uniforms) + 1, len(last)), _INT64)
-        ids[0] = last
-        call = self._draft(model, cache, ids, uniforms, banned, params)
-        if call.run(self.threads):
-            raise IndexError(f"too many tokens for a cache of {cache.keys.shape[3]} panels")
-        return ids[1:]
-
-    def _draft(
-        self,
-        model: Any,
-        cache: Any,
-        ids: Array,
-        uniforms: Array,
-        banned: Array,
-        params: SamplingParams,
-    ) -> bindings.Struct:
-        """Return `draft` as an operation, which writes all but the first of ids (count + 1, B)."""
-        count, B = uniforms.shape
-        head, wpe, C = model.lm_head, readable(model.wpe), model.wte.n_in
+        head, C, (count, B) = model.lm_head, model.wte.n_in, uniforms.shape
         V = head.weight.n_out
+        if not 0 < params.top_k <= min(V, LARGEST_TOP_K):
+            return None
         check(len(cache.keys) == len(cache.values) == len(model.h), "keys", cache.keys)
-        check(head.weight.n_in == C, "lm_head", ids)
+        check(head.weight.n_in == C, "lm_head", last)
         check(not banned.size or 0 <= banned.min() <= banned.max() < V, "banned", banned)
-        check(wpe.ndim == 2 and wpe.shape[1] == C, "wpe", wpe)
-        check(cache.lengths.shape == (B,) and ids.shape[1] == B, "ids", ids)
+        check(cache.lengths.shape == last.shape == (B,), "last", last)
+        ids = np.empty((count + 1, B), _INT64)
+        ids[0] = last
         banned, draws = contiguous(banned, _INT64), contiguous(uniforms, _FLOAT64)
         positions = cache.lengths.astype(_INT64)
         visible, x, y = (positions + 1)[:, None], *np.empty((2, B, C), FLOAT32)
         logits = self._workspace.empty((B, head.weight.width), FLOAT32)
         layers = self._all_layers(model.h, x, cache, visible, positions, np.ones(B, _INT64))
         layers.point("y", y)
-        tables = {"wte": model.wte.struct, "wpe": wpe, "n_positions": len(wpe)}
-        return bindings.Draft(
-            embed=bindings.Embed(ids=ids, positions=positions, x=x, tokens=B, **tables),
+        state = {"positions": positions, "visible": visible, "banned": banned, "count": count}
+        call = bindings.Draft(
+            embed=self._embed(model.wte, model.wpe, ids[0], positions, x),
             layers=layers,
             ln_f=self._layer_norm(y, model.ln_f, x),
             lm_head=self._linear(x, head, logits),
             choose=self._choose(logits[:, :V], draws, ids[1:], params),
-            positions=positions,
-            visible=visible,
-            banned=banned,
             banned_count=len(banned),
-            count=count,
+            **state,
         )
+        if call.run(self.threads):
+            raise IndexError(f"too many tokens for a cache of {cache.keys.shape[3]} panels")
+        return ids[1:]

@@ -26,7 +26,7 @@ from gpt_cli.ops.bindings import (
     readable,
     vector_of,
 )
-from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize
+from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.options.sampling_params import SamplingParams
 from gpt_cli.system.machine import MOST_THREADS, threads
@@ -45,18 +45,22 @@ _FILE_ENDED, _INVALID_INT8 = -1, -2
 
 
 class NativeOps(Ops):
-    """The operations on the CPU."""
+    """The operations on the CPU.
+
+    Weights are in float32, in bfloat16 or float16 as stored, or in int8: see `gpt_cli.ops.int8`.
+    """
 
     name = "native"
     batch_invariant = True
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: str = "float32"):
         layout = bindings.layout()
         self.level = bindings.choose_level()
+        self.dtype, self._half = dtype, dtype == "int8"
+        self.cache_type = _FLOAT16 if self._half else FLOAT32
         self.cache_panel: int = layout.columns
         self._tile_rows, self._row_padding = layout.max_tile_rows, layout.row_padding
         self._digits_bytes = layout.digits_bytes  # of a group of numbers
-        self._half = self.cache_type == _FLOAT16
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
         self._workspace = Workspace()
@@ -67,6 +71,8 @@ class NativeOps(Ops):
         return None if free is None else free + self._workspace.free_bytes()
 
     def draft_ops(self) -> DraftOps | None:
+        if self.dtype == "int8":
+            return None
         from gpt_cli.ops.draft_ops import DraftNativeOps  # which derives from this class
 
         return DraftNativeOps(self.threads)
@@ -85,7 +91,10 @@ class NativeOps(Ops):
             raise ValueError("a matrix must have rows and columns")
         packed = Packed(n_in, n_out, self.dtype, self._weights)
         target = {"to": packed.struct, "transposed": transposed}
-        stored, scales = self._stored(rows)
+        stored, scales = rows, None
+        if self.dtype == "int8" and isinstance(rows, Int8Rows):
+            stored, scales = rows.weight, contiguous(rows.scale[:], FLOAT32)
+            check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
         if isinstance(stored, Tensor) and DTYPES.get(stored.dtype) == self.dtype:
             if scales is None and self.dtype == "int8":
                 raise ValueError(f"{stored.path}: an int8 matrix needs scales")
@@ -102,13 +111,15 @@ class NativeOps(Ops):
             _check_packed(bindings.Pack(**source, **target).run(1), "a matrix")
         return packed
 
-    def _stored(self, rows: Rows) -> tuple[Rows, Array | None]:
-        """Return the rows that may be stored in a file, and the scales of their groups."""
-        return rows, None
-
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
         """Return a range of rows in the type in memory, and the scales of their groups."""
-        return np.ascontiguousarray(rows[part], FLOAT32), None
+        if self.dtype != "int8":
+            return np.ascontiguousarray(rows[part], FLOAT32), None
+        if isinstance(rows, Int8Rows):
+            weight, scale = rows.parts(part)
+        else:
+            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
+        return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
     # --- operations ------------------------------------------------------------------------------
 
@@ -116,14 +127,16 @@ class NativeOps(Ops):
         ids = contiguous(ids, _INT64)
         if positions.shape != ids.shape:
             positions = np.broadcast_to(positions, ids.shape)
-        wpe = contiguous(wpe, FLOAT32)
-        check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
         x = self._workspace.empty((*ids.shape, wte.n_in), FLOAT32)
-        tables = {"wte": wte.struct, "wpe": wpe, "n_positions": len(wpe)}
-        tokens = {"ids": ids, "positions": contiguous(positions, _INT64), "tokens": ids.size}
-        if bindings.Embed(x=x, **tables, **tokens).run(self.threads):
+        if self._embed(wte, wpe, ids, contiguous(positions, _INT64), x).run(self.threads):
             raise IndexError(f"an id or a position is out of range: {wte.n_out}, {len(wpe)}")
         return x
+
+    def _embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array, x: Array) -> Struct:
+        wpe = contiguous(wpe, FLOAT32)
+        check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
+        tokens = {"ids": ids, "positions": positions, "x": x, "tokens": ids.size}
+        return bindings.Embed(wte=wte.struct, wpe=wpe, n_positions=len(wpe), **tokens)
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         C = x.shape[-1]
@@ -288,44 +301,6 @@ class NativeOps(Ops):
     def _padded(self, width: int) -> int:
         """Return a width padded to whole panels."""
         return -(-width // self.cache_panel) * self.cache_panel
-
-
-class Int8NativeOps(NativeOps):
-    """The operations with int8 weights, a quarter of the bytes to read: see `ops.int8`."""
-
-    dtype = "int8"
-    cache_type = _FLOAT16
-
-    def draft_ops(self) -> None:
-        return None
-
-    def _stored(self, rows: Rows) -> tuple[Rows, Array | None]:
-        if not isinstance(rows, Int8Rows):
-            return rows, None
-        scale = rows.scale[:]
-        groups = list(rows.shape)
-        groups[rows.transposed] = -(-groups[rows.transposed] // GROUP)
-        check(list(scale.shape) == groups, "the scales", scale)
-        return rows.weight, contiguous(scale, FLOAT32)
-
-    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
-        if isinstance(rows, Int8Rows):
-            weight, scale = rows.parts(part)
-        else:
-            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
-        return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
-
-
-class BFloat16NativeOps(NativeOps):
-    """The operations with matrices that are stored and kept in bfloat16: widening is exact."""
-
-    dtype = "bfloat16"
-
-
-class Float16NativeOps(NativeOps):
-    """The operations with matrices that are stored and kept in float16."""
-
-    dtype = "float16"
 
 
 def _check_packed(error: int, name: str) -> None:

@@ -77,14 +77,20 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class NumPyOps(Ops):
-    """The reference operations on the CPU."""
+    """The reference operations on the CPU.
+
+    With int8 weights, they round weights and activations, and multiply in float32.
+    """
 
     name = "numpy"
 
-    def __init__(self) -> None:
-        self.threads = blas_threads()
+    def __init__(self, dtype: str = "float32"):
+        self.dtype, self.threads = dtype, blas_threads()
+        self.cache_type = np.dtype("float16" if dtype == "int8" else "float32")
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
+        if self.dtype == "int8" and not isinstance(rows, Int8Rows):
+            rows = quantize(rows[:], transposed=transposed)
         return rows[:].T if transposed else rows[:]
 
     def embed(self, wte: Array, wpe: Array, ids: Array, positions: Array) -> Array:
@@ -100,6 +106,8 @@ class NumPyOps(Ops):
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
+        if self.dtype == "int8":
+            x = round_activations(x)
         y = x.reshape(-1, x.shape[-1]) @ w.weight
         if w.bias is not None:
             y += w.bias
@@ -136,17 +144,3 @@ class NumPyOps(Ops):
         # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
         rows = zip(logits, peaks, strict=True)
         return peaks + np.log([np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows])
-
-
-class Int8NumPyOps(NumPyOps):
-    """The reference for int8 weights: round activations and weights, multiply in float32."""
-
-    dtype = "int8"
-    cache_type = np.dtype("float16")
-
-    def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
-        rounded = rows if isinstance(rows, Int8Rows) else quantize(rows[:], transposed=transposed)
-        return super().place_matrix(rounded, transposed=transposed)
-
-    def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        return super().linear(round_activations(x), w, activation)
