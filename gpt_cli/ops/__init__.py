@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
@@ -204,11 +203,14 @@ def check_available(device: str, dtype: str) -> list[str]:
         names = [choice]
     elif dtype == "int8":  # in NumPy slower than float32
         names.remove("numpy")
-    problems = [_missing_requirement(name) for name in names]
-    if all(problems):
+    if names == ["native"] and native_library() is None:
+        needs = (
+            "needs the compiled library, and gpt-cli was installed without it: "
+            "install a C compiler, then reinstall gpt2-cli (`gpt-cli doctor` says more)"
+        )
         if choice:
-            raise InputError(f"{_VARIABLE}={choice} needs {problems[0]}")
-        raise OptionError("dtype", f"{dtype} needs {problems[0]}")
+            raise InputError(f"{_VARIABLE}={choice} {needs}")
+        raise OptionError("dtype", f"{dtype} {needs}")
     return names
 
 
@@ -256,18 +258,6 @@ def held_dtype(stored: str, device: str) -> str:
         if device == "cpu" or (device == "auto" and gpu.problem() is not None):
             return get_ops("cpu", stored).dtype
     return "float32"
-
-
-def _missing_requirement(name: str) -> str | None:
-    """Return the missing requirement of an implementation and how to install it, or None."""
-    if name == "cupy" and not find_spec("cupy"):
-        return f"CuPy: {gpu.install_hint()}"
-    if name == "native" and native_library() is None:
-        return (
-            "the compiled library, and gpt-cli was installed without it: "
-            "install a C compiler, then reinstall gpt2-cli (`gpt-cli doctor` says more)"
-        )
-    return None
 
 
 def _implementations(device: str, dtype: str) -> list[str]:

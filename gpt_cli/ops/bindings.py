@@ -65,17 +65,17 @@ class Struct(ctypes.Structure):
 STRUCTS: dict[str, type[Struct]] = {}  # by name, in the order of `gpt2_layout.sizes`
 
 
-def _fields(*lines: str) -> list[tuple[str, Any]]:
-    """Return fields from lines of a type, of `_TYPES` or a struct, and names."""
-    types = _TYPES | STRUCTS
-    return [(name, types[kind]) for kind, *names in map(str.split, lines) for name in names]
+def _fields(declarations: str) -> list[tuple[str, Any]]:
+    """Return fields from declarations, as in C: a type, of `_TYPES` or a struct, and names."""
+    types, split = _TYPES | STRUCTS, map(str.split, declarations.split(";"))
+    return [(name, types[kind]) for kind, *names in split for name in names]
 
 
-def _struct(name: str, *lines: str) -> type[Struct]:
-    """Return the mirror of a struct with these fields, in the order of C."""
-    pairs = _fields(*lines)
-    strides = {field[:-7]: field for field, _ in pairs if field.endswith("_stride")}
-    members = {"function": f"gpt2_{name}", "strides": strides, "_fields_": pairs}
+def _struct(name: str, declarations: str) -> type[Struct]:
+    """Return the mirror of a struct in C."""
+    fields = _fields(declarations)
+    strides = {field[:-7]: field for field, _ in fields if field.endswith("_stride")}
+    members = {"function": f"gpt2_{name}", "strides": strides, "_fields_": fields}
     kind = STRUCTS[name] = type(name, (Struct,), members)
     return kind
 
@@ -84,42 +84,40 @@ _HEADS = "b_stride h_stride t_stride"
 _CACHE = "B H T D cache_panels"
 _LINEARS = "c_attn", "c_proj", "c_fc", "mlp_c_proj"
 
-Matrix = _struct("matrix", "P panels", "N n_in n_out panel_bytes", "I format")
-Norm = _struct("norm", "P weight bias", "F epsilon")
+Matrix = _struct("matrix", "P panels; N n_in n_out panel_bytes; I format")
+Norm = _struct("norm", "P weight bias; F epsilon")
 BlockStruct = _struct(
     "block",
-    *("norm ln_1 ln_2", f"matrix {' '.join(_LINEARS)}", f"P {'_bias '.join(_LINEARS)}_bias"),
-    *("F scale", "I activation"),
+    f"norm ln_1 ln_2; matrix {' '.join(_LINEARS)}; P {'_bias '.join(_LINEARS)}_bias;"
+    "F scale; I activation",
 )
-Embed = _struct("embed", "P wte wpe ids positions x", "N tokens n_positions")
-LayerNormRows = _struct("layer_norm", "norm norm", "P x y", "N rows C x_stride y_stride")
-LinearRows = _struct("linear", "P w bias x y scratch", "N rows x_stride y_stride", "I activation")
-Store = _struct("store", "P k v keys values past lengths", f"N {_HEADS} {_CACHE}", "I half")
-Narrow = _struct("narrow", "P x y", "N rows stride n")
+Embed = _struct("embed", "P wte wpe ids positions x; N tokens n_positions")
+LayerNormRows = _struct("layer_norm", "norm norm; P x y; N rows C x_stride y_stride")
+LinearRows = _struct("linear", "P w bias x y scratch; N rows x_stride y_stride; I activation")
+Store = _struct("store", f"P k v keys values past lengths; N {_HEADS} {_CACHE}; I half")
+Narrow = _struct("narrow", "P x y; N rows stride n")
 Attend = _struct(
-    "attend",
-    *("P q keys values visible y scratch", f"N {_HEADS} y_stride {_CACHE}", "F scale", "I half"),
+    "attend", f"P q keys values visible y scratch; N {_HEADS} y_stride {_CACHE}; F scale; I half"
 )
 AllLayers = _struct(
     "layers",
-    "P blocks x y visible past lengths keys values scratch",
-    *(f"N n_layer x_stride y_stride keys_bytes values_bytes {_CACHE}", "I half"),
+    "P blocks x y visible past lengths keys values scratch;"
+    f"N n_layer x_stride y_stride keys_bytes values_bytes {_CACHE}; I half",
 )
-LogSumExp = _struct("log_sum_exp", "P x y", "N rows x_stride n")
-Exp = _struct("exp", "P x y", "N n")
-Cumulate = _struct("cumulate", "P logits sums", "N rows logits_stride n")
+LogSumExp = _struct("log_sum_exp", "P x y; N rows x_stride n")
+Exp = _struct("exp", "P x y; N n")
+Cumulate = _struct("cumulate", "P logits sums; N rows logits_stride n")
 Choose = _struct(
     "choose",
-    *("P logits uniforms ids scratch", "N rows logits_stride n top_k"),
-    *("D top_p", "F temperature log_min_p"),
+    "P logits uniforms ids scratch; N rows logits_stride n top_k; D top_p; F temperature log_min_p",
 )
 Draft = _struct(
     "draft",
-    *("embed embed", "layers layers", "layer_norm ln_f", "linear lm_head", "choose choose"),
-    *("P positions visible banned", "N banned_count count"),
+    "embed embed; layers layers; layer_norm ln_f; linear lm_head; choose choose;"
+    "P positions visible banned; N banned_count count",
 )
 Quantize = _struct("quantize", "P w to")
-Pack = _struct("pack", "P to rows scales", "N first count offset", "I file transposed")
+Pack = _struct("pack", "P to rows scales; N first count offset; I file transposed")
 
 
 class _Storage(ctypes.Structure):

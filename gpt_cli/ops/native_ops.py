@@ -36,7 +36,6 @@ _CACHE_LINE = 64  # bytes
 
 _FLOAT16, _BYTE, _INT64 = np.dtype("f2"), np.dtype("u1"), np.dtype("i8")
 _FLOAT64 = np.dtype("f8")
-_EMPTY = np.empty(0, _BYTE)
 
 LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 
@@ -64,7 +63,8 @@ class NativeOps(Ops):
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
         self._workspace = Workspace()
-        self._layers_of: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()  # by the first layer
+        # Layers that the last passes used, by the first.
+        self._layers_of: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()
 
     def free_memory(self) -> int | None:
         free = super().free_memory()
@@ -158,10 +158,9 @@ class NativeOps(Ops):
     def _linear(self, x: Array, w: Linear, y: Array, activation: str | None = None) -> Struct:
         packed: Packed = w.weight
         check(packed.format == self.dtype, "the weight", packed.panels)
-        scratch = _EMPTY
+        scratch = None
         if self.dtype == "int8":
-            groups = -(-packed.n_in // GROUP)
-            size = len(x) * (groups * self._digits_bytes + 4)
+            size = len(x) * (-(-packed.n_in // GROUP) * self._digits_bytes + 4)
             scratch = self._workspace.empty((size,), _BYTE)
         bias = None if w.bias is None else vector_of(w.bias, packed.n_out)
         result = {"y": y, "activation": ACTIVATIONS.index(activation), "scratch": scratch}
@@ -217,13 +216,6 @@ class NativeOps(Ops):
         fields = {"keys": keys, "values": values, "cache_panels": panels, "half": self._half}
         return fields | {"B": B, "H": H, "D": D}
 
-    def _described(self, h: tuple[Any, ...]) -> Layers:
-        """Return the layers of a model as C structs, which are kept for the next pass."""
-        described = self._layers_of.get(h[0])
-        if described is None or not described.matches(h):
-            described = self._layers_of[h[0]] = Layers(h)
-        return described
-
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
         B, T, C = x.shape
         past, lengths = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
@@ -240,8 +232,11 @@ class NativeOps(Ops):
         self, h: tuple[Any, ...], x: Array, cache: Any, visible: Array, past: Array, lengths: Array
     ) -> Struct:
         """Return all layers as one operation on x (B * T, C); its y must be set."""
-        described, (keys, values) = self._described(h), (cache.keys, cache.values)
-        (B, T), H, C = visible.shape, h[0].attn.n_head, described.width
+        described = self._layers_of.get(h[0])
+        if described is None or not described.matches(h):
+            described = self._layers_of[h[0]] = Layers(h)
+        keys, values, C, H = cache.keys, cache.values, described.width, h[0].attn.n_head
+        B, T = visible.shape
         check(x.shape[1] == C, "x", x)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
         fields = self._cache(keys[0], values[0], B, H, C // H)
