@@ -7,9 +7,10 @@ Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
 """
 
 import importlib
+import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -171,16 +172,12 @@ class DraftOps(Ops, Protocol):
         """Convert a matrix of the model to int8, as `int8.quantize` does."""
 
 
-# The implementations by device and type of weights, the fastest first.
+# The implementations, the fastest first: their device, types of weights, and class.
 _IMPLEMENTATIONS = {
-    ("cuda", "float32"): ["cupy"],
-    ("cuda", "float16"): ["cupy"],
-    ("cpu", "float32"): ["native", "numpy"],
-    ("cpu", "bfloat16"): ["native"],
-    ("cpu", "float16"): ["native"],
-    ("cpu", "int8"): ["native", "numpy"],
+    "cupy": ("cuda", ("float32", "float16"), "CuPyOps"),
+    "native": ("cpu", ("float32", "bfloat16", "float16", "int8"), "NativeOps"),
+    "numpy": ("cpu", ("float32", "int8"), "NumPyOps"),
 }
-_CLASSES = {"cupy": "CuPyOps", "native": "NativeOps", "numpy": "NumPyOps"}
 _SYNONYMS = {"gpu": "cuda", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT = ("float16", "bfloat16")  # the 16-bit types
 _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
@@ -227,12 +224,12 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     if threads is not None:
         check("threads", threads, THREADS)
     names = check_available(device, dtype)
-    if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
+    if device == "auto" and dtype in _IMPLEMENTATIONS["cupy"][1] and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
     for name in names:
         try:
             module = importlib.import_module(f"gpt_cli.ops.{name}_ops")
-            ops: Ops = getattr(module, _CLASSES[name])(dtype)
+            ops: Ops = getattr(module, _IMPLEMENTATIONS[name][-1])(dtype)
         except ImportError as error:
             reason = error
             _log.info("%s cannot be used: %s", name, error)
@@ -262,23 +259,24 @@ def held_dtype(stored: str, device: str) -> str:
 
 def _implementations(device: str, dtype: str) -> list[str]:
     """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's."""
-    cuda, cpu = (
-        _IMPLEMENTATIONS.get((name, dtype), []) if device in (name, "auto") else []
-        for name in ("cuda", "cpu")
-    )
-    if not cuda and not cpu:
-        _check_name("device", device, [name for name, _ in _IMPLEMENTATIONS])
-        _check_name("dtype", dtype, [name for _, name in _IMPLEMENTATIONS])
-        choices = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
+    devices = {
+        name: kind for name, (kind, dtypes, _) in _IMPLEMENTATIONS.items() if dtype in dtypes
+    }
+    names = [name for name in devices if device in ("auto", devices[name])]
+    if not names:
+        kinds, dtypes, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
+        _check_name("device", device, kinds)
+        _check_name("dtype", dtype, itertools.chain(*dtypes))
+        choices = ", ".join(dtypes[kinds.index(device)])
         raise OptionError("dtype", f"{dtype} is not available on {device}: choose {choices}")
-    if cuda and (problem := gpu.problem()):
-        if not cpu:
+    if "cupy" in names and (problem := gpu.problem()):
+        names.remove("cupy")
+        if not names:
             raise OptionResourceError("device", f"cuda: {problem}")
-        cuda = []
-    return cuda + cpu
+    return names
 
 
-def _check_name(option: str, name: str, names: list[str]) -> None:
+def _check_name(option: str, name: str, names: Iterable[str]) -> None:
     """Raise OptionError if a name is not among those of an option."""
     known = list(dict.fromkeys(["auto", *names]))
     if name not in known:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import weakref
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -20,18 +21,12 @@ _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
 _VERSION = 7  # of native/native.h
 
 ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
-FLOAT32 = np.dtype("f4")
+FLOAT32, FLOAT64, INT64 = np.dtype("f4"), np.dtype("f8"), np.dtype("i8")
 # By the bytes of a weight.
 _PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 
-# The types of fields: pointer, int64_t, int32_t, float, double.
-_TYPES: dict[str, Any] = {
-    "P": ctypes.c_void_p,
-    "N": ctypes.c_int64,
-    "I": ctypes.c_int32,
-    "F": ctypes.c_float,
-    "D": ctypes.c_double,
-}
+# The types of fields.
+_TYPES: dict[str, Any] = {"P": c_void_p, "N": c_int64, "I": c_int32, "F": c_float, "D": c_double}
 
 
 class Struct(ctypes.Structure):
@@ -132,7 +127,7 @@ class _Layout(ctypes.Structure):
     _fields_ = (
         *_fields("N version columns group max_tile_rows row_padding digits_bytes formats"),
         ("storage", ctypes.POINTER(_Storage)),
-        ("sizes", ctypes.c_int64 * len(STRUCTS)),
+        ("sizes", c_int64 * len(STRUCTS)),
     )
 
 
@@ -141,15 +136,11 @@ class Layers:
 
     def __init__(self, h: tuple[Any, ...]):
         self.width: int = h[0].attn.c_attn.weight.n_in  # C
-        self._h = [weakref.ref(b) for b in h]
+        self.h = [weakref.ref(b) for b in h]
         check(len({self._shape(b) for b in h}) == 1, "a layer", h[0].ln_1.weight)
         self._blocks = [self._block(b) for b in h]  # with the arrays that they point to
         self._array = (BlockStruct * len(h))(*self._blocks)
         self.struct = ctypes.addressof(self._array)
-
-    def matches(self, h: tuple[Any, ...]) -> bool:
-        """Return whether these are the layers."""
-        return self._h == [weakref.ref(b) for b in h]
 
     def _shape(self, b: Any) -> object:
         """Check the shapes of a layer; return the properties that all layers must share."""
@@ -171,6 +162,17 @@ class Layers:
             scale=b.attn.scale,
             activation=ACTIVATIONS.index(b.mlp.activation),
         )
+
+
+_layers: weakref.WeakKeyDictionary[Any, Layers] = weakref.WeakKeyDictionary()  # by the first
+
+
+def layers_of(h: tuple[Any, ...]) -> Layers:
+    """Return the layers of a model as structs, which are kept for the next pass."""
+    layers = _layers.get(h[0])
+    if layers is None or layers.h != [weakref.ref(b) for b in h]:
+        layers = _layers[h[0]] = Layers(h)
+    return layers
 
 
 def _linears(b: Any) -> dict[str, Any]:
@@ -197,12 +199,9 @@ class Packed:
         """Return whether all weights are finite, by the exponents of weights or scales."""
         if self.format == "float32":
             return bool(np.isfinite(self.panels).all())
-        scales = self.panels
-        if self.format == "int8":
-            scales = scales[..., -2 * layout().columns :]
+        scales = slice(-2 * layout().columns if self.format == "int8" else 0, None)
         exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
-        bits = scales.view(np.uint16)
-        return not ((bits & exponent) == exponent).any()
+        return not ((self.panels[..., scales].view(np.uint16) & exponent) == exponent).any()
 
 
 @cache
@@ -221,7 +220,7 @@ def library() -> ctypes.CDLL:
         raise ImportError(str(error)) from error
     if not _is_compatible(lib):
         raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
-    lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = ctypes.c_int64
+    lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = c_int64
     lib.gpt2_use_level.restype = None
     return lib
 

@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 
 from gpt_cli.ops import Array, DraftOps, bindings
-from gpt_cli.ops.bindings import FLOAT32, Packed, check
+from gpt_cli.ops.bindings import FLOAT32, FLOAT64, INT64, Packed, check
 from gpt_cli.ops.memory import address
 from gpt_cli.ops.native_ops import LARGEST_TOP_K, NativeOps, contiguous
 from gpt_cli.options.sampling_params import SamplingParams
-
-_INT64, _FLOAT64 = np.dtype("i8"), np.dtype("f8")
 
 
 class DraftNativeOps(NativeOps, DraftOps):
@@ -68,13 +66,13 @@ class DraftNativeOps(NativeOps, DraftOps):
         check(head.weight.n_in == C, "lm_head", last)
         check(not banned.size or 0 <= banned.min() <= banned.max() < V, "banned", banned)
         check(cache.lengths.shape == last.shape == (B,), "last", last)
-        ids = np.empty((count + 1, B), _INT64)
+        ids = np.empty((count + 1, B), INT64)
         ids[0] = last
-        banned, draws = contiguous(banned, _INT64), contiguous(uniforms, _FLOAT64)
-        positions = cache.lengths.astype(_INT64)
+        banned, draws = contiguous(banned, INT64), contiguous(uniforms, FLOAT64)
+        positions = cache.lengths.astype(INT64)
         visible, x, y = (positions + 1)[:, None], *np.empty((2, B, C), FLOAT32)
         logits = self._workspace.empty((B, head.weight.width), FLOAT32)
-        layers = self._all_layers(model.h, x, cache, visible, positions, np.ones(B, _INT64))
+        layers = self._all_layers(model.h, x, cache, visible, positions, np.ones(B, INT64))
         layers.point("y", y)
         state = {"positions": positions, "visible": visible, "banned": banned, "count": count}
         call = bindings.Draft(

@@ -8,24 +8,13 @@ at any level of the processor.
 import math
 import os
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import DTYPES, Tensor
 from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Ops, Rows, bindings
-from gpt_cli.ops.bindings import (
-    ACTIVATIONS,
-    FLOAT32,
-    Layers,
-    Packed,
-    Struct,
-    check,
-    norm_of,
-    readable,
-    vector_of,
-)
+from gpt_cli.ops.bindings import FLOAT32, FLOAT64, INT64, Packed, Struct, check, readable, vector_of
 from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
 from gpt_cli.options.sampling_params import SamplingParams
@@ -34,8 +23,7 @@ from gpt_cli.system.machine import MOST_THREADS, threads
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 _CACHE_LINE = 64  # bytes
 
-_FLOAT16, _BYTE, _INT64 = np.dtype("f2"), np.dtype("u1"), np.dtype("i8")
-_FLOAT64 = np.dtype("f8")
+_FLOAT16, _BYTE = np.dtype("f2"), np.dtype("u1")
 
 LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 
@@ -63,8 +51,6 @@ class NativeOps(Ops):
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
         self._workspace = Workspace()
-        # Layers that the last passes used, by the first.
-        self._layers_of: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()
 
     def free_memory(self) -> int | None:
         free = super().free_memory()
@@ -124,11 +110,11 @@ class NativeOps(Ops):
     # --- operations ------------------------------------------------------------------------------
 
     def embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array) -> Array:
-        ids = contiguous(ids, _INT64)
+        ids = contiguous(ids, INT64)
         if positions.shape != ids.shape:
             positions = np.broadcast_to(positions, ids.shape)
         x = self._workspace.empty((*ids.shape, wte.n_in), FLOAT32)
-        if self._embed(wte, wpe, ids, contiguous(positions, _INT64), x).run(self.threads):
+        if self._embed(wte, wpe, ids, contiguous(positions, INT64), x).run(self.threads):
             raise IndexError(f"an id or a position is out of range: {wte.n_out}, {len(wpe)}")
         return x
 
@@ -147,7 +133,7 @@ class NativeOps(Ops):
 
     def _layer_norm(self, x: Array, ln: LayerNorm, y: Array) -> Struct:
         rows, C = x.shape
-        return bindings.LayerNormRows(norm=norm_of(ln, C), x=x, y=y, rows=rows, C=C)
+        return bindings.LayerNormRows(norm=bindings.norm_of(ln, C), x=x, y=y, rows=rows, C=C)
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         rows, packed = _rows_of(x, w.weight.n_in), w.weight
@@ -163,7 +149,7 @@ class NativeOps(Ops):
             size = len(x) * (-(-packed.n_in // GROUP) * self._digits_bytes + 4)
             scratch = self._workspace.empty((size,), _BYTE)
         bias = None if w.bias is None else vector_of(w.bias, packed.n_out)
-        result = {"y": y, "activation": ACTIVATIONS.index(activation), "scratch": scratch}
+        result = {"y": y, "activation": bindings.ACTIVATIONS.index(activation), "scratch": scratch}
         return bindings.LinearRows(w=packed.struct, bias=bias, x=x, rows=len(x), **result)
 
     def new_cache(
@@ -232,11 +218,8 @@ class NativeOps(Ops):
         self, h: tuple[Any, ...], x: Array, cache: Any, visible: Array, past: Array, lengths: Array
     ) -> Struct:
         """Return all layers as one operation on x (B * T, C); its y must be set."""
-        described = self._layers_of.get(h[0])
-        if described is None or not described.matches(h):
-            described = self._layers_of[h[0]] = Layers(h)
-        keys, values, C, H = cache.keys, cache.values, described.width, h[0].attn.n_head
-        B, T = visible.shape
+        layers, keys, values = bindings.layers_of(h), cache.keys, cache.values
+        (B, T), C, H = visible.shape, layers.width, h[0].attn.n_head
         check(x.shape[1] == C, "x", x)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
         fields = self._cache(keys[0], values[0], B, H, C // H)
@@ -244,7 +227,7 @@ class NativeOps(Ops):
             # Without a cache, all layers use the same memory.
             fields[name] = array.strides[0] if len(keys) > 1 else 0
         fields |= {"visible": visible, "past": past, "lengths": lengths, "n_layer": len(h), "T": T}
-        call = bindings.AllLayers(blocks=described.struct, x=x, **fields)
+        call = bindings.AllLayers(blocks=layers.struct, x=x, **fields)
         size = bindings.layers_scratch(call, self.threads) + _CACHE_LINE
         scratch = self._workspace.empty((size,), _BYTE)
         call.point("scratch", scratch[-address(scratch) % _CACHE_LINE :])
@@ -265,7 +248,7 @@ class NativeOps(Ops):
 
     def cumulative_counts(self, logits: Array) -> Array:
         rows = _rows_of(logits, logits.shape[-1])
-        sums = self._workspace.empty(rows.shape, _INT64)
+        sums = self._workspace.empty(rows.shape, INT64)
         bindings.Cumulate(logits=rows, sums=sums, rows=len(rows), n=rows.shape[1]).run(self.threads)
         return sums
 
@@ -273,16 +256,16 @@ class NativeOps(Ops):
         n = logits.shape[-1]
         if not 0 < params.top_k <= min(n, LARGEST_TOP_K):
             return None
-        rows, draws = _rows_of(logits, n), contiguous(uniforms, _FLOAT64)
+        rows, draws = _rows_of(logits, n), contiguous(uniforms, FLOAT64)
         check(draws.shape == (len(rows),), "uniforms", draws)
-        ids = np.empty(len(rows), _INT64)
+        ids = np.empty(len(rows), INT64)
         self._choose(rows, draws, ids, params).run(self.threads)
         return ids
 
     def _choose(self, logits: Array, uniforms: Array, ids: Array, params: SamplingParams) -> Struct:
         rows, n = logits.shape
         scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
-        filters = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p")}
+        filters = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
         filters["log_min_p"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
         arrays = {"logits": logits, "uniforms": uniforms, "ids": ids, "scratch": scratch}
         return bindings.Choose(rows=rows, n=n, **arrays, **filters)
@@ -331,7 +314,7 @@ def _rows_of(x: Array, width: int) -> Array:
 def _counts_of(x: Array, shape: tuple[int, ...]) -> Array:
     """Return integers of this shape as contiguous int64."""
     check(x.shape == shape, "counts", x)
-    return contiguous(x, _INT64)
+    return contiguous(x, INT64)
 
 
 def contiguous(x: Array, dtype: np.dtype[Any]) -> Array:
