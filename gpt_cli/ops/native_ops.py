@@ -306,7 +306,7 @@ def _capacity(keys: Array) -> int:
 
 
 def _rows_of(x: Array, width: int) -> Array:
-    """Return x (..., width) as float32 rows (n, width), each contiguous."""
+    """Return x (..., width) as float32 (n, width) with contiguous rows."""
     check(x.shape[-1] == width, "x", x)
     return readable(x.reshape(-1, width))
 

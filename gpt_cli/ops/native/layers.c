@@ -1,6 +1,6 @@
 /* All layers in one call: the steps of `block` in model.py, by the same operations that Python can
  * call one by one, with the same bits. A hundred calls from Python took a fifth of a token's time,
- * because the weights evict Python's own data from the processor's cache between calls. */
+ * because the weights evict Python's data from the processor's cache between calls. */
 #include <math.h>
 #include <stddef.h>
 

@@ -1,19 +1,15 @@
 /* The functions that Python calls. Python checks shapes, types and strides before.
  *
- * Each operation takes its struct, described in kernels.h, and the number of threads. It returns 0,
+ * An operation takes its struct, described in kernels.h, and the number of threads. It returns 0,
  * or 1 if a number in an array is out of range. */
 #ifndef GPT_CLI_NATIVE_H
 #define GPT_CLI_NATIVE_H
 
 #include "kernels.h"
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
 #define EXPORT __attribute__((visibility("default")))
-#endif
 
-/* What bindings.py reads from the library, or compares with its own structs. */
+/* Constants that bindings.py reads, or compares with those in Python. */
 struct layout {
     int64_t version; /* of this interface */
     int64_t columns, group, max_tile_rows, row_padding, digits_bytes, formats;

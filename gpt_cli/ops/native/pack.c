@@ -187,7 +187,6 @@ static int pack_file(const struct pack *pack)
 
 int gpt2_pack(const struct pack *pack, int threads)
 {
-    (void)threads;
     if (pack->to->format == INT8 && !pack->scales)
         return INVALID_INT8;
     return pack->rows ? pack_memory(pack) : pack_file(pack);
