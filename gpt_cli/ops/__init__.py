@@ -1,7 +1,7 @@
-"""The operations that the model is written in: a protocol, and the choice of an implementation.
+"""The operations that the model is written in, and the choice of an implementation.
 
-All optimized code lives behind this protocol. `numpy_ops` is the reference that the other
-implementations are tested against.
+All optimized code lives behind `Ops`. `numpy_ops` is the reference that the other implementations
+are tested against.
 
 Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
 """

@@ -135,22 +135,18 @@ class Layers:
     """The layers of a model (`model.Block`s) as an array of structs."""
 
     def __init__(self, h: tuple[Any, ...]):
-        self.width: int = h[0].attn.c_attn.weight.n_in  # C
         self.h = [weakref.ref(b) for b in h]
-        check(len({self._shape(b) for b in h}) == 1, "a layer", h[0].ln_1.weight)
+        first, H, inner = h[0].attn.c_attn.weight, h[0].attn.n_head, h[0].mlp.c_fc.weight.n_out
+        C = self.width = first.n_in
+        for b in h:
+            matrices = [w.weight for w in _linears(b).values()]
+            shapes = [(w.n_in, w.n_out) for w in matrices]
+            right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)]
+            alike = {w.format for w in matrices} == {first.format} and b.attn.n_head == H
+            check(right and alike and C % H == 0, "a layer", matrices[0].panels)
         self._blocks = [self._block(b) for b in h]  # with the arrays that they point to
         self._array = (BlockStruct * len(h))(*self._blocks)
         self.struct = ctypes.addressof(self._array)
-
-    def _shape(self, b: Any) -> object:
-        """Check the shapes of a layer; return the properties that all layers must share."""
-        matrices = [w.weight for w in _linears(b).values()]
-        C, inner = self.width, matrices[2].n_out
-        shapes = [(matrix.n_in, matrix.n_out) for matrix in matrices]
-        right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % b.attn.n_head == 0
-        alike = len({matrix.format for matrix in matrices}) == 1
-        check(right and alike, "a layer", matrices[0].panels)
-        return inner, b.attn.n_head, matrices[0].format
 
     def _block(self, b: Any) -> Struct:
         linears = _linears(b)

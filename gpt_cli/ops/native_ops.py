@@ -22,7 +22,6 @@ from gpt_cli.system.machine import MOST_THREADS, threads
 
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 _CACHE_LINE = 64  # bytes
-
 _FLOAT16, _BYTE = np.dtype("f2"), np.dtype("u1")
 
 LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
@@ -101,10 +100,9 @@ class NativeOps(Ops):
         """Return a range of rows in the type in memory, and the scales of their groups."""
         if self.dtype != "int8":
             return np.ascontiguousarray(rows[part], FLOAT32), None
-        if isinstance(rows, Int8Rows):
-            weight, scale = rows.parts(part)
-        else:
-            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
+        if not isinstance(rows, Int8Rows):
+            rows, part = quantize(rows[part], transposed=transposed), slice(None)
+        weight, scale = rows.parts(part)
         return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
     # --- operations ------------------------------------------------------------------------------
@@ -155,11 +153,8 @@ class NativeOps(Ops):
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
     ) -> tuple[Array, Array]:
-        """Return arrays for keys and values, in panels: see `struct store` in native/kernels.h.
-
-        Shapes: (layers, B, H, panels, D, COLUMNS) and (layers, B, H, panels, COLUMNS, width), where
-        `width` is D padded to whole panels.
-        """
+        # Keys (layers, B, H, panels, D, COLUMNS), values (layers, B, H, panels, COLUMNS, width), as
+        # `struct store` in native/kernels.h says; `width` is D padded to whole panels.
         columns = self.cache_panel
         shape, width = (layers, batch, heads, -(-capacity // columns)), self._padded(size)
         options: dict[str, Any] = {"dtype": self.cache_type, "waste": 2}
