@@ -21,7 +21,10 @@ LIBRARY = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
 
 # Every compiler must give the same bits: only `multiply_add` fuses, and nothing is reordered.
 # $CFLAGS is ignored, because it may contain -ffast-math or -march=native.
-FLAGS = "-std=c11 -O3 -ffp-contract=off -fno-math-errno -fPIC -fvisibility=hidden -Wall -Wextra"
+FLAGS = (
+    "-std=c11 -O3 -ffp-contract=off -fno-math-errno -fPIC -fvisibility=hidden "
+    "-Wall -Wextra -Wno-unused-parameter"
+)
 
 # kernels.c is compiled once for each level of the processor.
 _AVX2 = "-mavx2 -mfma -mf16c"

@@ -30,7 +30,7 @@ from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.digests import TEXT, logits_digest
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Array, Ops, get_ops
-from gpt_cli.ops.numpy_ops import Int8NumPyOps, NumPyOps
+from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.system import gpu
 from gpt_cli.system.files import file_hash
 
@@ -87,7 +87,7 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
     if ops.name == "numpy":
         yield Check("native = numpy", None, "only NumPy computes here: see `gpt-cli doctor`")
     else:
-        expected = _logprobs(load(Int8NumPyOps() if dtype == "int8" else NumPyOps()))
+        expected = _logprobs(load(NumPyOps(dtype)))
         yield _compare(f"{ops.name} = numpy", logprobs, expected, dtype, scale)
         logprobs = expected
     round_trip = _check_round_trip(engine)

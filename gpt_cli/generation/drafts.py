@@ -11,6 +11,7 @@ from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.row import BatchRow, Chooser, Position
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
+from gpt_cli.options.sampling_params import SamplingParams
 
 _NGRAM = 3  # tokens
 _FADING = 0.9  # of earlier results, with every new one
@@ -74,11 +75,11 @@ class DraftModel:
         if model.ops.draft is None or not alike or params.changes_logits or constrained:
             return None
         last, draws = np.array([row.ids[-1] for row in rows]), np.zeros((count, len(rows)))
-        filters = 1.0, 1, 1.0, 0.0  # of the likeliest tokens, a draw of 0 takes the first
         if params.temperature:
             draws[:] = [[row.draw(len(row.generated) + n) for row in rows] for n in range(count)]
-            filters = params.temperature, params.top_k, params.top_p, params.min_p
-        drafts = model.ops.draft(model, self._cache, last, draws, banned, *filters)
+        else:  # of the likeliest tokens, a draw of 0 takes the first
+            params = SamplingParams(temperature=1, top_k=1, top_p=1)
+        drafts = model.ops.draft(model, self._cache, last, draws, banned, params)
         return None if drafts is None else drafts.T.tolist()
 
     def _by_steps(self, rows: Sequence[BatchRow], count: int) -> list[list[int]]:

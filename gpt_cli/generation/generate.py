@@ -63,7 +63,7 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
     config, rows = model.config, len(requests)
     prompt = max((len(row.prompt) for row in requests), default=0)
     new = [min(r.options.max_tokens, config.n_positions - len(r.prompt)) for r in requests]
-    slots = model.ops.cache_block
+    slots = model.ops.cache_panel
     length = -(-(prompt + max(new, default=0)) // slots) * slots
     cached = all(row.options.use_cache for row in requests)
     cache = 0

@@ -177,8 +177,7 @@ def sample(
         logits = generated_penalty(logits, generated, *penalties)
     if params.temperature == 0:
         return xp.argmax(logits, axis=-1)
-    filters = params.temperature, params.top_k, params.top_p, params.min_p
-    if (chosen := ops.choose(logits, uniforms, *filters)) is not None:
+    if (chosen := ops.choose(logits, uniforms, params)) is not None:
         return chosen
     # First, as dividing few columns is cheaper; the temperature does not change which are largest.
     if 0 < params.top_k < logits.shape[-1]:

@@ -16,7 +16,7 @@ class KVCache:
     pages: see `memory.cache_bytes`.
 
     Attributes:
-        keys, values: (n_layer, B, H, groups of `ops.cache_block` slots, ...) in the layout of the
+        keys, values: (n_layer, B, H, panels of `ops.cache_panel` slots, ...) in the layout of the
             operations. The first `lengths` tokens of a text are valid.
         lengths: (B,) numbers of stored tokens of the texts, on the host.
         new: (B,) numbers of tokens that the layers append in this forward pass.
@@ -56,7 +56,7 @@ class KVCache:
 
     def sync(self, other: "KVCache") -> None:
         """Copy the tokens of another cache, of the same capacity, that are not in this one."""
-        size = self._ops.cache_block
+        size = self._ops.cache_panel
         start = min(self.lengths.tolist()) // size
         stop = -(-max(other.lengths.tolist()) // size)
         if start < stop:
@@ -80,7 +80,7 @@ class KVCache:
 
     def copy_row(self, row: int, other: "KVCache", other_row: int, tokens: int) -> None:
         """Replace a row by the first tokens of a row of another cache."""
-        stop = -(-tokens // self._ops.cache_block)
+        stop = -(-tokens // self._ops.cache_panel)
         self.keys[:, row, :, :stop] = other.keys[:, other_row, :, :stop]
         self.values[:, row, :, :stop] = other.values[:, other_row, :, :stop]
         self.lengths = self.lengths.copy()

@@ -1,27 +1,29 @@
-"""The operations that the model is written in: a protocol, and the choice of an implementation.
+"""The operations that the model is written in, and the choice of an implementation.
 
-All optimized code lives behind this protocol. `numpy_ops` is the reference that the other
-implementations are tested against.
+All optimized code lives behind `Ops`. `numpy_ops` is the reference that the other implementations
+are tested against.
 
 Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C = H * D.
 """
 
 import importlib
+import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.options.declare import THREADS, OptionError, OptionResourceError, check
+from gpt_cli.options.sampling_params import SamplingParams
 from gpt_cli.system import gpu
-from gpt_cli.system.machine import native_library
+from gpt_cli.system.machine import free_memory, native_library
 
 Array: TypeAlias = NDArray[Any]  # an array on the device of the ops
 Matrix: TypeAlias = Any  # a matrix (n_in, n_out) in the layout of the ops that placed it
@@ -49,35 +51,38 @@ class Rows(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the length of each axis."""
+        """Return the lengths of the axes."""
 
     def __getitem__(self, rows: slice, /) -> Array:
         """Return a range of rows."""
 
 
 class Ops(Protocol):
-    """The operations of a device; an implementation may fuse steps inside an operation."""
+    """The operations of a device; an implementation may fuse steps inside an operation.
+
+    Implementations derive from this class, which has what NumPy and CuPy have in common.
+    """
 
     name: str  # of the implementation, as shown to users
     dtype: str  # of the weights in memory
-    cache_block: int  # number of tokens per index of a cache's fourth axis
+    cache_type: np.dtype[Any]  # of keys and values in a cache
+    cache_panel: int = 1  # number of tokens per index of a cache's fourth axis
     threads: int  # of the CPU
-    xp: ModuleType  # NumPy or CuPy, for everything that is not an operation below
-    batch_invariant: bool  # the bits of a token do not depend on what else is in the pass
+    xp: ModuleType = np  # or CuPy, for everything that is not an operation below
+    batch_invariant: bool = False  # the bits of a token do not depend on what else is in the pass
 
-    @property
-    def layers(self) -> Callable[[Array, tuple[Any, ...], Array, Any], Array] | None:
-        """`model.layers` in one call, with the same bits, or None: (x, h, visible, cache) -> x."""
-
-    @property
-    def draft(self) -> Callable[..., Array | None] | None:
-        """Steps of a draft model in one call, or None: see `draft_ops.DraftNativeOps.draft`."""
+    # All layers in one call, with the same bits: (x, h, visible, cache) -> x.
+    layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
+    # Steps of a draft model in one call: see `draft_ops.DraftNativeOps.draft`.
+    draft: Callable[..., Array | None] | None = None
 
     def free_memory(self) -> int | None:
         """Return the free memory of the device in bytes; None if unknown."""
+        return free_memory()
 
     def draft_ops(self) -> "DraftOps | None":
         """Return the operations of the int8 draft model; None if it would not be faster."""
+        return None
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Matrix:
         """Convert a float32 matrix on the host to the layout that `linear` and `embed` take.
@@ -87,6 +92,7 @@ class Ops(Protocol):
 
     def to_host(self, array: Array) -> Array:
         """Copy an array from the device to the host."""
+        return np.asarray(array)
 
     def embed(self, wte: Matrix, wpe: Array, ids: Array, positions: Array) -> Array:
         """Return columns of wte (C, V) plus rows of wpe (n_positions, C).
@@ -103,52 +109,50 @@ class Ops(Protocol):
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
     ) -> tuple[Array, Array]:
-        """Return arrays for keys and values: (layers, B, H, blocks of `cache_block` tokens, ...).
+        """Return arrays for keys and values: (layers, B, H, panels of `cache_panel` tokens, ...).
 
-        The implementation chooses the remaining axes. `size` is D.
+        The remaining axes depend on the implementation; by default, they are D, which is `size`.
         """
+        shape = layers, batch, heads, capacity, size
+        # Zeros, because elements that are not yet written are multiplied by 0 and must be finite.
+        return self.xp.zeros(shape, self.cache_type), self.xp.zeros(shape, self.cache_type)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
     ) -> None:
         """Append new keys and values to one layer of a cache.
 
-        k, v (B, H, T, D); past (B,) number of cached tokens of each row; lengths (B,) number of its
-        new tokens, from 0 to T.
+        k, v (B, H, T, D); past (B,) numbers of cached tokens; lengths (B,) numbers of new tokens,
+        from 0 to T.
         """
 
-    def copyto(self, to: Array, blocks: Array) -> None:
-        """Copy blocks of the keys or values of a cache to those of another, which may be narrower.
+    def copyto(self, to: Array, panels: Array) -> None:
+        """Copy panels of the keys or values of a cache to those of another, which may be narrower.
 
-        Both are (layers, B, H, some of the blocks, ...).
+        Both are (layers, B, H, a range of the panels, ...).
         """
+        self.xp.copyto(to, panels)
 
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         """Return softmax(scale * q keysT, over the visible keys) values.
 
-        q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) is the number of
-        keys that each query sees, from key 0, at least 1 -> (B, H, T, D).
+        q (B, H, T, D); keys and values are one layer of a cache; visible (B, T) numbers of keys
+        that the queries see, from key 0, at least 1 -> (B, H, T, D).
         """
 
     def exp(self, x: Array) -> Array:
-        """Return e to the power of each element."""
+        """Return e to the power of x, elementwise."""
+        return self.xp.exp(x)
 
-    def choose(
-        self,
-        logits: Array,
-        uniforms: Array,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-    ) -> Array | None:
+    def choose(self, logits: Array, uniforms: Array, params: SamplingParams) -> Array | None:
         """Choose as `sampling.sample` does after its penalties, or return None if it is to do so.
 
         logits (B, V), uniforms (B,) -> ids (B,). The temperature is above 0.
         """
+        return None
 
     def log_normalizer(self, logits: Array) -> Array:
-        """Return log(sum(exp(logits))) of each row: logits (B, V) -> (B,) float64."""
+        """Return log(sum(exp(logits))) of the rows: logits (B, V) -> (B,) float64."""
 
     def cumulative_counts(self, logits: Array) -> Array:
         """Return running sums of counts, the quantized probabilities: logits (B, V) -> int64.
@@ -156,6 +160,9 @@ class Ops(Protocol):
         The count of a token is 1 + floor(2^30 e^(logit - the largest logit)). Sums of integers are
         exact, so their order does not matter.
         """
+        weights = self.exp(logits - logits.max(axis=-1, keepdims=True))
+        counts = (weights * np.float32(2**30)).astype(np.int64) + 1
+        return self.xp.cumsum(counts, axis=-1)
 
 
 class DraftOps(Ops, Protocol):
@@ -165,17 +172,12 @@ class DraftOps(Ops, Protocol):
         """Convert a matrix of the model to int8, as `int8.quantize` does."""
 
 
-# The implementations by device and type of weights, the fastest first: for "native", the class is
-# in `gpt_cli.ops.native_ops`, and so on.
+# The implementations, the fastest first: their device, types of weights, and class.
 _IMPLEMENTATIONS = {
-    ("cuda", "float32"): {"cupy": "CuPyOps"},
-    ("cuda", "float16"): {"cupy": "Float16CuPyOps"},
-    ("cpu", "float32"): {"native": "NativeOps", "numpy": "NumPyOps"},
-    ("cpu", "bfloat16"): {"native": "BFloat16NativeOps"},
-    ("cpu", "float16"): {"native": "Float16NativeOps"},
-    ("cpu", "int8"): {"native": "Int8NativeOps", "numpy": "Int8NumPyOps"},
+    "cupy": ("cuda", ("float32", "float16"), "CuPyOps"),
+    "native": ("cpu", ("float32", "bfloat16", "float16", "int8"), "NativeOps"),
+    "numpy": ("cpu", ("float32", "int8"), "NumPyOps"),
 }
-_ON_DEMAND = "Int8NumPyOps"  # slower than float32, so only used if GPT_CLI_OPS names it
 _SYNONYMS = {"gpu": "cuda", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SHORT = ("float16", "bfloat16")  # the 16-bit types
 _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
@@ -183,28 +185,30 @@ _VARIABLE = "GPT_CLI_OPS"  # environment variable that names an implementation
 _log = logging.getLogger(__name__)
 
 
-def check_available(device: str, dtype: str) -> dict[str, str]:
-    """Return the implementations that `get_ops` tries, by name, without loading one.
+def check_available(device: str, dtype: str) -> list[str]:
+    """Return the names of the implementations that `get_ops` tries, without loading one.
 
     Raises:
         InputError: there is none, its requirements are not installed, or GPT_CLI_OPS is invalid.
         ResourceError: it needs a GPU, and none can be used.
     """
-    kinds = _implementations(device, dtype)
+    names = _implementations(device, dtype)
     choice = os.environ.get(_VARIABLE)
-    if choice and choice not in kinds:
-        raise InputError(f"{_VARIABLE} must be {' or '.join(kinds)} for {dtype}, not {choice!r}")
-    kinds = {
-        name: kind
-        for name, kind in kinds.items()
-        if name == choice or (not choice and kind != _ON_DEMAND)
-    }
-    problems = [_missing_requirement(name) for name in kinds]
-    if all(problems):
+    if choice and choice not in names:
+        raise InputError(f"{_VARIABLE} must be {' or '.join(names)} for {dtype}, not {choice!r}")
+    if choice:
+        names = [choice]
+    elif dtype == "int8":  # in NumPy slower than float32
+        names.remove("numpy")
+    if names == ["native"] and native_library() is None:
+        needs = (
+            "needs the compiled library, and gpt-cli was installed without it: "
+            "install a C compiler, then reinstall gpt2-cli (`gpt-cli doctor` says more)"
+        )
         if choice:
-            raise InputError(f"{_VARIABLE}={choice} needs {problems[0]}")
-        raise OptionError("dtype", f"{dtype} needs {problems[0]}")
-    return kinds
+            raise InputError(f"{_VARIABLE}={choice} {needs}")
+        raise OptionError("dtype", f"{dtype} {needs}")
+    return names
 
 
 def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
@@ -219,12 +223,13 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     """
     if threads is not None:
         check("threads", threads, THREADS)
-    kinds = check_available(device, dtype)
-    if device == "auto" and ("cuda", dtype) in _IMPLEMENTATIONS and (problem := gpu.problem()):
+    names = check_available(device, dtype)
+    if device == "auto" and dtype in _IMPLEMENTATIONS["cupy"][1] and (problem := gpu.problem()):
         _log.info("computing on the CPU: %s", problem)
-    for name, kind in kinds.items():
+    for name in names:
         try:
-            ops: Ops = getattr(importlib.import_module(f"gpt_cli.ops.{name}_ops"), kind)()
+            module = importlib.import_module(f"gpt_cli.ops.{name}_ops")
+            ops: Ops = getattr(module, _IMPLEMENTATIONS[name][-1])(dtype)
         except ImportError as error:
             reason = error
             _log.info("%s cannot be used: %s", name, error)
@@ -252,35 +257,26 @@ def held_dtype(stored: str, device: str) -> str:
     return "float32"
 
 
-def _missing_requirement(name: str) -> str | None:
-    """Return the missing requirement of an implementation and how to install it, or None."""
-    if name == "cupy" and not find_spec("cupy"):
-        return f"CuPy: {gpu.install_hint()}"
-    if name == "native" and native_library() is None:
-        return (
-            "the compiled library, and gpt-cli was installed without it: "
-            "install a C compiler, then reinstall gpt2-cli (`gpt-cli doctor` says more)"
-        )
-    return None
-
-
-def _implementations(device: str, dtype: str) -> dict[str, str]:
+def _implementations(device: str, dtype: str) -> list[str]:
     """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's."""
-    devices = ["cuda", "cpu"] if device == "auto" else [device]
-    kinds = {name: _IMPLEMENTATIONS.get((name, dtype), {}) for name in devices}
-    if not any(kinds.values()):
-        _check_name("device", device, [name for name, _ in _IMPLEMENTATIONS])
-        _check_name("dtype", dtype, [name for _, name in _IMPLEMENTATIONS])
-        choices = ", ".join(dtype for name, dtype in _IMPLEMENTATIONS if name == device)
+    devices = {
+        name: kind for name, (kind, dtypes, _) in _IMPLEMENTATIONS.items() if dtype in dtypes
+    }
+    names = [name for name in devices if device in ("auto", devices[name])]
+    if not names:
+        kinds, dtypes, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
+        _check_name("device", device, kinds)
+        _check_name("dtype", dtype, itertools.chain(*dtypes))
+        choices = ", ".join(dtypes[kinds.index(device)])
         raise OptionError("dtype", f"{dtype} is not available on {device}: choose {choices}")
-    if kinds.get("cuda") and (problem := gpu.problem()):
-        if not kinds.get("cpu"):
+    if "cupy" in names and (problem := gpu.problem()):
+        names.remove("cupy")
+        if not names:
             raise OptionResourceError("device", f"cuda: {problem}")
-        kinds["cuda"] = {}
-    return {name: kind for of_device in kinds.values() for name, kind in of_device.items()}
+    return names
 
 
-def _check_name(option: str, name: str, names: list[str]) -> None:
+def _check_name(option: str, name: str, names: Iterable[str]) -> None:
     """Raise OptionError if a name is not among those of an option."""
     known = list(dict.fromkeys(["auto", *names]))
     if name not in known:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import weakref
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -17,31 +18,22 @@ from gpt_cli.system.machine import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
-_VERSION = 6  # of native/native.h
+_VERSION = 7  # of native/native.h
 
 ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
-FLOAT32 = np.dtype("f4")
-_PANEL_TYPES: dict[int, np.dtype[Any]] = {
-    4: FLOAT32,
-    2: np.dtype("u2"),
-    1: np.dtype("u1"),
-}  # by the bytes of a weight
+FLOAT32, FLOAT64, INT64 = np.dtype("f4"), np.dtype("f8"), np.dtype("i8")
+# By the bytes of a weight.
+_PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
 
-# The types of fields: pointer, int64_t, int32_t, float, double.
-_TYPES = {
-    "P": ctypes.c_void_p,
-    "N": ctypes.c_int64,
-    "I": ctypes.c_int32,
-    "F": ctypes.c_float,
-    "D": ctypes.c_double,
-}
+# The types of fields.
+_TYPES: dict[str, Any] = {"P": c_void_p, "N": c_int64, "I": c_int32, "F": c_float, "D": c_double}
 
 
 class Struct(ctypes.Structure):
     """A struct of native/kernels.h that keeps the arrays alive that its pointers point to."""
 
     function: str  # the operation that takes the struct
-    strides: dict[str, str]  # NAME of each field NAME_stride
+    strides: dict[str, str]  # fields NAME_stride by NAME
 
     def __init__(self, **fields: Any):
         """Set fields to numbers, structs, addresses, or pointers to arrays."""
@@ -68,72 +60,59 @@ class Struct(ctypes.Structure):
 STRUCTS: dict[str, type[Struct]] = {}  # by name, in the order of `gpt2_layout.sizes`
 
 
-def _fields(*fields: Any) -> list[tuple[str, Any]]:
-    """Return fields, each of which is structs by name, or a type of `_TYPES` and names."""
-    pairs: list[tuple[str, Any]] = []
-    for one in fields:
-        if isinstance(one, dict):
-            pairs += one.items()
-        else:
-            kind, *names = one.split()
-            pairs += [(name, _TYPES[kind]) for name in names]
-    return pairs
+def _fields(declarations: str) -> list[tuple[str, Any]]:
+    """Return fields from declarations, as in C: a type, of `_TYPES` or a struct, and names."""
+    types, split = _TYPES | STRUCTS, map(str.split, declarations.split(";"))
+    return [(name, types[kind]) for kind, *names in split for name in names]
 
 
-def _struct(name: str, *fields: Any) -> type[Struct]:
-    """Return the mirror of a struct with these fields, in the order of C."""
-    pairs = _fields(*fields)
-    strides = {field[:-7]: field for field, _ in pairs if field.endswith("_stride")}
-    members = {"function": f"gpt2_{name}", "strides": strides, "_fields_": pairs}
+def _struct(name: str, declarations: str) -> type[Struct]:
+    """Return the mirror of a struct in C."""
+    fields = _fields(declarations)
+    strides = {field[:-7]: field for field, _ in fields if field.endswith("_stride")}
+    members = {"function": f"gpt2_{name}", "strides": strides, "_fields_": fields}
     kind = STRUCTS[name] = type(name, (Struct,), members)
     return kind
 
 
 _HEADS = "b_stride h_stride t_stride"
 _CACHE = "B H T D cache_panels"
-_PACK = "P to rows scales", "N first count offset", "I file transposed"
 _LINEARS = "c_attn", "c_proj", "c_fc", "mlp_c_proj"
 
-Matrix = _struct("matrix", "P panels", "N n_in n_out panel_bytes", "I format")
-Norm = _struct("norm", "P weight bias", "F epsilon")
+Matrix = _struct("matrix", "P panels; N n_in n_out panel_bytes; I format")
+Norm = _struct("norm", "P weight bias; F epsilon")
 BlockStruct = _struct(
     "block",
-    {"ln_1": Norm, "ln_2": Norm} | dict.fromkeys(_LINEARS, Matrix),
-    "P " + " ".join(f"{name}_bias" for name in _LINEARS),
-    *("N n_head", "F scale", "I activation"),
+    f"norm ln_1 ln_2; matrix {' '.join(_LINEARS)}; P {'_bias '.join(_LINEARS)}_bias;"
+    "F scale; I activation",
 )
-Embed = _struct("embed", "P wte wpe ids positions x", "N tokens n_positions")
-LayerNormRows = _struct("layer_norm", {"norm": Norm}, "P x y", "N rows C x_stride y_stride")
-LinearRows = _struct("linear", "P w bias x y scratch", "N rows x_stride y_stride", "I activation")
-Store = _struct("store", "P k v keys values past lengths", f"N {_HEADS} {_CACHE}", "I half")
-Narrow = _struct("narrow", "P x y", "N rows stride n")
+Embed = _struct("embed", "P wte wpe ids positions x; N tokens n_positions")
+LayerNormRows = _struct("layer_norm", "norm norm; P x y; N rows C x_stride y_stride")
+LinearRows = _struct("linear", "P w bias x y scratch; N rows x_stride y_stride; I activation")
+Store = _struct("store", f"P k v keys values past lengths; N {_HEADS} {_CACHE}; I half")
+Narrow = _struct("narrow", "P x y; N rows stride n")
 Attend = _struct(
-    "attend",
-    *("P q keys values visible y scratch", f"N {_HEADS} y_stride {_CACHE}", "F scale", "I half"),
+    "attend", f"P q keys values visible y scratch; N {_HEADS} y_stride {_CACHE}; F scale; I half"
 )
 AllLayers = _struct(
     "layers",
-    "P blocks x y visible past lengths keys values scratch",
-    "N n_layer x_stride y_stride keys_bytes values_bytes B T cache_panels",
-    "I half",
+    "P blocks x y visible past lengths keys values scratch;"
+    f"N n_layer x_stride y_stride keys_bytes values_bytes {_CACHE}; I half",
 )
-LogSumExp = _struct("log_sum_exp", "P x y", "N rows x_stride n")
-Exp = _struct("exp", "P x y", "N n")
-Cumulate = _struct("cumulate", "P logits sums", "N rows logits_stride n")
+LogSumExp = _struct("log_sum_exp", "P x y; N rows x_stride n")
+Exp = _struct("exp", "P x y; N n")
+Cumulate = _struct("cumulate", "P logits sums; N rows logits_stride n")
 Choose = _struct(
     "choose",
-    *("P logits uniforms ids scratch", "N rows logits_stride n top_k"),
-    *("D top_p", "F temperature log_min_p"),
+    "P logits uniforms ids scratch; N rows logits_stride n top_k; D top_p; F temperature log_min_p",
 )
 Draft = _struct(
     "draft",
-    {"embed": Embed, "layers": AllLayers, "ln_f": LayerNormRows},
-    {"lm_head": LinearRows, "choose": Choose},
-    *("P positions visible banned", "N banned_count count"),
+    "embed embed; layers layers; layer_norm ln_f; linear lm_head; choose choose;"
+    "P positions visible banned; N banned_count count",
 )
 Quantize = _struct("quantize", "P w to")
-Pack = _struct("pack", *_PACK)
-PackFile = _struct("pack_file", *_PACK)
+Pack = _struct("pack", "P to rows scales; N first count offset; I file transposed")
 
 
 class _Storage(ctypes.Structure):
@@ -148,7 +127,7 @@ class _Layout(ctypes.Structure):
     _fields_ = (
         *_fields("N version columns group max_tile_rows row_padding digits_bytes formats"),
         ("storage", ctypes.POINTER(_Storage)),
-        ("sizes", ctypes.c_int64 * len(STRUCTS)),
+        ("sizes", c_int64 * len(STRUCTS)),
     )
 
 
@@ -156,26 +135,18 @@ class Layers:
     """The layers of a model (`model.Block`s) as an array of structs."""
 
     def __init__(self, h: tuple[Any, ...]):
-        self.width: int = h[0].attn.c_attn.weight.n_in  # C
-        self._h = [weakref.ref(b) for b in h]
-        check(len({self._shape(b) for b in h}) == 1, "a layer", h[0].ln_1.weight)
+        self.h = [weakref.ref(b) for b in h]
+        first, H, inner = h[0].attn.c_attn.weight, h[0].attn.n_head, h[0].mlp.c_fc.weight.n_out
+        C = self.width = first.n_in
+        for b in h:
+            matrices = [w.weight for w in _linears(b).values()]
+            shapes = [(w.n_in, w.n_out) for w in matrices]
+            right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)]
+            alike = {w.format for w in matrices} == {first.format} and b.attn.n_head == H
+            check(right and alike and C % H == 0, "a layer", matrices[0].panels)
         self._blocks = [self._block(b) for b in h]  # with the arrays that they point to
         self._array = (BlockStruct * len(h))(*self._blocks)
         self.struct = ctypes.addressof(self._array)
-
-    def matches(self, h: tuple[Any, ...]) -> bool:
-        """Return whether these are the layers."""
-        return self._h == [weakref.ref(b) for b in h]
-
-    def _shape(self, b: Any) -> object:
-        """Check the shapes of a layer; return the properties that all layers must share."""
-        matrices = [w.weight for w in _linears(b).values()]
-        C, inner = self.width, matrices[2].n_out
-        shapes = [(matrix.n_in, matrix.n_out) for matrix in matrices]
-        right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % b.attn.n_head == 0
-        alike = len({matrix.format for matrix in matrices}) == 1
-        check(right and alike, "a layer", matrices[0].panels)
-        return inner, b.attn.n_head, matrices[0].format
 
     def _block(self, b: Any) -> Struct:
         linears = _linears(b)
@@ -184,10 +155,20 @@ class Layers:
             ln_2=norm_of(b.ln_2, self.width),
             **{name: w.weight.matrix for name, w in linears.items()},
             **{f"{name}_bias": vector_of(w.bias, w.weight.n_out) for name, w in linears.items()},
-            n_head=b.attn.n_head,
             scale=b.attn.scale,
             activation=ACTIVATIONS.index(b.mlp.activation),
         )
+
+
+_layers: weakref.WeakKeyDictionary[Any, Layers] = weakref.WeakKeyDictionary()  # by the first
+
+
+def layers_of(h: tuple[Any, ...]) -> Layers:
+    """Return the layers of a model as structs, which are kept for the next pass."""
+    layers = _layers.get(h[0])
+    if layers is None or layers.h != [weakref.ref(b) for b in h]:
+        layers = _layers[h[0]] = Layers(h)
+    return layers
 
 
 def _linears(b: Any) -> dict[str, Any]:
@@ -214,12 +195,9 @@ class Packed:
         """Return whether all weights are finite, by the exponents of weights or scales."""
         if self.format == "float32":
             return bool(np.isfinite(self.panels).all())
-        scales = self.panels
-        if self.format == "int8":
-            scales = scales[..., -2 * layout().columns :]
+        scales = slice(-2 * layout().columns if self.format == "int8" else 0, None)
         exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
-        bits = scales.view(np.uint16)
-        return not ((bits & exponent) == exponent).any()
+        return not ((self.panels[..., scales].view(np.uint16) & exponent) == exponent).any()
 
 
 @cache
@@ -238,7 +216,7 @@ def library() -> ctypes.CDLL:
         raise ImportError(str(error)) from error
     if not _is_compatible(lib):
         raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
-    lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = ctypes.c_int64
+    lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = c_int64
     lib.gpt2_use_level.restype = None
     return lib
 
@@ -246,14 +224,11 @@ def library() -> ctypes.CDLL:
 def _is_compatible(lib: ctypes.CDLL) -> bool:
     """Return whether the library has this version of the functions, and the same structs."""
     try:
-        version = ctypes.c_int64.in_dll(lib, "gpt2_layout").value
+        layout = _Layout.in_dll(lib, "gpt2_layout")
     except ValueError:
         return False
-    if version != _VERSION:
-        return False
-    layout = _Layout.in_dll(lib, "gpt2_layout")
     sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
-    return list(layout.sizes) == sizes and layout.group == GROUP
+    return layout.version == _VERSION and list(layout.sizes) == sizes and layout.group == GROUP
 
 
 @cache
@@ -264,15 +239,14 @@ def layout() -> Any:
 
 @cache
 def _formats() -> dict[str, tuple[int, Any]]:
-    """Return the index and the `struct storage` of each format, by its name."""
+    """Return the indices and the `struct storage` of the formats, by their names."""
     storage = layout().storage[: layout().formats]
-    return {each.name.decode(): (index, each) for index, each in enumerate(storage)}
+    return {one.name.decode(): (index, one) for index, one in enumerate(storage)}
 
 
 def layers_scratch(layers: Struct, threads: int) -> int:
-    """Return the size of the scratch memory of `layers` in floats."""
-    size: int = library().gpt2_layers_scratch(ctypes.byref(layers), threads)
-    return size
+    """Return the bytes of scratch memory of `layers`."""
+    return 4 * int(library().gpt2_layers_scratch(ctypes.byref(layers), threads))
 
 
 def levels() -> list[str]:

@@ -17,12 +17,13 @@ import numpy as np
 from cupy.cuda import runtime
 from cupy_backends.cuda.libs import cublas
 
-from gpt_cli.ops import Array, LayerNorm, Linear, Rows
+from gpt_cli.folder.config import ACTIVATIONS
+from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows
 
 _PIECE = 4 * 1024 * 1024  # numbers that are read, rounded and copied at a time
-_THREADS = 256  # per block
-_SHARED = 48 * 1024 - 256  # bytes of dynamic shared memory per block; the sums take the rest
-_ACTIVATIONS = (None, "gelu_new", "gelu", "relu", "silu", "tanh")  # in the order of kernels.cu
+_THREADS = 256  # per CUDA block
+_SHARED = 48 * 1024 - 256  # bytes of dynamic shared memory of a CUDA block; the sums take the rest
+_ACTIVATIONS = (None, *ACTIVATIONS)  # in the order of kernels.cu
 _TYPES = {"float32": runtime.CUDA_R_32F, "float16": runtime.CUDA_R_16F}  # for cuBLAS
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 
@@ -43,23 +44,17 @@ class Placed:
         return bool(cupy.isfinite(self.array).all())
 
 
-class CuPyOps:
-    """The operations of `gpt_cli.ops.Ops` on a GPU, in float32."""
+class CuPyOps(Ops):
+    """The operations on a GPU, in float32 or float16, which halves the bytes to read."""
 
     name = "cupy"
-    dtype = "float32"
-    cache_block = 1
-    layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
     threads = 1
     xp: ModuleType = cupy
-    batch_invariant = False
-    draft: Callable[..., Array | None] | None = None
-    to_host = staticmethod(cupy.asnumpy)
-    exp = staticmethod(cupy.exp)
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: str = "float32"):
+        self.dtype, self.cache_type = dtype, np.dtype(dtype)
         try:
-            options = ("-DHALF",) if self.dtype == "float16" else ()
+            options = ("-DHALF",) if dtype == "float16" else ()
             source = files(__package__).joinpath("kernels.cu").read_text(encoding="utf-8")
             module = cupy.RawModule(code=source, options=("--std=c++17", *options))
             self._kernels = {name: module.get_function(name) for name in _KERNELS}
@@ -70,11 +65,8 @@ class CuPyOps:
     def free_memory(self) -> int:
         return int(runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
 
-    def draft_ops(self) -> None:
-        return None
-
-    def choose(self, *args: object) -> None:
-        return None
+    def to_host(self, array: Array) -> Array:
+        return cupy.asnumpy(array)
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Placed:
         n_rows, length = rows.shape
@@ -118,16 +110,9 @@ class CuPyOps:
             if bias is None or len(bias) < width:
                 bias = cupy.zeros(width, np.float32)
                 bias[: placed.n_out] = 0 if w.bias is None else w.bias
-            blocks = min(-(-y.size // _THREADS), 65_535)
-            self._run("finish", blocks, y, bias, _ACTIVATIONS.index(activation), width, y.size)
+            grid = min(-(-y.size // _THREADS), 65_535)
+            self._run("finish", grid, y, bias, _ACTIVATIONS.index(activation), width, y.size)
         return y[:, : placed.n_out].reshape(*x.shape[:-1], placed.n_out)
-
-    def new_cache(
-        self, layers: int, batch: int, heads: int, capacity: int, size: int
-    ) -> tuple[Array, Array]:
-        shape = layers, batch, heads, capacity, size
-        # Zeros, because `attend` multiplies unwritten values by 0, so they must be finite.
-        return cupy.zeros(shape, self.dtype), cupy.zeros(shape, self.dtype)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
@@ -137,9 +122,6 @@ class CuPyOps:
         new = k, v, *_strides(k)[:3], _on_device(past), _on_device(lengths)
         self._run("store", B * T, *new, H, T, D, _capacity(keys, values), keys, values)
 
-    def copyto(self, to: Array, blocks: Array) -> None:
-        cupy.copyto(to, blocks)
-
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         B, H, T, D = q.shape
         capacity, seen = _capacity(keys, values), _on_device(visible)
@@ -148,8 +130,8 @@ class CuPyOps:
         shared = 4 * (S + max(_THREADS, D))
         if T == 1 and shared <= _SHARED:
             (q,) = self._readable(q)
-            given = q, *_strides(q)[:2], keys, values, capacity, seen, scale, H, D, y
-            self._run("attend_one", B * H, *given, shared=shared)
+            arguments = q, *_strides(q)[:2], keys, values, capacity, seen, scale, H, D, y
+            self._run("attend_one", B * H, *arguments, shared=shared)
             return y
         q = cupy.ascontiguousarray(q, self.dtype)
         scores = cupy.empty((B, H, T, S), np.float32)
@@ -163,10 +145,6 @@ class CuPyOps:
         peaks = logits.max(axis=-1, keepdims=True)
         sums = cupy.exp(logits - peaks).sum(axis=-1, dtype=np.float64)
         return peaks[:, 0] + cupy.log(sums)
-
-    def cumulative_counts(self, logits: Array) -> Array:
-        weights = self.exp(logits - logits.max(axis=-1, keepdims=True))
-        return cupy.cumsum((weights * np.float32(2**30)).astype(np.int64) + 1, axis=-1)
 
     def _readable(self, *arrays: Array) -> tuple[Array, ...]:
         """Return arrays (B, H, T, D) with equal strides and a contiguous last axis.
@@ -201,18 +179,12 @@ class CuPyOps:
             *(count, cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT),
         )
 
-    def _run(self, name: str, blocks: int, *given: Any, shared: int = 0) -> None:
-        arguments = tuple(kind(x) for kind, x in zip(_KERNELS[name], given, strict=True))
-        self._kernels[name]((blocks,), (_THREADS,), arguments, shared_mem=shared)
+    def _run(self, name: str, grid: int, *values: Any, shared: int = 0) -> None:
+        arguments = tuple(kind(x) for kind, x in zip(_KERNELS[name], values, strict=True))
+        self._kernels[name]((grid,), (_THREADS,), arguments, shared_mem=shared)
 
 
-class Float16CuPyOps(CuPyOps):
-    """The operations in float16: half the bytes to read."""
-
-    dtype = "float16"
-
-
-# The parameters of each kernel: an array, or a number with the type that the kernel expects.
+# The parameters of the kernels: arrays, or numbers with the types that the kernels expect.
 _P, _I, _L, _F = (lambda array: array), np.int32, np.int64, np.float32
 _KERNELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "embed": (_P, _P, _P, _P, _L, _L, _I, _P),

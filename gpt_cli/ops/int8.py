@@ -1,8 +1,8 @@
 """Int8 weights: their format and quantization.
 
-The n_in weights of one output are cut into groups of GROUP; the last may be shorter. Each weight is
-an int8 times the scale of its group. The largest weight of the group determines the scale, so an
-outlier costs precision in its own group only.
+The n_in weights of one output are cut into groups of GROUP; the last may be shorter. A weight is an
+int8 times the scale of its group. The largest weight of the group determines the scale, so an
+outlier costs precision in that group only.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Int8Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the length of each axis."""
+        """Return the lengths of the axes."""
         return self.weight.shape
 
     def parts(self, rows: slice) -> tuple[Array, Array]:
@@ -50,27 +50,34 @@ class Int8Rows:
             return weight * scale.repeat(GROUP, axis=0)[skipped : skipped + len(weight)]
 
 
+def scales_shape(n_rows: int, length: int, transposed: bool) -> tuple[int, int]:
+    """Return the shape of the scales of rows of weights."""
+    return (n_rows, -(-length // GROUP)) if transposed else (-(-n_rows // GROUP), length)
+
+
 def quantize(rows: Rows, *, transposed: bool = False) -> Int8Rows:
     """Quantize a float32 matrix (n_in, n_out), or (n_out, n_in) if `transposed`.
 
     The scale of a group is NaN if one of its weights is NaN or infinite.
     """
     n_rows, length = rows.shape
-    shape = (n_rows, -(-length // GROUP)) if transposed else (-(-n_rows // GROUP), length)
-    made = Int8Rows(np.empty((n_rows, length), np.int8), np.empty(shape, np.float32), transposed)
+    shape = scales_shape(n_rows, length, transposed)
+    quantized = Int8Rows(
+        np.empty((n_rows, length), np.int8), np.empty(shape, np.float32), transposed
+    )
     for start in range(0, n_rows, GROUP):
         part = slice(start, start + GROUP)
-        matrix, (weight, scale) = rows[part], made.parts(part)
+        matrix, (weight, scale) = rows[part], quantized.parts(part)
         if transposed:
             largest = np.maximum.reduceat(np.abs(matrix), range(0, length, GROUP), axis=1)
         else:
             largest = np.abs(matrix).max(axis=0, keepdims=True)
         with np.errstate(invalid="ignore"):  # damaged weights give a NaN scale
             scale[:] = _to_bfloat16(largest / np.float32(LARGEST))
-            every = scale.repeat(GROUP, axis=1)[:, :length] if transposed else scale
-            steps = matrix / np.maximum(every, np.finfo(np.float32).tiny)
+            scales = scale.repeat(GROUP, axis=1)[:, :length] if transposed else scale
+            steps = matrix / np.maximum(scales, np.finfo(np.float32).tiny)
             weight[:] = np.rint(steps, out=steps)
-    return made
+    return quantized
 
 
 def _to_bfloat16(scale: Array) -> Array:
@@ -86,7 +93,7 @@ SMALLEST = 1e-30  # lower bound of a row's largest number: keeps the division fi
 
 
 def round_activations(x: Array) -> Array:
-    """Round x (..., n_in) as products with int8 weights do: each row to multiples of its step."""
+    """Round x (..., n_in) as products with int8 weights do: rows to multiples of their steps."""
     largest = np.abs(x).max(axis=-1, keepdims=True)
     per_step = np.float32(LARGEST_ACTIVATION) / np.maximum(largest, np.float32(SMALLEST))
     step = largest / np.float32(LARGEST_ACTIVATION)

@@ -50,15 +50,15 @@ __device__ float sum_of_block(float x)
 
 __device__ float largest_of_block(float x)
 {
-    __shared__ float each[WARP];
+    __shared__ float maxima[WARP];
     x = largest_of_warp(x);
     __syncthreads();
     if (threadIdx.x % WARP == 0)
-        each[threadIdx.x / WARP] = x;
+        maxima[threadIdx.x / WARP] = x;
     __syncthreads();
-    float largest = each[0];
+    float largest = maxima[0];
     for (int warp = 1; warp < blockDim.x / WARP; warp++)
-        largest = fmaxf(largest, each[warp]);
+        largest = fmaxf(largest, maxima[warp]);
     return largest;
 }
 
@@ -113,7 +113,7 @@ extern "C" __global__ void finish(
         y[i] = narrow(activate(wide(y[i]) + bias[i % width], activation));
 }
 
-// Appends k and v (B, H, T, D) to the `past` (B) tokens in each row of keys and values
+// Appends k and v (B, H, T, D) to the `past` (B) tokens in the rows of keys and values
 // (B, H, capacity, D): of the T new tokens of a row, only the first `lengths` (B). k and v have the
 // same strides, in elements. A block copies a token.
 extern "C" __global__ void store(
@@ -133,7 +133,7 @@ extern "C" __global__ void store(
     }
 }
 
-// weights (B, H, T, S) = softmax of scale * scores over the first `visible` (B, T) keys of each
+// weights (B, H, T, S) = softmax of scale * scores over the first `visible` (B, T) keys of a
 // query, and 0 for the other keys. A block computes a query of a head.
 extern "C" __global__ void softmax(
     const float* scores, const long long* visible, float scale, int H, int T, int S,
@@ -189,12 +189,12 @@ extern "C" __global__ void attend_one(
     }
     float inverse_sum = 1 / sum_of_block(sum);  // a barrier, too: all threads see all weights
 
-    int groups = D < threads ? threads / D : 1;  // of threads; each takes a subset of the keys
-    for (int place = thread; place < groups * D; place += threads) {
+    int groups = D < threads ? threads / D : 1;  // of threads, which take subsets of the keys
+    for (int index = thread; index < groups * D; index += threads) {
         float part = 0;
-        for (int s = place / D; s < seen; s += groups)
-            part += weights[s] * wide(values[(long long)s * D + place % D]);
-        parts[place] = part;
+        for (int s = index / D; s < seen; s += groups)
+            part += weights[s] * wide(values[(long long)s * D + index % D]);
+        parts[index] = part;
     }
     __syncthreads();
     for (int d = thread; d < D; d += threads) {

@@ -36,8 +36,6 @@ address = _address if _is_known else lambda array: array.ctypes.data
 def _anonymous(size: int) -> mmap.mmap:
     """Map private memory of the system: a fork gets a copy."""
     try:
-        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no fork
-            return mmap.mmap(-1, size)
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
@@ -73,16 +71,14 @@ class Arena:
         """Return an array of zeros that starts on a cache line, in the first piece that fits it."""
         size = math.prod(shape) * dtype.itemsize
         with _lock:
-            for place, (piece, used) in enumerate(self._pieces):  # noqa: B007
-                if used + size <= len(piece):
-                    break
-            else:
+            fits = (n for n, (piece, used) in enumerate(self._pieces) if used + size <= len(piece))
+            index = next(fits, len(self._pieces))
+            if index == len(self._pieces):
                 # Doubling up to a limit: few pieces, and little waste for a small model.
-                taken = sum(len(piece) for piece, _ in self._pieces)
-                piece = _anonymous(max(size, min(taken, _LARGEST_PIECE), _PIECE))
-                place, used = len(self._pieces), 0
-                self._pieces.append((piece, used))
-            self._pieces[place] = piece, -(-(used + size) // _CACHE_LINE) * _CACHE_LINE
+                total = sum(len(piece) for piece, _ in self._pieces)
+                self._pieces.append((_anonymous(max(size, min(total, _LARGEST_PIECE), _PIECE)), 0))
+            piece, used = self._pieces[index]
+            self._pieces[index] = piece, -(-(used + size) // _CACHE_LINE) * _CACHE_LINE
         return np.ndarray(shape, dtype, piece, used)
 
 
@@ -95,7 +91,7 @@ class _Reference(weakref.ref[NDArray[Any]]):
 class Workspace:
     """Memory for the results of operations, which is reused.
 
-    Fresh memory costs a page fault for each 4 kB: a fifth of the time of a pass over many tokens.
+    Fresh memory costs a page fault per 4 kB: a fifth of the time of a pass over many tokens.
     An array returns its memory to the workspace when it is garbage collected.
     """
 
@@ -123,8 +119,8 @@ class Workspace:
         with _lock:
             self._take_back()
             sizes = enumerate(map(len, self._free))
-            fits = next((place for place, n in sizes if size <= n <= waste * size), -1)
-            memory = self._free.pop(fits) if fits >= 0 else None
+            index = next((index for index, n in sizes if size <= n <= waste * size), None)
+            memory = None if index is None else self._free.pop(index)
             # If none fits, release the largest, so that the workspace does not grow without bound.
             kept = 0 if waste == math.inf else _MOST_FREE
             if memory is None and sum(map(len, self._free)) > kept:

@@ -7,37 +7,22 @@ at any level of the processor.
 
 import math
 import os
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder.tensors import DTYPES, Tensor
-from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Rows, bindings
-from gpt_cli.ops.bindings import (
-    ACTIVATIONS,
-    FLOAT32,
-    Layers,
-    Packed,
-    Struct,
-    check,
-    norm_of,
-    readable,
-    vector_of,
-)
-from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize
+from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Ops, Rows, bindings
+from gpt_cli.ops.bindings import FLOAT32, FLOAT64, INT64, Packed, Struct, check, readable, vector_of
+from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
-from gpt_cli.system.machine import MOST_THREADS, free_memory, threads
+from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.system.machine import MOST_THREADS, threads
 
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
 _CACHE_LINE = 64  # bytes
-
-_FLOAT16, _BYTE, _INT64 = np.dtype("f2"), np.dtype("u1"), np.dtype("i8")
-_FLOAT64 = np.dtype("f8")
-_EMPTY = np.empty(0, _BYTE)
+_FLOAT16, _BYTE = np.dtype("f2"), np.dtype("u1")
 
 LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 
@@ -45,42 +30,34 @@ LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 _FILE_ENDED, _INVALID_INT8 = -1, -2
 
 
-def _check_int8(error: int, name: str) -> None:
-    if error == _INVALID_INT8:
-        raise CheckpointError(
-            f"{name}: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
-            "make the folder again with `gpt-cli quantize`"
-        )
+class NativeOps(Ops):
+    """The operations on the CPU.
 
-
-class NativeOps:
-    """The operations of `gpt_cli.ops.Ops` on the CPU."""
+    Weights are in float32, in bfloat16 or float16 as stored, or in int8: see `gpt_cli.ops.int8`.
+    """
 
     name = "native"
-    dtype = "float32"
-    xp: ModuleType = np
     batch_invariant = True
-    draft: Callable[..., Array | None] | None = None
-    to_host = staticmethod(np.asarray)
-    _cache_type: np.dtype[Any] = FLOAT32
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: str = "float32"):
         layout = bindings.layout()
         self.level = bindings.choose_level()
-        self.cache_block: int = layout.columns
+        self.dtype, self._half = dtype, dtype == "int8"
+        self.cache_type = _FLOAT16 if self._half else FLOAT32
+        self.cache_panel: int = layout.columns
         self._tile_rows, self._row_padding = layout.max_tile_rows, layout.row_padding
         self._digits_bytes = layout.digits_bytes  # of a group of numbers
-        self._half = self._cache_type == _FLOAT16
         self.threads = min(threads(), MOST_THREADS)
         self._weights = Arena()
         self._workspace = Workspace()
-        self._layers_of: WeakKeyDictionary[Any, Layers] = WeakKeyDictionary()  # by the first layer
 
     def free_memory(self) -> int | None:
-        free = free_memory()
+        free = super().free_memory()
         return None if free is None else free + self._workspace.free_bytes()
 
     def draft_ops(self) -> DraftOps | None:
+        if self.dtype == "int8":
+            return None
         from gpt_cli.ops.draft_ops import DraftNativeOps  # which derives from this class
 
         return DraftNativeOps(self.threads)
@@ -91,63 +68,59 @@ class NativeOps:
         """Pack a matrix (n_in, n_out) into panels.
 
         If the stored type is the type in memory, C reads the file, without Python's lock.
-        Otherwise, convert and pack some rows at a time, while they are in the cache.
+        Otherwise, convert and pack a range of rows at a time, while they are in the cache.
         """
         n_rows, length = rows.shape
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
         if not n_in or not n_out:
             raise ValueError("a matrix must have rows and columns")
         packed = Packed(n_in, n_out, self.dtype, self._weights)
-        stored, scales = self._stored(rows)
+        target = {"to": packed.struct, "transposed": transposed}
+        stored, scales = rows, None
+        if self.dtype == "int8" and isinstance(rows, Int8Rows):
+            stored, scales = rows.weight, contiguous(rows.scale[:], FLOAT32)
+            check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
         if isinstance(stored, Tensor) and DTYPES.get(stored.dtype) == self.dtype:
-            self._pack_file(packed, stored, scales, transposed)
-        elif self.dtype in SHORT:
+            if scales is None and self.dtype == "int8":
+                raise ValueError(f"{stored.path}: an int8 matrix needs scales")
+            with stored.opened() as (file, offset):
+                source = {"file": file.fileno(), "offset": offset, "scales": scales}
+                _check_packed(bindings.Pack(**source, **target).run(1), file.name)
+            return packed
+        if self.dtype in SHORT:
             raise ValueError(f"the matrix is not stored in {self.dtype}")
-        else:
-            step = max(1, _PIECE // length // GROUP) * GROUP
-            for first in range(0, n_rows, step):
-                part, scales = self._converted(rows, slice(first, first + step), transposed)
-                target = {"to": packed.struct, "first": first, "transposed": transposed}
-                call = bindings.Pack(rows=part, scales=scales, count=len(part), **target)
-                _check_int8(call.run(1), "a matrix")
+        step = max(1, _PIECE // length // GROUP) * GROUP
+        for first in range(0, n_rows, step):
+            part, scales = self._converted(rows, slice(first, first + step), transposed)
+            source = {"rows": part, "scales": scales, "first": first, "count": len(part)}
+            _check_packed(bindings.Pack(**source, **target).run(1), "a matrix")
         return packed
-
-    def _pack_file(
-        self, packed: Packed, stored: Tensor, scales: Array | None, transposed: bool
-    ) -> None:
-        if scales is None and self.dtype == "int8":
-            raise ValueError(f"{stored.path}: an int8 matrix needs scales")
-        with stored.opened() as (file, offset):
-            source = {"file": file.fileno(), "offset": offset, "scales": scales}
-            error = bindings.PackFile(to=packed.struct, transposed=transposed, **source).run(1)
-            if error > 0:
-                raise OSError(error, os.strerror(error), file.name)
-            if error == _FILE_ENDED:
-                raise EOFError
-            _check_int8(error, file.name)
-
-    def _stored(self, rows: Rows) -> tuple[Rows, Array | None]:
-        """Return the rows that may be stored in a file, and the scales of their groups."""
-        return rows, None
 
     def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array | None]:
         """Return a range of rows in the type in memory, and the scales of their groups."""
-        return np.ascontiguousarray(rows[part], FLOAT32), None
+        if self.dtype != "int8":
+            return np.ascontiguousarray(rows[part], FLOAT32), None
+        if not isinstance(rows, Int8Rows):
+            rows, part = quantize(rows[part], transposed=transposed), slice(None)
+        weight, scale = rows.parts(part)
+        return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
 
     # --- operations ------------------------------------------------------------------------------
 
     def embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array) -> Array:
-        ids = contiguous(ids, _INT64)
+        ids = contiguous(ids, INT64)
         if positions.shape != ids.shape:
             positions = np.broadcast_to(positions, ids.shape)
-        wpe = contiguous(wpe, FLOAT32)
-        check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
         x = self._workspace.empty((*ids.shape, wte.n_in), FLOAT32)
-        tables = {"wte": wte.struct, "wpe": wpe, "n_positions": len(wpe)}
-        tokens = {"ids": ids, "positions": contiguous(positions, _INT64), "tokens": ids.size}
-        if bindings.Embed(x=x, **tables, **tokens).run(self.threads):
+        if self._embed(wte, wpe, ids, contiguous(positions, INT64), x).run(self.threads):
             raise IndexError(f"an id or a position is out of range: {wte.n_out}, {len(wpe)}")
         return x
+
+    def _embed(self, wte: Packed, wpe: Array, ids: Array, positions: Array, x: Array) -> Struct:
+        wpe = contiguous(wpe, FLOAT32)
+        check(wpe.ndim == 2 and wpe.shape[1] == wte.n_in, "wpe", wpe)
+        tokens = {"ids": ids, "positions": positions, "x": x, "tokens": ids.size}
+        return bindings.Embed(wte=wte.struct, wpe=wpe, n_positions=len(wpe), **tokens)
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
         C = x.shape[-1]
@@ -158,7 +131,7 @@ class NativeOps:
 
     def _layer_norm(self, x: Array, ln: LayerNorm, y: Array) -> Struct:
         rows, C = x.shape
-        return bindings.LayerNormRows(norm=norm_of(ln, C), x=x, y=y, rows=rows, C=C)
+        return bindings.LayerNormRows(norm=bindings.norm_of(ln, C), x=x, y=y, rows=rows, C=C)
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
         rows, packed = _rows_of(x, w.weight.n_in), w.weight
@@ -169,26 +142,22 @@ class NativeOps:
     def _linear(self, x: Array, w: Linear, y: Array, activation: str | None = None) -> Struct:
         packed: Packed = w.weight
         check(packed.format == self.dtype, "the weight", packed.panels)
-        scratch = _EMPTY
+        scratch = None
         if self.dtype == "int8":
-            groups = -(-packed.n_in // GROUP)
-            size = len(x) * (groups * self._digits_bytes + 4)
+            size = len(x) * (-(-packed.n_in // GROUP) * self._digits_bytes + 4)
             scratch = self._workspace.empty((size,), _BYTE)
         bias = None if w.bias is None else vector_of(w.bias, packed.n_out)
-        result = {"y": y, "activation": ACTIVATIONS.index(activation), "scratch": scratch}
+        result = {"y": y, "activation": bindings.ACTIVATIONS.index(activation), "scratch": scratch}
         return bindings.LinearRows(w=packed.struct, bias=bias, x=x, rows=len(x), **result)
 
     def new_cache(
         self, layers: int, batch: int, heads: int, capacity: int, size: int
     ) -> tuple[Array, Array]:
-        """Return arrays for keys and values, in panels: see `struct store` in native/kernels.h.
-
-        Shapes: (layers, B, H, panels, D, COLUMNS) and (layers, B, H, panels, COLUMNS, width), where
-        `width` is D padded to whole panels.
-        """
-        columns = self.cache_block
+        # Keys (layers, B, H, panels, D, COLUMNS), values (layers, B, H, panels, COLUMNS, width), as
+        # `struct store` in native/kernels.h says; `width` is D padded to whole panels.
+        columns = self.cache_panel
         shape, width = (layers, batch, heads, -(-capacity // columns)), self._padded(size)
-        options: dict[str, Any] = {"dtype": self._cache_type, "waste": 2}
+        options: dict[str, Any] = {"dtype": self.cache_type, "waste": 2}
         keys = self._workspace.empty((*shape, size, columns), **options)
         return keys, self._workspace.empty((*shape, columns, width), **options)
 
@@ -206,9 +175,6 @@ class NativeOps:
         if call.run(self.threads):
             raise IndexError(f"the cache has room for {_capacity(keys)} tokens")
 
-    def copyto(self, to: Array, blocks: Array) -> None:
-        np.copyto(to, blocks)
-
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         B, H, T, D = q.shape
         q = readable(q)
@@ -224,25 +190,18 @@ class NativeOps:
 
     def _cache(self, keys: Array, values: Array, B: int, H: int, D: int) -> dict[str, Any]:
         """Check one layer of a cache; return its fields of `struct store` and `struct attend`."""
-        panels, columns = keys.shape[2], self.cache_block
+        panels, columns = keys.shape[2], self.cache_panel
         for array, shape in ((keys, (D, columns)), (values, (columns, self._padded(D)))):
-            right = array.shape == (B, H, panels, *shape) and array.dtype == self._cache_type
+            right = array.shape == (B, H, panels, *shape) and array.dtype == self.cache_type
             check(right and array.flags.c_contiguous, "a layer of the cache", array)
         fields = {"keys": keys, "values": values, "cache_panels": panels, "half": self._half}
         return fields | {"B": B, "H": H, "D": D}
 
-    def _described(self, h: tuple[Any, ...]) -> Layers:
-        """Return the layers of a model as C structs, which are kept for the next pass."""
-        described = self._layers_of.get(h[0])
-        if described is None or not described.matches(h):
-            described = self._layers_of[h[0]] = Layers(h)
-        return described
-
     def layers(self, x: Array, h: tuple[Any, ...], visible: Array, cache: Any) -> Array:
         B, T, C = x.shape
-        rows = _rows_of(x, self._described(h).width)
-        counts = _counts_of(visible, (B, T)), _counts_of(cache.lengths, (B,))
-        call = self._all_layers(h, rows, cache, *counts, _counts_of(cache.new, (B,)))
+        past, lengths = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
+        seen = _counts_of(visible, (B, T))
+        call = self._all_layers(h, _rows_of(x, C), cache, seen, past, lengths)
         y = self._empty_rows(B * T, C)  # after the larger scratch, whose memory it could occupy
         call.point("y", y)
         if call.run(self.threads):
@@ -251,27 +210,21 @@ class NativeOps:
         return y.reshape(x.shape)
 
     def _all_layers(
-        self,
-        h: tuple[Any, ...],
-        x: Array,
-        cache: Any,
-        visible: Array,
-        past: Array,
-        lengths: Array,
+        self, h: tuple[Any, ...], x: Array, cache: Any, visible: Array, past: Array, lengths: Array
     ) -> Struct:
         """Return all layers as one operation on x (B * T, C); its y must be set."""
-        described, (keys, values) = self._described(h), (cache.keys, cache.values)
-        (B, T), H = visible.shape, h[0].attn.n_head
+        layers, keys, values = bindings.layers_of(h), cache.keys, cache.values
+        (B, T), C, H = visible.shape, layers.width, h[0].attn.n_head
+        check(x.shape[1] == C, "x", x)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
-        one = self._cache(keys[0], values[0], B, H, described.width // H)
-        fields = {name: one[name] for name in ("keys", "values", "B", "cache_panels", "half")}
+        fields = self._cache(keys[0], values[0], B, H, C // H)
         for array, name in ((keys, "keys_bytes"), (values, "values_bytes")):
             # Without a cache, all layers use the same memory.
             fields[name] = array.strides[0] if len(keys) > 1 else 0
         fields |= {"visible": visible, "past": past, "lengths": lengths, "n_layer": len(h), "T": T}
-        call = bindings.AllLayers(blocks=described.struct, x=x, **fields)
-        size = 4 * bindings.layers_scratch(call, self.threads)
-        scratch = self._workspace.empty((size + _CACHE_LINE,), _BYTE)
+        call = bindings.AllLayers(blocks=layers.struct, x=x, **fields)
+        size = bindings.layers_scratch(call, self.threads) + _CACHE_LINE
+        scratch = self._workspace.empty((size,), _BYTE)
         call.point("scratch", scratch[-address(scratch) % _CACHE_LINE :])
         return call
 
@@ -290,35 +243,25 @@ class NativeOps:
 
     def cumulative_counts(self, logits: Array) -> Array:
         rows = _rows_of(logits, logits.shape[-1])
-        sums = self._workspace.empty(rows.shape, _INT64)
+        sums = self._workspace.empty(rows.shape, INT64)
         bindings.Cumulate(logits=rows, sums=sums, rows=len(rows), n=rows.shape[1]).run(self.threads)
         return sums
 
-    def choose(
-        self,
-        logits: Array,
-        uniforms: Array,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-    ) -> Array | None:
+    def choose(self, logits: Array, uniforms: Array, params: SamplingParams) -> Array | None:
         n = logits.shape[-1]
-        if not 0 < top_k <= min(n, LARGEST_TOP_K):
+        if not 0 < params.top_k <= min(n, LARGEST_TOP_K):
             return None
-        rows, draws = _rows_of(logits, n), contiguous(uniforms, _FLOAT64)
+        rows, draws = _rows_of(logits, n), contiguous(uniforms, FLOAT64)
         check(draws.shape == (len(rows),), "uniforms", draws)
-        ids = np.empty(len(rows), _INT64)
-        filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        self._choose(rows, draws, ids, **filters).run(self.threads)
+        ids = np.empty(len(rows), INT64)
+        self._choose(rows, draws, ids, params).run(self.threads)
         return ids
 
-    def _choose(
-        self, logits: Array, uniforms: Array, ids: Array, *, min_p: float, **filters: float
-    ) -> Struct:
+    def _choose(self, logits: Array, uniforms: Array, ids: Array, params: SamplingParams) -> Struct:
         rows, n = logits.shape
         scratch = self._workspace.empty((self.threads, 4 * n), FLOAT32)
-        filters["log_min_p"] = math.log(min_p) if min_p > 0 else -math.inf
+        filters = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+        filters["log_min_p"] = math.log(params.min_p) if params.min_p > 0 else -math.inf
         arrays = {"logits": logits, "uniforms": uniforms, "ids": ids, "scratch": scratch}
         return bindings.Choose(rows=rows, n=n, **arrays, **filters)
 
@@ -330,45 +273,20 @@ class NativeOps:
 
     def _padded(self, width: int) -> int:
         """Return a width padded to whole panels."""
-        return -(-width // self.cache_block) * self.cache_block
+        return -(-width // self.cache_panel) * self.cache_panel
 
 
-class Int8NativeOps(NativeOps):
-    """The operations with int8 weights, a quarter of the bytes to read: see `ops.int8`."""
-
-    dtype = "int8"
-    _cache_type: np.dtype[Any] = _FLOAT16
-
-    def draft_ops(self) -> None:
-        return None
-
-    def _stored(self, rows: Rows) -> tuple[Rows, Array | None]:
-        if not isinstance(rows, Int8Rows):
-            return rows, None
-        scale = rows.scale[:]
-        groups = list(rows.shape)
-        groups[rows.transposed] = -(-groups[rows.transposed] // GROUP)
-        check(list(scale.shape) == groups, "the scales", scale)
-        return rows.weight, contiguous(scale, FLOAT32)
-
-    def _converted(self, rows: Rows, part: slice, transposed: bool) -> tuple[Array, Array]:
-        if isinstance(rows, Int8Rows):
-            weight, scale = rows.parts(part)
-        else:
-            weight, scale = quantize(rows[part], transposed=transposed).parts(slice(None))
-        return np.ascontiguousarray(weight, np.int8), contiguous(scale, FLOAT32)
-
-
-class BFloat16NativeOps(NativeOps):
-    """The operations with matrices that are stored and kept in bfloat16: widening is exact."""
-
-    dtype = "bfloat16"
-
-
-class Float16NativeOps(NativeOps):
-    """The operations with matrices that are stored and kept in float16."""
-
-    dtype = "float16"
+def _check_packed(error: int, name: str) -> None:
+    """Raise the error of packing a file or "a matrix"."""
+    if error > 0:
+        raise OSError(error, os.strerror(error), name)
+    if error == _FILE_ENDED:
+        raise EOFError
+    if error == _INVALID_INT8:
+        raise CheckpointError(
+            f"{name}: int8 weights must be from -127 to 127, with scales that bfloat16 can hold: "
+            "make the folder again with `gpt-cli quantize`"
+        )
 
 
 def _strides(x: Array) -> dict[str, int]:
@@ -383,7 +301,7 @@ def _capacity(keys: Array) -> int:
 
 
 def _rows_of(x: Array, width: int) -> Array:
-    """Return x (..., width) as float32 rows (n, width), each contiguous."""
+    """Return x (..., width) as float32 (n, width) with contiguous rows."""
     check(x.shape[-1] == width, "x", x)
     return readable(x.reshape(-1, width))
 
@@ -391,7 +309,7 @@ def _rows_of(x: Array, width: int) -> Array:
 def _counts_of(x: Array, shape: tuple[int, ...]) -> Array:
     """Return integers of this shape as contiguous int64."""
     check(x.shape == shape, "counts", x)
-    return contiguous(x, _INT64)
+    return contiguous(x, INT64)
 
 
 def contiguous(x: Array, dtype: np.dtype[Any]) -> Array:

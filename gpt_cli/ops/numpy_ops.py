@@ -1,25 +1,23 @@
-"""The reference implementation: each operation as its formula says, in float32.
+"""The reference implementation: the operations as their formulas say, in float32.
 
 Operations modify only arrays that they have created.
 """
 
 import math
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
-from gpt_cli.ops import Array, LayerNorm, Linear, Rows
+from gpt_cli.ops import Array, LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import Int8Rows, quantize, round_activations
-from gpt_cli.system.machine import blas_threads, free_memory
+from gpt_cli.system.machine import blas_threads
 
 QUERIES = 64  # per group in `attend`
 MASKED = np.finfo(np.float32).min
 
 
 def softmax(x: Array) -> Array:
-    """Compute the softmax over the last axis, in place."""
+    """Compute the softmax over the last axis, in x."""
     x -= x.max(axis=-1, keepdims=True)
     np.exp(x, out=x)
     x /= x.sum(axis=-1, keepdims=True)
@@ -78,30 +76,21 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-class NumPyOps:
-    """The operations of `gpt_cli.ops.Ops` on the CPU."""
+class NumPyOps(Ops):
+    """The reference operations on the CPU.
+
+    With int8 weights, they round weights and activations, and multiply in float32.
+    """
 
     name = "numpy"
-    dtype = "float32"
-    cache_block = 1
-    layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
-    xp: ModuleType = np
-    batch_invariant = False
-    draft: Callable[..., Array | None] | None = None
-    free_memory = staticmethod(free_memory)
-    to_host = staticmethod(np.asarray)
-    _cache_type: type[np.floating[Any]] = np.float32
 
-    def __init__(self) -> None:
-        self.threads = blas_threads()
-
-    def draft_ops(self) -> None:
-        return None
-
-    def choose(self, *args: object) -> None:
-        return None
+    def __init__(self, dtype: str = "float32"):
+        self.dtype, self.threads = dtype, blas_threads()
+        self.cache_type = np.dtype("float16" if dtype == "int8" else "float32")
 
     def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
+        if self.dtype == "int8" and not isinstance(rows, Int8Rows):
+            rows = quantize(rows[:], transposed=transposed)
         return rows[:].T if transposed else rows[:]
 
     def embed(self, wte: Array, wpe: Array, ids: Array, positions: Array) -> Array:
@@ -117,19 +106,14 @@ class NumPyOps:
         return y
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
+        if self.dtype == "int8":
+            x = round_activations(x)
         y = x.reshape(-1, x.shape[-1]) @ w.weight
         if w.bias is not None:
             y += w.bias
         if activation is not None:
             y = ACTIVATIONS[activation](y)
         return y.reshape(*x.shape[:-1], y.shape[-1])
-
-    def new_cache(
-        self, layers: int, batch: int, heads: int, capacity: int, size: int
-    ) -> tuple[Array, Array]:
-        shape = layers, batch, heads, capacity, size
-        # Zeros, because elements that are not yet written are multiplied by 0 and must be finite.
-        return np.zeros(shape, self._cache_type), np.zeros(shape, self._cache_type)
 
     def store(
         self, k: Array, v: Array, keys: Array, values: Array, past: Array, lengths: Array
@@ -138,49 +122,25 @@ class NumPyOps:
             keys[row, :, start : start + new] = k[row, :, :new]
             values[row, :, start : start + new] = v[row, :, :new]
 
-    def copyto(self, to: Array, blocks: Array) -> None:
-        np.copyto(to, blocks)
-
     def attend(self, q: Array, keys: Array, values: Array, scale: float, visible: Array) -> Array:
         T = q.shape[2]
         attended: Array = np.empty(q.shape, np.float32)
         # In groups of queries: the scores stay in the processor's cache, and keys that come after
         # all queries of a group are skipped.
         for start in range(0, T, QUERIES):
-            some = slice(start, start + QUERIES)
-            seen = visible[:, some]  # (B, <T)
+            group = slice(start, start + QUERIES)
+            seen = visible[:, group]  # (B, <T)
             S = int(seen.max(initial=0))
             k, v = (x[:, :, :S].astype(np.float32, copy=False) for x in (keys, values))
-            scores = q[:, :, some] @ k.swapaxes(-1, -2)
+            scores = q[:, :, group] @ k.swapaxes(-1, -2)
             scores *= scale  # (B, H, <T, S)
             if seen.min(initial=S) < S:
                 np.copyto(scores, MASKED, where=np.arange(S) >= seen[:, None, :, None])
-            np.matmul(softmax(scores), v, out=attended[:, :, some])
+            np.matmul(softmax(scores), v, out=attended[:, :, group])
         return attended
-
-    def exp(self, x: Array) -> Array:
-        return np.exp(x)
 
     def log_normalizer(self, logits: Array) -> Array:
         peaks = logits.max(axis=-1)
         # Row by row: a row of GPT-2's vocabulary fits in the processor's cache.
         rows = zip(logits, peaks, strict=True)
         return peaks + np.log([np.exp(row - peak).sum(dtype=np.float64) for row, peak in rows])
-
-    def cumulative_counts(self, logits: Array) -> Array:
-        weights = self.exp(logits - logits.max(axis=-1, keepdims=True))
-        return np.cumsum((weights * np.float32(2**30)).astype(np.int64) + 1, axis=-1)
-
-
-class Int8NumPyOps(NumPyOps):
-    """The reference for int8 weights: round activations and weights, multiply in float32."""
-
-    dtype = "int8"
-    _cache_type = np.float16
-
-    def place_matrix(self, rows: Rows, *, transposed: bool = False) -> Array:
-        rounded = rows if isinstance(rows, Int8Rows) else quantize(rows[:], transposed=transposed)
-        return super().place_matrix(rounded, transposed=transposed)
-
-    def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        return super().linear(round_activations(x), w, activation)

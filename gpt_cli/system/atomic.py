@@ -23,8 +23,7 @@ def check_file(option: str, file: Path, endings: Sequence[str]) -> None:
 def write_file(file: Path, data: bytes) -> None:
     """Write or replace a file; if ResourceError is raised, an existing file is unchanged."""
     target = file.resolve()  # keep a symbolic link
-    part = target.with_name(f".{uuid.uuid4().hex}")
-    try:
+    with _part_of(target, file) as part:
         if target.exists() and not target.is_file():
             target.write_bytes(data)  # a device or a pipe cannot be replaced
             return
@@ -32,41 +31,40 @@ def write_file(file: Path, data: bytes) -> None:
         if target.exists():
             shutil.copymode(target, part)
         part.replace(target)
-    except OSError as error:
-        raise ResourceError(f"cannot write {file}: {error.strerror}") from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 @contextmanager
 def new_file(to: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file, which becomes `to` if the block succeeds.
+    """Yield a file that becomes `to` if the block succeeds, or the device or pipe that `to` is.
 
     Raises:
         InputError: `to` exists, or its folder does not.
         ResourceError: it cannot be written.
     """
-    try:
+    with _part_of(to, to) as part:
         if to.exists() and not to.is_file() and not to.is_dir():
-            with to.open("wb") as device:  # or a pipe: it cannot be replaced
+            with to.open("wb") as device:
                 yield device
             return
-    except OSError as error:
-        raise ResourceError(f"cannot write {to}: {error.strerror}") from None
-    _check_new(to)
-    if not to.parent.is_dir():
-        raise InputError(f"the folder {to.parent} does not exist: create it")
-    part = to.with_name(f".{uuid.uuid4().hex}")
-    try:
+        _check_new(to)
+        if not to.parent.is_dir():
+            raise InputError(f"the folder {to.parent} does not exist: create it")
         with part.open("xb") as file:
             yield file
         _check_new(to)  # another program may have created it
         part.replace(to)
+
+
+@contextmanager
+def _part_of(to: Path, name: Path) -> Iterator[Path]:
+    """Yield a new path beside `to`, and remove that file at the end; errors say `name`."""
+    part = to.parent / f".{uuid.uuid4().hex}"
+    try:
+        yield part
     except OSError as error:
-        if error.filename not in (None, str(part)):
+        if error.filename not in (None, str(part), str(to)):
             raise
-        raise ResourceError(f"cannot write {to}: {error.strerror}") from None
+        raise ResourceError(f"cannot write {name}: {error.strerror}") from None
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)

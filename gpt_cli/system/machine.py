@@ -5,15 +5,18 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from gpt_cli.errors import ResourceError
 
+if sys.platform != "win32":
+    import resource
+
 T = TypeVar("T")
 
 _NATIVE = Path(__file__).parents[1] / "ops" / "native"
-_ENDINGS = (".so", ".dylib", ".dll")
 MOST_THREADS = 256  # of the compiled library
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -24,7 +27,7 @@ _starting = threading.Lock()  # of threads: the size of their stacks is global
 
 
 def within(seconds: float, call: Callable[[], T], stack: int = 0) -> T:
-    """Call a function in a thread with a timeout; return what it returns, or raise what it raises.
+    """Return what a function returns, or raise what it raises, in a thread with a timeout.
 
     After TimeoutError, the call goes on, but the process may end before it. `stack` is the size of
     the thread's stack in bytes; 0 is the system's default.
@@ -84,17 +87,12 @@ def addresses() -> int | None:
 
     Libraries reserve far more address space than they use.
     """
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return None
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most == resource.RLIM_INFINITY:
         return None
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        pages = 0  # unknown
+    pages, *_ = _integers(Path("/proc/self/statm")) or [0]  # 0: unknown
     return most - pages * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -103,9 +101,7 @@ def peak_memory() -> int | None:
     # On Linux, ru_maxrss includes the memory of the program that started this one.
     if (peak := _numbers(_STATUS).get("VmHWM:")) is not None:
         return peak
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -113,14 +109,9 @@ def peak_memory() -> int | None:
 
 def cores() -> int:
     """Return how many cores this process may use, by its affinity and its group (cgroup v2)."""
-    known = [_affinity()]
-    for group in _groups():
-        try:
-            quota, period = map(int, (group / "cpu.max").read_text().split())
-        except (OSError, ValueError):  # no such group, or its limit is "max"
-            continue
-        known.append(max(1, round(quota / period)))
-    return min(known)
+    limits = [_integers(group / "cpu.max") for group in _groups()]
+    shares = [max(1, round(quota / period)) for quota, period in filter(None, limits)]
+    return min([_affinity(), *shares])
 
 
 def threads() -> int:
@@ -145,7 +136,8 @@ def _first_number(*variables: str) -> int | None:
 
 def native_library() -> Path | None:
     """Return the file of the compiled library, or None if the installation has none."""
-    return next((path for path in _NATIVE.glob("libkernels.*") if path.suffix in _ENDINGS), None)
+    libraries = (path for path in _NATIVE.glob("libkernels.*") if path.suffix in (".so", ".dylib"))
+    return next(libraries, None)
 
 
 def native_computes() -> bool:
@@ -170,29 +162,32 @@ def _affinity() -> int:
 def _group_memory() -> Iterator[int]:
     """Yield the bytes that the control groups with a limit may still allocate."""
     files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    for group, (limit, usage) in itertools.product(_groups(), files):
-        try:
-            most, used = int((group / limit).read_text()), int((group / usage).read_text())
-        except (OSError, ValueError):  # no such group, or its limit is "max"
-            continue
-        # Cached pages of files count as used, but can be reclaimed.
-        stat = _numbers(group / "memory.stat")
-        yield most - used + stat.get("inactive_file", 0) + stat.get("active_file", 0)
+    for group, names in itertools.product(_groups(), files):
+        most, used = (_integers(group / name) for name in names)
+        if most and used:
+            # Cached pages of files count as used, but can be reclaimed.
+            stat = _numbers(group / "memory.stat")
+            yield most[0] - used[0] + stat.get("inactive_file", 0) + stat.get("active_file", 0)
 
 
 def _groups() -> Iterator[Path]:
     """Yield the folders of the process's control groups and of their parents."""
     yield from (_CGROUP, _CGROUP / "memory")
+    with suppress(OSError):
+        for line in _OWN_GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                group = _CGROUP / controllers / path.lstrip("/")
+                yield group
+                yield from group.parents[: len(Path(path).parts)]
+
+
+def _integers(path: Path) -> list[int]:
+    """Return the integers in a file; [] if there is none, or a limit is "max"."""
     try:
-        lines = _OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
-            group = _CGROUP / controllers / path.lstrip("/")
-            yield group
-            yield from group.parents[: len(Path(path).parts)]
+        return [int(word) for word in path.read_text().split()]
+    except (OSError, ValueError):
+        return []
 
 
 def _numbers(path: Path) -> dict[str, int]:

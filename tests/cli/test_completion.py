@@ -126,9 +126,9 @@ def test_models_are_bundled_published_and_local_ones(home):
 
 
 def test_commands_types_and_devices_are_the_implemented_ones():
-    devices, dtypes = zip(*_IMPLEMENTATIONS, strict=True)
+    devices, dtypes, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
     assert set(answers("gpt-cli score --device ")) == {"auto", *devices}
-    assert set(answers("gpt-cli score --dtype ")) == {"auto", *dtypes}
+    assert set(answers("gpt-cli score --dtype ")) == {"auto", *sum(dtypes, ())}
     assert sorted(answers("gpt-cli ")) == sorted(get_command(app.application()).commands)
 
 

@@ -37,7 +37,7 @@ def mixed(cache, layer, ops):
 def test_its_arrays_have_the_axes_layer_row_head_and_token(ops):
     cache = cache_of(ops)
     assert cache.keys.shape[:3] == cache.values.shape[:3] == (3, 2, 4)
-    assert cache.keys.shape[3] == cache.values.shape[3] == -(-5 // ops.cache_block)
+    assert cache.keys.shape[3] == cache.values.shape[3] == -(-5 // ops.cache_panel)
     assert cache.lengths.tolist() == [0, 0]
 
 

@@ -24,9 +24,9 @@ def guarded_empty(shape, dtype, before=0):
     size, start = math.prod(shape) * dtype.itemsize, ctypes.c_void_p()
     if _libc.posix_memalign(ctypes.byref(start), _CACHE_LINE, before + size):
         raise MemoryError(f"{size} bytes")
-    place = (ctypes.c_char * size).from_address(start.value + before)
-    weakref.finalize(place, _libc.free, start.value).atexit = False
-    return np.ndarray(shape, dtype, place)
+    room = (ctypes.c_char * size).from_address(start.value + before)
+    weakref.finalize(room, _libc.free, start.value).atexit = False
+    return np.ndarray(shape, dtype, room)
 
 
 class GuardedWorkspace(memory.Workspace):
@@ -38,7 +38,7 @@ class GuardedWorkspace(memory.Workspace):
 
 
 class GuardedArena:
-    """An arena that allocates each array separately."""
+    """An arena that allocates arrays separately."""
 
     def zeros(self, shape, dtype):
         """Return an array of zeros."""

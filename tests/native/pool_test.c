@@ -1,6 +1,6 @@
 /* Stress-test the thread pool: `pool_test SECONDS [BUSY]`, beside BUSY busy processes.
  *
- * Each part of a job must run exactly once, each slot must have one thread, and the caller must see
+ * All parts of a job must run exactly once, a slot must have one thread, and the caller must see
  * all writes of the parts. The counters are plain integers on purpose: TSan reports every race that
  * the pool does not prevent.
  *
@@ -41,9 +41,9 @@ enum {
 
 static _Atomic bool stop;
 
-static void fail(const char *what, long long found)
+static void fail(const char *what, long long number)
 {
-    fprintf(stderr, "pool_test: %s: %lld\n", what, found);
+    fprintf(stderr, "pool_test: %s: %lld\n", what, number);
     _exit(1);
 }
 
@@ -77,17 +77,17 @@ static void delay(void)
         continue;
 }
 
-/* --- each part exactly once ---------------------------------------------------------------------- */
+/* --- all parts exactly once ---------------------------------------------------------------------- */
 
 struct count {
-    int *done;  /* for each part */
-    int *users; /* for each slot */
+    int *done;  /* by part */
+    int *users; /* by slot */
     int threads, work;
 };
 
-static void count_part(const void *given, int64_t part, int slot)
+static void count_part(const void *argument, int64_t part, int slot)
 {
-    const struct count *job = given;
+    const struct count *job = argument;
     if (slot < 0 || slot >= job->threads)
         fail("invalid slot", slot);
     if (++job->users[slot] != 1)
@@ -117,9 +117,9 @@ static void run_one(uint64_t *state)
     memset(&job, 0, sizeof job);
 }
 
-static void *call_often(void *given)
+static void *call_often(void *argument)
 {
-    uint64_t state = (uintptr_t)given;
+    uint64_t state = (uintptr_t)argument;
     while (!atomic_load(&stop))
         run_one(&state);
     return NULL;
@@ -142,9 +142,9 @@ static void test_callers(int callers, double time)
 /* --- no wake-up is lost -------------------------------------------------------------------------- */
 
 /* A part that waits for the other part of its job, which real parts must not do. */
-static void meet(const void *given, int64_t part, int slot)
+static void meet(const void *argument, int64_t part, int slot)
 {
-    _Atomic int *present = *(_Atomic int *const *)given;
+    _Atomic int *present = *(_Atomic int *const *)argument;
     double until = seconds() + TIMEOUT;
     (void)part;
     (void)slot;
@@ -188,7 +188,7 @@ static void await(pid_t child)
         fail("a child ended with", status);
 }
 
-/* Fork, also in the child; each process must start its own threads. */
+/* Fork, also in the child; all processes must start threads. */
 static void fork_and_run(uint64_t *state, int depth)
 {
     pid_t child = fork();

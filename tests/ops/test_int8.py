@@ -12,7 +12,7 @@ from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import Linear
 from gpt_cli.ops.int8 import GROUP, LARGEST, LARGEST_ACTIVATION, Int8Rows, quantize
-from gpt_cli.ops.numpy_ops import Int8NumPyOps
+from gpt_cli.ops.numpy_ops import NumPyOps
 from support.checkpoints import CONFIG, make_weights, noise, write_damaged
 
 ALMOST_NOTHING = 2e-36  # below it, weights may be rounded to 0
@@ -308,7 +308,7 @@ SIZES = [
 @pytest.mark.parametrize("changes", SIZES)
 def test_compiled_logits_equal_the_reference(compiled, changes):
     ids = np.arange(160).reshape(2, 80) * 7 % VOCAB_SIZE
-    both = (assemble(ops, **changes) for ops in (compiled, Int8NumPyOps()))
+    both = (assemble(ops, **changes) for ops in (compiled, NumPyOps("int8")))
     logits, expected = (forward(model, ids) for model in both)
     assert logits.dtype == np.float32
     assert_alike(logits, expected)

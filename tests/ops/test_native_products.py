@@ -241,7 +241,7 @@ def test_a_tensor_in_int8_without_scales_is_rejected(native, transposed):
     with pytest.raises(ValueError, match="an int8 matrix needs scales"):
         native("int8").place_matrix(stored, transposed=transposed)
     matrix = bindings.Packed(70, 40, "int8", Arena())
-    call = bindings.PackFile(to=matrix.struct, transposed=transposed)  # no file, no scales
+    call = bindings.Pack(to=matrix.struct, transposed=transposed)  # no file, no scales
     assert call.run(1) == native_ops._INVALID_INT8
 
 

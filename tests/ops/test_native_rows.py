@@ -208,7 +208,7 @@ def test_the_highest_level_is_used_unless_the_variable_names_another(variable):
     assert native_ops.NativeOps().level == levels[0]
     for name in levels:
         variable(name)
-        assert native_ops.NativeOps().level == native_ops.Int8NativeOps().level == name
+        assert native_ops.NativeOps().level == native_ops.NativeOps("int8").level == name
 
 
 def test_an_unknown_or_unsupported_level_is_rejected(variable):

@@ -7,31 +7,37 @@
 #include "kernels.h"
 #include "simd.h"
 
-/* Return e^x to within one unit in the last place; 0 below -87, e^88 above 88.
+/* Return the polynomial of n coefficients, that of the highest power first (Horner's scheme). */
+INLINE vf polynomial(vf x, const float *coefficients, int n)
+{
+    vf sum = broadcast(coefficients[0]);
+    UNROLLED for (int i = 1; i < n; i++)
+        sum = multiply_add(sum, x, broadcast(coefficients[i]));
+    return sum;
+}
+
+/* Adding it rounds a float to an integer: 1.5 * 2^23. */
+INLINE vf rounder(void) { return broadcast(12582912.0f); }
+
+/* Return e^x to within one ulp; 0 below -87, e^88 above 88.
  *
  * e^x = 2^n e^f with an integer n and |f| <= ln(2)/2, where a short Taylor series suffices. */
 INLINE vf exp_vector(vf x)
 {
-    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    vi tiny = x < broadcast(-87.0f);
+    static const float taylor[] = {
+        1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1, 1,
+    };
+    vi tiny = x < -87.0f;
     x = blend(tiny, broadcast(0.0f), x);
-    x = blend(x > broadcast(88.0f), broadcast(88.0f), x);
-    vf shifted = multiply_add(x, broadcast(1.44269504f), round);
-    vf n = shifted - round;
-    vi exponent = (vi)shifted - (vi)round;
+    x = blend(x > 88.0f, broadcast(88.0f), x);
+    vf shifted = multiply_add(x, broadcast(1.44269504f), rounder());
+    vf n = shifted - rounder();
+    vi exponent = (vi)shifted - (vi)rounder();
     /* ln(2) in two parts: the first has few enough digits for an exact product with n. */
     vf f = multiply_add(n, broadcast(-0.693359375f), x);
     f = multiply_add(n, broadcast(2.12194440e-4f), f);
-    vf series = broadcast(1.0f / 5040);
-    series = multiply_add(series, f, broadcast(1.0f / 720));
-    series = multiply_add(series, f, broadcast(1.0f / 120));
-    series = multiply_add(series, f, broadcast(1.0f / 24));
-    series = multiply_add(series, f, broadcast(1.0f / 6));
-    series = multiply_add(series, f, broadcast(0.5f));
-    series = multiply_add(series, f, broadcast(1.0f));
-    series = multiply_add(series, f, broadcast(1.0f));
     vf power = (vf)((vi)((vu)(exponent + 127) << 23));
-    return blend(tiny, broadcast(0.0f), series * power);
+    return blend(tiny, broadcast(0.0f), polynomial(f, taylor, 8) * power);
 }
 
 INLINE vf absolute(vf x) { return (vf)((vi)x & 0x7fffffff); }
@@ -39,24 +45,22 @@ INLINE vf absolute(vf x) { return (vf)((vi)x & 0x7fffffff); }
 /* (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x; a series near 0, where the difference cancels. */
 INLINE vf tanh_vector(vf x)
 {
-    vf size = absolute(x), square = x * x;
-    vf e = exp_vector(size * broadcast(-2.0f));
-    vf large = (broadcast(1.0f) - e) / (broadcast(1.0f) + e);
+    static const float coefficients[] = {
+        -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
+        1.33314422036e-1f, -3.33332819422e-1f,
+    };
+    vf size = absolute(x), square = x * x, e = exp_vector(size * -2.0f);
+    vf large = (1.0f - e) / (1.0f + e);
     large = (vf)((vi)large | ((vi)x & (int32_t)0x80000000));
-    vf series = broadcast(-5.70498872745e-3f);
-    series = multiply_add(series, square, broadcast(2.06390887954e-2f));
-    series = multiply_add(series, square, broadcast(-5.37397155531e-2f));
-    series = multiply_add(series, square, broadcast(1.33314422036e-1f));
-    series = multiply_add(series, square, broadcast(-3.33332819422e-1f));
-    vf small = multiply_add(series * square, x, x);
-    return blend(size < broadcast(0.625f), small, large);
+    vf small = multiply_add(polynomial(square, coefficients, 5) * square, x, x);
+    return blend(size < 0.625f, small, large);
 }
 
 /* x/2 (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), by tanh(u) = 2/(1 + e^-2u) - 1. */
 INLINE vf gelu_new(vf x)
 {
-    vf u = broadcast(0.7978845608f) * multiply_add(broadcast(0.044715f) * x * x, x, x);
-    return x / (broadcast(1.0f) + exp_vector(broadcast(-2.0f) * u));
+    vf u = 0.7978845608f * multiply_add(0.044715f * x * x, x, x);
+    return x / (1.0f + exp_vector(-2.0f * u));
 }
 
 /* x times the standard normal CDF of x, by the erfc series of numpy_ops.erfc. */
@@ -66,18 +70,15 @@ INLINE vf gelu(vf x)
         0.17087277f, -0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f,
         -0.18628806f, 0.09678418f, 0.37409196f, 1.00002368f, -1.26551223f,
     };
-    vf z = x * broadcast(-0.70710678f), size = absolute(z);
-    vf t = broadcast(1.0f) / multiply_add(size, broadcast(0.5f), broadcast(1.0f));
-    vf series = broadcast(0.0f);
-    for (int i = 0; i < 10; i++)
-        series = multiply_add(series, t, broadcast(coefficients[i]));
-    vf tail = t * exp_vector(multiply_add(-size, size, series));
-    return broadcast(0.5f) * x * blend(z >= broadcast(0.0f), tail, broadcast(2.0f) - tail);
+    vf z = x * -0.70710678f, size = absolute(z);
+    vf t = 1.0f / multiply_add(size, broadcast(0.5f), broadcast(1.0f));
+    vf tail = t * exp_vector(multiply_add(-size, size, polynomial(t, coefficients, 10)));
+    return 0.5f * x * blend(z >= 0.0f, tail, 2.0f - tail);
 }
 
-INLINE vf silu(vf x) { return x / (broadcast(1.0f) + exp_vector(-x)); }
+INLINE vf silu(vf x) { return x / (1.0f + exp_vector(-x)); }
 
-INLINE vf relu(vf x) { return blend(x < broadcast(0.0f), broadcast(0.0f), x); }
+INLINE vf relu(vf x) { return blend(x < 0.0f, broadcast(0.0f), x); }
 
 INLINE vf activate(vf x, int activation)
 {
@@ -91,20 +92,26 @@ INLINE vf activate(vf x, int activation)
     }
 }
 
+INLINE float largest_lane(vf x)
+{
+    float most = x[0];
+    for (int lane = 1; lane < LANES; lane++)
+        most = x[lane] > most ? x[lane] : most;
+    return most;
+}
+
 /* Return the largest of n numbers. */
 INLINE float largest_of(const float *x, int64_t n)
 {
     vf largest = broadcast(-INFINITY);
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        vf some = load(x + i);
-        largest = blend(some > largest, some, largest);
+        vf numbers = load(x + i);
+        largest = blend(numbers > largest, numbers, largest);
     }
-    float most = -INFINITY;
+    float most = largest_lane(largest);
     for (; i < n; i++)
         most = x[i] > most ? x[i] : most;
-    for (int lane = 0; lane < LANES; lane++)
-        most = largest[lane] > most ? largest[lane] : most;
     return most;
 }
 

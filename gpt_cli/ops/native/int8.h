@@ -22,7 +22,6 @@ INLINE void store_digits(int8_t *to, vi digits)
 static float round_row(const float *x, int64_t n, struct digits *digits)
 {
     const float most = 256 * 127 + 127, least = 1e-30f;
-    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     vi largest = {0}; /* bits of |x|, which compare as the floats do, and keep NaN */
     for (int64_t i = 0; i < n; i += LANES) {
         vi size = (vi)absolute(load_some(x + i, n - i));
@@ -45,7 +44,7 @@ static float round_row(const float *x, int64_t n, struct digits *digits)
         for (int i = 0; i < GROUP; i += LANES) {
             int64_t at = group * GROUP + i;
             vf number = at < n ? load_some(x + at, n - at) : (vf){0};
-            vi whole = (vi)multiply_add(number, per_step, round) - (vi)round;
+            vi whole = (vi)multiply_add(number, per_step, rounder()) - (vi)rounder();
             vi low = ((whole + 128) & 255) - 128;
             vi high = (whole - low) >> 8;
             sums += whole;
@@ -63,7 +62,6 @@ static float round_row(const float *x, int64_t n, struct digits *digits)
 INLINE void quantize_group(
     enum format format, const void *w, int64_t first, int64_t rows, struct int8_group *to)
 {
-    const vf round = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     for (int column = 0; column < COLUMNS; column += LANES) {
         vf largest = {0};
         for (int64_t k = 0; k < rows; k++) {
@@ -80,7 +78,7 @@ INLINE void quantize_group(
             vi four = {0};
             for (int i = 0; i < 4 && k + i < rows; i++) {
                 vf weight = weights_at(w, first + (k + i) * COLUMNS + column, format);
-                vi whole = (vi)(weight / divisor + round) - (vi)round;
+                vi whole = (vi)(weight / divisor + rounder()) - (vi)rounder();
                 four |= (whole & 255) << 8 * i;
             }
             memcpy(to->weights[k / 4][column], &four, sizeof four);

@@ -25,7 +25,6 @@ static void round_rows(const void *operation, int64_t row, int slot)
     const struct linear_parts *job = operation;
     const struct linear *linear = job->linear;
     int64_t n_in = linear->w->n_in;
-    (void)slot;
     job->steps[row] =
         round_row(linear->x + row * linear->x_stride, n_in, job->digits + row * ceil_div(n_in, GROUP));
 }
@@ -44,7 +43,6 @@ static void linear(const void *operation, int64_t part, int slot)
     int64_t end = tiles * (row_range + 1) / job->row_ranges * MAX_TILE_ROWS;
     int64_t rows = smaller(end, linear->rows) - first;
     int64_t groups = ceil_div(w->n_in, GROUP);
-    (void)slot;
     for (int64_t panel = starts[0]; panel < starts[1]; panel++) {
         float bias[COLUMNS] = {0};
         if (linear->bias)
@@ -88,7 +86,6 @@ static void embed(const void *operation, int64_t part, int slot)
     const struct embed *job = operation;
     const struct matrix *wte = job->wte;
     int64_t C = wte->n_in, end = smaller(job->tokens, (part + 1) * ROWS_PER_PART);
-    (void)slot;
     for (int64_t token = part * ROWS_PER_PART; token < end; token++) {
         const char *panel = panel_of(wte, job->ids[token] / COLUMNS);
         const float *wpe = job->wpe + job->positions[token] * C;
@@ -103,7 +100,6 @@ static void layer_norm(const void *operation, int64_t part, int slot)
 {
     const struct layer_norm *job = operation;
     int64_t C = job->C, end = smaller(job->rows, (part + 1) * ROWS_PER_PART);
-    (void)slot;
     for (int64_t row = part * ROWS_PER_PART; row < end; row++) {
         const float *x = job->x + row * job->x_stride;
         float *y = job->y + row * job->y_stride;
@@ -131,7 +127,6 @@ static void add(const void *operation, int64_t part, int slot)
 {
     const struct add *job = operation;
     int64_t end = smaller(job->rows, (part + 1) * ROWS_PER_PART);
-    (void)slot;
     for (int64_t row = part * ROWS_PER_PART; row < end; row++) {
         const float *x = job->x + row * job->x_stride, *y = job->y + row * job->y_stride;
         float *sum = job->sum + row * job->sum_stride;
@@ -157,7 +152,6 @@ static void store_head(const void *operation, int64_t part, int slot)
     int64_t from = b * job->b_stride + part % job->H * job->h_stride;
     int64_t keys = part * job->cache_panels * COLUMNS * D;
     int64_t values = part * job->cache_panels * COLUMNS * width;
-    (void)slot;
     for (int64_t t = 0; t < job->lengths[b]; t++) {
         int64_t token = job->past[b] + t, row = from + t * job->t_stride;
         int64_t key = keys + token / COLUMNS * COLUMNS * D + token % COLUMNS;
@@ -176,7 +170,6 @@ static void narrow(const void *operation, int64_t row, int slot)
     const struct narrow *job = operation;
     const float *x = job->x + row * job->stride;
     uint16_t *y = job->y + row * job->stride;
-    (void)slot;
     for (int64_t i = 0; i < job->n; i += LANES)
         store_short(y + i, narrow_float16(load(x + i)));
 }
@@ -193,9 +186,7 @@ INLINE float exponentials_of(float *scores, int64_t n, float scale)
         store(scores + i, score);
         largest = blend(score > largest, score, largest);
     }
-    float most = largest[0];
-    for (int lane = 1; lane < LANES; lane++)
-        most = largest[lane] > most ? largest[lane] : most;
+    float most = largest_lane(largest);
     for (int64_t i = 0; i < ceil_div(n, PARTIAL_SUMS) * PARTIAL_SUMS; i += LANES) {
         vf weight = exp_vector(load(scores + i) - broadcast(most));
         store(scores + i, weight);
@@ -288,7 +279,6 @@ static void log_sum_exp(const void *operation, int64_t row, int slot)
     const float *x = job->x + row * job->x_stride;
     double sums[PARTIAL_SUMS] = {0};
     float most = largest_of(x, job->n);
-    (void)slot;
     for (int64_t start = 0; start < job->n; start += STEP) {
         vf partial[CHUNKS] = {{0}};
         float numbers[PARTIAL_SUMS];
@@ -315,10 +305,8 @@ static void log_sum_exp(const void *operation, int64_t row, int slot)
 static void exponentials(const void *operation, int64_t part, int slot)
 {
     const struct exp *job = operation;
-    int64_t end = smaller(job->n, (part + 1) * NUMBERS_PER_PART);
-    (void)slot;
-    for (int64_t i = part * NUMBERS_PER_PART; i < end; i += LANES)
-        store_some(job->y + i, exp_vector(load_some(job->x + i, end - i)), end - i);
+    int64_t start = part * NUMBERS_PER_PART;
+    exp_all(job->x + start, smaller(job->n - start, NUMBERS_PER_PART), job->y + start);
 }
 
 /* A count is 1 + floor(ONE * e^(x - the largest)): the product and the conversion are exact. */
@@ -329,7 +317,6 @@ static void cumulate(const void *operation, int64_t row, int slot)
     int64_t *sums = job->sums + row * job->n, sum = 0;
     vf most = broadcast(largest_of(x, job->n));
     float weights[LANES];
-    (void)slot;
     for (int64_t i = 0; i < job->n; i += LANES) {
         int64_t count = smaller(job->n - i, LANES);
         store(weights, exp_vector(load_some(x + i, count) - most) * broadcast(ONE));
@@ -344,10 +331,9 @@ static void quantize(const void *operation, int64_t panel, int slot)
     const struct matrix *w = job->w;
     const char *from = panel_of(w, panel);
     struct int8_group *to = (struct int8_group *)panel_of(job->to, panel);
-    (void)slot;
     for (int64_t row = 0; row < w->n_in; row += GROUP, to++) {
         int64_t rows = smaller(w->n_in - row, GROUP), first = row * COLUMNS;
-        switch (w->format) { /* with a constant format, the compiler specializes each call */
+        switch (w->format) { /* with a constant format, the compiler specializes the calls */
         case FLOAT32: quantize_group(FLOAT32, from, first, rows, to); break;
         case BFLOAT16: quantize_group(BFLOAT16, from, first, rows, to); break;
         default: quantize_group(FLOAT16, from, first, rows, to);

@@ -1,4 +1,4 @@
-/* Layouts, the struct of each operation, and the function table of a processor level.
+/* Layouts, the structs of the operations, and the function table of a processor level.
  *
  * Shapes: B batch, T new tokens, S = past + T, H heads, D head size, C width. Strides count elements,
  * not bytes, unless their name says so.
@@ -144,7 +144,7 @@ struct store {
     int32_t half; /* the cache is float16 */
 };
 
-/* Convert rows of n numbers to float16: the panels of each head of a cache, in one of float16. */
+/* Convert rows of n numbers to float16: the panels of the heads of a cache. */
 struct narrow {
     const float *x; /* (rows, n), rows `stride` apart; n is a multiple of COLUMNS */
     uint16_t *y;    /* the same */
@@ -154,7 +154,7 @@ struct narrow {
 struct attend {
     const float *q;            /* (B, H, T, D) with these strides */
     const void *keys, *values; /* as in `struct store` */
-    const int64_t *visible;    /* (B, T) number of keys that each query sees, from key 0 */
+    const int64_t *visible;    /* (B, T) numbers of keys that the queries see, from key 0 */
     float *y;                  /* (B, T, H * D), rows y_stride apart */
     float *scratch;            /* (threads, min(T, MAX_TILE_ROWS), scores_stride) */
     int64_t b_stride, h_stride, t_stride, y_stride;
@@ -170,7 +170,6 @@ struct block {
     struct norm ln_1, ln_2;
     struct matrix c_attn, c_proj, c_fc, mlp_c_proj;
     const float *c_attn_bias, *c_proj_bias, *c_fc_bias, *mlp_c_proj_bias;
-    int64_t n_head;
     float scale;
     int32_t activation;
 };
@@ -185,11 +184,11 @@ struct layers {
     float *scratch; /* `gpt2_layers_scratch` floats, on a cache line */
     int64_t n_layer, x_stride, y_stride;
     int64_t keys_bytes, values_bytes; /* from one layer of the cache to the next */
-    int64_t B, T, cache_panels;
+    int64_t B, H, T, D, cache_panels;
     int32_t half;
 };
 
-/* y = log(sum(exp(x))) of each row, in float64. */
+/* y = log(sum(exp(x))) of the rows, in float64. */
 struct log_sum_exp {
     const float *x;
     double *y;
@@ -202,14 +201,14 @@ struct exp {
     int64_t n;
 };
 
-/* Running sums of the counts of each row of finite logits, `ONE` for the likeliest token. */
+/* Running sums of the counts of rows of finite logits, `ONE` for the likeliest token. */
 struct cumulate {
     const float *logits; /* (rows, n) */
     int64_t *sums;       /* (rows, n) */
     int64_t rows, logits_stride, n;
 };
 
-/* The choice of a token from each row of logits, which are finite or -INFINITY: see sampling.h. */
+/* The choice of tokens from rows of logits, which are finite or -INFINITY: see sampling.h. */
 struct choose {
     const float *logits;    /* (rows, n) */
     const double *uniforms; /* (rows,) in [0, 1) */
@@ -242,24 +241,24 @@ struct quantize {
  * transposed, `first` is a multiple of GROUP. */
 struct pack {
     const struct matrix *to;
-    const void *rows;
-    const float *scales; /* INT8: of the groups of these rows, or of all rows in a file */
-    int64_t first, count; /* the first row and the number of rows */
-    int64_t offset;       /* in a file: of the matrix, in bytes */
+    const void *rows;     /* NULL: all rows, from a file */
+    const float *scales;  /* INT8: of the groups of these rows */
+    int64_t first, count; /* the first row and the number of rows in memory */
+    int64_t offset;       /* of the matrix in the file, in bytes */
     int32_t file, transposed;
 };
 
 /* --- kernels ------------------------------------------------------------------------------------ */
 
 /* Compute one part of an operation. Threads run the parts in any order. `slot` is the index of the
- * thread that runs a part: each slot has its own scratch memory. */
+ * thread that runs a part: slots do not share scratch memory. */
 typedef void part_function(const void *operation, int64_t part, int slot);
 
 /* How a `struct linear` is cut into parts: ranges of panels, and of rows. */
 struct linear_parts {
     const struct linear *linear;
-    int64_t starts[MAX_PARTS + 1]; /* the first panel of each range, then the number of panels */
-    int64_t ranges, row_ranges;    /* each pair of ranges is a part */
+    int64_t starts[MAX_PARTS + 1]; /* the first panels of ranges, then the number of panels */
+    int64_t ranges, row_ranges;    /* a part is a pair of ranges */
     /* INT8: x rounded to 16 bits by `round_rows`: digits (rows, groups) and steps (rows,). */
     struct digits *digits;
     float *steps;

@@ -1,6 +1,6 @@
 /* All layers in one call: the steps of `block` in model.py, by the same operations that Python can
  * call one by one, with the same bits. A hundred calls from Python took a fifth of a token's time,
- * because the weights evict Python's own data from the processor's cache between calls. */
+ * because the weights evict Python's data from the processor's cache between calls. */
 #include <math.h>
 #include <stddef.h>
 
@@ -37,7 +37,7 @@ int64_t gpt2_layers_scratch(const struct layers *layers, int threads)
 /* Compute one block of `job`, from job->x to job->y. */
 static int compute_block(const struct block *b, const struct layers *job, int threads)
 {
-    int64_t B = job->B, T = job->T, rows = B * T, C = b->c_attn.n_in, H = b->n_head, D = C / H;
+    int64_t B = job->B, T = job->T, rows = B * T, C = b->c_attn.n_in, H = job->H, D = job->D;
     struct offsets at = offsets_of(job, threads);
     float *normed = job->scratch + at.normed, *qkv = job->scratch + at.qkv;
     float *hidden = job->scratch + at.hidden, *digits = job->scratch + at.digits;

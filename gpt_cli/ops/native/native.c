@@ -1,4 +1,4 @@
-/* The functions that native_ops.py calls. Each cuts an operation into parts and runs them with the
+/* The functions that native_ops.py calls. They cut an operation into parts and run these with the
  * kernels of the current level. */
 #include "native.h"
 
@@ -19,6 +19,11 @@ enum {
 };
 
 /* --- levels, the highest first ------------------------------------------------------------------ */
+
+struct level {
+    const struct kernels *kernels;
+    int (*available)(void);
+};
 
 #if defined(__x86_64__)
 
@@ -50,10 +55,7 @@ static int has_avx512vnni(void)
     return has_avx512() && __builtin_cpu_supports("avx512vnni");
 }
 
-static const struct {
-    const struct kernels *kernels;
-    int (*available)(void);
-} levels[] = {
+static const struct level levels[] = {
     {&kernels_avx512vnni, has_avx512vnni},
     {&kernels_avx512, has_avx512},
 #ifndef WITHOUT_AVXVNNI
@@ -77,10 +79,7 @@ static int has_neondot(void)
 #endif
 }
 
-static const struct {
-    const struct kernels *kernels;
-    int (*available)(void);
-} levels[] = {
+static const struct level levels[] = {
     {&kernels_neondot, has_neondot},
     {&kernels_neon, has_neon},
 };
@@ -90,7 +89,7 @@ static const struct {
 static const struct kernels *_Atomic kernels;
 
 const struct layout gpt2_layout = {
-    .version = 6,
+    .version = 7,
     .columns = COLUMNS,
     .group = GROUP,
     .max_tile_rows = MAX_TILE_ROWS,
@@ -104,7 +103,6 @@ const struct layout gpt2_layout = {
         sizeof(struct narrow), sizeof(struct attend), sizeof(struct layers),
         sizeof(struct log_sum_exp), sizeof(struct exp), sizeof(struct cumulate),
         sizeof(struct choose), sizeof(struct draft), sizeof(struct quantize), sizeof(struct pack),
-        sizeof(struct pack),
     },
 };
 
@@ -125,6 +123,22 @@ void gpt2_use_level(const char *name)
 
 /* --- operations --------------------------------------------------------------------------------- */
 
+/* Define an operation that has nothing to check or to decide but its number of parts. */
+#define OPERATION(name, parts)                                 \
+    int gpt2_##name(const struct name *job, int threads)       \
+    {                                                          \
+        run_parts(kernels->name, job, parts, threads);         \
+        return 0;                                              \
+    }
+
+OPERATION(layer_norm, ceil_div(job->rows, ROWS_PER_PART))
+OPERATION(add, ceil_div(job->rows, ROWS_PER_PART))
+OPERATION(log_sum_exp, job->rows)
+OPERATION(exp, ceil_div(job->n, NUMBERS_PER_PART))
+OPERATION(choose, job->rows)
+OPERATION(cumulate, job->rows)
+OPERATION(quantize, ceil_div(job->w->n_out, COLUMNS))
+
 /* Return the number of threads to use for `work` multiply-adds. */
 static int useful_threads(int64_t work, int threads)
 {
@@ -142,15 +156,9 @@ int gpt2_embed(const struct embed *embed, int threads)
     return 0;
 }
 
-int gpt2_layer_norm(const struct layer_norm *norm, int threads)
-{
-    run_parts(kernels->layer_norm, norm, ceil_div(norm->rows, ROWS_PER_PART), threads);
-    return 0;
-}
-
-/* Cut the panels of a matrix into ranges (guided self-scheduling). Each is 1/threads of the rest, but
- * at least PART_BYTES, or half of a thread's share of a small matrix: small ranges at the end let all
- * threads finish together. */
+/* Cut the panels of a matrix into ranges (guided self-scheduling): 1/threads of the rest, but at least
+ * PART_BYTES, or half of a thread's share of a small matrix. Small ranges at the end let all threads
+ * finish together. */
 static void cut_panels(struct linear_parts *job, int64_t panels, int threads)
 {
     int64_t bytes = job->linear->w->panel_bytes, range = 0;
@@ -191,12 +199,6 @@ int gpt2_linear(const struct linear *linear, int threads)
     return 0;
 }
 
-int gpt2_add(const struct add *add, int threads)
-{
-    run_parts(kernels->add, add, ceil_div(add->rows, ROWS_PER_PART), threads);
-    return 0;
-}
-
 int gpt2_store(const struct store *store, int threads)
 {
     const int64_t *past = store->past, *lengths = store->lengths;
@@ -230,35 +232,5 @@ int gpt2_attend(const struct attend *attend, int threads)
     }
     int64_t parts = B * H * ceil_div(T, MAX_TILE_ROWS);
     run_parts(kernels->attend, attend, parts, useful_threads(2 * visible * H * attend->D, threads));
-    return 0;
-}
-
-int gpt2_log_sum_exp(const struct log_sum_exp *sums, int threads)
-{
-    run_parts(kernels->log_sum_exp, sums, sums->rows, threads);
-    return 0;
-}
-
-int gpt2_exp(const struct exp *exp, int threads)
-{
-    run_parts(kernels->exp, exp, ceil_div(exp->n, NUMBERS_PER_PART), threads);
-    return 0;
-}
-
-int gpt2_choose(const struct choose *choose, int threads)
-{
-    run_parts(kernels->choose, choose, choose->rows, threads);
-    return 0;
-}
-
-int gpt2_cumulate(const struct cumulate *cumulate, int threads)
-{
-    run_parts(kernels->cumulate, cumulate, cumulate->rows, threads);
-    return 0;
-}
-
-int gpt2_quantize(const struct quantize *quantize, int threads)
-{
-    run_parts(kernels->quantize, quantize, ceil_div(quantize->w->n_out, COLUMNS), threads);
     return 0;
 }

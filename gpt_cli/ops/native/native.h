@@ -1,24 +1,20 @@
 /* The functions that Python calls. Python checks shapes, types and strides before.
  *
- * Each operation takes its struct, described in kernels.h, and the number of threads. It returns 0,
+ * An operation takes its struct, described in kernels.h, and the number of threads. It returns 0,
  * or 1 if a number in an array is out of range. */
 #ifndef GPT_CLI_NATIVE_H
 #define GPT_CLI_NATIVE_H
 
 #include "kernels.h"
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
 #define EXPORT __attribute__((visibility("default")))
-#endif
 
-/* What bindings.py reads from the library, or compares with its own structs. */
+/* Constants that bindings.py reads, or compares with those in Python. */
 struct layout {
     int64_t version; /* of this interface */
     int64_t columns, group, max_tile_rows, row_padding, digits_bytes, formats;
     const struct storage *storage;
-    int64_t sizes[18]; /* of the structs that bindings.py has, in its order */
+    int64_t sizes[17]; /* of the structs in bindings.py, in its order */
 };
 EXPORT extern const struct layout gpt2_layout;
 
@@ -49,10 +45,9 @@ EXPORT int64_t gpt2_layers_scratch(const struct layers *layers, int threads);
 /* Return the number of ranges that `gpt2_linear` cuts the panels of its matrix into. */
 EXPORT int64_t gpt2_linear_ranges(const struct linear *linear, int threads);
 
-/* Pack rows in memory, or all rows from a file. They use one thread. Return 0; -2 for int8 that
- * `gpt-cli quantize` does not write: a weight of -128, a scale that bfloat16 cannot hold, or no
- * scales. From a file, also -1 if it ends too early, or an errno. */
+/* Pack rows on one thread. Return 0; -2 for int8 that `gpt-cli quantize` does not write: a weight of
+ * -128, a scale that bfloat16 cannot hold, or no scales. From a file, also -1 if it ends too early,
+ * or an errno. */
 EXPORT int gpt2_pack(const struct pack *pack, int threads);
-EXPORT int gpt2_pack_file(const struct pack *pack, int threads);
 
 #endif

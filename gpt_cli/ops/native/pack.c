@@ -122,15 +122,14 @@ static int is_valid_int8(
     return !wrong && !rest;
 }
 
-int gpt2_pack(const struct pack *pack, int threads)
+static int pack_memory(const struct pack *pack)
 {
     int64_t n_in = pack->to->n_in, n_out = pack->to->n_out, count = pack->count;
     int format = pack->to->format, transposed = pack->transposed;
-    (void)threads;
     if (format == INT8) {
         int64_t length = transposed ? n_in : n_out;
         int64_t scales = transposed ? count * ceil_div(n_in, GROUP) : ceil_div(count, GROUP) * n_out;
-        if (!pack->scales || !is_valid_int8(pack->rows, count * length, pack->scales, scales))
+        if (!is_valid_int8(pack->rows, count * length, pack->scales, scales))
             return INVALID_INT8;
     }
     if (format == INT8 && transposed)
@@ -160,7 +159,7 @@ static int read_exactly(char *to, int64_t size, int file, int64_t offset)
     return 0;
 }
 
-int gpt2_pack_file(const struct pack *pack, int threads)
+static int pack_file(const struct pack *pack)
 {
     int64_t n_in = pack->to->n_in, n_out = pack->to->n_out, transposed = pack->transposed;
     int format = pack->to->format;
@@ -168,8 +167,6 @@ int gpt2_pack_file(const struct pack *pack, int threads)
     int64_t row_bytes = (transposed ? n_in : n_out) * storage_of[format].weight_bytes;
     int64_t scales_per_row = transposed ? ceil_div(n_in, GROUP) : n_out;
     int64_t step = PIECE_BYTES / row_bytes + 1;
-    if (format == INT8 && !pack->scales)
-        return INVALID_INT8;
     if (format == INT8 && !transposed)
         step = ceil_div(step, GROUP) * GROUP; /* whole groups of rows */
     char *piece = malloc(step * row_bytes);
@@ -182,8 +179,15 @@ int gpt2_pack_file(const struct pack *pack, int threads)
         int64_t offset = pack->offset + first * row_bytes;
         error = read_exactly(piece, part.count * row_bytes, pack->file, offset);
         if (!error)
-            error = gpt2_pack(&part, threads);
+            error = pack_memory(&part);
     }
     free(piece);
     return error;
+}
+
+int gpt2_pack(const struct pack *pack, int threads)
+{
+    if (pack->to->format == INT8 && !pack->scales)
+        return INVALID_INT8;
+    return pack->rows ? pack_memory(pack) : pack_file(pack);
 }

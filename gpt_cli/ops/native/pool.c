@@ -126,7 +126,7 @@ static void start_workers(int wanted)
     if (!prepared)
         pthread_atfork(NULL, NULL, forget_threads);
     prepared = true;
-    /* Leave signals to Python's threads, except those that a thread's own instruction raises: while
+    /* Leave signals to Python's threads, except those that an instruction raises: while
      * they are blocked, the handler of faulthandler could not run. */
     static const int raised_by_instructions[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
     sigset_t blocked, old;

@@ -4,7 +4,7 @@
 
 #include "kernels.h"
 
-/* Call `function` for each part of a job on up to `threads` threads, including the calling one.
+/* Call `function` for all parts of a job on up to `threads` threads, including the calling one.
  * Return when all parts are done. Parts run in any order and must not wait for one another. */
 void run_parts(part_function *function, const void *job, int64_t parts, int threads);
 

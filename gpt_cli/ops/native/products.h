@@ -32,8 +32,6 @@ enum {
 #endif
 };
 
-#define UNROLLED _Pragma("GCC unroll 16")
-
 /* Load the first LANES of n floats, with zeros in the lanes from n on. */
 INLINE vf load_some(const float *from, int64_t n)
 {
@@ -78,9 +76,9 @@ INLINE void prefetch(const void *w, int64_t index, enum format format)
     __builtin_prefetch((const char *)w + index * storage_of[format].weight_bytes + PREFETCH, 0, 2);
 }
 
-/* Compute R rows and V vectors of a product, from `column` on, without its activation. Each
+/* Compute R rows and V vectors of a product, from `column` on, without its activation. An
  * element of y is one chain of fused multiply-adds along K, so its bits do not depend on R and V. The
- * sums stay in registers. With several rows, computing hides too few loads for the processor's own
+ * sums stay in registers. With several rows, computing hides too few loads for the hardware's
  * prefetching: 12 rows of all weights of 124M take 18.3 ms, and without this prefetching to the
  * second-level cache 20.9 ms. */
 INLINE void multiply_tile(
@@ -159,7 +157,7 @@ INLINE void multiply_panel(enum format format, struct product p)
 }
 
 /* Compute a product with many rows: widen WIDENED rows of w at a time, once for all tiles. They stay in
- * the first-level cache. Each element of y remains one chain along K, which is continued from y. */
+ * the first-level cache. An element of y remains one chain along K, which is continued from y. */
 static void multiply_widened(enum format format, const struct product *p)
 {
     float widened[WIDENED * COLUMNS];
@@ -185,7 +183,7 @@ static void multiply(enum format format, const struct product *p)
         multiply_widened(format, p);
         return;
     }
-    switch (format) { /* with a constant format, the compiler specializes each call */
+    switch (format) { /* with a constant format, the compiler specializes the calls */
     case FLOAT32: multiply_panel(FLOAT32, *p); break;
     case BFLOAT16: multiply_panel(BFLOAT16, *p); break;
     default: multiply_panel(FLOAT16, *p);

@@ -97,8 +97,8 @@ static int descending(const void *x, const void *y)
     return (a < b) - (a > b);
 }
 
-/* y = e^x for n numbers, the largest of them 0. */
-static void weights_of(const float *x, int64_t n, float *y)
+/* y = e^x for n numbers. */
+static void exp_all(const float *x, int64_t n, float *y)
 {
     for (int64_t i = 0; i < n; i += LANES)
         store_some(y + i, exp_vector(load_some(x + i, n - i)), n - i);
@@ -111,7 +111,7 @@ static float nucleus_bound(const float *logits, int64_t n, double p, float *orde
     int64_t last = 0;
     memcpy(ordered, logits, n * sizeof *ordered);
     qsort(ordered, n, sizeof *ordered, descending);
-    weights_of(ordered, n, weights);
+    exp_all(ordered, n, weights);
     for (int64_t i = 0; i < n; i++)
         total += weights[i];
     for (sum = weights[0]; last < n - 1 && sum < p * total; sum += weights[last])
@@ -137,7 +137,7 @@ static void choose(const void *operation, int64_t row, int slot)
         bound = nucleus_bound(kept, count, job->top_p, work, weights);
     if (job->log_min_p > bound)
         bound = job->log_min_p;
-    weights_of(kept, count, weights);
+    exp_all(kept, count, weights);
     double total = 0, sum = 0;
     int64_t chosen = 0;
     for (int64_t i = 0; i < count; i++)

@@ -1,8 +1,8 @@
 /* Vector types of one processor level, and the operations that C has no operator for.
  *
  * kernels.c is compiled once per level, with flags that define the macros tested below. Arithmetic is
- * IEEE 754 with `-ffp-contract=off`: only `multiply_add` fuses a product and a sum. Each lane
- * therefore computes the same bits on every processor.
+ * IEEE 754 with `-ffp-contract=off`: only `multiply_add` fuses a product and a sum. Lanes therefore
+ * compute the same bits on every processor.
  */
 #ifndef GPT_CLI_SIMD_H
 #define GPT_CLI_SIMD_H
@@ -31,6 +31,8 @@ typedef int8_t vb __attribute__((vector_size(4 * LANES)));    /* LANES times fou
 typedef int8_t vq __attribute__((vector_size(LANES)));        /* LANES bytes */
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));  /* the bits of LANES short floats */
 
+#define UNROLLED _Pragma("GCC unroll 16")
+
 /* Load and store vectors at any address, aligned or not. */
 INLINE vf load(const float *from) { vf x; memcpy(&x, from, sizeof x); return x; }
 INLINE vb load_bytes(const int8_t *from) { vb x; memcpy(&x, from, sizeof x); return x; }
@@ -58,7 +60,7 @@ INLINE vf widen_bfloat16(vh x) { return (vf)(__builtin_convertvector(x, vu) << 1
 /* The functions below differ between processors:
  *   multiply_add(x, y, z): x * y + z, rounded once.
  *   widen_float16(x): exact. narrow_float16(x): rounded to nearest, ties to even.
- *   dot4(sums, weights, x): add to each of LANES sums the dot product of four int8 weights (-127 to
+ *   dot4(sums, weights, x): add to LANES sums the dot products of four int8 weights (-127 to
  *     127) with four int8 of x (-128 to 127), plus BIAS times the sum of the four x.
  */
 #if LANES == 16
@@ -107,7 +109,7 @@ INLINE vi dot4(vi sums, vb weights, vb x)
 #elif defined(__AVX512BW__)
 
 /* vpmaddubsw needs one unsigned factor: |x|, whose sign moves to the weight. The sum of two products,
- * each at most 128 * 127, fits in 16 bits. */
+ * at most 128 * 127, fits in 16 bits. */
 #define BIAS 0
 INLINE vi dot4(vi sums, vb weights, vb x)
 {
