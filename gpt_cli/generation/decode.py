@@ -15,8 +15,8 @@ from gpt_cli.generation.row import BatchRow, Chooser, FinishReason, Position
 from gpt_cli.generation.sampling import likeliest
 from gpt_cli.generation.speculate import DraftPolicy
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import hidden_states, right_pad, unembed
-from gpt_cli.gpt2.prefill import next_logits
+from gpt_cli.gpt2.model import hidden_states, unembed
+from gpt_cli.gpt2.prefill import next_logits, right_pad
 from gpt_cli.ops import Array, Ops
 
 TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities

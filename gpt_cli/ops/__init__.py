@@ -67,7 +67,7 @@ class Ops(Protocol):
 
     @property
     def layers(self) -> Callable[[Array, tuple[Any, ...], Array, Any], Array] | None:
-        """`model.layers` in one call, with the same bits, or None: (x, h, visible, cache) -> x."""
+        """All layers in one call, with the same bits, or None: (x, h, visible, cache) -> x."""
 
     @property
     def draft(self) -> Callable[..., Array | None] | None:
