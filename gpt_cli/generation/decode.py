@@ -41,7 +41,7 @@ class Step:
 
 
 class ChosenToken(NamedTuple):
-    """A token that was chosen."""
+    """The first fields of a `Step` after its row."""
 
     id: int
     logprob: float
@@ -209,19 +209,9 @@ def _steps(
     drafted = len(row.drafts)
     for number, choice in enumerate(choices, 1):
         text, finish_reason = row.push(choice.id)
-        step = Step(
-            row=row.number,
-            id=choice.id,
-            logprob=choice.logprob,
-            top_logprobs=choice.top_logprobs,
-            text=text,
-            finish_reason=finish_reason,
-            seconds=seconds,
-            model_seconds=0.0 if steps else model_seconds,
-            drafted=0 if steps else drafted,
-            accepted=number < len(choices),
-        )
-        steps.append(step)
+        of_pass = (0.0, 0) if steps else (model_seconds, drafted)
+        accepted = number < len(choices)
+        steps.append(Step(row.number, *choice, text, finish_reason, seconds, *of_pass, accepted))
         if finish_reason is not None:
             break
     return steps

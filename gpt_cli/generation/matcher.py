@@ -73,12 +73,13 @@ class Matcher:
             self.end = "stuck" if self._state.is_error() else "complete"
 
 
-def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint) -> None:
+def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint | None) -> None:
     """Raise OptionError if a constraint is not valid, or no text of a model but the empty matches.
 
     ResourceError if llguidance is not installed.
     """
-    _begin(_guide(tokenizer, config), constraint)
+    if constraint:
+        _begin(_guide(tokenizer, config), constraint)
 
 
 @lru_cache(CACHED)

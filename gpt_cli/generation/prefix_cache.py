@@ -54,9 +54,7 @@ class PrefixCache:
 
         The number is 0 for texts that have too little in common with others.
         """
-        if self.keeps or not texts:
-            return _groups(texts)
-        return [(0, list(range(len(texts))))]
+        return _groups(texts) if self.keeps or not texts else [(0, list(range(len(texts))))]
 
     def new_bytes(self, texts: Sequence[list[int]]) -> int:
         """Return the memory that the prefixes of texts take: while one is computed, one is kept."""
@@ -105,33 +103,20 @@ class PrefixCache:
         self._kept = []
 
 
-class PrefixRows:
-    """Rows of a cache that begin with a prefix; texts use them in turn.
+def begun_rows(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCache:
+    """Return a cache of rows that begin with a prefix, for up to `longest` tokens after it.
 
-    Attributes:
-        rows: how many texts use them at a time, as many as memory allows.
-        cache: the keys and values of the present texts.
+    Texts use a view of it in turn. It has up to `texts` rows, as many as memory allows.
     """
-
-    def __init__(self, model: GPT2, prefix: Prefix, texts: int, longest: int):
-        """Make rows for up to `texts` texts of up to `longest` tokens after the prefix."""
-        begun = len(prefix.ids)
-        capacity = begun + longest
-        row_bytes = cache_bytes(model.config, capacity, cache_itemsize(model.ops))
-        fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
-        self._model = model
-        self.rows = max(1, min(texts, PASS, int(fitting)))
-        self._all = self.cache = KVCache(model.config, model.ops, self.rows, capacity)
-        for row in range(self.rows):
-            self._all.copy_row(row, prefix.cache, 0, begun)
-
-    def start(self, texts: int) -> None:
-        """Begin other texts, up to `rows`, which so far are the prefix."""
-        self.cache = self._all.view(texts)
-
-    def append(self, texts: Sequence[list[int]]) -> list[Array]:
-        """Append tokens to the texts; return the states (t, C) of the t new tokens per text."""
-        return row_states(self._model, texts, self.cache)
+    begun = len(prefix.ids)
+    capacity = begun + longest
+    row_bytes = cache_bytes(model.config, capacity, cache_itemsize(model.ops))
+    fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
+    rows = max(1, min(texts, PASS, int(fitting)))
+    cache = KVCache(model.config, model.ops, rows, capacity)
+    for row in range(rows):
+        cache.copy_row(row, prefix.cache, 0, begun)
+    return cache
 
 
 def cache_budget(model: GPT2) -> float:
@@ -174,14 +159,10 @@ def states_after(
     Yield indices of texts, and the states (t, C) of their t tokens after the prefix.
     """
     lengths = [len(rest) for rest in rests]
-    rows = PrefixRows(model, prefix, len(rests), max(lengths)) if prefix.ids else None
-    for indices in passes(lengths, rows.rows if rows else len(rests)):
+    begun = begun_rows(model, prefix, len(rests), max(lengths)) if prefix.ids else None
+    for indices in passes(lengths, len(begun.lengths) if begun else len(rests)):
         texts = [rests[index] for index in indices]
-        if rows:
-            rows.start(len(texts))
-            yield indices, rows.append(texts)
-        else:
-            yield indices, row_states(model, texts)
+        yield indices, row_states(model, texts, begun.view(len(texts)) if begun else None)
 
 
 def passes(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
