@@ -11,8 +11,7 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.ops import Array
-from gpt_cli.options.request import Options
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import Options, SamplingParams
 
 _DRAWS = 128  # drawn together: the generator takes longer to set up than to run
 

@@ -16,7 +16,7 @@ from types import ModuleType
 import numpy as np
 
 from gpt_cli.ops import Array, Ops
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import SamplingParams
 
 GROUP = 64  # columns of logits per group in `likely_columns`
 

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.names import SCALE, expected_shapes, is_matrix, is_transposed
+from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
 from gpt_cli.folder.tensors import DTYPES, Tensor, read_header, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows

@@ -3,8 +3,7 @@
 import math
 from dataclasses import replace
 
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.names import expected_shapes, is_matrix
+from gpt_cli.folder.config import GPT2Config, expected_shapes, is_matrix
 from gpt_cli.ops import Ops
 from gpt_cli.ops.int8 import GROUP
 

@@ -19,8 +19,7 @@ from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import cumulated_weights, sample
 from gpt_cli.gpt2.model import forward
 from gpt_cli.gpt2.prefill import right_pad
-from gpt_cli.options.request import Options
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.scoring.rank import continuations
 from gpt_cli.scoring.score import score
 from support.checkpoints import VOCAB, noise
