@@ -50,11 +50,34 @@ class PrefixCache:
         self.keeps = model.ops.batch_invariant
 
     def groups(self, texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
-        """Group texts that begin alike: return the number of common tokens, and their indices.
+        """Group texts where that saves tokens: return their common tokens, and their indices.
 
-        The number is 0 for texts that have too little in common with others.
+        The number of tokens is 0 for texts that have too little in common with others.
+
+        In lexicographic order, texts that begin alike are neighbours. Groups are nested: those with
+        more in common lie within those with less. A group stays apart from the one around it if it
+        saves more tokens so, or else joins it.
         """
-        return _groups(texts) if self.keeps or not texts else [(0, list(range(len(texts))))]
+        if texts and not self.keeps:
+            return [(0, list(range(len(texts))))]
+        shared: list[tuple[int, list[int]]] = []
+        nested: list[tuple[int, list[int]]] = []  # open groups, within those before them
+        order = sorted(range(len(texts)), key=texts.__getitem__)
+        for index, neighbour in zip_longest(order, order[1:]):
+            nested.append((len(texts[index]), [index]))
+            common = 0 if neighbour is None else common_length(texts[index], texts[neighbour])
+            common = common if common >= SHORTEST else 0
+            while nested[-1][0] > common:  # the neighbour is not in this group
+                length, group = nested.pop()
+                around = max(common, nested[-1][0] if nested else 0)
+                if length * (len(group) - 1) >= max(_LEAST, around * len(group)):
+                    shared.append((length, group))
+                    group = []
+                if not nested or nested[-1][0] < around:
+                    nested.append((around, []))
+                nested[-1][1].extend(group)
+        apart = sorted(index for _, group in nested for index in group)
+        return [*shared, (0, apart)] if apart else shared
 
     def new_bytes(self, texts: Sequence[list[int]]) -> int:
         """Return the memory that the prefixes of texts take: while one is computed, one is kept."""
@@ -122,33 +145,6 @@ def begun_rows(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCache
 def cache_budget(model: GPT2) -> float:
     """Return the bytes that prefixes, keys and values may take beside the weights."""
     return max(_BYTES, _SHARE * weights_bytes(model.config, model.ops.dtype))
-
-
-def _groups(texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
-    """Group texts where that saves tokens: see `PrefixCache.groups`.
-
-    In lexicographic order, texts that begin alike are neighbours. Groups are nested: those with
-    more in common lie within those with less. A group stays apart from the one around it if it
-    saves more tokens so, or else joins it.
-    """
-    shared: list[tuple[int, list[int]]] = []
-    nested: list[tuple[int, list[int]]] = []  # open groups, within those before them
-    order = sorted(range(len(texts)), key=texts.__getitem__)
-    for index, neighbour in zip_longest(order, order[1:]):
-        nested.append((len(texts[index]), [index]))
-        common = 0 if neighbour is None else common_length(texts[index], texts[neighbour])
-        common = common if common >= SHORTEST else 0
-        while nested[-1][0] > common:  # the neighbour is not in this group
-            length, group = nested.pop()
-            around = max(common, nested[-1][0] if nested else 0)
-            if length * (len(group) - 1) >= max(_LEAST, around * len(group)):
-                shared.append((length, group))
-                group = []
-            if not nested or nested[-1][0] < around:
-                nested.append((around, []))
-            nested[-1][1].extend(group)
-    apart = sorted(index for _, group in nested for index in group)
-    return [*shared, (0, apart)] if apart else shared
 
 
 def states_after(
