@@ -37,7 +37,7 @@ from gpt_cli.system import gpu
 from gpt_cli.system.files import file_hash
 
 # Relative noise in the vectors of a model, by the dtype in which it is computed. Models amplify
-# rounding by very different factors, and they amplify noise by the same: of 30 models, trained and
+# rounding by very different factors, and they amplify noise by the same: of 27 models, trained and
 # random, rounding changed the log-probabilities at most 1.1 times as much as the noise.
 NOISE = {"float32": 1e-6, "float16": 1e-3, "int8": 1e-2}
 _TRIALS = 3  # of the noise
@@ -149,11 +149,10 @@ def _check_files(folder: Path, expected: dict[str, str]) -> Check:
 def _check_ways(engine: Engine, facts: dict[str, Any], limits: Limits) -> Iterator[Check]:
     """Check the texts and the bits of one implementation, computed in several ways."""
     yield _check_continuations(engine, facts.get("continuations", []))
-    together = _continue(engine)
-    without_cache = _continue(engine, use_cache=False)
-    yield _check_same("cache on = off", together, without_cache, engine.model.ops, limits)
+    ops, together = engine.model.ops, _continue(engine)
+    yield _check_same("cache on = off", together, _continue(engine, use_cache=False), ops, limits)
     alone = [_continue(engine, [prompt])[0] for prompt in PROMPTS]
-    yield _check_same("batch = single", together, alone, engine.model.ops, limits)
+    yield _check_same("batch = single", together, alone, ops, limits)
     yield _check_bits("bits", engine, facts)
 
 
