@@ -14,16 +14,10 @@ from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, compute_valid
 from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.generation import batch, sampling
+from gpt_cli.generation import batch, matcher, sampling
 from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.requests import (
-    check_constraint,
-    fitting_ids,
-    request_of,
-    row_request,
-    text_ids,
-)
+from gpt_cli.generation.requests import fitting_ids, request_of, row_request, text_ids
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.tokens import check_ids, start_token
@@ -71,7 +65,7 @@ class Engine:
 
     def check_constraint(self, options: Options) -> None:
         """Raise InputError if no text of this model matches the constraint of options."""
-        check_constraint(self.loaded, options)
+        matcher.check(self.tokenizer, self.model.config, options.constraint)
 
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return the logits of the next token at all positions.

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from fuzz.targets import TARGETS
 from gpt_cli.cli import app
 from gpt_cli.generation.sampling import sample
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import SamplingParams
 
 CORPUS = Path(__file__).parent / "fuzz" / "corpus"
 

@@ -7,7 +7,7 @@ modes alternate, so that a slow moment of the machine affects both.
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice, pairwise
 from typing import get_args
 
@@ -106,7 +106,7 @@ class _Run:
 def measure(
     engine: Engine, plan: Plan, starting: Callable[[str], None] = lambda step: None
 ) -> Benchmark:
-    """Generate greedily in the modes of the plan, and return the times.
+    """Generate greedily in the modes of the plan in turn, and return the times.
 
     `starting` is called with the name of the next step.
 
@@ -127,14 +127,6 @@ def measure(
             "out, or see `gpt-cli doctor`"
         )
     texts = prompts(engine, plan.prompt_tokens, plan.batch)
-    runs = _run_modes(engine, plan, texts, starting)
-    return _summary(engine, plan, runs, len(engine.encode(texts[0])))
-
-
-def _run_modes(
-    engine: Engine, plan: Plan, texts: Sequence[str], starting: Callable[[str], None]
-) -> dict[ModeName, list[_Run]]:
-    """Run the modes in turn, as often as the plan says; raise MismatchError if ids differ."""
     engines = {mode: _engine(engine, mode) for mode in plan.modes}
     starting("warming up")
     for mode, mode_engine in engines.items():
@@ -148,7 +140,7 @@ def _run_modes(
             starting(f"{name} of {plan.repetitions}")
             runs[mode].append(_run(mode_engine, texts, plan.max_tokens, mode, name))
             _check_alike(runs[plan.modes[0]][0], runs[mode][-1])
-    return runs
+    return _summary(engine, plan, runs, len(engine.encode(texts[0])))
 
 
 def _summary(
@@ -156,7 +148,10 @@ def _summary(
 ) -> Benchmark:
     ops = engine.model.ops
     modes = {mode: _mode(of_mode, plan.batch, prompt_tokens) for mode, of_mode in runs.items()}
-    speculative = runs.get("speculation", ())
+    drafted = accepted = None
+    if speculative := runs.get("speculation"):
+        drafted = round(statistics.median(run.drafted for run in speculative) / plan.batch)
+        accepted = round(statistics.median(run.accepted for run in speculative) / plan.batch)
     first, last = prompt_tokens + 1, prompt_tokens + plan.max_tokens
     width = _edge(plan.max_tokens)
     return Benchmark(
@@ -178,8 +173,8 @@ def _summary(
         cache_on=modes.get("cache on"),
         cache_off=modes.get("cache off"),
         speculation=modes.get("speculation"),
-        drafted=_per_text([run.drafted for run in speculative], plan.batch),
-        accepted=_per_text([run.accepted for run in speculative], plan.batch),
+        drafted=drafted,
+        accepted=accepted,
         ratio=_ratio(*modes.values()) if len(modes) == 2 else None,
         ids_equal=True if len(modes) == 2 else None,  # else `_check_alike` has raised MismatchError
         ids=runs[plan.modes[0]][0].ids,
@@ -216,13 +211,8 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, 
     for text in texts:
         engine.encode(text)
     tokenize_s = time.perf_counter() - begin
-    options = Options(
-        max_tokens=max_tokens,
-        temperature=0.0,
-        seed=0,
-        ignore_eos=True,
-        use_cache=mode != "cache off",
-    )
+    options = Options(max_tokens=max_tokens, temperature=0, seed=0, ignore_eos=True)
+    options = replace(options, use_cache=mode != "cache off")
     rows: list[list[tuple[Step, float]]] = [[] for _ in texts]  # their steps, and when they came
     start = time.perf_counter()
     run = engine.run(texts, options)
@@ -292,11 +282,6 @@ def _mode(runs: Sequence[_Run], batch: int, prompt_tokens: int) -> Mode:
 
 def _spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
-
-
-def _per_text(counts: Sequence[int], batch: int) -> int | None:
-    """Return the median number of tokens in a text of a batch; None without counts."""
-    return round(statistics.median(counts) / batch) if counts else None
 
 
 def _edge(new_tokens: int) -> int:

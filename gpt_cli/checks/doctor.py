@@ -70,13 +70,13 @@ def _library() -> Finding:
     lower = [other for other in available if other != level]
     also = f" (also here: {', '.join(lower)})" if lower else ""
     choice, cure = os.environ.get("GPT_CLI_OPS") or "native", "unset GPT_CLI_OPS"
-    if choice not in ("native", "numpy"):
-        text = f"GPT_CLI_OPS={choice:.40} must be native or numpy"
-        return Finding("library", "problem", text, cure)
+    if choice == "native":
+        return Finding("library", "ok", f"computes at the level {level}{also}")
     if choice == "numpy":
         text = f"compiled, for {level}{also}, but GPT_CLI_OPS=numpy is set"
         return Finding("library", "note", text, cure)
-    return Finding("library", "ok", f"computes at the level {level}{also}")
+    text = f"GPT_CLI_OPS={choice:.40} must be native or numpy"
+    return Finding("library", "problem", text, cure)
 
 
 def _threads() -> Finding:

@@ -39,49 +39,44 @@ def _byte_alphabet() -> dict[int, int]:
 
 
 class Tokenizer:
-    """Byte-level BPE: `decode` is the inverse of `encode` for every text.
-
-    Args:
-        vocab: tokens, in the files' printable alphabet, and their ids.
-        merged: the tokens that the merges produce, in order of priority.
-        added: tokens outside the BPE, such as `<|endoftext|>`, and their ids.
-        source: the files, as errors name them: CheckpointError if they do not match.
-    """
+    """Byte-level BPE: `decode` is the inverse of `encode` for every text."""
 
     def __init__(
         self,
-        vocab: dict[str, int],
-        merged: Sequence[str],
-        added: dict[str, int],
-        source: str = "tokenizer",
+        vocab: dict[str, int],  # tokens, in the files' printable alphabet, and their ids
+        merged: Sequence[str],  # the tokens that the merges produce, in order of priority
+        added: dict[str, int],  # tokens outside the BPE, such as `<|endoftext|>`
+        source: str = "tokenizer",  # the files, as errors name them
     ):
+        """Raise CheckpointError if the parts do not match."""
+
+        def mismatch(problem: str, cure: str = _SAME) -> CheckpointError:
+            return CheckpointError(f"{source}: {problem}: {cure}")
+
         alphabet = _byte_alphabet()
         bpe = [*map(chr, alphabet), *merged]
         try:
             ranks = {token.translate(alphabet).encode("latin-1"): vocab[token] for token in bpe}
         except (KeyError, UnicodeEncodeError) as error:
-            raise CheckpointError(
-                f"{source}: a token of the merges is not in the vocabulary ({error!r:.80}): {_SAME}"
-            ) from None
+            problem = f"a token of the merges is not in the vocabulary ({error!r:.80})"
+            raise mismatch(problem) from None
         # tiktoken uses one number as a token's id and its priority.
         ids = list(ranks.values())[len(alphabet) :]
         if len(ids) != len(merged) or ids != sorted(ids):
-            raise CheckpointError(
-                f"{source}: the ids are not in the order of the merges, or one repeats: {_SAME}"
-            )
+            raise mismatch("the ids are not in the order of the merges, or one repeats")
         in_bpe = set(ranks.values())
         special = {token: id for token, id in vocab.items() if id not in in_bpe}
         if lost := [name for name in special if name not in added and _is_merge(name, vocab)]:
-            raise CheckpointError(f"{source}: no merge makes the token {lost[0]!r:.40}: {_SAME}")
+            raise mismatch(f"no merge makes the token {lost[0]!r:.40}")
         # Transformers also lists added tokens that the BPE has; they need no entry.
         added = {token: id for token, id in added.items() if ranks.get(token.encode()) != id}
         self.special = special | added
         if "" in self.special:  # tiktoken would find it endlessly
-            raise CheckpointError(f"{source}: a token is empty: {_AGAIN}")
+            raise mismatch("a token is empty", _AGAIN)
         self._byte_ids = [ranks[bytes([byte])] for byte in range(256)]
         ids = [*ranks.values(), *self.special.values()]
         if len(set(ids)) != len(ids):
-            raise CheckpointError(f"{source}: two tokens have the same id: {_AGAIN}")
+            raise mismatch("two tokens have the same id", _AGAIN)
         self._ids = array("q", ids)  # 8 bytes for an id; a set would take 60
         self._encoding = tiktoken.Encoding(
             source, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=self.special

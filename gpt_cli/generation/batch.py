@@ -27,23 +27,16 @@ def complete(
     """
     rows = iter(requests)
     while chunk := list(islice(rows, read_ahead(batch_size))):
-        finished = _complete(loaded, chunk, _batches(loaded, chunk, batch_size))
-        early: dict[int, Completion] = {}
-        for index in range(len(chunk)):
-            while index not in early:
-                early.update([next(finished)])
-            yield early.pop(index)
-
-
-def _complete(
-    loaded: LoadedModel, requests: list[Request], batches: list[list[int]]
-) -> Iterator[tuple[int, Completion]]:
-    """Yield the index of a row with its completion, in the order in which rows end."""
-    for indices in batches:
-        run = Run(loaded, [requests[index] for index in indices])
-        for step in run:
-            if step.finish_reason is not None:
-                yield indices[step.row], run.completions[step.row]
+        early: dict[int, Completion] = {}  # by row, those that come after a row that has not ended
+        following = 0
+        for indices in _batches(loaded, chunk, batch_size):
+            run = Run(loaded, [chunk[index] for index in indices])
+            for step in run:
+                if step.finish_reason is not None:
+                    early[indices[step.row]] = run.completions[step.row]
+                while following in early:
+                    yield early.pop(following)
+                    following += 1
 
 
 def _batches(

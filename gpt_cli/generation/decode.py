@@ -15,8 +15,8 @@ from gpt_cli.generation.row import BatchRow, Chooser, FinishReason, Position
 from gpt_cli.generation.sampling import likeliest
 from gpt_cli.generation.speculate import DraftPolicy
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import hidden_states, right_pad, unembed
-from gpt_cli.gpt2.prefill import next_logits
+from gpt_cli.gpt2.model import hidden_states, unembed
+from gpt_cli.gpt2.prefill import next_logits, right_pad
 from gpt_cli.ops import Array, Ops
 
 TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
@@ -41,7 +41,7 @@ class Step:
 
 
 class ChosenToken(NamedTuple):
-    """A token that was chosen."""
+    """The first fields of a `Step` after its row."""
 
     id: int
     logprob: float
@@ -84,23 +84,17 @@ class Batch:
         self.rows, texts = rows, [row.window for row in rows]
         if use_cache:
             capacity = max(len(row.window) + row.growth for row in rows)
-            model = self._model
-            self.cache = self._memory = KVCache(model.config, model.ops, len(rows), capacity)
-            if share:
-                self._copy_prefixes(self.cache)
-            begun = self.cache.lengths.tolist()
-            texts = [text[n:] for text, n in zip(texts, begun, strict=True)]
+            cache = KVCache(self._model.config, self._model.ops, len(rows), capacity)
+            self.cache = self._memory = cache
+            known = [text[:-1] for text in texts]  # the last token must be computed
+            prefixes = self._loaded.prefixes
+            for n, indices in prefixes.groups(known) if share else ():
+                prefix = prefixes.prefix(known[indices[0]][:n])
+                for row in indices:
+                    cache.copy_row(row, prefix.cache, 0, n)
+            texts = [text[n:] for text, n in zip(texts, cache.lengths.tolist(), strict=True)]
         self._logits = next_logits(self._model, texts, self.cache)
         self._fill_seconds = time.perf_counter() - began
-
-    def _copy_prefixes(self, cache: KVCache) -> None:
-        """Begin the rows of a cache with the prefixes that several texts have in common."""
-        prefixes = self._loaded.prefixes
-        known = [row.window[:-1] for row in self.rows]  # the last token must be computed
-        for n, indices in prefixes.groups(known):
-            prefix = prefixes.prefix(known[indices[0]][:n])
-            for row in indices:
-                cache.copy_row(row, prefix.cache, 0, n)
 
     def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
         """Add a row. All its tokens but the last are in a row of a cache; None if it has one."""
@@ -156,7 +150,7 @@ class Batch:
             except MemoryError:  # drafts are not necessary
                 self._policy = None
         if logits is None:
-            logits = self._verify()
+            logits = self._next_logits()
         model_seconds = time.perf_counter() - began
         choices = choose(self._model.ops, self._chooser, logits, self.rows)
         seconds = time.perf_counter() - self._start
@@ -172,26 +166,19 @@ class Batch:
         self.drop([row for row in self.rows if row.number in ended])
         return steps
 
-    def _verify(self) -> Array:
-        """Return `_next_logits`, and without drafts if results after a draft are not finite.
-
-        Weights that only a wrong draft uses are no reason to end the text.
-        """
-        try:
-            return self._next_logits()
-        except CheckpointError:
-            if not any(row.drafts for row in self.rows):
-                raise
-            self._set_lengths()
-            return self._next_logits()
-
     def _next_logits(self) -> Array:
         """Compute the logits (P, V) after the last token of a row and after its drafts."""
         model, xp = self._model, self._model.ops.xp
         ids, lengths = right_pad([row.window[-1:] + row.drafts for row in self.rows])
         x = hidden_states(model, xp.asarray(ids), self.cache, lengths)
         states = [x[row, :length] for row, length in enumerate(lengths.tolist())]
-        return unembed(model, xp.concatenate(states))
+        try:
+            return unembed(model, xp.concatenate(states))
+        except CheckpointError:  # weights that only a wrong draft uses are no reason to end
+            if not any(row.drafts for row in self.rows):
+                raise
+            self._set_lengths()
+            return self._next_logits()
 
     def _set_lengths(self) -> None:
         """Drop the drafts, and what the cache holds of them."""
@@ -209,19 +196,9 @@ def _steps(
     drafted = len(row.drafts)
     for number, choice in enumerate(choices, 1):
         text, finish_reason = row.push(choice.id)
-        step = Step(
-            row=row.number,
-            id=choice.id,
-            logprob=choice.logprob,
-            top_logprobs=choice.top_logprobs,
-            text=text,
-            finish_reason=finish_reason,
-            seconds=seconds,
-            model_seconds=0.0 if steps else model_seconds,
-            drafted=0 if steps else drafted,
-            accepted=number < len(choices),
-        )
-        steps.append(step)
+        of_pass = (0.0, 0) if steps else (model_seconds, drafted)
+        accepted = number < len(choices)
+        steps.append(Step(row.number, *choice, text, finish_reason, seconds, *of_pass, accepted))
         if finish_reason is not None:
             break
     return steps

@@ -11,7 +11,7 @@ from gpt_cli.errors import CheckpointError
 from gpt_cli.generation.row import BatchRow, Chooser, Position
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import GPT2, hidden_states, unembed
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import SamplingParams
 
 _NGRAM = 3  # tokens
 _FADING = 0.9  # of earlier results, with every new one

@@ -120,16 +120,8 @@ def _steps(
             batch.fill(rows, use_cache=use_cache, share=share)
         yield from batch.step()
         rows = batch.rows
-        has_shifted = _shift(rows, loaded.config.n_positions)
-        is_filled = use_cache and not has_shifted
-
-
-def _shift(rows: Sequence[BatchRow], n_positions: int) -> bool:
-    """Drop the oldest half of the rows that fill the context; return whether there are any.
-
-    Positions are learned, so cached keys and values cannot be moved to other positions.
-    """
-    full = [row for row in rows if row.growth == 0]
-    for row in full:
-        row.window = row.window[-(n_positions // 2) :]
-    return bool(full)
+        full = [row for row in rows if row.growth == 0]
+        for row in full:
+            row.window = row.window[-(loaded.config.n_positions // 2) :]
+        # Positions are learned, so cached keys and values cannot be moved to other positions.
+        is_filled = use_cache and not full

@@ -73,12 +73,13 @@ class Matcher:
             self.end = "stuck" if self._state.is_error() else "complete"
 
 
-def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint) -> None:
+def check(tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint | None) -> None:
     """Raise OptionError if a constraint is not valid, or no text of a model but the empty matches.
 
     ResourceError if llguidance is not installed.
     """
-    _begin(_guide(tokenizer, config), constraint)
+    if constraint:
+        _begin(_guide(tokenizer, config), constraint)
 
 
 @lru_cache(CACHED)
@@ -108,12 +109,8 @@ _guides: "WeakKeyDictionary[Tokenizer, dict[GPT2Config, LLTokenizer]]" = WeakKey
 def _guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
     """Return llguidance's form of a tokenizer; that of GPT-2 takes 0.1 s to make."""
     guides = _guides.setdefault(tokenizer, {})
-    if config not in guides:
-        guides[config] = _make_guide(tokenizer, config)
-    return guides[config]
-
-
-def _make_guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
+    if config in guides:
+        return guides[config]
     llguidance, size = import_llguidance(), config.vocab_size
     missing = {*tokenizer.missing_ids(size)}
     tokens = [b"" if id in missing else tokenizer.token_bytes(id) for id in range(size)]
@@ -125,7 +122,8 @@ def _make_guide(tokenizer: Tokenizer, config: GPT2Config) -> "LLTokenizer":
     special = [id for id in {*tokenizer.special.values(), *ends} if id < size]
     wrapped = llguidance.TokenizerWrapper(_Wrapped(proxy(tokenizer), tokens, ends[0], special))
     # Slices would make masks 10 us faster, and this 60 ms slower.
-    return llguidance.LLTokenizer(wrapped, eos_token=ends, slices=[])
+    guides[config] = llguidance.LLTokenizer(wrapped, eos_token=ends, slices=[])
+    return guides[config]
 
 
 @dataclass(frozen=True)

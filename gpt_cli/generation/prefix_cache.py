@@ -50,13 +50,34 @@ class PrefixCache:
         self.keeps = model.ops.batch_invariant
 
     def groups(self, texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
-        """Group texts that begin alike: return the number of common tokens, and their indices.
+        """Group texts where that saves tokens: return their common tokens, and their indices.
 
-        The number is 0 for texts that have too little in common with others.
+        The number of tokens is 0 for texts that have too little in common with others.
+
+        In lexicographic order, texts that begin alike are neighbours. Groups are nested: those with
+        more in common lie within those with less. A group stays apart from the one around it if it
+        saves more tokens so, or else joins it.
         """
-        if self.keeps or not texts:
-            return _groups(texts)
-        return [(0, list(range(len(texts))))]
+        if texts and not self.keeps:
+            return [(0, list(range(len(texts))))]
+        shared: list[tuple[int, list[int]]] = []
+        nested: list[tuple[int, list[int]]] = []  # open groups, within those before them
+        order = sorted(range(len(texts)), key=texts.__getitem__)
+        for index, neighbour in zip_longest(order, order[1:]):
+            nested.append((len(texts[index]), [index]))
+            common = 0 if neighbour is None else common_length(texts[index], texts[neighbour])
+            common = common if common >= SHORTEST else 0
+            while nested[-1][0] > common:  # the neighbour is not in this group
+                length, group = nested.pop()
+                around = max(common, nested[-1][0] if nested else 0)
+                if length * (len(group) - 1) >= max(_LEAST, around * len(group)):
+                    shared.append((length, group))
+                    group = []
+                if not nested or nested[-1][0] < around:
+                    nested.append((around, []))
+                nested[-1][1].extend(group)
+        apart = sorted(index for _, group in nested for index in group)
+        return [*shared, (0, apart)] if apart else shared
 
     def new_bytes(self, texts: Sequence[list[int]]) -> int:
         """Return the memory that the prefixes of texts take: while one is computed, one is kept."""
@@ -105,65 +126,25 @@ class PrefixCache:
         self._kept = []
 
 
-class PrefixRows:
-    """Rows of a cache that begin with a prefix; texts use them in turn.
+def begun_rows(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCache:
+    """Return a cache of rows that begin with a prefix, for up to `longest` tokens after it.
 
-    Attributes:
-        rows: how many texts use them at a time, as many as memory allows.
-        cache: the keys and values of the present texts.
+    Texts use a view of it in turn. It has up to `texts` rows, as many as memory allows.
     """
-
-    def __init__(self, model: GPT2, prefix: Prefix, texts: int, longest: int):
-        """Make rows for up to `texts` texts of up to `longest` tokens after the prefix."""
-        begun = len(prefix.ids)
-        capacity = begun + longest
-        row_bytes = cache_bytes(model.config, capacity, cache_itemsize(model.ops))
-        fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
-        self._model = model
-        self.rows = max(1, min(texts, PASS, int(fitting)))
-        self._all = self.cache = KVCache(model.config, model.ops, self.rows, capacity)
-        for row in range(self.rows):
-            self._all.copy_row(row, prefix.cache, 0, begun)
-
-    def start(self, texts: int) -> None:
-        """Begin other texts, up to `rows`, which so far are the prefix."""
-        self.cache = self._all.view(texts)
-
-    def append(self, texts: Sequence[list[int]]) -> list[Array]:
-        """Append tokens to the texts; return the states (t, C) of the t new tokens per text."""
-        return row_states(self._model, texts, self.cache)
+    begun = len(prefix.ids)
+    capacity = begun + longest
+    row_bytes = cache_bytes(model.config, capacity, cache_itemsize(model.ops))
+    fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
+    rows = max(1, min(texts, PASS, int(fitting)))
+    cache = KVCache(model.config, model.ops, rows, capacity)
+    for row in range(rows):
+        cache.copy_row(row, prefix.cache, 0, begun)
+    return cache
 
 
 def cache_budget(model: GPT2) -> float:
     """Return the bytes that prefixes, keys and values may take beside the weights."""
     return max(_BYTES, _SHARE * weights_bytes(model.config, model.ops.dtype))
-
-
-def _groups(texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
-    """Group texts where that saves tokens: see `PrefixCache.groups`.
-
-    In lexicographic order, texts that begin alike are neighbours. Groups are nested: those with
-    more in common lie within those with less. A group stays apart from the one around it if it
-    saves more tokens so, or else joins it.
-    """
-    shared: list[tuple[int, list[int]]] = []
-    nested: list[tuple[int, list[int]]] = []  # open groups, within those before them
-    order = sorted(range(len(texts)), key=texts.__getitem__)
-    for index, neighbour in zip_longest(order, order[1:]):
-        nested.append((len(texts[index]), [index]))
-        common = 0 if neighbour is None else common_length(texts[index], texts[neighbour])
-        common = common if common >= SHORTEST else 0
-        while nested[-1][0] > common:  # the neighbour is not in this group
-            length, group = nested.pop()
-            around = max(common, nested[-1][0] if nested else 0)
-            if length * (len(group) - 1) >= max(_LEAST, around * len(group)):
-                shared.append((length, group))
-                group = []
-            if not nested or nested[-1][0] < around:
-                nested.append((around, []))
-            nested[-1][1].extend(group)
-    apart = sorted(index for _, group in nested for index in group)
-    return [*shared, (0, apart)] if apart else shared
 
 
 def states_after(
@@ -174,14 +155,10 @@ def states_after(
     Yield indices of texts, and the states (t, C) of their t tokens after the prefix.
     """
     lengths = [len(rest) for rest in rests]
-    rows = PrefixRows(model, prefix, len(rests), max(lengths)) if prefix.ids else None
-    for indices in passes(lengths, rows.rows if rows else len(rests)):
+    begun = begun_rows(model, prefix, len(rests), max(lengths)) if prefix.ids else None
+    for indices in passes(lengths, len(begun.lengths) if begun else len(rests)):
         texts = [rests[index] for index in indices]
-        if rows:
-            rows.start(len(texts))
-            yield indices, rows.append(texts)
-        else:
-            yield indices, row_states(model, texts)
+        yield indices, row_states(model, texts, begun.view(len(texts)) if begun else None)
 
 
 def passes(lengths: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -37,7 +37,7 @@ def request_of(loaded: LoadedModel, prompt: str, options: Options, index: int) -
     """Return the request to continue a prompt; see `Request`."""
     ids = prompt_ids(loaded, prompt, special=options.special)
     check_ids(loaded.config, [id for id, _ in options.logit_bias])
-    check_constraint(loaded, options)
+    matcher.check(loaded.tokenizer, loaded.config, options.constraint)
     return Request(fit(ids, loaded.config.n_positions, options), options, index)
 
 
@@ -52,9 +52,3 @@ def row_request(
         raise InputError('a row needs a string "prompt"')
     # A row that has a seed equals a run of this row alone.
     return request_of(loaded, prompt, options, index if fields.get("seed") is None else 0)
-
-
-def check_constraint(loaded: LoadedModel, options: Options) -> None:
-    """Raise InputError if no text of this model matches the constraint of options."""
-    if options.constraint:
-        matcher.check(loaded.tokenizer, loaded.config, options.constraint)

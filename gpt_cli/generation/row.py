@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, NamedTuple, TypeAlias
 
 from gpt_cli.errors import ContextError
 from gpt_cli.folder.tokenizer import StreamDecoder
@@ -14,8 +11,7 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import End, Matcher
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.ops import Array
-from gpt_cli.options.request import Options
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import Options, SamplingParams
 
 _DRAWS = 128  # drawn together: the generator takes longer to set up than to run
 
@@ -152,17 +148,11 @@ def fit(prompt: list[int], n_positions: int, options: Options) -> list[int]:
     )
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """A position in a text: after a row's last token, or after drafts that follow it."""
 
     row: BatchRow
     drafts: Sequence[int] = ()
-
-    @property
-    def step(self) -> int:
-        """Return the number of generated tokens before it."""
-        return len(self.row.generated) + len(self.drafts)
 
 
 class Chooser:
@@ -193,27 +183,23 @@ class Chooser:
         xp = self._ops.xp
         logits[:, self._never] = -xp.inf
         alike: dict[SamplingParams, list[int]] = {}
-        for index, position in enumerate(positions):
-            row = position.row
+        for index, (row, drafts) in enumerate(positions):
             alike.setdefault(row.sampling, []).append(index)
             if row.options.ignore_eos:
                 logits[index, self._ends] = -xp.inf
-            if row.matcher:
-                self._constrain(logits[index], row.matcher.allowed(position.drafts))
+            if row.matcher and (allowed := row.matcher.allowed(drafts)).any():
+                logits[index, ~xp.asarray(allowed)] = -xp.inf
         ids = xp.empty(len(positions), xp.int64)
         for params, indices in alike.items():
             group = [positions[index] for index in indices]
             part = indices if len(alike) > 1 else slice(None)  # a list would make a copy
             seen = [chain(at.row.ids, at.drafts) for at in group]
             generated = [chain(at.row.generated, at.drafts) for at in group]
-            draws = [at.row.draw(at.step) for at in group] if params.temperature else []
+            draws = []
+            if params.temperature:
+                draws = [at.row.draw(len(at.row.generated) + len(at.drafts)) for at in group]
             ids[part] = sample(self._ops, logits[part], xp.asarray(draws), params, seen, generated)
         return ids
-
-    def _constrain(self, logits: Array, allowed: NDArray[np.bool_]) -> None:
-        """Keep the logits (V,) of the allowed tokens, if there are any."""
-        if allowed.any():
-            logits[~self._ops.xp.asarray(allowed)] = -self._ops.xp.inf
 
 
 def _columns(ids: Array) -> Array | slice:

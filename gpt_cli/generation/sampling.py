@@ -16,7 +16,7 @@ from types import ModuleType
 import numpy as np
 
 from gpt_cli.ops import Array, Ops
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import SamplingParams
 
 GROUP = 64  # columns of logits per group in `likely_columns`
 
@@ -152,19 +152,11 @@ def sample(
     seen: Sequence[Iterable[int]],
     generated: Sequence[Iterable[int]] = (),
 ) -> Array:
-    """Choose the next tokens of rows.
+    """Choose the next tokens of rows: logits (B, V) -> ids (B,). -inf is never chosen.
 
-    Args:
-        ops: the operations of the device of `logits` and `uniforms`.
-        logits: (B, V); -inf is never chosen.
-        uniforms: (B,) in [0, 1): the draw, as a fraction of the cumulated probabilities; not used
-            if the temperature is 0.
-        params: the filters.
-        seen: the ids of the rows so far, for the repeat penalty.
-        generated: the generated part of these ids, for the other penalties.
-
-    Returns:
-        ids (B,).
+    `uniforms` (B,) in [0, 1) are the draws, as fractions of the cumulated probabilities; they are
+    not used if the temperature is 0. `seen` are the ids of the rows so far, for the repeat penalty,
+    and `generated` are those that were generated, for the other penalties.
     """
     xp = ops.xp
     if params.logit_bias:

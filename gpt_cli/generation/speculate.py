@@ -55,16 +55,15 @@ class DraftPolicy:
         self._drafted_at = None
         if cache is None:
             return
-        limits = [row.growth - 1 for row in rows]
         free_slots = cache.capacity - max(len(row.window) for row in rows)
-        most = min(MOST, DRAFTS // len(rows), max(limits), free_slots)
-        sizes = [min(most, limit) for limit in limits]
+        most = min(MOST, DRAFTS // len(rows), free_slots)
+        sizes = [min(most, row.growth - 1) for row in rows]
         if _force(rows, sizes):
             return
         self._guesses = [
             self._ngrams.draft(row, size) for row, size in zip(rows, sizes, strict=True)
         ]
-        count, by_model = self._plan(rows, most)
+        count, by_model = self._plan(rows, sizes)
         drafts = [guess[:count] for guess in self._guesses]
         model = self._draft_model if by_model else None
         self._model_drafted = model is not None
@@ -74,8 +73,8 @@ class DraftPolicy:
             drafts = model.draft(rows, count)
             seconds = (time.perf_counter() - began) / count
             self._model_record.seconds = _mean(self._model_record.seconds, seconds)
-        for row, ids, limit in zip(rows, drafts, limits, strict=True):
-            row.drafts = row.matcher.fitting(ids[:limit]) if row.matcher else ids[:limit]
+        for row, ids, size in zip(rows, drafts, sizes, strict=True):
+            row.drafts = row.matcher.fitting(ids[:size]) if row.matcher else ids[:size]
         self._drafted_at = time.perf_counter()
 
     @cached_property
@@ -96,25 +95,19 @@ class DraftPolicy:
             if self._model_drafted:
                 self._model_record.learn(row.drafts, ids)
 
-    def _plan(self, rows: Sequence[BatchRow], most: int) -> tuple[int, bool]:
+    def _plan(self, rows: Sequence[BatchRow], sizes: Sequence[int]) -> tuple[int, bool]:
         """Choose the number of drafts of the best rate, and whether the draft model makes them.
 
-        If it has made none for long, try it again.
+        Rows have at most `sizes` drafts. If the model has made none for long, try it again.
         """
-        if not self._pass_seconds or not most:
+        if not self._pass_seconds or not any(sizes):
             return 0, False
-        lengths = [len(guess) for guess in self._guesses]
-        counts = [count for count in _COUNTS if count <= most]
-        plans = {
-            (n, False): self._rate(self._ngram_record, n, [min(n, length) for length in lengths])
-            for n in (0, *counts)
-        }
-        if self._has_draft_model(rows):
-            limits = [row.growth - 1 for row in rows]
-            plans |= {
-                (n, True): self._rate(self._model_record, n, [min(n, limit) for limit in limits])
-                for n in counts
-            }
+        counts, lengths = [n for n in _COUNTS if n <= max(sizes)], list(map(len, self._guesses))
+        plans = {(n, False): self._rate(self._ngram_record, n, lengths) for n in (0, *counts)}
+        speculator = self._speculator
+        worth = speculator.has_draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
+        if worth and speculator.may_have_draft_model:
+            plans |= {(n, True): self._rate(self._model_record, n, sizes) for n in counts}
         plans[0, False] *= MIN_SPEEDUP
         best = max(plans, key=plans.__getitem__)
         self._idle, self._patience = (0, _PATIENCE) if best[1] else (self._idle + 1, self._patience)
@@ -124,16 +117,11 @@ class DraftPolicy:
         self._model_record.fade()  # what it drafted long ago says little
         return 1, True
 
-    def _has_draft_model(self, rows: Sequence[BatchRow]) -> bool:
-        """Return whether the draft model is in memory, or is worth making."""
-        speculator = self._speculator
-        worth = speculator.has_draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
-        return worth and speculator.may_have_draft_model
-
     def _rate(self, record: Record, count: int, sizes: Sequence[int]) -> float:
-        """Return the expected tokens per second of all rows, with these numbers of drafts."""
-        passing = self._pass_seconds * self._times(sum(sizes) + len(sizes))
-        return sum(map(record.expected, sizes)) / (count * record.seconds + passing)
+        """Return the expected tokens per second of all rows, with `count` drafts or `sizes`."""
+        drafts = [min(count, size) for size in sizes]
+        passing = self._pass_seconds * self._times(sum(drafts) + len(drafts))
+        return sum(map(record.expected, drafts)) / (count * record.seconds + passing)
 
     def _times(self, tokens: int) -> float:
         """Return the time of a pass over tokens / the time of a pass over one."""

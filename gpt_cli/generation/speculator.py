@@ -3,7 +3,7 @@
 from contextlib import suppress
 from functools import cached_property
 
-from gpt_cli.folder.names import expected_shapes, is_matrix
+from gpt_cli.folder.config import expected_shapes, is_matrix
 from gpt_cli.gpt2.checkpoint import build
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.model import GPT2

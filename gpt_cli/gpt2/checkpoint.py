@@ -7,7 +7,7 @@ wte and lm_head.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.names import SCALE, expected_shapes, is_matrix, is_transposed
+from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
 from gpt_cli.folder.tensors import DTYPES, Tensor, read_header, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
@@ -46,7 +45,8 @@ def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
     """
     config = GPT2Config.from_folder(folder)
     tensors = find_tensors(folder)
-    _check(tensors, config, folder)
+    for problem in _problems(tensors, config):
+        raise CheckpointError(f"{folder}: {problem}")
     return config, tensors
 
 
@@ -79,7 +79,7 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
     for name, weight in tensors.items():
         scale = tensors.get(name + SCALE)
         if weight.dtype != "I8" or scale is None or not is_matrix(name, weight.shape):
-            continue  # `_check` refuses a matrix or a scale without its counterpart
+            continue  # `_problems` has a matrix or a scale without its counterpart
         transposed = is_transposed(name)
         groups = list(weight.shape)
         groups[transposed] = -(-groups[transposed] // GROUP)
@@ -93,29 +93,23 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
     return joined
 
 
-def _check(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config, folder: Path) -> None:
-    """Compare the tensors with those that the configuration requires."""
+def _problems(tensors: Mapping[str, Tensor | Int8Rows], config: GPT2Config) -> Iterator[str]:
+    """Yield the differences from the tensors that the configuration requires."""
     known = set()
-    for name, shape in expected_shapes(config, head="lm_head.weight" in tensors):
+    for name, required in expected_shapes(config, head="lm_head.weight" in tensors):
         known.add(name)
         if name not in tensors:
-            raise CheckpointError(f"{folder}: the tensor {name} is missing: {_MATCHING}")
-        if tensors[name].shape != shape:
-            raise CheckpointError(
-                f"{folder}: the tensor {name} has the shape {list(tensors[name].shape)}, "
-                f"but config.json requires {list(shape)}: {_MATCHING}"
-            )
+            yield f"the tensor {name} is missing: {_MATCHING}"
+        elif (shape := tensors[name].shape) != required:
+            shapes = f"the shape {list(shape)}, but config.json requires {list(required)}"
+            yield f"the tensor {name} has {shapes}: {_MATCHING}"
     if unknown := sorted(tensors.keys() - known):
-        raise CheckpointError(
-            f"{folder}: tensors that GPT-2 does not have, such as "
-            f"{', '.join(unknown[:3])}: {_MATCHING}"
-        )
+        names = ", ".join(unknown[:3])
+        yield f"tensors that GPT-2 does not have, such as {names}: {_MATCHING}"
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.dtype not in ("F32", "F16", "BF16"):
-            raise CheckpointError(
-                f"{folder}: the tensor {name} is {tensor.dtype}, which is not supported: "
-                "save the model in F32, F16 or BF16"
-            )
+            cure = "save the model in F32, F16 or BF16"
+            yield f"the tensor {name} is {tensor.dtype}, which is not supported: {cure}"
 
 
 def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
@@ -174,11 +168,10 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
 
 def without_tied_head(tensors: Mapping[str, T], config: GPT2Config) -> dict[str, T]:
     """Remove a head that is stored although it is tied and equal to wte."""
-    kept = dict(tensors)
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
-    if head is not None and config.tie_word_embeddings:
-        starts = range(0, wte.shape[0], _COMPARED)
-        parts = [slice(start, start + _COMPARED) for start in starts]
-        if all(np.array_equal(wte[part], head[part]) for part in parts):
-            del kept["lm_head.weight"]
-    return kept
+    if head is None or not config.tie_word_embeddings:
+        return dict(tensors)
+    parts = [slice(start, start + _COMPARED) for start in range(0, wte.shape[0], _COMPARED)]
+    if any(not np.array_equal(wte[part], head[part]) for part in parts):
+        return dict(tensors)
+    return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}

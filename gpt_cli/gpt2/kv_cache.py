@@ -25,8 +25,7 @@ class KVCache:
     def __init__(
         self, config: GPT2Config, ops: Ops, batch: int, capacity: int, layers: int | None = None
     ):
-        self._config, self._ops = config, ops
-        self.capacity = capacity
+        self._ops, self.capacity = ops, capacity
         shape = batch, config.n_head, capacity, config.head_size
         self.keys, self.values = ops.new_cache(layers or config.n_layer, *shape)
         self.lengths: NDArray[np.int64] = np.zeros(batch, np.int64)
@@ -63,13 +62,6 @@ class KVCache:
             self._ops.copyto(self.keys[:, :, :, start:stop], other.keys[:, :, :, start:stop])
             self._ops.copyto(self.values[:, :, :, start:stop], other.values[:, :, :, start:stop])
         self.lengths = other.lengths
-
-    def select(self, rows: list[int], capacity: int) -> "KVCache":
-        """Return a copy of these rows of the batch, which may repeat, with another capacity."""
-        copied = KVCache(self._config, self._ops, len(rows), capacity, layers=len(self.keys))
-        for index, row in enumerate(rows):
-            copied.copy_row(index, self, row, int(self.lengths[row]))
-        return copied
 
     def view(self, rows: int) -> "KVCache":
         """Return a cache of the first rows, which uses the memory of this one."""

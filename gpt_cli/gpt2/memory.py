@@ -3,8 +3,7 @@
 import math
 from dataclasses import replace
 
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.names import expected_shapes, is_matrix
+from gpt_cli.folder.config import GPT2Config, expected_shapes, is_matrix
 from gpt_cli.ops import Ops
 from gpt_cli.ops.int8 import GROUP
 
@@ -19,9 +18,8 @@ def count_parameters(config: GPT2Config) -> int:
 def weights_bytes(config: GPT2Config, dtype: str) -> int:
     """Return the bytes of a model's weights; only matrices are in another type than float32."""
     matrices, others = _counts(config)
-    bytes_of = {"float16": 2 * matrices, "bfloat16": 2 * matrices}
-    bytes_of["int8"] = matrices + 2 * matrices // GROUP  # with the scales in bfloat16
-    return FLOAT * others + bytes_of.get(dtype, FLOAT * matrices)
+    itemsize = {"float16": 2, "bfloat16": 2, "int8": 1 + 2 / GROUP}  # with scales in bfloat16
+    return FLOAT * others + int(itemsize.get(dtype, FLOAT) * matrices)
 
 
 def cache_bytes(config: GPT2Config, tokens: int, itemsize: int) -> int:
@@ -47,12 +45,9 @@ def logits_bytes(config: GPT2Config, rows: int) -> int:
 
 def _counts(config: GPT2Config) -> tuple[int, int]:
     """Return the numbers of parameters that are in matrices, and of all others."""
-    matrices = others = 0
+    counts = {True: 0, False: 0}
     # All layers have the same shapes, and a damaged file may claim a million layers.
     for name, shape in expected_shapes(replace(config, n_layer=1)):
-        count = math.prod(shape) * (config.n_layer if name.startswith("h.") else 1)
-        if is_matrix(name, shape):
-            matrices += count
-        else:
-            others += count
-    return matrices, others
+        layers = config.n_layer if name.startswith("h.") else 1
+        counts[is_matrix(name, shape)] += layers * math.prod(shape)
+    return counts[True], counts[False]

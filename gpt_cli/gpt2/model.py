@@ -5,7 +5,7 @@ Names are the checkpoint's. The architecture is that of Radford et al., "Languag
 Unsupervised Multitask Learners", 2019: a block normalizes its input (pre-norm).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2.damage import check_finite
 from gpt_cli.gpt2.kv_cache import KVCache
+from gpt_cli.gpt2.weights import check_finite
 from gpt_cli.ops import Array, LayerNorm, Linear, Matrix, Ops
 
 Counts: TypeAlias = NDArray[np.int64]  # numbers of tokens, on the host
@@ -26,7 +26,7 @@ def no_hook(name: str, value: Array) -> None:
     """Ignore a value."""
 
 
-# --- the weights: plain data ---------------------------------------------------------------------
+# --- the weights ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -116,35 +116,25 @@ def block(
     return x
 
 
-def layers(
-    ops: Ops, x: Array, h: tuple[Block, ...], visible: Array, cache: KVCache, hook: Hook = no_hook
-) -> Array:
-    """Run all layers: x (B, T, C) -> (B, T, C)."""
-    for layer, b in enumerate(h):
-        x = block(ops, x, b, visible, cache, layer, hook)
-    return x
-
-
 @np.errstate(all="ignore")  # `unembed` reports damaged weights
 def hidden_states(
     model: GPT2,
     ids: Array,
     cache: KVCache | None = None,
     lengths: Counts | None = None,
-    hook: Hook | None = None,
+    hook: Hook = no_hook,
 ) -> Array:
     """Compute the output of the last layer for all tokens: ids (B, T) -> (B, T, C).
 
+    IndexError if the cache is full, or an id or a position is out of range.
+
     Args:
         model: the weights.
-        ids: the whole texts, or the tokens that follow those in `cache`.
-        cache: the keys and values of the previous tokens; those of `ids` are appended.
-        lengths: (B,) numbers of real ids in the rows of a ragged batch, by default T. The rest of a
-            row is padding on the right; its results are undefined.
-        hook: gets the values at the hook points of the layers in turn.
-
-    Raises:
-        IndexError: the cache is full, or an id or a position is out of range.
+        ids: the whole texts, or the tokens that follow those in `cache`, which are added to it.
+        cache: the keys and values of the previous tokens.
+        lengths: (B,) numbers of real ids in the rows, by default T. The rest of a row is padding on
+            the right; its results are undefined.
+        hook: gets values of the layers in turn.
     """
     ops = model.ops
     B, T = ids.shape
@@ -157,10 +147,11 @@ def hidden_states(
     visible = positions + 1  # the causal mask: a token sees itself and the tokens before it
 
     x = ops.embed(model.wte, model.wpe, ids, positions)  # (B, T, C)
-    if ops.layers and not hook:  # all layers in one call
+    if ops.layers and hook is no_hook:  # the same in one call
         x = ops.layers(x, model.h, visible, cache)
     else:
-        x = layers(ops, x, model.h, visible, cache, hook or no_hook)
+        for layer, b in enumerate(model.h):
+            x = block(ops, x, b, visible, cache, layer, hook)
     cache.advance()
     return x
 
@@ -169,21 +160,11 @@ def hidden_states(
 def unembed(model: GPT2, x: Array) -> Array:
     """Compute the logits of the next token: hidden states x (..., C) -> (..., V), float32.
 
-    Raises:
-        CheckpointError: the logits are not finite, so the weights are damaged.
+    CheckpointError if they are not finite, so the weights are damaged.
     """
     logits = model.ops.linear(model.ops.layer_norm(x, model.ln_f), model.lm_head)
     check_finite(model, logits)
     return logits
-
-
-def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
-    """Pad rows with zeros on the right: return ids (B, T) and the lengths of the rows (B,)."""
-    lengths = np.array([len(row) for row in rows])
-    ids = np.zeros((len(rows), lengths.max()), np.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = row
-    return ids, lengths
 
 
 def forward(

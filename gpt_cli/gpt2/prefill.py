@@ -5,10 +5,19 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import GPT2, hidden_states, right_pad, unembed
+from gpt_cli.gpt2.model import GPT2, Counts, hidden_states, unembed
 from gpt_cli.ops import Array
 
 PASS = 1024  # tokens per pass, over all rows: a limit that bounds the memory
+
+
+def right_pad(rows: Sequence[Sequence[int]]) -> tuple[Array, Counts]:
+    """Pad rows with zeros on the right: return ids (B, T) and the lengths of the rows (B,)."""
+    lengths = np.array([len(row) for row in rows])
+    ids = np.zeros((len(rows), lengths.max()), np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    return ids, lengths
 
 
 def prefill(

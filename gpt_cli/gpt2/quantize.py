@@ -10,9 +10,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
-from gpt_cli.folder.config import INT8
+from gpt_cli.folder.config import INT8, SCALE, is_matrix, is_transposed
 from gpt_cli.folder.contents import other_files
-from gpt_cli.folder.names import SCALE, is_matrix, is_transposed
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.ops import Array, Rows
 from gpt_cli.ops.int8 import quantize

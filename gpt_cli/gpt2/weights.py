@@ -1,15 +1,22 @@
-"""The walk over a model's weights."""
+"""The weights of a model by name, and the damaged ones among them."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
 
-def named_weights(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays and packed matrices of a model by their names in the checkpoint."""
-    for name, leaf in leaves(model):
-        if hasattr(leaf, "is_finite") or hasattr(leaf, "shape"):  # a packed matrix, or an array
-            yield f"{name}.weight" if name in ("wte", "wpe") else name, leaf
+from gpt_cli.errors import CheckpointError
+from gpt_cli.ops import Array
+
+_log = logging.getLogger(__name__)
+
+
+class NotFiniteError(CheckpointError):
+    """Logits are not finite; `rows` are their indices."""
+
+    rows: Sequence[int] = ()
 
 
 def leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -23,3 +30,33 @@ def leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, value in items:
         yield from leaves(value, f"{name}.{key}" if name else key)
+
+
+def named_weights(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays and packed matrices of a model by their names in the checkpoint."""
+    for name, leaf in leaves(model):
+        if hasattr(leaf, "is_finite") or hasattr(leaf, "shape"):  # a packed matrix, or an array
+            yield f"{name}.weight" if name in ("wte", "wpe") else name, leaf
+
+
+def damaged_weight(model: Any) -> str | None:
+    """Return the name of the first weight of a model that has an infinity or a NaN."""
+    isfinite = model.ops.xp.isfinite
+    for name, weight in named_weights(model):
+        if not (weight.is_finite() if hasattr(weight, "is_finite") else isfinite(weight).all()):
+            return name
+    return None
+
+
+def check_finite(model: Any, logits: Array) -> None:
+    """Raise NotFiniteError if logits (..., V) are not finite; the log names a damaged weight."""
+    if np.isfinite(float(logits.max() - logits.min())):
+        return
+    _log.info("not finite: %s", damaged_weight(model) or "no weight, only the results")
+    error = NotFiniteError(
+        "the model's results are not finite: if dtype float32 does not help, its weights are "
+        "damaged (-v names one): get the model again"
+    )
+    finite = model.ops.xp.isfinite(logits).all(-1)
+    error.rows = np.flatnonzero(~model.ops.to_host(finite)).tolist()
+    raise error

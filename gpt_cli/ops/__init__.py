@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.options.declare import THREADS, OptionError, OptionResourceError, check
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import SamplingParams
 from gpt_cli.system import gpu
 from gpt_cli.system.machine import free_memory, native_library
 

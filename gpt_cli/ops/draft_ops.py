@@ -9,7 +9,7 @@ from gpt_cli.ops import Array, DraftOps, bindings
 from gpt_cli.ops.bindings import FLOAT32, FLOAT64, INT64, Packed, check
 from gpt_cli.ops.memory import address
 from gpt_cli.ops.native_ops import LARGEST_TOP_K, NativeOps, contiguous
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import SamplingParams
 
 
 class DraftNativeOps(NativeOps, DraftOps):

@@ -17,7 +17,7 @@ from gpt_cli.ops import SHORT, Array, DraftOps, LayerNorm, Linear, Ops, Rows, bi
 from gpt_cli.ops.bindings import FLOAT32, FLOAT64, INT64, Packed, Struct, check, readable, vector_of
 from gpt_cli.ops.int8 import GROUP, Int8Rows, quantize, scales_shape
 from gpt_cli.ops.memory import Arena, Workspace, address
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import SamplingParams
 from gpt_cli.system.machine import MOST_THREADS, threads
 
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache

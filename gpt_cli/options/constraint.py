@@ -25,12 +25,6 @@ _MOST_SYMBOLS = 20_000  # of a grammar; time and memory grow with the square, he
 _STACK = 64 << 20  # bytes
 SECONDS = 10  # a grammar could take years
 _SEARCHED = 10_000  # characters of the largest schema in which the position of an error is searched
-_NAMES: dict[ConstraintKind, str] = {
-    "regex": "a regular expression",
-    "json_schema": "a JSON schema",
-    "grammar": "a Lark grammar",
-    "choices": "a list of choices",
-}
 
 
 @dataclass(frozen=True)
@@ -44,19 +38,19 @@ class Constraint:
     def grammar(self) -> str:
         """Return llguidance's grammar.
 
-        Raises:
-            OptionError: the constraint is not valid; the message names the position in it.
-            ResourceError: llguidance is not installed.
+        OptionError if the constraint is not valid, with the position in it; ResourceError if
+        llguidance is not installed.
         """
         return _compile(self)
 
     def error(self, message: str) -> OptionError:
         """Return the error for a message of llguidance, which may have many lines."""
-        position, complaint = _EXPLAIN[self.kind](self.text, message)
+        name, _, explain = _KINDS[self.kind]
+        position, complaint = explain(self.text, message)
         for pattern, clearer in _CLEARER.items():
             complaint = re.sub(pattern, clearer, complaint)
         line = complaint.strip().partition("\n")[0]
-        return OptionError(self.kind, f"is not valid as {_NAMES[self.kind]}{position}: {line:.500}")
+        return OptionError(self.kind, f"is not valid as {name}{position}: {line:.500}")
 
 
 def import_llguidance() -> Any:
@@ -107,7 +101,7 @@ def _compile(constraint: Constraint) -> str:
     llguidance = import_llguidance()
 
     def build() -> str:
-        grammar = _BUILD[kind](text)
+        grammar = _KINDS[kind][1](text)
         limits = llguidance.LLParserLimits(max_grammar_size=_MOST_SYMBOLS)
         if message := llguidance.LLMatcher.validate_grammar(grammar, limits=limits):
             raise constraint.error(message)
@@ -184,14 +178,6 @@ def _from_choices(text: str) -> str:
     return _from_lark(f"start: CHOICE\nCHOICE: {either}")
 
 
-_BUILD: dict[ConstraintKind, Callable[[str], str]] = {
-    "regex": _from_regex,
-    "json_schema": _from_json_schema,
-    "grammar": _from_grammar,
-    "choices": _from_choices,
-}
-
-
 # --- llguidance's messages: the position of an error, and a complaint ---------------------------
 
 _CLEARER = {  # parts of a message, and what replaces them
@@ -257,9 +243,10 @@ def _locate(schema: Any, message: str) -> str:
     return search(schema, "#")
 
 
-_EXPLAIN: dict[ConstraintKind, Callable[[str, str], tuple[str, str]]] = {
-    "regex": _explain_regex,
-    "json_schema": _explain_schema,
-    "grammar": _explain_grammar,
-    "choices": _explain_grammar,
+# The names of kinds, their grammars, and the positions and complaints of errors in them.
+_KINDS: dict[str, tuple[str, Callable[[str], str], Callable[[str, str], tuple[str, str]]]] = {
+    "regex": ("a regular expression", _from_regex, _explain_regex),
+    "json_schema": ("a JSON schema", _from_json_schema, _explain_schema),
+    "grammar": ("a Lark grammar", _from_grammar, _explain_grammar),
+    "choices": ("a list of choices", _from_choices, _explain_grammar),
 }

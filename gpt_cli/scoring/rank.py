@@ -10,11 +10,11 @@ from typing import Literal, TypeAlias, get_args
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.prefix_cache import Prefix, PrefixRows, common_length, passes
+from gpt_cli.generation.prefix_cache import Prefix, begun_rows, common_length, passes
 from gpt_cli.generation.requests import prompt_ids
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.model import GPT2
-from gpt_cli.gpt2.prefill import PASS
+from gpt_cli.gpt2.prefill import PASS, row_states
 from gpt_cli.ops import Array
 from gpt_cli.options.declare import OptionError
 from gpt_cli.scoring.score import SLICE, measure_states
@@ -143,17 +143,17 @@ def _states(
     rests = [max(map(len, choices)) - 1 for _, choices in branches]
     lengths = [len(ids) for ids, _ in branches]
     longest = max(map(sum, zip(lengths, rests, strict=True)))
-    rows = PrefixRows(model, prefix, len(branches), longest)
-    for indices in passes(list(map(max, lengths, rests)), rows.rows):
+    rows = begun_rows(model, prefix, len(branches), longest)
+    for indices in passes(list(map(max, lengths, rests)), len(rows.lengths)):
         beginnings, choices = zip(*(branches[index] for index in indices), strict=True)
-        rows.start(len(indices))
-        states = rows.append(beginnings)
+        cache = rows.view(len(indices))
+        states = row_states(model, beginnings, cache)
         ends = [xp.concatenate([prefix.states[-1:], x])[-1:] for x in states]
-        begun = rows.cache.lengths
+        begun = cache.lengths
         # One choice of every branch after the other: a branch has one row of the cache.
         for turn in zip_longest(*choices, fillvalue=[]):
-            rows.cache.lengths = begun
-            after = rows.append([ids[:-1] for ids in turn])
+            cache.lengths = begun
+            after = row_states(model, [ids[:-1] for ids in turn], cache)
             for index, ids, end, x in zip(indices, turn, ends, after, strict=True):
                 if ids:
                     yield index, xp.concatenate([end, x]), ids

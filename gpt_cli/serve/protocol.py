@@ -13,8 +13,7 @@ from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
 from gpt_cli.gpt2.tokens import check_ids, start_token
 from gpt_cli.options.declare import AT_LEAST_0, TEXT, WHOLE, Declared, OptionError, between, option
-from gpt_cli.options.request import Options
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.serve import trial
 from gpt_cli.serve.refusals import RequestError
 from gpt_cli.serve.structured import FIELDS, constraint_of

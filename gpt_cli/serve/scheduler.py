@@ -25,10 +25,10 @@ from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
 from gpt_cli.generation.row import BatchRow
-from gpt_cli.gpt2.damage import NotFiniteError
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize
 from gpt_cli.gpt2.model import GPT2
+from gpt_cli.gpt2.weights import NotFiniteError
 from gpt_cli.serve.prompts import PIECE, PendingText, Prompts
 from gpt_cli.serve.refusals import QueueFullError, StoppedError
 
@@ -200,8 +200,10 @@ class Scheduler:
         """Keep prompts that are ready, and let their texts join."""
         for row, text in enumerate(prompts.texts):
             if self._prefixes.keeps and len(text.known) >= SHORTEST:
-                alone = len(prompts.texts) == 1
-                cache = prompts.cache if alone else prompts.cache.select([row], len(text.known))
+                cache, known = prompts.cache, len(text.known)
+                if len(prompts.texts) > 1:
+                    cache = KVCache(self._model.config, self._model.ops, 1, known)
+                    cache.copy_row(0, prompts.cache, row, known)
                 self._prefixes.keep(Prefix(text.known, cache, prompts.states[row]))
             if text.decode and not text.cancelled:
                 self._join(text, prompts.cache, row)

@@ -145,19 +145,20 @@ def test_any_model_can_be_checked_and_what_cannot_says_why(case_folder):
 
 
 class Wrong(NumPyOps):
-    """Attention that is wrong where a test says so."""
+    """Attention that is wrong, by a factor, where a test says so."""
 
     name = "wrong"
 
-    def __init__(self, when):
+    def __init__(self, when, factor=1.1):
         super().__init__()
-        self.when = when
+        self.when, self.factor = when, np.float32(factor)
 
     def attend(self, q, keys, values, scale, visible):
         right = super().attend(q, keys, values, scale, visible)
-        return right * np.float32(1.1) if self.when(q, keys) else right
+        return right * self.factor if self.when(q, keys) else right
 
 
+@pytest.mark.parametrize("factor", [1.1, 1.0002])
 @pytest.mark.parametrize(
     ("when", "fails"),
     [
@@ -167,16 +168,42 @@ class Wrong(NumPyOps):
     ],
     ids=["decoding", "batches", "always"],
 )
-def test_operations_that_are_wrong_fail_the_check_that_is_for_them(when, fails, monkeypatch):
+def test_operations_that_are_wrong_fail_the_check_that_is_for_them(
+    when, fails, factor, monkeypatch
+):
     usual = verify.get_ops
 
     def get_ops(device, dtype):
-        return Wrong(when) if dtype == "float32" else usual(device, dtype)
+        return Wrong(when, factor) if dtype == "float32" else usual(device, dtype)
 
     monkeypatch.setattr(verify, "get_ops", get_ops)
     found = results("tiny", TINY, fails)
     assert found["files"].passed is True
     assert found[fails].passed is False
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("factor", [0.7, 1.5])
+def test_int8_operations_that_are_wrong_are_found(monkeypatch, factor):
+    usual = verify.get_ops
+
+    def get_ops(device, dtype):
+        return Wrong(lambda q, keys: True, factor) if dtype == "int8" else usual(device, dtype)
+
+    monkeypatch.setattr(verify, "get_ops", get_ops)
+    name = "cpu in int8 = float32"
+    assert results("tiny", TINY, name)[name].passed is False
+
+
+@pytest.mark.usefixtures("library")
+def test_the_limits_of_the_bundled_model_are_narrow(tiny):
+    model = checkpoint.load(TINY, NumPyOps())
+    reference = Engine(LoadedModel(model, tiny.tokenizer), "tiny", 0.0)
+    expected = verify._logprobs(reference)
+    for dtype, (largest, mean) in {"float32": (4e-4, 6e-5), "int8": (2.5, 0.5)}.items():
+        limits = verify._limits(reference, expected, dtype)
+        assert limits[0] < largest
+        assert limits[1] < mean
 
 
 def wrong_bits(when):
@@ -211,7 +238,7 @@ def test_bits_that_differ_fail_the_check_that_is_for_them(when, fails, monkeypat
     assert "differ" in check.detail
     if fails != "bits":
         assert check.detail.startswith("different bits: ")
-        assert check.largest < verify.LIMITS["float32"][0]
+        assert check.largest < 1e-4
 
 
 @pytest.mark.usefixtures("library")

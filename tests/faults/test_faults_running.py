@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpt_cli
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.names import expected_shapes
+from gpt_cli.folder.config import GPT2Config, expected_shapes
 from gpt_cli.system import gpu
 from gpt_cli.system.machine import native_library
 from support.checkpoints import CONFIG, write_checkpoint

@@ -24,8 +24,8 @@ from gpt_cli.compression import archive
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.folder import names, tensors
-from gpt_cli.folder.config import ACTIVATIONS, GPT2Config
+from gpt_cli.folder import tensors
+from gpt_cli.folder.config import ACTIVATIONS, GPT2Config, expected_shapes
 from gpt_cli.folder.tensors import Tensor
 from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
 from gpt_cli.generation.matcher import Matcher
@@ -157,7 +157,7 @@ def config(data: bytes) -> None:
     for id in (config.bos_token_id or 0, *config.eos_token_id):
         assert type(id) is int
         assert 0 <= id <= 2**20
-    assert next(names.expected_shapes(config)) == ("wte.weight", (V, C))
+    assert next(expected_shapes(config)) == ("wte.weight", (V, C))
     per_block = 4 * C * C + 2 * C * inner + inner + 9 * C
     heads = 1 if config.tie_word_embeddings else 2
     for dtype in ("float32", "bfloat16", "float16", "int8"):
@@ -318,7 +318,7 @@ def codec() -> Codec:
         whole = raw.random_raw(math.prod(shape)) >> 40
         return (whole.reshape(shape) / 2**23 - 1).astype(np.float32)
 
-    weights = {name: noise(shape) for name, shape in names.expected_shapes(config)}
+    weights = {name: noise(shape) for name, shape in expected_shapes(config)}
     ops = get_ops("cpu", "float32", threads=1)
     return Codec(checkpoint.assemble(config, ops, weights), SMALL_TOKENIZER)
 

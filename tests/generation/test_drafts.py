@@ -15,7 +15,8 @@ from gpt_cli.generation.row import BatchRow, Chooser, Request
 from gpt_cli.generation.speculator import Speculator, make_draft_model
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import weights_bytes
-from gpt_cli.gpt2.model import hidden_states, right_pad
+from gpt_cli.gpt2.model import hidden_states
+from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.options.request import Options
 from support.checkpoints import VOCAB
 from support.drafting import ARow
@@ -316,7 +317,8 @@ def test_a_twin_follows_a_cache_until_there_is_another(model, place):
     mine, expected = twin._cache, twin.draft([row], 9)
     twin.sync(cache)
     assert twin._cache is mine
-    other = cache.select([0], 30)
+    other = KVCache(model.config, model.ops, 1, 30)
+    other.copy_row(0, cache, 0, int(cache.lengths[0]))
     assert following(twin, other).draft([row], 9) == expected
     assert twin._cache.capacity == 30
     assert twin._cache.keys.dtype == np.float16

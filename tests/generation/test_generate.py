@@ -13,7 +13,8 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request, StopStrings, _columns, fit
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import forward, hidden_states, right_pad, unembed
+from gpt_cli.gpt2.model import forward, hidden_states, unembed
+from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.ops.memory import Workspace
 from gpt_cli.options.request import Options
 from support.checkpoints import ALPHABET, CASES, END, END_ID, VOCAB

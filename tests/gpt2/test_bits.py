@@ -17,9 +17,9 @@ from gpt_cli.generation.generate import Completion, generate
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import cumulated_weights, sample
-from gpt_cli.gpt2.model import forward, right_pad
-from gpt_cli.options.request import Options
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.gpt2.model import forward
+from gpt_cli.gpt2.prefill import right_pad
+from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.scoring.rank import continuations
 from gpt_cli.scoring.score import score
 from support.checkpoints import VOCAB, noise

@@ -27,6 +27,13 @@ def append(cache, layer, k, v, new=None):
     return cache.append(layer, k, v)
 
 
+def copy_of(cache, rows, to):
+    """Copy rows of a cache, which may repeat, to all rows of another."""
+    for index, row in enumerate(rows):
+        to.copy_row(index, cache, row, int(cache.lengths[row]))
+    return to
+
+
 def mixed(cache, layer, ops):
     """Return the attention of fixed queries, which shows the contents of a layer in any layout."""
     q = heads(3, "queries", len(cache.lengths))
@@ -70,7 +77,7 @@ def test_tokens_beyond_the_capacity_are_rejected_before_anything_is_stored(ops, 
     cache.advance()
     with pytest.raises(IndexError, match="the cache has room for 5 tokens, not for"):
         cache.reserve(np.array(new))
-    none = cache.select([], 5)
+    none = cache_of(ops, batch=0)
     none.reserve(np.array([], np.int64))  # of no texts, any have room
 
 
@@ -82,12 +89,12 @@ def test_it_is_written_in_place(ops):
 
 
 @pytest.mark.parametrize("rows", [[1], [2, 0], [1, 2]])
-def test_select_drops_rows_and_keeps_the_lengths_of_the_others(ops, rows):
+def test_rows_are_copied_with_their_lengths(ops, rows):
     cache = cache_of(ops, batch=3)
     append(cache, 1, heads(2, batch=3), -heads(2, batch=3), [2, 1, 2])
     cache.advance()
     lengths, before = cache.lengths, mixed(cache, 1, ops)
-    cache = cache.select(rows, 5)
+    cache = copy_of(cache, rows, cache_of(ops, batch=len(rows)))
     assert cache.lengths.tolist() == lengths[rows].tolist()
     visible, q = np.repeat(cache.lengths[:, None], 3, axis=1), heads(3, "queries", 3)[rows]
     found = ops.attend(q, cache.keys[1], cache.values[1], 1.0, visible)
@@ -111,7 +118,7 @@ def test_copies_start_alike_and_continue_independently(ops):
     one = cache_of(ops, 3, batch=1)
     append(one, 2, heads(3)[:1], -heads(3)[:1])
     one.advance()
-    copies = one.select([0, 0], 40)
+    copies = copy_of(one, [0, 0], cache_of(ops, 40))
     assert copies.lengths.tolist() == [3, 3]
     append(copies, 2, heads(2), heads(2, "more"), [2, 1])
     copies.advance()
@@ -129,7 +136,7 @@ def test_copies_start_alike_and_continue_independently(ops):
 
 def test_without_a_cache_there_is_room_for_one_layer_at_a_time():
     cache = KVCache(GPT2Config.from_dict(CONFIG), NumPyOps(), 2, 5, layers=1)
-    assert len(cache.keys) == len(cache.select([0, 0], 5).keys) == 1
+    assert len(cache.keys) == 1
     cache.reserve(np.array([2, 2]))
     for layer in range(3):
         keys, _ = cache.append(layer, heads(2) + layer, heads(2))

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from gpt_cli.folder.config import ACTIVATIONS
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.model import forward, hidden_states, merge_heads, right_pad, split_heads
+from gpt_cli.gpt2.model import forward, hidden_states, merge_heads, split_heads
+from gpt_cli.gpt2.prefill import right_pad
 from support.checkpoints import CASES, CONFIG
 from support.models import forward_in_chunks
 

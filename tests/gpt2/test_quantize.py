@@ -11,8 +11,7 @@ from safetensors import safe_open
 
 import gpt_cli
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.folder.names import is_matrix, is_transposed
+from gpt_cli.folder.config import GPT2Config, is_matrix, is_transposed
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import get_ops

@@ -35,8 +35,7 @@ from gpt_cli.options.declare import (
     option,
     takes,
 )
-from gpt_cli.options.request import Options, draw_seed
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import Options, SamplingParams, draw_seed
 
 COLOUR = choice(Literal["red", "green"])
 

@@ -31,9 +31,9 @@ def planned(*plans):
     """Draft by plans, over and over: a number of drafts, and whether the draft model makes them."""
     following = itertools.cycle(plans)
 
-    def plan(self, rows, room):
+    def plan(self, rows, sizes):
         count, by_model = next(following)
-        count = min(count, room)
+        count = min(count, max(sizes))
         return count, count > 0 and by_model and self._speculator.may_have_draft_model
 
     with pytest.MonkeyPatch.context() as patch:

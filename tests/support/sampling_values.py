@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from hypothesis import strategies as st
 
-from gpt_cli.options.sampling_params import SamplingParams
+from gpt_cli.options.request import SamplingParams
 
 VALUES = {
     "temperature": [0, 0.7, 1.5],
