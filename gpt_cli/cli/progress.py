@@ -5,8 +5,7 @@ import sys
 import time
 from typing import Self
 
-from gpt_cli.cli.layout import counted
-from gpt_cli.cli.streams import note, on_terminal, remark, write_error
+from gpt_cli.cli.output import counted, note, on_terminal, remark, write_error
 from gpt_cli.jobs import Observer
 
 LONG = 2.0  # seconds until commands that are usually short show progress

@@ -10,17 +10,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-import typer
 
 import gpt_cli
 from gpt_cli.cli import app
 from gpt_cli.cli.options import command as with_flags
 from gpt_cli.generation.sampling import sample
 from gpt_cli.ops import bindings
-from gpt_cli.options.declare import OptionError, OptionResourceError
+from gpt_cli.options.declare import OptionError, OptionResourceError, option
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
 from gpt_cli.system.startup import THREAD_VARIABLES
@@ -369,9 +367,9 @@ def test_an_error_about_an_option_is_shown_with_its_flag(
         assert message == "gpt-cli: error: --threads (or GPT_CLI_THREADS) cannot be that\n"
 
 
-def test_a_flag_that_typer_declares_is_named_too():
+def test_a_flag_of_one_command_is_named_too():
     @with_flags
-    def command(*, sort_by: Annotated[str, typer.Option(help="An order.")] = "name"):
+    def command(*, sort_by: str = option("name", "An order.")):
         raise OptionError("sort_by", "must be name")
 
     with pytest.raises(OptionError, match=r"^--sort-by must be name$"):

@@ -10,7 +10,7 @@ import pytest
 
 import gpt_cli
 from gpt_cli.checks.bench import Benchmark, Mode, Plan, Spread
-from gpt_cli.cli import app, bench_format, plot
+from gpt_cli.cli import app, bench_format
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.hub.local import bundled
@@ -187,7 +187,7 @@ def after_a_slow_token(found):
 
 
 def test_the_curves_are_where_the_axes_say(found):
-    lines = plot.curves(after_a_slow_token(found)).splitlines()
+    lines = bench_format.curves(after_a_slow_token(found)).splitlines()
     assert lines[0] == "milliseconds for each token after the first"
     marks = [line[9:].ljust(60) for line in lines[2:14]]
     assert {line[8] for line in lines[2:14]} == {"|"}
@@ -206,7 +206,7 @@ def test_the_curves_are_where_the_axes_say(found):
 
 
 def test_the_curve_of_speculation_has_its_mark_and_legend(speculation):
-    lines = plot.curves(speculation).splitlines()
+    lines = bench_format.curves(speculation).splitlines()
     assert [line[9:] for line in lines[2:14] if line[9:]] == ["*" * 60, "+" * 60]
     assert lines[17:] == [f"{'':9}*  {LEGEND_ON}", f"{'':9}+  {LEGEND_SPECULATION}"]
 
@@ -220,7 +220,7 @@ def test_any_number_of_tokens_fills_the_width(found, tokens):
         cache_on=None,
         cache_off=mode(times, None),
     )
-    lines = plot.curves(shown).splitlines()
+    lines = bench_format.curves(shown).splitlines()
     marks = [line[9:].ljust(60) for line in lines[2:14]]
     assert lines[15].split()[0] == ("2" if tokens == 1 else "3")
     assert all(sum(line[column] == "o" for line in marks) == 1 for column in range(60))
@@ -233,7 +233,7 @@ def test_any_number_of_tokens_fills_the_width(found, tokens):
     [(0.012345, "0.0123"), (1, "1.00"), (99.94, "99.9"), (99.96, "100"), (12345.6, "12,346")],
 )
 def test_numbers_have_three_digits(value, shown):
-    assert plot.number(value) == shown
+    assert bench_format.number(value) == shown
 
 
 @posix
@@ -417,7 +417,7 @@ def test_the_picture_shows_both_curves_with_labels(found, monkeypatch, tmp_path)
         "savefig",
         lambda figure, *args, **options: drawn.append(figure) or save(figure, *args, **options),
     )
-    plot.save(replace(after_a_slow_token(found), model="a $model$"), tmp_path / "x.png")
+    bench_format.save(replace(after_a_slow_token(found), model="a $model$"), tmp_path / "x.png")
     (figure,) = drawn
     (axes,) = figure.axes
     curves = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}

@@ -12,7 +12,7 @@ from threading import Timer
 import pytest
 
 import gpt_cli
-from gpt_cli.cli.layout import quoted
+from gpt_cli.cli.output import quoted
 from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
 from support import in_process

@@ -12,9 +12,8 @@ import typer
 from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt, unescape
-from gpt_cli.cli.layout import counted
+from gpt_cli.cli.output import counted, note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
-from gpt_cli.cli.streams import note, on_terminal, remark, write
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import between, option
 from gpt_cli.options.request import Options
@@ -23,12 +22,10 @@ if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion, Run
 
-SEPARATOR = "\n---\n"  # between samples
-_MOST = 10_000  # samples, which are all computed side by side
 _SAMPLES = option(
     1,
-    f"Number of texts, up to {_MOST:,}; several are printed together at the end, separated by ---.",
-    between(1, _MOST),
+    "Number of texts, up to 10,000; several are printed together at the end, separated by ---.",
+    between(1, 10_000),  # all are computed side by side
 )
 
 
@@ -43,7 +40,7 @@ def generate(
     stream: bool = option(
         True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
     ),
-    as_json: flags.Json = False,
+    as_json: bool = flags.JSON,
     logprobs: int | None = flags.LOGPROBS,
     stats: bool = option(False, "Show times and rates on standard error."),
     loading: flags.Generating,
@@ -68,9 +65,13 @@ def generate(
     prefix, streams = text if echo else "", stream and samples == 1 and not as_json
     complete = _finish(run, prefix if streams else None, quiet=loading.quiet)
     if as_json:
-        _write_json(engine, text, run, logprobs=logprobs is not None)
-    else:
-        _write_texts([] if streams else [prefix + result.text for result in run.completions])
+        for index, completion in enumerate(run.completions):
+            record = records.of_completion(engine, completion, logprobs=logprobs is not None)
+            write_json({"index": index, "prompt": text} | record)
+    elif not streams:
+        write("\n---\n".join(prefix + completion.text for completion in run.completions))
+    if not as_json and on_terminal(sys.stdout):
+        write("\n")
     if not loading.quiet:
         remark(*_remarks(text, run, options, reported=as_json or stats))
     if stats:
@@ -80,10 +81,7 @@ def generate(
 
 
 def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
-    """Run to the end, writing the text after `prefix` if there is one; False if interrupted.
-
-    A terminal shows the progress of several texts.
-    """
+    """Run to the end, and write the text after `prefix` unless it is None; False if interrupted."""
     shown = len(run.completions) > 1 and not quiet
     try:
         with StatusLine(shown=shown, delay=LONG) as status:
@@ -98,25 +96,8 @@ def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
     return True
 
 
-def _write_json(engine: "Engine", prompt: str, run: "Run", *, logprobs: bool) -> None:
-    for index, completion in enumerate(run.completions):
-        record = records.of_completion(engine, completion, logprobs=logprobs)
-        write(records.json_line({"index": index, "prompt": prompt} | record))
-
-
-def _write_texts(texts: list[str]) -> None:
-    """Write texts that were not streamed; on a terminal, end the line."""
-    if texts:
-        write(SEPARATOR.join(texts))
-    if on_terminal(sys.stdout):
-        write("\n")
-
-
 def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> list[str]:
-    """Return notes about a result that a user may not expect, and its seed if it was drawn.
-
-    With `reported`, the finish reason and the seed are part of the output.
-    """
+    """Return notes about what a user may not expect; the output has `reported` reason and seed."""
     reasons = {completion.finish_reason for completion in run.completions}
     notes = []
     if prompt.endswith(" "):
@@ -139,17 +120,15 @@ def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> li
 
 
 def _statistics(engine: "Engine", completion: "Completion") -> str:
-    times, ops = records.timing(engine, completion), engine.model.ops
+    times, drafted = records.timing(engine, completion), completion.drafted
     first, rate = times["ttft_s"], times["decode_tok_s"]
-    drafted = counted(completion.drafted, "drafted token")
-    return ", ".join(
-        [
-            f"{engine.name} in {ops.dtype}: loaded in {times['load_s']:.2f} s",
-            counted(completion.prompt_tokens, "prompt token"),
-            "no token yet" if first is None else f"first token after {first:.3f} s",
-            counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
-            *([f"{completion.accepted} of {drafted} accepted"] if completion.drafted else []),
-            f"finish reason {completion.finish_reason}",
-            f"seed {completion.seed}",
-        ]
-    )
+    facts = [
+        f"{engine.name} in {engine.model.ops.dtype}: loaded in {times['load_s']:.2f} s",
+        counted(completion.prompt_tokens, "prompt token"),
+        "no token yet" if first is None else f"first token after {first:.3f} s",
+        counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
+        f"{completion.accepted} of {counted(drafted, 'drafted token')} accepted" if drafted else "",
+        f"finish reason {completion.finish_reason}",
+        f"seed {completion.seed}",
+    ]
+    return ", ".join(filter(None, facts))

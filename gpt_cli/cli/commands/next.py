@@ -8,8 +8,7 @@ from pathlib import Path
 from gpt_cli import records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import read_prompt
-from gpt_cli.cli.layout import bar, token_label
-from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.cli.output import bar, on_terminal, token_label, write, write_json
 from gpt_cli.options.declare import AT_LEAST_1, option
 
 
@@ -18,9 +17,9 @@ def next_tokens(
     *,
     top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",), metavar="N"),
     file: Path | None = flags.PROMPT_FILE,
-    special: flags.Special = False,
+    special: bool = flags.SPECIAL,
     loading: flags.Loading,
-    as_json: flags.Json = False,
+    as_json: bool = flags.JSON,
 ) -> None:
     """Show the likeliest next tokens after PROMPT.
 
@@ -36,13 +35,8 @@ def next_tokens(
         for id, logprob in engine.next_tokens(text, top, special=special)
     ]
     if as_json or not on_terminal(sys.stdout):
-        for rank, token in enumerate(tokens, 1):
-            write(records.json_line({"rank": rank} | token))
-    else:
-        _write_bars(tokens)
-
-
-def _write_bars(tokens: list[records.Record]) -> None:
+        write_json(*({"rank": rank} | token for rank, token in enumerate(tokens, 1)))
+        return
     labels = [token_label(token) for token in tokens]
     width = max(map(len, labels))
     room = max(1, shutil.get_terminal_size().columns - width - 13)

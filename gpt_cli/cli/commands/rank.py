@@ -11,12 +11,11 @@ from gpt_cli import jobs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import input_file
 from gpt_cli.cli.jobs import Lines, run
-from gpt_cli.cli.layout import quoted
-from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.cli.output import on_terminal, quoted, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import PATH, Declared, choice, option, split_commas
-from gpt_cli.records import Record, json_line, of_ranking
+from gpt_cli.records import Record, of_ranking
 
 # Endings of inputs; a word with one is no prompt.
 _FILES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
@@ -27,7 +26,7 @@ _By = Literal["total", "token", "byte"]
 class Choices(Declared):
     """The choices of a command, and how to compare them."""
 
-    choices: list[str] | None = option(
+    choices: Sequence[str] = option(
         (),
         "Continuations, separated by commas; repeatable.",
         metavar="A,B,C",
@@ -48,7 +47,7 @@ class Choices(Declared):
         """Return the choices, if any."""
         if self.choices and self.choices_file is not None:
             raise InputError("give either --choices A,B,C or --choices-file FILE")
-        choices = tuple(self.choices or ())
+        choices = tuple(self.choices)
         if self.choices_file is not None:
             lines = storage.read_text(self.choices_file).split("\n")
             choices = tuple(line for line in (line.removesuffix("\r") for line in lines) if line)
@@ -68,7 +67,7 @@ def rank(
     rows: flags.RowFiles,
     loading: flags.Loading,
     where: flags.Where,
-    as_json: flags.Json = False,
+    as_json: bool = flags.JSON,
 ) -> None:
     r"""Rank continuations of PROMPT, or of each row of IN, by probability.
 
@@ -91,7 +90,7 @@ def rank(
         file = input_file(prompt, from_file, "rows")
         task = jobs.Ranking(listed, question.by, question.exact, template)
         where.prepare(loading.threads)
-        sink = None if as_json else BestChoices(task.layout.texts, quiet=loading.quiet)
+        sink = None if as_json else BestChoices(task.layout.texts)
         run(task, file, rows, loading, where, sink)
         return
     if not listed:
@@ -100,33 +99,27 @@ def rank(
     engine = loading.load()
     records = of_ranking(engine, engine.rank(prompt, list(spaced), by=question.by), spaced)
     if as_json or not on_terminal(sys.stdout):
-        write("".join(map(json_line, records)))
+        write_json(*records)
     else:
         _write_table(records)
 
 
 class BestChoices(Lines):
-    """A line for each row: the likeliest choice, its probability, and the fields of the row."""
+    """A line per row: the likeliest choice, its probability, and the fields of the row."""
 
-    def __init__(self, fields: Sequence[str], *, quiet: bool):
-        super().__init__(quiet=quiet)
+    def __init__(self, fields: Sequence[str]):
         self._fields = fields
 
-    def write(self, record: Record) -> None:
-        """Write the line of a record; show an error."""
+    def line(self, record: Record) -> str:
+        """Return cells with tabs between them."""
         if "error" in record:
-            self.complain(record)
-            cells = ["", "nan", *("" for _ in self._fields)]
+            cells = ["", "nan", *[""] * len(self._fields)]
         else:
             best = record["choices"][0]
-            fields = [record[name] for name in self._fields]
-            cells = [best["choice"], f"{best['probability']:.4f}", *fields]
-        write("\t".join(map(_cell, cells)) + "\n")
-
-
-def _cell(text: str) -> str:
-    """Return a text without line ends, which would end its row."""
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+            cells = [best["choice"], f"{best['probability']:.4f}"]
+            cells += [record[name] for name in self._fields]
+        # A line end within a cell would end the row.
+        return "\t".join(cells).replace("\r", "\\r").replace("\n", "\\n") + "\n"
 
 
 def _write_table(records: Sequence[Record]) -> None:
@@ -137,13 +130,11 @@ def _write_table(records: Sequence[Record]) -> None:
 
 
 def _is_input(prompt: str) -> bool:
-    """Return whether an argument names an input; raise InputError if it does, and there is none."""
+    """Return whether an argument names an input; raise InputError if that does not exist."""
     if any(map(str.isspace, prompt)):
         return False
-    if prompt == "-":  # standard input
-        return True
-    if storage.is_address(prompt) or storage.exists(prompt) or glob(prompt):  # noqa: PTH207
-        return True
-    if prompt.endswith(_FILES):
+    exists = prompt == "-" or storage.is_address(prompt) or storage.exists(prompt)
+    exists = exists or bool(glob(prompt))  # noqa: PTH207
+    if not exists and prompt.endswith(_FILES):
         raise InputError(f"cannot read {prompt:.80}: No such file")
-    return False
+    return exists

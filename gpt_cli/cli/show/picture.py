@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.segment import Segment
 
-from gpt_cli.cli.layout import token_label
+from gpt_cli.cli.output import token_label
 from gpt_cli.cli.show.terminal import cut, parts
 from gpt_cli.cli.show.views import AttentionView, View, pooled
 from gpt_cli.errors import InputError

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpt_cli.cli.layout import bar, quoted, token_label
+from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, visible, write
 from gpt_cli.cli.show import views
-from gpt_cli.cli.streams import on_terminal, visible, write
 
 # Shares from 0 to 1: viridis over their square root, or characters with their lower bounds.
 _VIRIDIS = [*map(bytes.fromhex, ("440154", "3b528b", "21918c", "5ec962", "fde725"))]
