@@ -17,18 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli.commands import (
-    batch,
-    checks,
-    compress,
-    generate,
-    models,
-    rank,
-    score,
-    serve,
-    tokens,
-)
-from gpt_cli.cli.commands.next import next_tokens
+from gpt_cli.cli.commands import checks, compress, generate, models, rank, score, serve, tokens
 from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.options import command as with_groups
 from gpt_cli.cli.output import note, silence
@@ -44,13 +33,13 @@ _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new t
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.generate,
-    "batch": batch.batch,
+    "batch": generate.batch,
     "score": score.score,
     "rank": rank.rank,
     "compress": compress.compress,
     "decompress": compress.decompress,
     "serve": serve.serve,
-    "next": next_tokens,
+    "next": rank.next_tokens,
     "bench": checks.bench,
     "tokenize": tokens.tokenize,
     "detokenize": tokens.detokenize,

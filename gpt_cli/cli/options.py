@@ -14,10 +14,12 @@ from dataclasses import Field, dataclass, fields, replace
 from glob import escape, glob
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import typer
 
+import gpt_cli
+from gpt_cli import jobs
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
 from gpt_cli.options.declare import (
@@ -39,10 +41,6 @@ from gpt_cli.options.request import Options
 from gpt_cli.system.atomic import check_file
 from gpt_cli.system.machine import MOST_THREADS
 from gpt_cli.system.startup import prepare
-
-if TYPE_CHECKING:
-    from gpt_cli.engine import Engine
-    from gpt_cli.jobs import Cluster, Template
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -225,11 +223,9 @@ class Loading(Model):
         envvar="GPT_CLI_THREADS",
     )
 
-    def load(self) -> "Engine":
+    def load(self) -> "gpt_cli.Engine":
         """Load the model; NumPy must not have been imported before."""
         prepare(self.threads)
-        import gpt_cli
-
         return gpt_cli.load(self.model, **self.options)
 
 
@@ -289,21 +285,19 @@ class Filled(Declared):
     )
 
     @property
-    def template(self) -> "Template | None":
+    def template(self) -> "jobs.Template | None":
         """Return the template, if any; raise InputError if the file or the text is not valid."""
         if self.source is None:
             return None
-        from gpt_cli.jobs import Template
-
         if not is_address(self.source) and exists(self.source):
             text = read_text(self.source).replace("\r\n", "\n")  # as the lines of an input
-            return Template(without_line_end(text))
+            return jobs.Template(without_line_end(text))
         if "{" not in self.source:
             raise InputError(
                 f"--template {self.source:.80}: there is no such file, and a text needs "
                 "{line} or {NAME} for a field"
             )
-        return Template(self.source)
+        return jobs.Template(self.source)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -344,13 +338,11 @@ class Where(Declared):
                 raise OptionError(name, "applies only to --engine ray")
         prepare(threads)
 
-    def cluster(self, threads: int | None) -> "Cluster | None":
+    def cluster(self, threads: int | None) -> "jobs.Cluster | None":
         """Return the cluster to compute on; None is this process."""
         if self.engine == "local":
             return None
-        from gpt_cli.jobs import Cluster
-
-        return Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
+        return jobs.Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
 
 
 PROMPT_FILE = option(

@@ -1,17 +1,21 @@
-"""`gpt-cli generate`: continue a prompt."""
+"""`gpt-cli generate` and `batch`: continue a prompt, or many."""
 
 import os
+import re
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+import gpt_cli
 from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import read_prompt, unescape
+from gpt_cli.cli.inputs import input_file, read_prompt
+from gpt_cli.cli.jobs import run as run_job
 from gpt_cli.cli.output import counted, note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
 from gpt_cli.errors import InputError
@@ -19,9 +23,9 @@ from gpt_cli.options.declare import between, option
 from gpt_cli.options.request import Options
 
 if TYPE_CHECKING:
-    from gpt_cli.engine import Engine
-    from gpt_cli.generation.generate import Completion, Run
+    from gpt_cli.generation.generate import Run
 
+_ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 _SAMPLES = option(
     1,
     "Number of texts, up to 10,000; several are printed together at the end, separated by ---.",
@@ -56,8 +60,8 @@ def generate(
         raise InputError("--logprobs is part of the JSON: add --json")
     text = read_prompt(prompt, file)
     if escape:
-        text = unescape(text)
-        options = replace(options, stop=[unescape(stop) for stop in options.stop])
+        text = _unescape(text)
+        options = _with_escapes(options)
     if options.choices:
         options = replace(options, choices=[*jobs.spaced(text, options.choices)])
     engine = loading.load()
@@ -78,6 +82,14 @@ def generate(
         note(*(_statistics(engine, completion) for completion in run.completions))
     if not complete:
         raise typer.Exit(130)
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\[ntr\\]", lambda match: _ESCAPES[match[0]], text)
+
+
+def _with_escapes(options: Options) -> Options:
+    return replace(options, stop=[*map(_unescape, options.stop)])
 
 
 def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
@@ -119,7 +131,7 @@ def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> li
     return notes
 
 
-def _statistics(engine: "Engine", completion: "Completion") -> str:
+def _statistics(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
     times, drafted = records.timing(engine, completion), completion.drafted
     first, rate = times["ttft_s"], times["decode_tok_s"]
     facts = [
@@ -132,3 +144,50 @@ def _statistics(engine: "Engine", completion: "Completion") -> str:
         f"seed {completion.seed}",
     ]
     return ", ".join(filter(None, facts))
+
+
+def batch(
+    file: str | None = flags.argument(
+        "[IN]",
+        "Prompts as plain lines, JSON Lines or Parquet: a file, a folder, a quoted pattern, or a "
+        "URL of these",
+    ),
+    *,
+    from_file: str | None = flags.ROWS_FILE,
+    rows: flags.RowFiles,
+    filled: flags.Filled,
+    batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
+    options: Options,
+    escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
+    logprobs: int | None = flags.LOGPROBS,
+    loading: flags.Generating,
+    where: flags.Where,
+) -> None:
+    r"""Continue each prompt of IN.
+
+    Write one JSON record per row, in the order of the input.
+
+    In JSON Lines, a row is an object with a "prompt", an optional "id", and options of its own,
+    such as "max_tokens", "temperature", "seed" and "stop".
+
+    Examples:
+        printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
+        printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20 -o new.jsonl
+    """
+    file = input_file(file, from_file, "prompts")
+    size = _batch_size(batch_size)
+    where.prepare(loading.threads)
+    if escape:
+        options = _with_escapes(options)
+    options = replace(options, top_logprobs=logprobs or 0)
+    task = jobs.Generation(options, size, logprobs is not None, filled.template)
+    run_job(task, file, rows, loading, where)
+
+
+def _batch_size(value: str) -> int | None:
+    if value == "auto":
+        return None
+    with suppress(ValueError):  # not decimal, or thousands of digits
+        if value.isdecimal() and int(value):
+            return int(value)
+    raise InputError(f"--batch-size must be auto, or 1 or more, not {value:.40}")

@@ -3,7 +3,6 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,9 +10,6 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import on_terminal, write, write_json
 from gpt_cli.options.declare import PATH, option
 from gpt_cli.system.machine import format_size
-
-if TYPE_CHECKING:
-    from gpt_cli.folder.config import GPT2Config
 
 
 def _complete_download() -> list[str]:
@@ -112,7 +108,12 @@ def info(
     model = model.named(name)
     config = hub.read_config(model.model, **model.lookup)
     folder = hub.find(model.model, model.revision)
-    dtype = _dtype_in_memory(config, folder)
+    dtype = config.dtype
+    if folder and any(folder.glob("*.safetensors*")):  # else only the configuration is here
+        from gpt_cli.gpt2 import checkpoint
+        from gpt_cli.ops import held_dtype
+
+        dtype = held_dtype(checkpoint.stored_dtype(checkpoint.read(folder)[1]), "cpu")
     facts = {"name": model.model, "folder": str(folder) if folder else None} | asdict(config)
     facts["dtype"] = dtype
     itemsize = 2 if config.dtype == "int8" else 4  # on a CPU
@@ -131,13 +132,3 @@ def info(
         "eos_token_id": " ".join(map(str, config.eos_token_id)),
     }
     write("".join(f"{key:32} {value}\n" for key, value in shown.items() if value is not None))
-
-
-def _dtype_in_memory(config: "GPT2Config", folder: Path | None) -> str:
-    """Return the default dtype of the weights on a CPU."""
-    from gpt_cli.gpt2 import checkpoint
-    from gpt_cli.ops import held_dtype
-
-    if folder is None or not any(folder.glob("*.safetensors*")):
-        return config.dtype  # only the configuration is here
-    return held_dtype(checkpoint.stored_dtype(checkpoint.read(folder)[1]), "cpu")

@@ -1,5 +1,7 @@
-"""`gpt-cli rank`: which of several continuations is the likeliest."""
+"""`gpt-cli rank` and `next`: the likeliest of several continuations, and of all tokens."""
 
+import math
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +11,13 @@ from typing import Literal
 
 from gpt_cli import jobs
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import input_file
+from gpt_cli.cli.inputs import input_file, read_prompt
 from gpt_cli.cli.jobs import Lines, run
-from gpt_cli.cli.output import on_terminal, quoted, write, write_json
+from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import PATH, Declared, choice, option, split_commas
-from gpt_cli.records import Record, of_ranking
+from gpt_cli.options.declare import AT_LEAST_1, PATH, Declared, choice, option, split_commas
+from gpt_cli.records import Record, of_ranking, of_token
 
 # Endings of inputs; a word with one is no prompt.
 _FILES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
@@ -138,3 +140,36 @@ def _is_input(prompt: str) -> bool:
     if not exists and prompt.endswith(_FILES):
         raise InputError(f"cannot read {prompt:.80}: No such file")
     return exists
+
+
+def next_tokens(
+    prompt: str | None = flags.argument("[PROMPT]", "The text so far"),
+    *,
+    top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",), metavar="N"),
+    file: Path | None = flags.PROMPT_FILE,
+    special: bool = flags.SPECIAL,
+    loading: flags.Loading,
+    as_json: bool = flags.JSON,
+) -> None:
+    """Show the likeliest next tokens after PROMPT.
+
+    The output is a table with bars, or JSON in a pipe.
+
+    Examples:
+        gpt-cli next -m tiny 'Every day, the fox' -k 5
+    """
+    text = read_prompt(prompt, file)
+    engine = loading.load()
+    tokens = [
+        {"rank": rank} | of_token(engine, id, logprob) | {"probability": math.exp(logprob)}
+        for rank, (id, logprob) in enumerate(engine.next_tokens(text, top, special=special), 1)
+    ]
+    if as_json or not on_terminal(sys.stdout):
+        write_json(*tokens)
+        return
+    labels = [token_label(token) for token in tokens]
+    width = max(map(len, labels))
+    room = max(1, shutil.get_terminal_size().columns - width - 13)
+    for token, label in zip(tokens, labels, strict=True):
+        drawn = bar(token["probability"] / tokens[0]["probability"] * room)
+        write(f"{token['probability']:8.2%}  {label:{width}}  {drawn}".rstrip() + "\n")
