@@ -106,12 +106,12 @@ def _codec(model: flags.Model, dtype: str) -> "Codec":
     return Codec(engine.model, engine.tokenizer)
 
 
-class _Copy:
+class _Copy(StatusLine):
     """Read a file and write another, and show their bytes and the tokens between them."""
 
     def __init__(self, name: str, source: BinaryIO, target: BinaryIO | None, *, shown: bool):
+        super().__init__(shown=shown)
         self._name, self._source, self._target = name, source, target
-        self._status = StatusLine(shown=shown)
         self._read = self._written = self._tokens = 0
 
     def read(self, size: int) -> bytes:
@@ -123,29 +123,27 @@ class _Copy:
 
     def write(self, pieces: Iterable[bytes]) -> None:
         """Write all pieces to the other file, or to standard output."""
-        with self._status:
+        with self:
             for piece in pieces:
                 self._target.write(piece) if self._target else write(piece)
                 self._written += len(piece)
-        if self._status.shown:
+        if self.shown:
             note(f"gpt-cli: {self._line()}")
 
     def advance(self, tokens: int) -> None:
         """Count tokens."""
         self._tokens += tokens
-        self._status.show(self._line())
+        self.show(self._line())
 
     def _line(self) -> str:
-        rate = f", {self._status.rate(self._tokens)}" if self._tokens else ""  # else all is stored
+        rate = f", {self.rate(self._tokens)}" if self._tokens else ""  # else all is stored
         return f"{format_size(self._read)} read, {format_size(self._written)} written{rate}"
 
 
 @contextmanager
 def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Copy]:
     """Open the input and the output, which appears only if the block succeeds."""
-    text = output is None and on_terminal(sys.stdout)
-    with (
-        storage.open_file(file) as source,
-        nullcontext() if output is None else new_file(output) as target,
-    ):
-        yield _Copy(storage.label(file), source, target, shown=not model.quiet and not text)
+    shown = not (model.quiet or (output is None and on_terminal(sys.stdout)))
+    opened = nullcontext() if output is None else new_file(output)
+    with storage.open_file(file) as source, opened as target:
+        yield _Copy(storage.label(file), source, target, shown=shown)
