@@ -39,12 +39,12 @@ def as_text(result: Benchmark) -> str:
 
 
 def _head(result: Benchmark) -> str:
+    counts = result.prompt_tokens, result.max_tokens, result.batch, result.repetitions
+    nouns = "prompt token", "new token", "row", "repetition"
     return (
         f"{result.model}: {result.parameters:,} parameters in {result.dtype}, "
         f"computed by {result.ops} with {counted(result.threads, 'thread')}\n"
-        f"{counted(result.prompt_tokens, 'prompt token')}, "
-        f"{counted(result.max_tokens, 'new token')}, "
-        f"{counted(result.batch, 'row')}, {counted(result.repetitions, 'repetition')}"
+        f"{', '.join(map(counted, counts, nouns))}"
     )
 
 
@@ -54,7 +54,7 @@ def _table(result: Benchmark) -> str:
         cells = (_cell(getattr(mode, figure), scale) for figure, (_, scale) in _ROWS.items())
         columns.append([name, *cells])
     if (ratio := result.ratio) is not None:
-        cells = (_ratio(ratio[figure]) if figure in ratio else "-" for figure in _ROWS)
+        cells = (number(ratio[figure], ".1f") if figure in ratio else "-" for figure in _ROWS)
         columns.append(["ratio", *cells])
     padded = ([f"{cell:{max(map(len, column))}}" for cell in column] for column in columns)
     return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
@@ -67,13 +67,9 @@ def _cell(spread: Spread | None, scale: float) -> str:
     return median if low == high else f"{median} ({low}-{high})"
 
 
-def number(value: float) -> str:
-    """Return a positive number with three digits, or with all digits of its integer part."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
-
-
-def _ratio(ratio: float) -> str:
-    return f"{ratio:,.0f}" if ratio >= 99.95 else f"{ratio:.1f}"
+def number(value: float, small: str = "#.3g") -> str:
+    """Return a positive number: its integer part if that has three digits, else as `small`."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:{small}}"
 
 
 def _notes(result: Benchmark) -> str:
@@ -97,7 +93,8 @@ def _notes(result: Benchmark) -> str:
 def conclusion(result: Benchmark) -> str:
     """Return sentences about the growth of times and the equality of ids, if known."""
     sentences, other = [], "with speculation" if result.speculation else "without it"
-    growths = [_ratio(mode.growth) for mode in result.modes.values() if mode.growth is not None]
+    known = [mode.growth for mode in result.modes.values() if mode.growth is not None]
+    growths = [number(growth, ".1f") for growth in known]
     if result.early and result.late:
         sentences.append(
             f"{'With' if result.cache_on else 'Without'} the cache, {_tokens(result.late)} of the "
@@ -133,11 +130,8 @@ def curves(result: Benchmark) -> str:
 
 
 def _points(result: Benchmark) -> tuple[list[int], dict[str, list[float]]]:
-    """Return positions, and milliseconds per mode.
-
-    The first token is left out if there are others: it includes the time of the prompt, which would
-    flatten the curves.
-    """
+    """Return positions, and milliseconds per mode."""
+    # The first token, if there are others, would flatten the curves: it includes the prompt's time.
     start = 1 if len(result.positions) > 1 else 0
     modes = [name for name in _STYLES if name in result.modes]
     times = {name: [1000 * s for s in result.modes[name].token_s[start:]] for name in modes}
@@ -145,7 +139,7 @@ def _points(result: Benchmark) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _columns(times: list[float]) -> list[float]:
-    """Return a median per column; few tokens take several columns each."""
+    """Return a median per column; few tokens take several columns."""
     edges = [column * len(times) // _COLUMNS for column in range(_COLUMNS + 1)]
     return [
         statistics.median(times[start : max(end, start + 1)])

@@ -242,7 +242,7 @@ class Generating(Loading):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RowFiles(Declared):
-    """The input format and the output of a command with a record for each row."""
+    """The input format and the output of a command with a record per row."""
 
     output: str | None = option(
         None,

@@ -197,7 +197,7 @@ class ScoredLines(Lines):
 
 
 def _parts(record: Record, form: Form) -> str:
-    """Return a JSON object, or a line for each token or word, which begins with the number.
+    """Return a JSON object, or a line per token or word, which begins with the number.
 
     A token has its id, log-likelihood and text; a word its text, start and end in bytes, number
     of tokens and surprisal.

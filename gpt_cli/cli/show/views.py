@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gpt_cli import records
 from gpt_cli.engine import Engine
-from gpt_cli.errors import InputError
+from gpt_cli.options.declare import OptionError
 from gpt_cli.records import Record
 from gpt_cli.scoring.tree import Node
 from gpt_cli.system.machine import check_room, free_memory
@@ -97,12 +97,12 @@ def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32]
     return np.maximum.reduceat(np.maximum.reduceat(weights, starts, -1), starts, -2), size
 
 
-def _indices(flag: str, index: int | None, count: int) -> list[int]:
+def _indices(name: str, index: int | None, count: int) -> list[int]:
     """Return an index, or all indices without one."""
     if index is None:
         return list(range(count))
     if not 0 <= index < count:
-        raise InputError(f"--{flag} must be from 0 to {count - 1} with this model, not {index}")
+        raise OptionError(name, f"must be from 0 to {count - 1} with this model, not {index}")
     return [index]
 
 
