@@ -22,21 +22,8 @@ import gpt_cli
 from gpt_cli import jobs
 from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
-from gpt_cli.options.declare import (
-    AT_LEAST_0,
-    AT_LEAST_1,
-    NUMBER,
-    PATH,
-    TEXT,
-    THREADS,
-    WHOLE,
-    Declared,
-    NamedOptionError,
-    Option,
-    OptionError,
-    choice,
-    option,
-)
+from gpt_cli.options import declare
+from gpt_cli.options.declare import Declared, NamedOptionError, Option, OptionError, choice, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.atomic import check_file
 from gpt_cli.system.machine import MOST_THREADS
@@ -175,7 +162,7 @@ class Model(Declared):
         envvar="GPT_CLI_MODEL",
         autocompletion=_complete_model,
     )
-    revision: str | None = option(None, "Branch, tag or commit on the Hub.", kind=TEXT)
+    revision: str | None = option(None, "Branch, tag or commit on the Hub.", kind=declare.TEXT)
     offline: bool = option(False, "Do not contact the Hub; use local files only.")
     quiet: bool = option(False, "Show no notes and no progress.", aliases=("-q",))
     verbose: bool = option(
@@ -218,8 +205,8 @@ class Loading(Model):
     threads: int | None = option(
         None,
         f"Number of threads, up to {MOST_THREADS}; one per core if not set.",
-        THREADS,
-        kind=WHOLE,
+        declare.THREADS,
+        kind=declare.WHOLE,
         envvar="GPT_CLI_THREADS",
     )
 
@@ -248,7 +235,7 @@ class RowFiles(Declared):
         None,
         "Write to a new file (JSON Lines, or Parquet if the name ends with .parquet), or to "
         "several files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL such as s3://...",
-        kind=TEXT,
+        kind=declare.TEXT,
         aliases=("-o",),
         metavar="OUT",
         callback=dash_as_none,
@@ -272,35 +259,6 @@ class RowFiles(Declared):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Filled(Declared):
-    """A template: a text with fields of the rows of a command."""
-
-    source: str | None = option(
-        None,
-        "A text, or a file with one, into which each row is put: {line}, or {NAME} of a field of "
-        "JSON Lines or Parquet; {{ is a brace.",
-        kind=TEXT,
-        flag="--template",
-        metavar="FILE|TEXT",
-    )
-
-    @property
-    def template(self) -> "jobs.Template | None":
-        """Return the template, if any; raise InputError if the file or the text is not valid."""
-        if self.source is None:
-            return None
-        if not is_address(self.source) and exists(self.source):
-            text = read_text(self.source).replace("\r\n", "\n")  # as the lines of an input
-            return jobs.Template(without_line_end(text))
-        if "{" not in self.source:
-            raise InputError(
-                f"--template {self.source:.80}: there is no such file, and a text needs "
-                "{line} or {NAME} for a field"
-            )
-        return jobs.Template(self.source)
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
 class Where(Declared):
     """Where rows are computed."""
 
@@ -312,20 +270,20 @@ class Where(Declared):
     address: str | None = option(
         None,
         "The Ray cluster, or auto for that of this machine; default: RAY_ADDRESS, or a new one.",
-        kind=TEXT,
+        kind=declare.TEXT,
         metavar="HOST:PORT",
     )
     workers: int | None = option(
         None,
         "Processes that hold the model; default: as many as fit, with up to 4 threads each.",
-        AT_LEAST_1,
-        kind=WHOLE,
+        declare.AT_LEAST_1,
+        kind=declare.WHOLE,
     )
     gpus_per_worker: float | None = option(
         None,
         "GPUs per worker, such as 1 or 0.5; 0 uses CPUs.",
-        AT_LEAST_0,
-        kind=NUMBER,
+        declare.AT_LEAST_0,
+        kind=declare.NUMBER,
         metavar="G",
     )
 
@@ -345,21 +303,43 @@ class Where(Declared):
         return jobs.Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
 
 
+def read_template(source: str | None) -> "jobs.Template | None":
+    """Return the template, if any; raise InputError if the file or the text is not valid."""
+    if source is None:
+        return None
+    if not is_address(source) and exists(source):
+        text = read_text(source).replace("\r\n", "\n")  # as the lines of an input
+        return jobs.Template(without_line_end(text))
+    if "{" not in source:
+        raise InputError(
+            f"--template {source:.80}: there is no such file, and a text needs "
+            "{line} or {NAME} for a field"
+        )
+    return jobs.Template(source)
+
+
+TEMPLATE = option(
+    None,
+    "A text, or a file with one, into which each row is put: {line}, or {NAME} of a field of "
+    "JSON Lines or Parquet; {{ is a brace.",
+    kind=declare.TEXT,
+    metavar="FILE|TEXT",
+)
 PROMPT_FILE = option(
     None,
     "Read the prompt from FILE (- is standard input), and append PROMPT.",
-    kind=PATH,
+    kind=declare.PATH,
     aliases=("-f",),
     metavar="FILE",
 )
 ROWS_FILE = option(
-    None, "Same as the argument.", kind=TEXT, flag="--file", aliases=("-f",), metavar="FILE"
+    None, "Same as the argument.", kind=declare.TEXT, flag="--file", aliases=("-f",), metavar="FILE"
 )
 LOGPROBS = option(
     None,
     "Add the log-probability of each token and of the N likeliest tokens to the JSON.",
-    AT_LEAST_0,
-    kind=WHOLE,
+    declare.AT_LEAST_0,
+    kind=declare.WHOLE,
     metavar="N",
 )
 MODEL_NAME = typer.Argument(

@@ -155,7 +155,7 @@ def batch(
     *,
     from_file: str | None = flags.ROWS_FILE,
     rows: flags.RowFiles,
-    filled: flags.Filled,
+    template: str | None = flags.TEMPLATE,
     batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
     options: Options,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
@@ -180,7 +180,8 @@ def batch(
     if escape:
         options = _with_escapes(options)
     options = replace(options, top_logprobs=logprobs or 0)
-    task = jobs.Generation(options, size, logprobs is not None, filled.template)
+    filled = flags.read_template(template)
+    task = jobs.Generation(options, size, logprobs is not None, filled)
     run_job(task, file, rows, loading, where)
 
 

@@ -65,7 +65,7 @@ def rank(
     *,
     from_file: str | None = flags.ROWS_FILE,
     question: Choices,
-    filled: flags.Filled,
+    template: str | None = flags.TEMPLATE,
     rows: flags.RowFiles,
     loading: flags.Loading,
     where: flags.Where,
@@ -86,11 +86,11 @@ def rank(
     """
     if question.choices_file == Path("-") and (from_file or prompt or "-") == "-":
         raise InputError("rows and --choices-file cannot both be read from the pipe")
-    listed, template = question.listed(), filled.template
-    many = from_file or template or rows.used or where.engine != "local"
+    listed, filled = question.listed(), flags.read_template(template)
+    many = from_file or filled or rows.used or where.engine != "local"
     if prompt is None or many or _is_input(prompt):
         file = input_file(prompt, from_file, "rows")
-        task = jobs.Ranking(listed, question.by, question.exact, template)
+        task = jobs.Ranking(listed, question.by, question.exact, filled)
         where.prepare(loading.threads)
         sink = None if as_json else BestChoices(task.layout.texts)
         run(task, file, rows, loading, where, sink)

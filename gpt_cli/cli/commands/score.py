@@ -83,7 +83,7 @@ def score(
     *,
     from_file: str | None = flags.ROWS_FILE,
     form: Form,
-    filled: flags.Filled,
+    template: str | None = flags.TEMPLATE,
     rows: flags.RowFiles,
     loading: flags.Loading,
     where: flags.Where,
@@ -107,13 +107,13 @@ def score(
         printf 'The fox ran.\nFox ran the.\n' | gpt-cli score -m tiny --lines
     """
     file = input_file(file, from_file, "text")
-    template = filled.template
-    as_rows = rows.output is not None or rows.format is not None or template is not None
+    filled = flags.read_template(template)
+    as_rows = rows.output is not None or rows.format is not None or filled is not None
     form.check(as_rows=as_rows)
     if not as_rows:
         _check_text(file, rows, where)
     where.prepare(loading.threads)
-    task = jobs.Scoring(form.stride, form.tokens, form.words, form.bos, template)
+    task = jobs.Scoring(form.stride, form.tokens, form.words, form.bos, filled)
     if as_rows:
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))
         run(task, file, rows, loading, where)
