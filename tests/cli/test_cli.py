@@ -30,7 +30,7 @@ TINY_FOLDER = Path(__file__).parents[2] / "weights" / "tiny"
 
 
 def run(*arguments):
-    """Run the command in a process of its own."""
+    """Run the command in a new process."""
     return subprocess.run([*TINY, *arguments], capture_output=True, timeout=60, input=b"")
 
 
@@ -145,7 +145,7 @@ def test_the_prompt_may_come_from_a_pipe_a_file_or_both(story, tmp_path):
 
 
 class Recorder:
-    """Stands in for `gpt_cli.load` and for the engine; keeps what they are asked for."""
+    """Stand in for `gpt_cli.load` and for the engine; keep the arguments of both."""
 
     def load(self, name, **options):
         self.loaded = {"name": name} | options
@@ -567,8 +567,8 @@ def test_the_locale_does_not_change_the_bytes():
     text = "Zoë asked: “où?” 🦊"
     plain = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
     flags = ["-n", "5", "--seed", "1", "--echo"]
-    found = subprocess.run([*TINY, *flags], input=text.encode(), capture_output=True, env=plain)
-    assert found.stdout.decode() == text_of(text, *flags)
+    finished = subprocess.run([*TINY, *flags], input=text.encode(), capture_output=True, env=plain)
+    assert finished.stdout.decode() == text_of(text, *flags)
 
 
 def test_the_help_of_every_command_needs_no_numpy():
