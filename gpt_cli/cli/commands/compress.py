@@ -142,7 +142,7 @@ class _Copy(StatusLine):
 
 @contextmanager
 def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Copy]:
-    """Open the input and the output, which appears only if the block succeeds."""
+    """Open the input and the output, which appears only if no error is raised."""
     shown = not (model.quiet or (output is None and on_terminal(sys.stdout)))
     opened = nullcontext() if output is None else new_file(output)
     with storage.open_file(file) as source, opened as target:
