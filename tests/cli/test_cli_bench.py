@@ -391,6 +391,16 @@ def test_without_matplotlib_the_error_says_how_to_install_it(seen, monkeypatch, 
     assert seen == {}
 
 
+@pytest.mark.parametrize("command", [["bench", "--plot"], ["show", "tree", "Once", "--png"]])
+def test_threads_are_set_before_matplotlib_imports_numpy(command, thread_variables, tmp_path):
+    def import_module(name):
+        raise ImportError(os.environ["GPT_CLI_THREADS"])
+
+    thread_variables.setattr("gpt_cli.cli.options.import_module", import_module)
+    error = refusal(*command, tmp_path / "x.png", "--threads", "3", code=5)
+    assert "needs matplotlib (3): " in error
+
+
 # --- the picture ---------------------------------------------------------------------------------
 
 
