@@ -1,1 +1,1 @@
-"""The command line: each command parses, calls and prints."""
+"""The command line: a command parses, calls and prints."""

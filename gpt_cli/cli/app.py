@@ -17,26 +17,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpt_cli import __version__
-from gpt_cli.cli.commands.batch import batch
-from gpt_cli.cli.commands.bench import bench
-from gpt_cli.cli.commands.compress import compress, decompress
-from gpt_cli.cli.commands.doctor import doctor
-from gpt_cli.cli.commands.download import download
-from gpt_cli.cli.commands.generate import generate
-from gpt_cli.cli.commands.info import info
-from gpt_cli.cli.commands.models import models
-from gpt_cli.cli.commands.next import next_tokens
-from gpt_cli.cli.commands.quantize import quantize
-from gpt_cli.cli.commands.rank import rank
-from gpt_cli.cli.commands.score import score
-from gpt_cli.cli.commands.serve import serve
-from gpt_cli.cli.commands.tokens import detokenize, tokenize
-from gpt_cli.cli.commands.verify import verify
+from gpt_cli.cli.commands import checks, compress, generate, models, rank, score, serve, tokens
 from gpt_cli.cli.help import HelpFormatter, add_command
-from gpt_cli.cli.options import VERBOSE
 from gpt_cli.cli.options import command as with_groups
+from gpt_cli.cli.output import note, silence
 from gpt_cli.cli.show.commands import show
-from gpt_cli.cli.streams import note, silence
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.options.declare import option
 
@@ -47,23 +32,23 @@ _LESS = "use fewer or shorter texts at a time, or a smaller model"
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "generate": generate,
-    "batch": batch,
-    "score": score,
-    "rank": rank,
-    "compress": compress,
-    "decompress": decompress,
-    "serve": serve,
-    "next": next_tokens,
-    "bench": bench,
-    "tokenize": tokenize,
-    "detokenize": detokenize,
-    "download": download,
-    "quantize": quantize,
-    "models": models,
-    "info": info,
-    "verify": verify,
-    "doctor": doctor,
+    "generate": generate.generate,
+    "batch": generate.batch,
+    "score": score.score,
+    "rank": rank.rank,
+    "compress": compress.compress,
+    "decompress": compress.decompress,
+    "serve": serve.serve,
+    "next": rank.next_tokens,
+    "bench": checks.bench,
+    "tokenize": tokens.tokenize,
+    "detokenize": tokens.detokenize,
+    "download": models.download,
+    "quantize": models.quantize,
+    "models": models.models,
+    "info": models.info,
+    "verify": checks.verify,
+    "doctor": checks.doctor,
 }
 
 
@@ -132,8 +117,9 @@ def run(arguments: list[str]) -> int:
             try:
                 command.invoke(context)
             finally:
-                verbose = VERBOSE in context.meta
-                logging.getLogger("gpt_cli").setLevel(logging.NOTSET)
+                log = logging.getLogger("gpt_cli")
+                verbose = log.level == logging.INFO
+                log.setLevel(logging.NOTSET)
         if sys.stdout is not None:
             sys.stdout.flush()
     except typer.Exit as finished:
@@ -144,7 +130,7 @@ def run(arguments: list[str]) -> int:
         silence(sys.stdout)
         return 141
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, while a class is made
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, in the body of a class
             return 130
         explained = _explain(error, arguments)
         if explained is None:

@@ -1,8 +1,13 @@
-"""The output of `gpt-cli bench`: a table with curves."""
+"""The output of `gpt-cli bench`: a table, curves of the time per token, and a picture of them."""
+
+import io
+import itertools
+import statistics
+from pathlib import Path
 
 from gpt_cli.checks.bench import Benchmark, Spread
-from gpt_cli.cli.layout import counted
-from gpt_cli.cli.plot import curves, number
+from gpt_cli.cli.output import counted
+from gpt_cli.system.atomic import write_file
 from gpt_cli.system.machine import format_size
 
 # The figures of a mode, with their labels and the factors to the units of the labels.
@@ -15,6 +20,16 @@ _ROWS = {
     "other_s": ("other, ms per token", 1000),
     "total_s": ("whole text, s", 1),
 }
+_COLUMNS, _LINES = 60, 12  # of the curves
+_X_LABEL = "position in the text, in tokens"
+_Y_LABEL = "milliseconds for each token after the first"
+# The mark of a mode, its colour (safe for the colour-blind), and its description.
+_OFF = "without the cache: the whole text is computed again for each token"
+_STYLES = {
+    "cache off": ("o", "#d55e00", _OFF),
+    "cache on": ("*", "#0072b2", "with the cache: only the new token is computed"),
+    "speculation": ("+", "#009e73", "with speculation: a pass gives one or more tokens"),
+}
 
 
 def as_text(result: Benchmark) -> str:
@@ -23,28 +38,13 @@ def as_text(result: Benchmark) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def conclusion(result: Benchmark) -> str:
-    """Return sentences about the growth of times and the equality of ids, if known."""
-    sentences, other = [], "with speculation" if result.speculation else "without it"
-    growths = [_ratio(mode.growth) for mode in result.modes.values() if mode.growth is not None]
-    if result.early and result.late:
-        sentences.append(
-            f"{'With' if result.cache_on else 'Without'} the cache, {_tokens(result.late)} of the "
-            f"text took {growths[0]} times as long as {_tokens(result.early)}"
-            f"{''.join(f'; {other}, {growth} times' for growth in growths[1:])}."
-        )
-    if len(result.modes) * result.repetitions > 1:
-        sentences.append("All ids agree.")
-    return " ".join(sentences)
-
-
 def _head(result: Benchmark) -> str:
+    counts = result.prompt_tokens, result.max_tokens, result.batch, result.repetitions
+    nouns = "prompt token", "new token", "row", "repetition"
     return (
         f"{result.model}: {result.parameters:,} parameters in {result.dtype}, "
         f"computed by {result.ops} with {counted(result.threads, 'thread')}\n"
-        f"{counted(result.prompt_tokens, 'prompt token')}, "
-        f"{counted(result.max_tokens, 'new token')}, "
-        f"{counted(result.batch, 'row')}, {counted(result.repetitions, 'repetition')}"
+        f"{', '.join(map(counted, counts, nouns))}"
     )
 
 
@@ -54,10 +54,22 @@ def _table(result: Benchmark) -> str:
         cells = (_cell(getattr(mode, figure), scale) for figure, (_, scale) in _ROWS.items())
         columns.append([name, *cells])
     if (ratio := result.ratio) is not None:
-        cells = (_ratio(ratio[figure]) if figure in ratio else "-" for figure in _ROWS)
+        cells = (number(ratio[figure], ".1f") if figure in ratio else "-" for figure in _ROWS)
         columns.append(["ratio", *cells])
     padded = ([f"{cell:{max(map(len, column))}}" for cell in column] for column in columns)
     return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
+
+
+def _cell(spread: Spread | None, scale: float) -> str:
+    if spread is None:
+        return "-"
+    median, low, high = (number(x * scale) for x in (spread.median, spread.min, spread.max))
+    return median if low == high else f"{median} ({low}-{high})"
+
+
+def number(value: float, small: str = "#.3g") -> str:
+    """Return a positive number: its integer part if that has three digits, else as `small`."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:{small}}"
 
 
 def _notes(result: Benchmark) -> str:
@@ -78,17 +90,89 @@ def _notes(result: Benchmark) -> str:
     return "\n".join(lines)
 
 
-def _cell(spread: Spread | None, scale: float) -> str:
-    if spread is None:
-        return "-"
-    median, low, high = (number(x * scale) for x in (spread.median, spread.min, spread.max))
-    return median if low == high else f"{median} ({low}-{high})"
-
-
-def _ratio(ratio: float) -> str:
-    return f"{ratio:,.0f}" if ratio >= 99.95 else f"{ratio:.1f}"
+def conclusion(result: Benchmark) -> str:
+    """Return sentences about the growth of times and the equality of ids, if known."""
+    sentences, other = [], "with speculation" if result.speculation else "without it"
+    known = [mode.growth for mode in result.modes.values() if mode.growth is not None]
+    growths = [number(growth, ".1f") for growth in known]
+    if result.early and result.late:
+        sentences.append(
+            f"{'With' if result.cache_on else 'Without'} the cache, {_tokens(result.late)} of the "
+            f"text took {growths[0]} times as long as {_tokens(result.early)}"
+            f"{''.join(f'; {other}, {growth} times' for growth in growths[1:])}."
+        )
+    if len(result.modes) * result.repetitions > 1:
+        sentences.append("All ids agree.")
+    return " ".join(sentences)
 
 
 def _tokens(positions: tuple[int, int]) -> str:
     first, last = positions
     return f"token {first}" if first == last else f"tokens {first} to {last}"
+
+
+def curves(result: Benchmark) -> str:
+    """Plot milliseconds per token over the position in the text, in characters."""
+    positions, times = _points(result)
+    heights = {name: _columns(milliseconds) for name, milliseconds in times.items()}
+    top = max(map(max, heights.values()))
+    grid = [[" "] * _COLUMNS for _ in range(_LINES)]
+    for name, columns in heights.items():
+        for column, height in enumerate(columns):
+            grid[round(height / top * (_LINES - 1))][column] = _STYLES[name][0]
+    labels = {_LINES - 1: number(top), 0: "0"}
+    rows = [f"{labels.get(y, ''):>7} |{''.join(row)}".rstrip() for y, row in enumerate(grid)]
+    first, last = str(positions[0]), str(positions[-1])
+    x_axis = f"{'':9}{first}{_X_LABEL:^{_COLUMNS - len(first) - len(last)}}{last}"
+    base = f"{'':8}+{'-' * _COLUMNS}"
+    legend = [f"{'':9}{mark}  {text}" for mark, _, text in (_STYLES[name] for name in times)]
+    return "\n".join([_Y_LABEL, "", *reversed(rows), base, x_axis, "", *legend])
+
+
+def _points(result: Benchmark) -> tuple[list[int], dict[str, list[float]]]:
+    """Return positions, and milliseconds per mode."""
+    # The first token, if there are others, would flatten the curves: it includes the prompt's time.
+    start = 1 if len(result.positions) > 1 else 0
+    modes = [name for name in _STYLES if name in result.modes]
+    times = {name: [1000 * s for s in result.modes[name].token_s[start:]] for name in modes}
+    return result.positions[start:], times
+
+
+def _columns(times: list[float]) -> list[float]:
+    """Return a median per column; few tokens take several columns."""
+    edges = [column * len(times) // _COLUMNS for column in range(_COLUMNS + 1)]
+    return [
+        statistics.median(times[start : max(end, start + 1)])
+        for start, end in itertools.pairwise(edges)
+    ]
+
+
+def save(result: Benchmark, file: Path) -> None:
+    """Plot the curves to a file; raise ResourceError if it cannot be written."""
+    from matplotlib.figure import Figure  # pyplot would need a display
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    positions, times = _points(result)
+    for name, times_ms in times.items():
+        _, colour, label = _STYLES[name]
+        axes.plot(positions, times_ms, ".-", markersize=3, color=colour, label=label)
+        end, shift = (positions[-1], times_ms[-1]), (6, 0)
+        axes.annotate(name, end, shift, textcoords="offset points", va="center", color=colour)
+    rows = "" if result.batch == 1 else f", {result.batch} rows side by side"
+    figure.suptitle(
+        f"{result.model}, {result.max_tokens} tokens after a prompt of "
+        f"{result.prompt_tokens}{rows}: time for each token",
+        wrap=True,
+        parse_math=False,  # the name of a folder may contain a $
+    )
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above the curves
+    axes.set(xlabel=_X_LABEL, ylabel=_Y_LABEL)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=file.suffix[1:].lower(), dpi=150)
+    write_file(file, picture.getvalue())

@@ -1,14 +1,11 @@
 """The input of a command: an argument, a file or a pipe."""
 
-import re
 import sys
 from pathlib import Path
 
-from gpt_cli.cli.streams import on_terminal
+from gpt_cli.cli.output import on_terminal
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_text, without_line_end
-
-_ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
@@ -25,9 +22,14 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 def input_file(argument: str | None, option: str | None, rows: str) -> str:
     """Return an argument or --file, else "-" for a pipe; both, or none, is an InputError."""
+    refuse_both(argument, option)
+    return or_pipe(argument if option is None else option, f"no {rows}: give a FILE")
+
+
+def refuse_both(argument: object, option: object) -> None:
+    """Raise InputError if there is an argument and the option file."""
     if argument is not None and option is not None:
         raise InputError("--file and an argument are both given: leave one of them out")
-    return or_pipe(argument if option is None else option, f"no {rows}: give a FILE")
 
 
 def or_pipe(file: Path | str | None, missing: str) -> str:
@@ -35,8 +37,3 @@ def or_pipe(file: Path | str | None, missing: str) -> str:
     if file is None and (sys.stdin is None or on_terminal(sys.stdin)):
         raise InputError(f"{missing}, or a pipe on standard input")
     return str(file or "-")
-
-
-def unescape(text: str) -> str:
-    r"""Return text with `\n`, `\t`, `\r` and `\\` replaced by the characters they stand for."""
-    return re.sub(r"\\[ntr\\]", lambda match: _ESCAPES[match[0]], text)

@@ -6,10 +6,10 @@ from typing import TextIO, cast
 
 from gpt_cli import jobs
 from gpt_cli.cli import options as flags
+from gpt_cli.cli.output import NoteStream, note, on_terminal, write, write_json
 from gpt_cli.cli.progress import Progress, replace_line
-from gpt_cli.cli.streams import NoteStream, note, on_terminal, write
 from gpt_cli.errors import InputError, RowsError
-from gpt_cli.records import Record, json_line
+from gpt_cli.records import Record
 
 
 class Records(jobs.Sink):
@@ -17,28 +17,29 @@ class Records(jobs.Sink):
 
     totals = True  # whether progress is shown in logs, too, and the number of rows at the end
     failure = "{} of {} rows failed: their records say why"
+    quiet = False
 
     def write(self, record: Record) -> None:
-        write(json_line(record))
+        write_json(record)
 
 
 class Lines(Records):
-    """Lines of text in place of records; the errors of rows are shown on standard error."""
+    """Lines of text instead of records; the errors of rows are shown on standard error."""
 
     failure = "{} of {} rows failed: their records, with --json, say why"
 
-    def __init__(self, *, quiet: bool):
-        self._quiet = quiet
+    def line(self, record: Record) -> str | bytes:
+        """Return the output for a record, which may be an error."""
+        raise NotImplementedError
 
-    def complain(self, record: Record) -> None:
-        """Show the error of a row."""
-        if self._quiet:
-            return
-        if on_terminal(sys.stderr) and not on_terminal(sys.stdout):
-            replace_line("")  # erases the progress
-        file = f"{record['file']}, " if "file" in record else ""
-        line = record.get("line_number", record.get("line"))
-        note(f"gpt-cli: {file}line {line}: {record['error']['message']}")
+    def write(self, record: Record) -> None:
+        if "error" in record and not self.quiet:
+            if on_terminal(sys.stderr) and not on_terminal(sys.stdout):
+                replace_line("")  # erases the progress
+            file = f"{record['file']}, " if "file" in record else ""
+            line = record.get("line_number", record.get("line"))
+            note(f"gpt-cli: {file}line {line}: {record['error']['message']}")
+        write(self.line(record))
 
 
 def run(
@@ -49,7 +50,7 @@ def run(
     where: flags.Where,
     shown: Records | None = None,
 ) -> None:
-    """Run a job; raise RowsError if it is complete and some rows failed.
+    """Run a job; raise RowsError if it is complete and rows failed.
 
     Without --output, the output is `shown`, by default records on standard output.
     """
@@ -57,6 +58,7 @@ def run(
         raise InputError("--resume continues a file: give its name by --output OUT")
     cluster = where.cluster(loading.threads)
     sink = shown if shown and rows.output is None else Records()
+    sink.quiet = loading.quiet
     hidden = loading.quiet or (rows.output is None and on_terminal(sys.stdout))
     progress = Progress(shown=not hidden, notes=not loading.quiet, totals=sink.totals)
     with ExitStack() as stack, progress:

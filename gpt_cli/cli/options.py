@@ -8,56 +8,50 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import Field, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, fields, replace
+from glob import escape, glob
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 import typer
 
-from gpt_cli.cli import completion
-from gpt_cli.errors import InputError
+import gpt_cli
+from gpt_cli import jobs
+from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
-from gpt_cli.options.declare import (
-    AT_LEAST_0,
-    AT_LEAST_1,
-    NUMBER,
-    PATH,
-    TEXT,
-    THREADS,
-    WHOLE,
-    Declared,
-    NamedOptionError,
-    Option,
-    choice,
-    declarations,
-    option,
-)
+from gpt_cli.options import declare
+from gpt_cli.options.declare import Declared, NamedOptionError, Option, OptionError, choice, option
 from gpt_cli.options.request import Options
+from gpt_cli.system.atomic import check_file
 from gpt_cli.system.machine import MOST_THREADS
 from gpt_cli.system.startup import prepare
-
-if TYPE_CHECKING:
-    from gpt_cli.engine import Engine
-    from gpt_cli.jobs import Cluster, Template
-
-VERBOSE = "gpt_cli.verbose"  # in the context's `meta`: errors are shown with their traceback
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameters of a command that are a group or an `option` by flags."""
     groups: dict[str, type[Declared]] = {}
+    options: dict[str, Option] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
-        group, field = parameter.annotation, parameter.default
+        group, members = parameter.annotation, {name: parameter.default}
         if isinstance(group, type) and issubclass(group, Declared):
             groups[name] = group
-            parameters += [_flag(f.name, f) for f, declared in declarations(group) if declared.help]
-        else:
-            parameters.append(_flag(name, field) if isinstance(field, Field) else parameter)
+            members = {field.name: field for field in fields(group)}
+        elif not isinstance(parameter.default, Field):
+            parameters.append(parameter)
+            continue
+        for flag, field in members.items():
+            declared: Option = field.metadata["option"]
+            if declared.help:
+                options[flag] = declared
+                parameters.append(_parameter(flag, field.default, declared))
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
-        flag_names = dict(_flag_names(parameters))  # before a command sets GPT_CLI_THREADS
+        flags = dict(_shown_flags(options))  # before a command sets GPT_CLI_THREADS
         try:
             filled = {}
             for name, group in groups.items():
@@ -65,51 +59,43 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 # A flag that was not set has the default of its declaration.
                 filled[name] = group(**{n: v for n, v in members.items() if v is not None})
                 filled[name].validate()
-            for parameter in parameters:
-                declared, name = _declaration(parameter), parameter.name
-                if declared and values.get(name) is not None:
-                    values[name] = declared.convert(name, values[name])
+            for name, value in values.items():
+                if name in options and value is not None:
+                    values[name] = options[name].convert(name, value)
             function(**values, **filled)
         except NamedOptionError as error:
-            option, complaint = error.args
-            error.args = flag_names.get(option, option), complaint
+            name, complaint = error.args
+            error.args = flags.get(name, name), complaint
             raise
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 
-def _flag(name: str, field: Field[Any]) -> inspect.Parameter:
+def _flag(name: str, declared: Option) -> str:
+    return declared.flag or f"--{name.replace('_', '-')}"
+
+
+def _parameter(name: str, default: Any, declared: Option) -> inspect.Parameter:
     """Return an option as the parameter of a function that typer reads."""
-    declared: Option = field.metadata["option"]
-    flag = declared.flag or f"--{name.replace('_', '-')}"
     more = dict(declared.typer) | ({"callback": _read_content} if declared.from_file else {})
-    info = typer.Option(flag, *declared.aliases, help=declared.help, **more)
+    info = typer.Option(_flag(name, declared), *declared.aliases, help=declared.help, **more)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=None if field.default == () else field.default,  # (): a repeatable flag
-        annotation=Annotated[declared.kind.flag_type, info, declared],
+        default=None if default == () else default,  # (): a repeatable flag
+        annotation=Annotated[declared.kind.flag_type, info],
     )
 
 
-def _declaration(parameter: inspect.Parameter) -> Option | None:
-    """Return the declaration of a parameter that `_flag` has returned."""
-    *_, last = getattr(parameter.annotation, "__metadata__", (None,))
-    return last if isinstance(last, Option) else None
-
-
-def _flag_names(parameters: Iterable[inspect.Parameter]) -> Iterator[tuple[str, str]]:
+def _shown_flags(options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
     """Yield pairs of an option and its flag; the option may have the name of the flag, too."""
-    for parameter in parameters:
-        declared = _declaration(parameter)
-        if declared or parameter.kind is parameter.KEYWORD_ONLY:
-            written = (declared and declared.flag) or f"--{parameter.name.replace('_', '-')}"
-            flag = written.partition("/")[0]  # of --cache/--no-cache
-            variable = declared.typer.get("envvar", "") if declared else ""
-            shown = f"{flag} (or {variable})" if variable in os.environ else flag
-            yield parameter.name, shown
-            yield flag.removeprefix("--").replace("-", "_"), shown
+    for name, declared in options.items():
+        flag = _flag(name, declared).partition("/")[0]  # of --cache/--no-cache
+        variable = declared.typer.get("envvar", "")
+        shown = f"{flag} (or {variable})" if variable in os.environ else flag
+        yield name, shown
+        yield flag.removeprefix("--").replace("-", "_"), shown
 
 
 def _read_content(
@@ -125,22 +111,44 @@ def _read_content(
     return without_line_end(read_text(value))
 
 
-def _flag_of(group: type[Declared], name: str) -> Any:
-    """Return the annotation of one flag of a group, for a command that takes no others."""
-    return _flag(name, group.__dataclass_fields__[name]).annotation
-
-
 def argument(metavar: str, help: str) -> Any:
     """Return the default of a parameter that is an argument, with a pipe as its fallback."""
     return typer.Argument(None, metavar=metavar, help=f"{help}; read from a pipe if not given.")
 
 
-def _set_verbose(context: typer.Context, verbose: bool) -> bool:
+def check_picture(option: str, file: Path, endings: Sequence[str]) -> None:
+    """Raise an error before costly work if the option of a picture cannot be used."""
+    check_file(option, file, endings)
+    try:
+        import_module("matplotlib.figure")
+    except ImportError as error:
+        message = f"{option} needs matplotlib ({error}): pip install matplotlib"
+        raise ResourceError(message) from None
+
+
+def dash_as_none(name: str | Path | None) -> str | Path | None:
+    """Return the name of an output, or None for "-", which is standard output."""
+    return None if str(name) == "-" else name
+
+
+def _set_verbose(verbose: bool) -> bool:
+    """Show messages of level INFO; errors, too, are then shown with their traceback."""
     if verbose:
-        context.meta[VERBOSE] = True
         logging.basicConfig(format="gpt-cli: %(message)s")
         logging.getLogger("gpt_cli").setLevel(logging.INFO)
     return verbose
+
+
+def _complete_model(incomplete: str) -> list[str]:
+    """Return known names, cached models, and folders with this prefix."""
+    from gpt_cli.folder.contents import CONFIG
+    from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, list_models
+
+    names = dict.fromkeys([*BUNDLED, *SHORT_NAMES, *(model.name for model in list_models())])
+    configs = glob(f"{escape(incomplete)}*/{CONFIG}")  # noqa: PTH207 (leaves ./ as it is)
+    folders = [file.removesuffix(f"/{CONFIG}") for file in sorted(configs)]
+    # bash inserts names unquoted, so names that need quotes are left out.
+    return [name for name in [*names, *folders] if shlex.quote(name) == name]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -152,9 +160,9 @@ class Model(Declared):
         "tiny (bundled), gpt2 and its relatives, OWNER/NAME on the Hub, or a folder.",
         aliases=("-m",),
         envvar="GPT_CLI_MODEL",
-        autocompletion=completion.models,
+        autocompletion=_complete_model,
     )
-    revision: str | None = option(None, "Branch, tag or commit on the Hub.", kind=TEXT)
+    revision: str | None = option(None, "Branch, tag or commit on the Hub.", kind=declare.TEXT)
     offline: bool = option(False, "Do not contact the Hub; use local files only.")
     quiet: bool = option(False, "Show no notes and no progress.", aliases=("-q",))
     verbose: bool = option(
@@ -172,6 +180,12 @@ class Model(Declared):
     def lookup(self) -> dict[str, Any]:
         """Return keywords of the functions of `gpt_cli.hub` that find a model."""
         return {"revision": self.revision, "offline": self.offline}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return keywords of `gpt_cli.load`, or of `gpt_cli.hub.resolve`."""
+        others = ("model", "verbose", "threads")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -191,21 +205,14 @@ class Loading(Model):
     threads: int | None = option(
         None,
         f"Number of threads, up to {MOST_THREADS}; one per core if not set.",
-        THREADS,
-        kind=WHOLE,
+        declare.THREADS,
+        kind=declare.WHOLE,
         envvar="GPT_CLI_THREADS",
     )
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return keywords of `gpt_cli.load`."""
-        return self.lookup | {"device": self.device, "dtype": self.dtype, "quiet": self.quiet}
-
-    def load(self) -> "Engine":
+    def load(self) -> "gpt_cli.Engine":
         """Load the model; NumPy must not have been imported before."""
         prepare(self.threads)
-        import gpt_cli
-
         return gpt_cli.load(self.model, **self.options)
 
 
@@ -219,24 +226,19 @@ class Generating(Loading):
         flag="--speculate/--no-speculate",
     )
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return keywords of `gpt_cli.load`."""
-        return super().options | {"speculate": self.speculate}
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RowFiles(Declared):
-    """The input format and the output of a command with a record for each row."""
+    """The input format and the output of a command with a record per row."""
 
     output: str | None = option(
         None,
         "Write to a new file (JSON Lines, or Parquet if the name ends with .parquet), or to "
         "several files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL such as s3://...",
-        kind=TEXT,
+        kind=declare.TEXT,
         aliases=("-o",),
         metavar="OUT",
-        callback=lambda name: None if name == "-" else name,
+        callback=dash_as_none,
     )
     resume: bool = option(
         False,
@@ -257,37 +259,6 @@ class RowFiles(Declared):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Filled(Declared):
-    """A template: a text with fields of the rows of a command."""
-
-    source: str | None = option(
-        None,
-        "A text, or a file with one, into which each row is put: {line}, or {NAME} of a field of "
-        "JSON Lines or Parquet; {{ is a brace.",
-        kind=TEXT,
-        flag="--template",
-        metavar="FILE|TEXT",
-    )
-
-    @property
-    def template(self) -> "Template | None":
-        """Return the template, if any; raise InputError if the file or the text is not valid."""
-        if self.source is None:
-            return None
-        from gpt_cli.jobs import Template
-
-        if not is_address(self.source) and exists(self.source):
-            text = read_text(self.source).replace("\r\n", "\n")  # as the lines of an input
-            return Template(without_line_end(text))
-        if "{" not in self.source:
-            raise InputError(
-                f"--template {self.source:.80}: there is no such file, and a text needs "
-                "{line} or {NAME} for a field"
-            )
-        return Template(self.source)
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
 class Where(Declared):
     """Where rows are computed."""
 
@@ -299,20 +270,20 @@ class Where(Declared):
     address: str | None = option(
         None,
         "The Ray cluster, or auto for that of this machine; default: RAY_ADDRESS, or a new one.",
-        kind=TEXT,
+        kind=declare.TEXT,
         metavar="HOST:PORT",
     )
     workers: int | None = option(
         None,
         "Processes that hold the model; default: as many as fit, with up to 4 threads each.",
-        AT_LEAST_1,
-        kind=WHOLE,
+        declare.AT_LEAST_1,
+        kind=declare.WHOLE,
     )
     gpus_per_worker: float | None = option(
         None,
         "GPUs per worker, such as 1 or 0.5; 0 uses CPUs.",
-        AT_LEAST_0,
-        kind=NUMBER,
+        declare.AT_LEAST_0,
+        kind=declare.NUMBER,
         metavar="G",
     )
 
@@ -322,43 +293,61 @@ class Where(Declared):
             return
         for name in ("address", "workers", "gpus_per_worker"):
             if getattr(self, name) is not None:
-                raise InputError(f"--{name.replace('_', '-')} applies only to --engine ray")
+                raise OptionError(name, "applies only to --engine ray")
         prepare(threads)
 
-    def cluster(self, threads: int | None) -> "Cluster | None":
+    def cluster(self, threads: int | None) -> "jobs.Cluster | None":
         """Return the cluster to compute on; None is this process."""
         if self.engine == "local":
             return None
-        from gpt_cli.jobs import Cluster
-
-        return Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
+        return jobs.Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
 
 
+def read_template(source: str | None) -> "jobs.Template | None":
+    """Return the template, if any; raise InputError if the file or the text is not valid."""
+    if source is None:
+        return None
+    if not is_address(source) and exists(source):
+        text = read_text(source).replace("\r\n", "\n")  # as the lines of an input
+        return jobs.Template(without_line_end(text))
+    if "{" not in source:
+        raise InputError(
+            f"--template {source:.80}: there is no such file, and a text needs "
+            "{line} or {NAME} for a field"
+        )
+    return jobs.Template(source)
+
+
+TEMPLATE = option(
+    None,
+    "A text, or a file with one, into which each row is put: {line}, or {NAME} of a field of "
+    "JSON Lines or Parquet; {{ is a brace.",
+    kind=declare.TEXT,
+    metavar="FILE|TEXT",
+)
 PROMPT_FILE = option(
     None,
     "Read the prompt from FILE (- is standard input), and append PROMPT.",
-    kind=PATH,
+    kind=declare.PATH,
     aliases=("-f",),
     metavar="FILE",
 )
 ROWS_FILE = option(
-    None, "Same as the argument.", kind=TEXT, flag="--file", aliases=("-f",), metavar="FILE"
+    None, "Same as the argument.", kind=declare.TEXT, flag="--file", aliases=("-f",), metavar="FILE"
 )
 LOGPROBS = option(
     None,
     "Add the log-probability of each token and of the N likeliest tokens to the JSON.",
-    AT_LEAST_0,
-    kind=WHOLE,
+    declare.AT_LEAST_0,
+    kind=declare.WHOLE,
     metavar="N",
 )
-ModelName = Annotated[
-    str | None,
-    typer.Argument(metavar="[MODEL]", help="Same as --model.", autocompletion=completion.models),
-]
-Json = _flag("as_json", option(False, "Print JSON, one object per line.", flag="--json")).annotation
-Special = _flag_of(Options, "special")
-MaxTokens = _flag_of(Options, "max_tokens")
-Quiet = _flag_of(Model, "quiet")
-Verbose = _flag_of(Model, "verbose")
-Revision = _flag_of(Model, "revision")
-Threads = _flag_of(Loading, "threads")
+MODEL_NAME = typer.Argument(
+    None, metavar="[MODEL]", help="Same as --model.", autocompletion=_complete_model
+)
+JSON = option(False, "Print JSON, one object per line.", flag="--json")
+QUIET: Any = Model.__dataclass_fields__["quiet"]
+REVISION: Any = Model.__dataclass_fields__["revision"]
+SPECIAL: Any = Options.__dataclass_fields__["special"]
+THREAD_COUNT: Any = Loading.__dataclass_fields__["threads"]
+VERBOSE: Any = Model.__dataclass_fields__["verbose"]

@@ -5,8 +5,7 @@ import sys
 import time
 from typing import Self
 
-from gpt_cli.cli.layout import counted
-from gpt_cli.cli.streams import note, on_terminal, remark, write_error
+from gpt_cli.cli.output import counted, note, on_terminal, remark, write_error
 from gpt_cli.jobs import Observer
 
 LONG = 2.0  # seconds until commands that are usually short show progress
@@ -29,11 +28,15 @@ class StatusLine:
     def __init__(
         self, *, shown: bool, pause: float = 0.2, delay: float = 0.0, logged: bool = False
     ):
-        self._replaced = on_terminal(sys.stderr)
+        self._replaced, self._visible = on_terminal(sys.stderr), False
         self.shown = shown and (self._replaced or logged)
-        self._pause = pause if self._replaced else _LOG_PAUSE  # seconds between two lines
+        self._pause, self._delay = (pause, delay) if self._replaced else (_LOG_PAUSE, _LOG_PAUSE)
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure times from now on."""
         self._start = time.perf_counter()
-        self._due = self._start + (delay if self._replaced else _LOG_PAUSE)
+        self._due = self._start + self._delay
 
     @property
     def seconds(self) -> float:
@@ -48,82 +51,61 @@ class StatusLine:
         """Show a text, unless the last one is too new."""
         now = time.perf_counter()
         if self.shown and now >= self._due:
-            self._due = now + self._pause
+            self._due, self._visible = now + self._pause, self._replaced
             (replace_line if self._replaced else note)(f"gpt-cli: {text}")
-
-    def erase(self) -> None:
-        """Erase the line from the terminal, so that something else can be written."""
-        if self.shown and self._replaced:
-            replace_line("")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.erase()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Erase the line from the terminal, so that something else can be written."""
+        if self._visible:
+            replace_line("")
 
 
-class Progress(Observer):
+class Progress(StatusLine, Observer):
     """Count the rows and tokens of a job, and show them; the totals are shown at the end.
 
     Without `totals`, only a terminal shows them, and only if the job takes long.
     """
 
     def __init__(self, *, shown: bool, notes: bool = True, totals: bool = True):
-        self._shown = shown
-        self._notes = notes
-        self._totals = totals
-        self._status = StatusLine(shown=False)
+        super().__init__(shown=shown, delay=0.0 if totals else LONG, logged=totals)
+        self._notes, self._totals = notes, shown and totals
         self._total: int | None = None
         self._rows = self._before = self._failed = self._tokens = 0
 
     def note(self, message: str) -> None:
-        """Show a note."""
         if self._notes:
             remark(message)
 
     def start(self, total: int | None, done: int, failed: int) -> None:
-        """Begin with the rows of an earlier run."""
-        self._total = total
+        self._total, self._failed = total, failed
         self._rows = self._before = done
-        self._failed = failed
-        delay = 0.0 if self._totals else LONG
-        self._status = StatusLine(shown=self._shown, delay=delay, logged=self._totals)
-        self._status.show(self._line())
+        self.restart()
+        self.show(self._line())
 
     def advance(self, tokens: int, failed: bool) -> None:
-        """Count a row."""
         self._rows += 1
         self._failed += failed
         self._tokens += tokens
-        self._status.show(self._line())
-
-    def __enter__(self) -> Self:
-        return self
+        self.show(self._line())
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Show the totals, unless an error message follows."""
-        self._status.erase()
-        if (
-            self._shown
-            and self._totals
-            and self._rows > self._before
-            and kind in (None, KeyboardInterrupt)
-        ):
+        super().__exit__(kind, error, trace)
+        if self._totals and self._rows > self._before and kind in (None, KeyboardInterrupt):
             note(f"gpt-cli: {self._line()}")
 
     def _line(self) -> str:
         of = "" if self._total is None else f" of {self._total:,}"
         rows = "row" if (self._total or self._rows) == 1 else "rows"
         failed = f" ({self._failed:,} failed)" if self._failed else ""
-        line = f"{self._rows:,}{of} {rows}{failed}, {self._status.rate(self._tokens)}"
-        new, seconds = self._rows - self._before, self._status.seconds
-        if self._total and 0 < new < self._total - self._before and seconds > _SETTLED:
-            line += f", {_duration(seconds / new * (self._total - self._rows))} left"
+        line = f"{self._rows:,}{of} {rows}{failed}, {self.rate(self._tokens)}"
+        new = self._rows - self._before
+        if self._total and 0 < new < self._total - self._before and self.seconds > _SETTLED:
+            minutes, seconds = divmod(round(self.seconds / new * (self._total - self._rows)), 60)
+            hours, minutes = divmod(minutes, 60)
+            left = f"{hours}:{minutes:02}" if hours else str(minutes)
+            line += f", {left}:{seconds:02} left"
         return line
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -10,17 +10,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-import typer
 
 import gpt_cli
 from gpt_cli.cli import app
 from gpt_cli.cli.options import command as with_flags
 from gpt_cli.generation.sampling import sample
 from gpt_cli.ops import bindings
-from gpt_cli.options.declare import OptionError, OptionResourceError
+from gpt_cli.options.declare import OptionError, OptionResourceError, option
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
 from gpt_cli.system.startup import THREAD_VARIABLES
@@ -32,7 +30,7 @@ TINY_FOLDER = Path(__file__).parents[2] / "weights" / "tiny"
 
 
 def run(*arguments):
-    """Run the command in a process of its own."""
+    """Run the command in a new process."""
     return subprocess.run([*TINY, *arguments], capture_output=True, timeout=60, input=b"")
 
 
@@ -147,7 +145,7 @@ def test_the_prompt_may_come_from_a_pipe_a_file_or_both(story, tmp_path):
 
 
 class Recorder:
-    """Stands in for `gpt_cli.load` and for the engine; keeps what they are asked for."""
+    """Stand in for `gpt_cli.load` and for the engine; keep the arguments of both."""
 
     def load(self, name, **options):
         self.loaded = {"name": name} | options
@@ -369,9 +367,9 @@ def test_an_error_about_an_option_is_shown_with_its_flag(
         assert message == "gpt-cli: error: --threads (or GPT_CLI_THREADS) cannot be that\n"
 
 
-def test_a_flag_that_typer_declares_is_named_too():
+def test_a_flag_of_one_command_is_named_too():
     @with_flags
-    def command(*, sort_by: Annotated[str, typer.Option(help="An order.")] = "name"):
+    def command(*, sort_by: str = option("name", "An order.")):
         raise OptionError("sort_by", "must be name")
 
     with pytest.raises(OptionError, match=r"^--sort-by must be name$"):
@@ -569,8 +567,8 @@ def test_the_locale_does_not_change_the_bytes():
     text = "Zoë asked: “où?” 🦊"
     plain = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
     flags = ["-n", "5", "--seed", "1", "--echo"]
-    found = subprocess.run([*TINY, *flags], input=text.encode(), capture_output=True, env=plain)
-    assert found.stdout.decode() == text_of(text, *flags)
+    finished = subprocess.run([*TINY, *flags], input=text.encode(), capture_output=True, env=plain)
+    assert finished.stdout.decode() == text_of(text, *flags)
 
 
 def test_the_help_of_every_command_needs_no_numpy():

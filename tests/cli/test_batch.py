@@ -8,7 +8,6 @@ from itertools import count
 
 import pytest
 
-import gpt_cli
 from gpt_cli.cli import app, progress
 from gpt_cli.errors import ContextError, InputError, ResourceError
 from gpt_cli.generation.generate import working_set
@@ -19,7 +18,7 @@ from gpt_cli.records import COMPLETION
 from support import in_process
 from support.processes import COMMAND, posix, run_on_terminal
 
-# One thread: on a busy machine two wait for each other.
+# One thread: on a busy machine two would wait.
 BATCH = ["batch", "--model", "tiny", "--threads", "1"]
 
 
@@ -61,11 +60,6 @@ def assert_one_line_error(code, expected, errors):
     assert code == expected, errors
     assert errors.startswith("gpt-cli: error: ")
     assert errors.count("\n") == 1, errors
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return gpt_cli.load("tiny")
 
 
 # --- records -------------------------------------------------------------------------------------
@@ -115,7 +109,7 @@ def test_log_probabilities_are_those_of_the_tokens_of_the_text():
 
 # --- texts ---------------------------------------------------------------------------------------
 
-RAGGED = [f"{'Once upon a time, ' * (place * 7 % 11)}number {place}" for place in range(20)]
+RAGGED = [f"{'Once upon a time, ' * (index * 7 % 11)}number {index}" for index in range(20)]
 RAGGED[8] = "🦊 " * 40
 
 
@@ -158,11 +152,11 @@ OWN_OPTIONS = [
 
 def test_a_row_with_its_own_options_has_the_text_of_generate(tiny):
     usual = {"prompt": "One day,", "seed": 1}
-    rows = [usual | own for own in OWN_OPTIONS]
+    rows = [usual | options for options in OWN_OPTIONS]
     rows += [{"prompt": row, "seed": 40 + i, "max_tokens": 1 + i} for i, row in enumerate(RAGGED)]
     rows += [usual, usual | {"prompt": ""}, usual | {"top_k": 10**30, "max_tokens": 10**30}]
     records = batch("-n", 30, "--batch-size", 3, input=jsonl(*rows))
-    *actual, plain, _, huge = records
+    *varied, plain, _, huge = records
     for row, record in zip(rows[:-1], records[:-1], strict=True):
         (alone,) = tiny.generate([row["prompt"]], **{"max_tokens": 30} | row_options(row))
         assert (record["text"], record["finish_reason"]) == (alone.text, alone.finish_reason)
@@ -170,7 +164,7 @@ def test_a_row_with_its_own_options_has_the_text_of_generate(tiny):
             row["seed"],
             len(alone.ids),
         )
-    assert all(record["text"] != plain["text"] for record in actual)
+    assert all(record["text"] != plain["text"] for record in varied)
     assert huge["finish_reason"] in ("eos", "context")
 
 
@@ -340,8 +334,8 @@ def test_a_bad_row_has_an_error_record_and_the_others_are_done(tiny):
     records = records_of(finished.stdout)
     text = tiny.generate(["Once upon a time"], temperature=0.0, max_tokens=4)[0].text
     assert texts(records[::2]) == [text] * len(BAD)
-    for place, (name, (_, id)) in enumerate(BAD.items()):
-        index, record = 2 * place + 1, records[2 * place + 1]
+    for number, (name, (_, id)) in enumerate(BAD.items()):
+        index, record = 2 * number + 1, records[2 * number + 1]
         message = record["error"].pop("message")
         code = "context_overflow" if name == "a text beyond the context" else "invalid_input"
         expected = {"index": index, "line": 2 * index + 2, "error": {"code": code}}
@@ -450,12 +444,12 @@ def test_engine_batch_without_options_draws_one_seed(engine):
 
 
 def test_engine_batch_is_lazy(engine):
-    taken = count()
-    rows = (f"row {next(taken)}" for _ in count())
+    numbers = count()
+    rows = (f"row {next(numbers)}" for _ in count())
     results = engine.batch(rows, Options(max_tokens=2), batch_size=2)
-    assert next(taken) == 0
+    assert next(numbers) == 0
     assert len(next(results).ids) <= 2
-    assert next(taken) < 50
+    assert next(numbers) < 50
 
 
 @pytest.mark.parametrize("size", [0, -1])

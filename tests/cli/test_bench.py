@@ -10,7 +10,7 @@ import pytest
 
 import gpt_cli
 from gpt_cli.checks.bench import Benchmark, Mode, Plan, Spread
-from gpt_cli.cli import app, bench_format, plot
+from gpt_cli.cli import app, bench_format
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.hub.local import bundled
@@ -37,7 +37,7 @@ def mode(token_s, growth):
 
 
 @pytest.fixture
-def found():
+def benchmark():
     """120 tokens after 32: 2 ms each with the cache; without it, 1 ms more every 5 tokens."""
     return Benchmark(
         model="made up",
@@ -67,10 +67,10 @@ def found():
 
 
 @pytest.fixture
-def speculation(found):
-    """The same with speculation in place of the mode without the cache."""
+def speculation(benchmark):
+    """The same with speculation instead of the mode without the cache."""
     both = {"cache_off": None, "speculation": mode([0.001] * 120, 0.96)}
-    return replace(found, **both, drafted=1912, accepted=1754)
+    return replace(benchmark, **both, drafted=1912, accepted=1754)
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -107,8 +107,8 @@ def test_one_mode_alone_has_no_ratio():
         assert "ratio" not in text
 
 
-def test_the_table_has_each_figure_with_its_range_and_its_ratio(found):
-    table = bench_format.as_text(found).split("\n\n")[1].splitlines()
+def test_the_table_has_each_figure_with_its_range_and_its_ratio(benchmark):
+    table = bench_format.as_text(benchmark).split("\n\n")[1].splitlines()
     cells = [re.split(r"  +", line) for line in table]
     assert cells[0] == ["median (min-max)", "cache on", "cache off", "ratio"]
     milliseconds, seconds = "250 (125-500)", "0.250 (0.125-0.500)"
@@ -139,8 +139,8 @@ def test_speculation_has_a_column_and_its_drafts(speculation):
     assert f"\n{accepted}\n\n" in alone
 
 
-def test_the_notes_report_memory_and_loading_and_one_token_has_no_rate(found):
-    text = bench_format.as_text(found)
+def test_the_notes_report_memory_and_loading_and_one_token_has_no_rate(benchmark):
+    text = bench_format.as_text(benchmark)
     assert "loaded in 0.0123 s; peak memory of the process 123 MB, weights 5 MB\n" in text
     assert "ms per token: time in which each row gets one token\n" in text
     assert "ratio: speed with the cache / speed without it\n" in text
@@ -148,7 +148,7 @@ def test_the_notes_report_memory_and_loading_and_one_token_has_no_rate(found):
     single = replace(mode([0.5], None), total_s=Spread(2, 2, 2), decode_tok_s=None)
     alone = {"positions": [33], "cache_on": single, "cache_off": None, "ratio": None}
     text = bench_format.as_text(
-        replace(found, early=None, late=None, peak_bytes=None, batch=1, **alone)
+        replace(benchmark, early=None, late=None, peak_bytes=None, batch=1, **alone)
     )
     assert "peak memory of the process unknown" in text
     assert "ms per token: " not in text
@@ -156,38 +156,38 @@ def test_the_notes_report_memory_and_loading_and_one_token_has_no_rate(found):
     assert re.search(r"^whole text, s +2\.00$", text, re.MULTILINE)
 
 
-def test_the_conclusion_reports_only_measured_facts(found, speculation):
+def test_the_conclusion_reports_only_measured_facts(benchmark, speculation):
     said = "With the cache, tokens 143 to 152 of the text took 1.0 times as long as tokens 34 to 43"
-    assert bench_format.conclusion(found) == f"{said}; without it, 12.3 times. All ids agree."
+    assert bench_format.conclusion(benchmark) == f"{said}; without it, 12.3 times. All ids agree."
     other = f"{said}; with speculation, 1.0 times. All ids agree."
     assert bench_format.conclusion(speculation) == other
-    alone = replace(found, cache_off=None, ratio=None)
+    alone = replace(benchmark, cache_off=None, ratio=None)
     assert bench_format.conclusion(alone) == f"{said}. All ids agree."
     assert bench_format.conclusion(replace(alone, repetitions=1)) == f"{said}."
-    without = replace(found, cache_on=None, early=(34, 34), late=(35, 35), repetitions=1)
+    without = replace(benchmark, cache_on=None, early=(34, 34), late=(35, 35), repetitions=1)
     assert bench_format.conclusion(without) == (
         "Without the cache, token 35 of the text took 12.3 times as long as token 34."
     )
-    short = replace(found, early=None, late=None)
+    short = replace(benchmark, early=None, late=None)
     assert bench_format.conclusion(short) == "All ids agree."
     shortest = replace(short, cache_off=None, repetitions=1)
     assert bench_format.conclusion(shortest) == ""
     assert bench_format.as_text(shortest).endswith(f"{LEGEND_ON}\n")
 
 
-def after_a_slow_token(found):
+def after_a_slow_token(benchmark):
     """Return the figures with a slow first token, as after a long prompt."""
-    on, off = found.cache_on, found.cache_off
+    on, off = benchmark.cache_on, benchmark.cache_off
     return replace(
-        found,
-        positions=[found.positions[0] - 1, *found.positions],
+        benchmark,
+        positions=[benchmark.positions[0] - 1, *benchmark.positions],
         cache_on=replace(on, token_s=[9.0, *on.token_s]),
         cache_off=replace(off, token_s=[9.0, *off.token_s]),
     )
 
 
-def test_the_curves_are_where_the_axes_say(found):
-    lines = plot.curves(after_a_slow_token(found)).splitlines()
+def test_the_curves_are_where_the_axes_say(benchmark):
+    lines = bench_format.curves(after_a_slow_token(benchmark)).splitlines()
     assert lines[0] == "milliseconds for each token after the first"
     marks = [line[9:].ljust(60) for line in lines[2:14]]
     assert {line[8] for line in lines[2:14]} == {"|"}
@@ -206,21 +206,21 @@ def test_the_curves_are_where_the_axes_say(found):
 
 
 def test_the_curve_of_speculation_has_its_mark_and_legend(speculation):
-    lines = plot.curves(speculation).splitlines()
+    lines = bench_format.curves(speculation).splitlines()
     assert [line[9:] for line in lines[2:14] if line[9:]] == ["*" * 60, "+" * 60]
     assert lines[17:] == [f"{'':9}*  {LEGEND_ON}", f"{'':9}+  {LEGEND_SPECULATION}"]
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 59, 61, 1000])
-def test_any_number_of_tokens_fills_the_width(found, tokens):
+def test_any_number_of_tokens_fills_the_width(benchmark, tokens):
     times = [0.1 + 0.001 * token for token in range(tokens)]
     shown = replace(
-        found,
+        benchmark,
         positions=list(range(2, tokens + 2)),
         cache_on=None,
         cache_off=mode(times, None),
     )
-    lines = plot.curves(shown).splitlines()
+    lines = bench_format.curves(shown).splitlines()
     marks = [line[9:].ljust(60) for line in lines[2:14]]
     assert lines[15].split()[0] == ("2" if tokens == 1 else "3")
     assert all(sum(line[column] == "o" for line in marks) == 1 for column in range(60))
@@ -233,7 +233,7 @@ def test_any_number_of_tokens_fills_the_width(found, tokens):
     [(0.012345, "0.0123"), (1, "1.00"), (99.94, "99.9"), (99.96, "100"), (12345.6, "12,346")],
 )
 def test_numbers_have_three_digits(value, shown):
-    assert plot.number(value) == shown
+    assert bench_format.number(value) == shown
 
 
 @posix
@@ -311,7 +311,7 @@ def test_speculation_needs_the_library():
 
 
 @pytest.fixture
-def asked(monkeypatch, found):
+def seen(monkeypatch, benchmark):
     """Return the arguments of loading and measuring, which are replaced."""
     seen = {}
 
@@ -320,21 +320,21 @@ def asked(monkeypatch, found):
 
     def measure(engine, plan, starting):
         seen["plan"] = plan
-        return found
+        return benchmark
 
     monkeypatch.setattr(gpt_cli, "load", load, raising=False)
     monkeypatch.setattr("gpt_cli.checks.bench.measure", measure)
     return seen
 
 
-def test_every_flag_has_its_effect(asked, capfd, thread_variables):
+def test_every_flag_has_its_effect(seen, capfd, thread_variables):
     flags = (
         "-m some/model -p 3 -n 5 -b 7 -r 9 --no-cache --device cpu --dtype float16 --revision v1 "
         "--offline --threads 3 -q"
     )
     assert app.run(["bench", *flags.split()]) == 0
-    assert asked["plan"] == Plan(3, 5, 7, 9, ("cache off",))
-    assert asked["load"] == {
+    assert seen["plan"] == Plan(3, 5, 7, 9, ("cache off",))
+    assert seen["load"] == {
         "name": "some/model",
         "device": "cpu",
         "dtype": "float16",
@@ -357,10 +357,10 @@ def test_every_flag_has_its_effect(asked, capfd, thread_variables):
         (["--speculate", "--cache"], ("speculation", "cache on")),
     ],
 )
-def test_flags_choose_the_modes(flags, modes, asked):
+def test_flags_choose_the_modes(flags, modes, seen):
     assert app.run(["bench", *flags]) == 0
-    assert asked["plan"] == Plan(modes=modes)
-    assert asked["load"]["name"] == "gpt2"
+    assert seen["plan"] == Plan(modes=modes)
+    assert seen["load"]["name"] == "gpt2"
 
 
 @pytest.mark.parametrize(
@@ -376,19 +376,29 @@ def test_flags_choose_the_modes(flags, modes, asked):
         (["--plot", "folder.png"], "folder.png is a folder"),
     ],
 )
-def test_bad_input_is_a_one_line_error_before_loading(flags, what, asked, monkeypatch, tmp_path):
+def test_bad_input_is_a_one_line_error_before_loading(flags, what, seen, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("folder.png").mkdir()
     assert what in refusal(*BENCH, *flags)
-    assert asked == {}
+    assert seen == {}
 
 
-def test_without_matplotlib_the_error_says_how_to_install_it(asked, monkeypatch, tmp_path):
+def test_without_matplotlib_the_error_says_how_to_install_it(seen, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     error = refusal(*BENCH, "--plot", tmp_path / "x.png", code=5)
     assert error.startswith("gpt-cli: error: --plot needs matplotlib (")
     assert error.endswith("): pip install matplotlib\n")
-    assert asked == {}
+    assert seen == {}
+
+
+@pytest.mark.parametrize("command", [["bench", "--plot"], ["show", "tree", "Once", "--png"]])
+def test_threads_are_set_before_matplotlib_imports_numpy(command, thread_variables, tmp_path):
+    def import_module(name):
+        raise ImportError(os.environ["GPT_CLI_THREADS"])
+
+    thread_variables.setattr("gpt_cli.cli.options.import_module", import_module)
+    error = refusal(*command, tmp_path / "x.png", "--threads", "3", code=5)
+    assert "needs matplotlib (3): " in error
 
 
 # --- the picture ---------------------------------------------------------------------------------
@@ -398,7 +408,7 @@ def test_without_matplotlib_the_error_says_how_to_install_it(asked, monkeypatch,
     ("name", "beginning"),
     [("a.png", b"\x89PNG\r\n\x1a\n"), ("a.svg", b"<?xml"), ("a.PDF", b"%PDF")],
 )
-def test_the_ending_chooses_the_format_of_the_picture(asked, name, beginning, capfd, tmp_path):
+def test_the_ending_chooses_the_format_of_the_picture(seen, name, beginning, capfd, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / name
     assert app.run([*BENCH, "--plot", str(file)]) == 0
@@ -408,7 +418,7 @@ def test_the_ending_chooses_the_format_of_the_picture(asked, name, beginning, ca
     assert printed.err == ""
 
 
-def test_the_picture_shows_both_curves_with_labels(found, monkeypatch, tmp_path):
+def test_the_picture_shows_both_curves_with_labels(benchmark, monkeypatch, tmp_path):
     figure_module = pytest.importorskip("matplotlib.figure")
     drawn = []
     save = figure_module.Figure.savefig
@@ -417,15 +427,15 @@ def test_the_picture_shows_both_curves_with_labels(found, monkeypatch, tmp_path)
         "savefig",
         lambda figure, *args, **options: drawn.append(figure) or save(figure, *args, **options),
     )
-    plot.save(replace(after_a_slow_token(found), model="a $model$"), tmp_path / "x.png")
+    bench_format.save(replace(after_a_slow_token(benchmark), model="a $model$"), tmp_path / "x.png")
     (figure,) = drawn
     (axes,) = figure.axes
     curves = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert list(curves) == [LEGEND_OFF, LEGEND_ON]
-    for label, mode in ((LEGEND_OFF, found.cache_off), (LEGEND_ON, found.cache_on)):
+    for label, mode in ((LEGEND_OFF, benchmark.cache_off), (LEGEND_ON, benchmark.cache_on)):
         milliseconds = [1000 * seconds for seconds in mode.token_s]
         assert curves[label] == [
-            [*pair] for pair in zip(found.positions, milliseconds, strict=True)
+            [*pair] for pair in zip(benchmark.positions, milliseconds, strict=True)
         ]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*curves]
     assert [text.get_text() for text in axes.texts] == ["cache off", "cache on"]
@@ -439,7 +449,7 @@ def test_the_picture_shows_both_curves_with_labels(found, monkeypatch, tmp_path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_reported_after_the_table(asked, capfd, tmp_path):
+def test_a_full_disk_is_reported_after_the_table(seen, capfd, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "full.png"
     file.symlink_to("/dev/full")

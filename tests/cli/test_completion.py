@@ -52,7 +52,7 @@ def shell(request):
 
 
 def press_tab(shell, *lines):
-    """Type each line and TAB; return the completed lines and the whole output."""
+    """Type lines with a TAB after them; return the completed lines and the whole output."""
     # Then put `echo` before the line to print it.
     keys = "".join(f'{line}\t\x01echo "<\x05>"\r' for line in lines) + "exit\r"
     finished = subprocess.run(
@@ -95,8 +95,8 @@ def test_tab_completes_names_values_and_files(home, shell):
         "gpt-cli nosuch --x": "gpt-cli nosuch --x",
         "gpt-cli generate --seed abc": "gpt-cli generate --seed abc",
     }
-    found, shown = press_tab(shell, *completed)
-    assert found == list(completed.values())
+    lines, shown = press_tab(shell, *completed)
+    assert lines == list(completed.values())
     assert "rror" not in shown.replace("error  ", "")
 
 
@@ -104,8 +104,8 @@ def test_completion_can_be_installed(home, shell):
     # Without `exit`, the shell would exec gpt-cli, which could not detect its name then.
     command = [shell, "-c", "gpt-cli --install-completion; exit"]
     subprocess.run(command, capture_output=True, timeout=60, check=True)
-    found, _ = press_tab(shell, "gpt-cli ", "gpt-cli gen")  # zsh reads the script at the first TAB
-    assert found[1] == "gpt-cli generate"
+    lines, _ = press_tab(shell, "gpt-cli ", "gpt-cli gen")  # zsh reads the script at the first TAB
+    assert lines[1] == "gpt-cli generate"
 
 
 # --- completions ---------------------------------------------------------------------------------

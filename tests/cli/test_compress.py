@@ -78,15 +78,15 @@ def test_a_story_takes_little(tiny, story):
 
 
 def test_files_and_pipes_have_the_same_bytes(story, tmp_path):
-    given, packed, back = (tmp_path / name for name in ("given", "packed", "back"))
-    given.write_bytes(story)
-    assert run("compress", given, "-o", packed) == b""
+    source, packed, back = (tmp_path / name for name in ("source", "packed", "back"))
+    source.write_bytes(story)
+    assert run("compress", source, "-o", packed) == b""
     assert run("decompress", packed, "--output", back) == b""
     assert back.read_bytes() == story
-    for arguments, data in ([given], b""), ([], story), (["-"], story):
+    for arguments, data in ([source], b""), ([], story), (["-"], story):
         assert run("compress", *arguments, input=data) == packed.read_bytes()
     assert run("decompress", packed) == story
-    assert {path.name for path in tmp_path.iterdir()} == {"given", "packed", "back"}
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "packed", "back"}
 
 
 @posix
@@ -256,7 +256,7 @@ def test_an_error_of_reading_is_not_one_of_writing(tmp_path):
 
 @pytest.fixture(scope="module")
 def damaged(tiny, story):
-    """A file whose second block is damaged, and the data of each block."""
+    """A file whose second block is damaged, and the data of the blocks."""
     reader = ArchiveReader(BytesIO(tiny.compress(story, block=110)))
     blocks = list(reader.segments())
     parts, start = [], 0
@@ -314,16 +314,16 @@ def test_salvage_does_not_guess_the_dtype(byte, story):
 
 @posix
 def test_a_terminal_shows_progress_and_the_totals(tmp_path, story):
-    given, packed, back = (str(tmp_path / name) for name in ("given", "packed", "back"))
-    Path(given).write_bytes(story)
-    code, shown = run_on_terminal("compress", *TINY, given, "-o", packed)
+    source, packed, back = (str(tmp_path / name) for name in ("source", "packed", "back"))
+    Path(source).write_bytes(story)
+    code, shown = run_on_terminal("compress", *TINY, source, "-o", packed)
     assert code == 0
     totals = r"gpt-cli: [\d.]+ k?B read, [\d.]+ k?B written, [\d,]+ tokens, [\d,]+ a second\r\n"
     assert re.search(rf"\r{totals}$", shown)
     code, shown = run_on_terminal("decompress", *TINY, packed, "-o", back)
     assert code == 0
     assert Path(back).read_bytes() == story
-    for number, command in enumerate((["compress", given], ["decompress", packed])):
+    for number, command in enumerate((["compress", source], ["decompress", packed])):
         assert run_on_terminal(*command, *TINY, "-q", "-o", f"{back}{number}") == (0, "")
 
 
@@ -336,8 +336,8 @@ def test_data_on_a_terminal_has_no_progress_beside_it(tmp_path, story):
 
 @posix
 def test_compressed_data_is_not_for_a_terminal(tmp_path):
-    (tmp_path / "given").write_bytes(b"Once")
-    code, shown = run_on_terminal("compress", *TINY, str(tmp_path / "given"))
+    (tmp_path / "source").write_bytes(b"Once")
+    code, shown = run_on_terminal("compress", *TINY, str(tmp_path / "source"))
     assert code == 2
     assert shown.startswith("gpt-cli: error: compressed data is not for a terminal: ")
 

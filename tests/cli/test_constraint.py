@@ -16,8 +16,8 @@ GRAMMAR = 'start: "yes" | "no"'
 @pytest.mark.parametrize("content", [SCHEMA, f"{SCHEMA}\n", f"\ufeff{SCHEMA}\r\n"])
 def test_a_schema_is_a_file_or_a_text(tmp_path, content):
     (tmp_path / "schema.json").write_text(content, newline="")
-    for given in (SCHEMA, f" {SCHEMA}", tmp_path / "schema.json"):
-        assert run_here(*GENERATE, "--json-schema", given)[0] in (b"3", b"4", b"5")
+    for schema in (SCHEMA, f" {SCHEMA}", tmp_path / "schema.json"):
+        assert run_here(*GENERATE, "--json-schema", schema)[0] in (b"3", b"4", b"5")
 
 
 def test_a_grammar_is_a_file(tmp_path):

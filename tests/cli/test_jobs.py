@@ -20,7 +20,7 @@ from support.processes import COMMAND, posix
 
 FLAGS = {"batch": ["-n", "2", "-s", "1", "--ignore-eos"], "score": []}
 FIELD = {"batch": "prompt", "score": "text"}
-TEXTS = [f"{'Once upon a time, ' * (place % 4)}number {place} 🦊" for place in range(20)]
+TEXTS = [f"{'Once upon a time, ' * (index % 4)}number {index} 🦊" for index in range(20)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def row_parts(monkeypatch):
-    """Let each row be a part of its own."""
+    """Make a part of every row."""
     monkeypatch.setattr(parts, "BYTES", 1)
 
 
@@ -96,7 +96,7 @@ def known(value):
 def records_of(output):
     """Return the records in a file, or in the files of a folder, of any kind."""
     fs, path = fsspec.core.url_to_fs(str(output))
-    found = []
+    records = []
     files = sorted(fs.ls(path, detail=False)) if fs.isdir(path) else [path]
     for file in files:
         if file.rpartition("/")[2].startswith((".", "_")):
@@ -105,10 +105,10 @@ def records_of(output):
             if file.endswith(".parquet"):
                 from pyarrow.parquet import read_table
 
-                found += read_table(stream).to_pylist()
+                records += read_table(stream).to_pylist()
             else:
-                found += [json.loads(line) for line in stream]
-    return known(found)
+                records += [json.loads(line) for line in stream]
+    return known(records)
 
 
 def close(records):
@@ -135,30 +135,30 @@ def names(folder):
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory, fast):
-    """The records of TEXTS in a file of JSON Lines, for each command."""
+    """The records of TEXTS in a file of JSON Lines, by command."""
     folder = tmp_path_factory.mktemp("expected")
-    found = {}
+    by_command = {}
     for command, field in FIELD.items():
-        rows = [{"id": 100 + place, field: text} for place, text in enumerate(TEXTS)]
+        rows = [{"id": 100 + index, field: text} for index, text in enumerate(TEXTS)]
         file = write_jsonl(folder / f"{command}.jsonl", rows)
         output = folder / f"{command}.out"
         run(command, file, "-o", output, "-q")
-        found[command] = records_of(output)
-        assert len(found[command]) == len(TEXTS)
-    return found
+        by_command[command] = records_of(output)
+        assert len(by_command[command]) == len(TEXTS)
+    return by_command
 
 
 # --- the same records ----------------------------------------------------------------------------
 
 
 def write_inputs(folder, command):
-    """Write the rows in each form that an input may have."""
-    rows = [{"id": 100 + place, FIELD[command]: text} for place, text in enumerate(TEXTS)]
+    """Write the rows in all forms that an input may have."""
+    rows = [{"id": 100 + index, FIELD[command]: text} for index, text in enumerate(TEXTS)]
     write_parquet(folder / "in.parquet", rows, row_group_size=6)
     write_jsonl(folder / "in.jsonl", rows)
-    for place, (start, end) in enumerate([(0, 7), (7, 8), (8, 20)]):
-        write_jsonl(folder / "lines" / f"{place}", rows[start:end])
-        write_parquet(folder / "tables" / f"{place}.parquet", rows[start:end])
+    for part, (start, end) in enumerate([(0, 7), (7, 8), (8, 20)]):
+        write_jsonl(folder / "lines" / f"{part}", rows[start:end])
+        write_parquet(folder / "tables" / f"{part}.parquet", rows[start:end])
     (folder / "lines" / "_SUCCESS").touch()
     (folder / "tables" / "notes.txt").touch()
 
@@ -178,7 +178,7 @@ OUTPUTS = {  # and the files that are written
 
 @pytest.fixture
 def parts_of_8(monkeypatch):
-    """Let a part end with each eighth row."""
+    """Let a part end after every eighth row."""
     write = Folder.write
 
     def counted(self, line):
@@ -198,8 +198,8 @@ def test_records_do_not_depend_on_the_form_of_input_and_output(
     for number, name in enumerate(INPUTS):
         folder = here / str(number)
         folder.mkdir()
-        place = output.format(folder) if "://" in output else f"{number}/{output}"
-        run(command, name, "-o", place, "-q")
+        target = output.format(folder) if "://" in output else f"{number}/{output}"
+        run(command, name, "-o", target, "-q")
         shown = names(folder / "out") if (folder / "out").is_dir() else names(folder)
         shown = [name for name in shown if not name.startswith(".")]
         assert len(shown) == len(OUTPUTS[output])
@@ -274,7 +274,7 @@ def test_rows_of_a_table_may_have_ids_and_options_of_their_own(here, pa):
         {"prompt": "Once", "max_tokens": None, "temperature": None, "seed": None, "stop": None},
         {"prompt": "Once", "max_tokens": 3, "temperature": 1.5, "seed": 7, "stop": ["e", "a"]},
     ]
-    rows = [row | {"id": place + 0.0} for place, row in enumerate(rows)]
+    rows = [row | {"id": index + 0.0} for index, row in enumerate(rows)]
     write_parquet(here / "in.parquet", rows)
     write_jsonl(here / "in.jsonl", rows)
     for name in ("in.parquet", "in.jsonl"):
@@ -329,9 +329,9 @@ def test_an_error_names_its_file_and_line(output, here, pa):
     for record, index, line, id in ((no_prompt, 2, 4, 8), (no_json, 3, 5, None)):
         assert record["error"].pop("message")
         code = {"code": "invalid_input"}
-        found = {"index": index, "file": "in/b", "line": line, "error": code}
+        expected = {"index": index, "file": "in/b", "line": line, "error": code}
         id = id if id is None or not output.endswith("parquet") else str(id)
-        assert record == found | ({} if id is None else {"id": id})
+        assert record == expected | ({} if id is None else {"id": id})
     assert progress.startswith("gpt-cli: 4 of 4 rows (2 failed), ")
     assert error == "gpt-cli: error: 2 of 4 rows failed: their records say why"
 
@@ -358,7 +358,7 @@ def test_a_finished_output_is_resumed_with_exit_code_6_where_rows_failed(output,
 @pytest.fixture
 def job(here, row_parts):
     """A folder of an input of six rows, of which one fails, and of a finished output."""
-    rows = [{"id": place, "prompt": text} for place, text in enumerate(TEXTS[:5])]
+    rows = [{"id": index, "prompt": text} for index, text in enumerate(TEXTS[:5])]
     write_jsonl(here / "in" / "a", [*rows[:2], {"id": "bad"}])
     write_jsonl(here / "in" / "b", rows[2:])
     run("batch", "in", "-o", "out/", "-q", code=6)
@@ -468,7 +468,7 @@ def test_resume_takes_the_seed_that_was_drawn(output, here, pa, row_parts, monke
     assert records == records_of("one")
 
 
-# Parts after each row, so that there is something to kill.
+# Parts after every row, so that a run can be killed between two.
 IN_PARTS = (
     "from gpt_cli.cli import app; from gpt_cli.jobs import parts; parts.SECONDS = 0; app.main()"
 )
@@ -487,19 +487,19 @@ def test_a_process_that_ends_early_loses_and_repeats_no_row(number, code, output
     texts = [f"{'Once ' * (i % 5)}{i}" for i in range(400)]
     write_jsonl(here / "in", [{"prompt": text} for text in texts])
     flags = ["batch", "in", "-n", "4", "-q"]
-    place = here / {"out.parquet": "out.parquet.parts"}.get(output, "out")
+    result = here / {"out.parquet": "out.parquet.parts"}.get(output, "out")
 
     def written():
         """Return the parts, or the lines of a file."""
-        if place.is_dir():
-            return {name: (place / name).read_bytes() for name in names(place) if name[0] != "."}
-        lines = place.read_bytes().splitlines(keepends=True) if place.exists() else []
+        if result.is_dir():
+            return {name: (result / name).read_bytes() for name in names(result) if name[0] != "."}
+        lines = result.read_bytes().splitlines(keepends=True) if result.exists() else []
         return {row: line for row, line in enumerate(lines) if line.endswith(b"\n")}
 
     command = [*COMMAND[:2], "-c", IN_PARTS, *flags, "-o", output, "--batch-size", "1", "--resume"]
     end = time.monotonic() + 60
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while not (place.exists() and len(written()) > 3):
+        while not (result.exists() and len(written()) > 3):
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.01)

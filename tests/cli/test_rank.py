@@ -196,11 +196,11 @@ def test_each_line_has_its_likeliest_choice(here, tiny):
         best = tiny.rank(TEMPLATE.replace("{line}", line), [" big", " small", " old"])[0]
         expected.append([best.text.strip(), f"{best.probability:.4f}", line])
     for template in ("template.txt", TEMPLATE):
-        given = "--template", template, "--choices", SIZES
-        assert lines_here("in.txt", *given) == expected
-        assert lines_here("--file", "in.txt", *given) == expected
-        assert lines_here(*given, input="\n".join(LINES).encode()) == expected
-        assert lines_here("-", *given, input="\n".join(LINES).encode()) == expected
+        flags = "--template", template, "--choices", SIZES
+        assert lines_here("in.txt", *flags) == expected
+        assert lines_here("--file", "in.txt", *flags) == expected
+        assert lines_here(*flags, input="\n".join(LINES).encode()) == expected
+        assert lines_here("-", *flags, input="\n".join(LINES).encode()) == expected
     filled = [TEMPLATE.replace("{line}", line) for line in LINES]
     shown = lines_here("--choices", SIZES, input="\n".join(filled).encode())
     assert shown == [[*cells[:2], text] for cells, text in zip(expected, filled, strict=True)]
@@ -261,14 +261,14 @@ def test_tables_have_columns_for_a_template(here):
     pq = pytest.importorskip("pyarrow.parquet")
     table = pa.table({"name": ["fox", None, "lamb"], "n": [1, 2, 3], "id": [7, 8, 9]})
     pq.write_table(table, "in.parquet")
-    given = [*RANK, "in.parquet", "--template", "The {name} had {n}", "--choices", SIZES]
-    run_here(*given, "-o", "out.parquet", code=6)
-    actual = pq.read_table("out.parquet").to_pylist()
-    assert [(row["id"], row["name"], row["n"]) for row in actual] == [
+    command = [*RANK, "in.parquet", "--template", "The {name} had {n}", "--choices", SIZES]
+    run_here(*command, "-o", "out.parquet", code=6)
+    rows = pq.read_table("out.parquet").to_pylist()
+    assert [(row["id"], row["name"], row["n"]) for row in rows] == [
         (7, "fox", "1"), (8, None, None), (9, "lamb", "3")
     ]  # fmt: skip
-    assert actual[1]["error"]["message"] == 'a row needs a string or number "name"'
-    assert actual[0]["choices"] == run("The fox had 1", "--choices", SIZES)
+    assert rows[1]["error"]["message"] == 'a row needs a string or number "name"'
+    assert rows[0]["choices"] == run("The fox had 1", "--choices", SIZES)
     assert "no column 'x'" in refusal(*RANK, "in.parquet", "--template", "{x}", "--choices", "a")
 
 
@@ -276,8 +276,8 @@ def test_plain_lines_are_ranked_into_a_table(here):
     pq = pytest.importorskip("pyarrow.parquet")
     long = "far " * 1000
     (here / "in.txt").write_text(f"fox\n{long}\n", encoding="utf-8")
-    given = [*RANK, "in.txt", "--template", "The {line} was", "--choices", SIZES]
-    run_here(*given, "-o", "out.parquet", code=6)
+    command = [*RANK, "in.txt", "--template", "The {line} was", "--choices", SIZES]
+    run_here(*command, "-o", "out.parquet", code=6)
     good, bad = pq.read_table("out.parquet").to_pylist()
     assert (good["line"], good["line_number"], good["choices"]) == (
         "fox", None, run("The fox was", "--choices", SIZES)
@@ -301,8 +301,8 @@ def test_a_row_that_fails_has_its_line_and_others_go_on(here):
     (here / "in").mkdir()
     for name in "ab":
         (here / "in" / name).write_bytes(rows)
-    given = [*RANK, "in", "--choices", "a", "--template", "{line} {line}"]
-    out, notes = run_here(*given, code=6)
+    command = [*RANK, "in", "--choices", "a", "--template", "{line} {line}"]
+    out, notes = run_here(*command, code=6)
     assert "gpt-cli: in/b, line 2: prompt and choice" in notes
 
 
@@ -368,16 +368,16 @@ def test_columns_that_a_template_does_not_read_are_noted(here):
     ],
 )
 def test_a_bad_template_is_refused(template, what):
-    given = "--template", template, "--choices", "a,b"
-    assert what in refusal(*RANK, *given, input=b"The fox\n")
+    flags = "--template", template, "--choices", "a,b"
+    assert what in refusal(*RANK, *flags, input=b"The fox\n")
 
 
 @pytest.mark.parametrize("out", ["out.parquet", "out/*.parquet"])
 def test_a_table_has_the_lines_of_a_template_and_the_numbers_of_lines_that_failed(here, out):
     pq = pytest.importorskip("pyarrow.parquet")
     (here / "in.txt").write_bytes(b"The fox\n\xff\n")
-    given = "--template", "{line} had", "--choices", "ran"
-    run_here(*RANK, "in.txt", *given, "-o", out, code=6)
+    flags = "--template", "{line} had", "--choices", "ran"
+    run_here(*RANK, "in.txt", *flags, "-o", out, code=6)
     good, bad = pq.read_table(out.removesuffix("/*.parquet")).to_pylist()
     assert (good["line"], good["choices"][0]["choice"]) == ("The fox", "ran")
     assert (bad["line"], bad["line_number"]) == (None, 2)
@@ -391,8 +391,8 @@ def test_a_template_may_be_longer_than_the_name_of_a_file():
 
 
 def test_braces_of_rows_and_doubled_ones_are_text(here):
-    given = "--template", '{{"text": "{line}"}} is', "--choices", "ran,sat", "--json"
-    (record,) = rows_here(*RANK, *given, input=b"a {line} {x} }{ b")
+    flags = "--template", '{{"text": "{line}"}} is', "--choices", "ran,sat", "--json"
+    (record,) = rows_here(*RANK, *flags, input=b"a {line} {x} }{ b")
     assert record["line"] == "a {line} {x} }{ b"
     assert record["choices"] == run('{"text": "a {line} {x} }{ b"} is', "--choices", "ran,sat")
 
@@ -418,13 +418,13 @@ def test_many_choices_and_ones_that_melt_into_the_prompt(tiny):
     (record,) = rows_here(*RANK, "--exact", "--json", input=rows)
     ranked = tiny.rank("Once upon a ti", ["me", "xx"])
     assert [(c["text"], c["logprob"]) for c in record["choices"]] == [
-        (entry.text, entry.logprob) for entry in ranked
+        (choice.text, choice.logprob) for choice in ranked
     ]
     (record,) = rows_here(
         *RANK, "--json", input=json.dumps({"prompt": "The", "choices": choices}).encode()
     )
     assert len(record["choices"]) == 2000
-    assert math.fsum(entry["probability"] for entry in record["choices"]) == pytest.approx(1)
+    assert math.fsum(choice["probability"] for choice in record["choices"]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("command", ["batch", "score"])

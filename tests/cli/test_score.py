@@ -12,14 +12,14 @@ from threading import Timer
 import pytest
 
 import gpt_cli
-from gpt_cli.cli.layout import quoted
+from gpt_cli.cli.output import quoted
 from gpt_cli.errors import InputError
 from gpt_cli.generation.loaded import LoadedModel
 from support import in_process
 from support.processes import COMMAND, posix, run_on_terminal
 
 SCORE = ["score", "--model", "tiny"]
-ONE = ["--threads", "1"]  # several would wait for each other where the machine is busy
+ONE = ["--threads", "1"]  # several would wait on a busy machine
 N_POSITIONS = 512
 FEW = "--max-perplexity=1000"  # between the texts of tiny and their words, shuffled
 MANY = "--min-perplexity=1000"
@@ -37,13 +37,8 @@ def records(output):
 
 
 def close(values, *, rel=1e-5):
-    """Return numbers for a comparison within rounding: some log-likelihoods are near 0."""
+    """Return numbers for a comparison within rounding: log-likelihoods may be near 0."""
     return pytest.approx(values, rel=rel, abs=1e-5)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return gpt_cli.load("tiny")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +54,7 @@ def paragraphs(stories):
 
 @pytest.fixture(scope="module")
 def nonsense(paragraphs):
-    """The words of each paragraph, shuffled."""
+    """The words of the paragraphs, shuffled."""
     dice = random.Random(1)
     words = [line.split() for line in paragraphs]
     return [" ".join(dice.sample(line, len(line))) for line in words]
@@ -229,7 +224,7 @@ def lines(paragraphs, nonsense):
 
 @pytest.fixture(scope="module")
 def alone(tiny, lines):
-    """The score of each line by itself; None where it cannot be decoded."""
+    """The scores of the lines by themselves; None where it cannot be decoded."""
 
     def score(line):
         try:
@@ -309,9 +304,9 @@ def test_the_tokens_of_lines_have_the_numbers_of_their_lines(tiny):
 
 
 def test_the_words_of_lines_have_the_numbers_of_their_lines(tiny):
-    given = "Long ago\n\n \n\tZoë\r\n".encode()
+    data = "Long ago\n\n \n\tZoë\r\n".encode()
     rows = [
-        row.split("\t")[:5] for row in run("--lines", "--words", input=given).decode().split("\n")
+        row.split("\t")[:5] for row in run("--lines", "--words", input=data).decode().split("\n")
     ]
     assert rows == [
         ["1", "Long", "0", "4", "1"],
@@ -319,7 +314,7 @@ def test_the_words_of_lines_have_the_numbers_of_their_lines(tiny):
         ["4", "Zoë", "1", "5", str(len(tiny.encode("\tZoë")))],
         [""],
     ]
-    first, *blank, last = records(run("--lines", "--words", "--json", "--bos", input=given))
+    first, *blank, last = records(run("--lines", "--words", "--json", "--bos", input=data))
     assert [record["words"] for record in blank] == [[], []]
     assert [word["word"] for word in first["words"] + last["words"]] == ["Long", "ago", "Zoë"]
     assert blank[0]["perplexity"] is None
@@ -327,10 +322,10 @@ def test_the_words_of_lines_have_the_numbers_of_their_lines(tiny):
 
 def test_a_line_beyond_the_context_is_scored_in_windows(tiny):
     short, long = b"There was once a fox.\n", b"once " * 4000 + b"\n"
-    given = short + long + short
+    data = short + long + short
     flags = ["--lines", "--json", "--tokens", "--stride=511"]
     assert run("--lines") == b""
-    before, told, after = records(run(*flags, input=given))
+    before, told, after = records(run(*flags, input=data))
     assert before == after | {"index": 0}
     assert before["perplexity"] == close(tiny.score("There was once a fox.").perplexity)
     assert told["tokens"] == len(told["logprobs"]) > 4000
@@ -357,7 +352,7 @@ def test_lines_that_pass_are_unchanged(lines, alone):
 
 def test_records_of_lines_that_pass_are_unchanged(lines, told):
     values = sorted(record["perplexity"] for record in told if record.get("perplexity"))
-    least, most = values[10] * (1 - 1e-4), values[-10] * (1 + 1e-4)  # next to a line's own
+    least, most = values[10] * (1 - 1e-4), values[-10] * (1 + 1e-4)  # next to that of a line
     shown = run_lines(
         lines, "--json", "--min-perplexity", str(least), "--max-perplexity", str(most)
     )
@@ -379,8 +374,8 @@ def test_a_pipeline_keeps_stories_and_drops_shuffled_words(paragraphs, nonsense,
 
 
 def test_tokens_of_lines_that_pass_are_in_their_records():
-    given = b"Once upon a time\nblue upon sky\n"
-    (told,) = records(run(FEW, "--json", "--tokens", input=given))
+    data = b"Once upon a time\nblue upon sky\n"
+    (told,) = records(run(FEW, "--json", "--tokens", input=data))
     assert told["text"] == "Once upon a time"
     assert [token["token"] for token in told["logprobs"]] == ["Once", " upon", " a", " time"]
 

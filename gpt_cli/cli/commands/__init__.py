@@ -1,1 +1,1 @@
-"""One file for each command: it parses, calls and prints."""
+"""The commands, most of them in a module of their own: they parse, call and print."""

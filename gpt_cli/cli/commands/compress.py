@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.inputs import or_pipe
+from gpt_cli.cli.output import note, on_terminal, write
 from gpt_cli.cli.progress import StatusLine
-from gpt_cli.cli.streams import note, on_terminal, write
 from gpt_cli.compression.archive import SEGMENT_RANGE, SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.jobs import storage
@@ -27,6 +27,7 @@ _OUTPUT = option(
     kind=PATH,
     aliases=("-o",),
     metavar="OUT",
+    callback=flags.dash_as_none,
 )
 
 
@@ -44,7 +45,7 @@ def compress(
         "auto", "Weights in float32 or int8; auto: as stored. decompress uses the same."
     ),
     model: flags.Model,
-    threads: flags.Threads = None,
+    threads: int | None = flags.THREAD_COUNT,
 ) -> None:
     """Compress a file with a model.
 
@@ -58,7 +59,7 @@ def compress(
         gpt-cli compress book.txt -o book.gptz -m gpt2
     """
     file = or_pipe(file, "no data: give a FILE")
-    if output in (None, Path("-")) and on_terminal(sys.stdout):
+    if output is None and on_terminal(sys.stdout):
         raise InputError("compressed data is not for a terminal: give --output OUT, or a pipe")
     prepare(threads)
     with _copying(file, output, model) as copy:
@@ -72,7 +73,7 @@ def decompress(
     output: Path | None = _OUTPUT,
     salvage: bool = option(False, "Write what is undamaged; the exit code is 6 if data is lost."),
     model: flags.Model,
-    threads: flags.Threads = None,
+    threads: int | None = flags.THREAD_COUNT,
 ) -> None:
     """Restore a file that `compress` has written.
 
@@ -100,17 +101,17 @@ def _codec(model: flags.Model, dtype: str) -> "Codec":
     from gpt_cli.compression.codec import Codec
 
     # Not on a GPU, whose results depend on what is computed side by side.
-    options = model.lookup | {"device": "cpu", "dtype": dtype, "quiet": model.quiet}
-    engine = gpt_cli.load(model.model, **options, speculate=False)
+    options = model.options | {"device": "cpu", "dtype": dtype, "speculate": False}
+    engine = gpt_cli.load(model.model, **options)
     return Codec(engine.model, engine.tokenizer)
 
 
-class _Copy:
-    """Read a file and write another, and show the bytes of both and the tokens between them."""
+class _Copy(StatusLine):
+    """Read a file and write another, and show their bytes and the tokens between them."""
 
     def __init__(self, name: str, source: BinaryIO, target: BinaryIO | None, *, shown: bool):
+        super().__init__(shown=shown)
         self._name, self._source, self._target = name, source, target
-        self._status = StatusLine(shown=shown)
         self._read = self._written = self._tokens = 0
 
     def read(self, size: int) -> bytes:
@@ -122,33 +123,27 @@ class _Copy:
 
     def write(self, pieces: Iterable[bytes]) -> None:
         """Write all pieces to the other file, or to standard output."""
-        with self._status:
+        with self:
             for piece in pieces:
                 self._target.write(piece) if self._target else write(piece)
                 self._written += len(piece)
-        if self._status.shown:
+        if self.shown:
             note(f"gpt-cli: {self._line()}")
 
     def advance(self, tokens: int) -> None:
         """Count tokens."""
         self._tokens += tokens
-        self._status.show(self._line())
+        self.show(self._line())
 
     def _line(self) -> str:
-        sizes = f"{format_size(self._read)} read, {format_size(self._written)} written"
-        if not self._tokens:  # all is stored
-            return sizes
-        return f"{sizes}, {self._status.rate(self._tokens)}"
+        rate = f", {self.rate(self._tokens)}" if self._tokens else ""  # else all is stored
+        return f"{format_size(self._read)} read, {format_size(self._written)} written{rate}"
 
 
 @contextmanager
 def _copying(file: str, output: Path | None, model: flags.Model) -> Iterator[_Copy]:
-    """Open the input and the output, which appears only if the block succeeds."""
-    if output == Path("-"):
-        output = None
-    text = output is None and on_terminal(sys.stdout)
-    with (
-        storage.open_file(file) as source,
-        nullcontext() if output is None else new_file(output) as target,
-    ):
-        yield _Copy(storage.label(file), source, target, shown=not model.quiet and not text)
+    """Open the input and the output, which appears only if no error is raised."""
+    shown = not (model.quiet or (output is None and on_terminal(sys.stdout)))
+    opened = nullcontext() if output is None else new_file(output)
+    with storage.open_file(file) as source, opened as target:
+        yield _Copy(storage.label(file), source, target, shown=shown)

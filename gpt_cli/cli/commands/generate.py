@@ -1,34 +1,35 @@
-"""`gpt-cli generate`: continue a prompt."""
+"""`gpt-cli generate` and `batch`: continue a prompt, or many."""
 
 import os
+import re
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+import gpt_cli
 from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import read_prompt, unescape
-from gpt_cli.cli.layout import counted
+from gpt_cli.cli.inputs import input_file, read_prompt
+from gpt_cli.cli.jobs import run as run_job
+from gpt_cli.cli.output import counted, note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
-from gpt_cli.cli.streams import note, on_terminal, remark, write
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import between, option
 from gpt_cli.options.request import Options
 
 if TYPE_CHECKING:
-    from gpt_cli.engine import Engine
-    from gpt_cli.generation.generate import Completion, Run
+    from gpt_cli.generation.generate import Run
 
-SEPARATOR = "\n---\n"  # between samples
-_MOST = 10_000  # samples, which are all computed side by side
+_ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 _SAMPLES = option(
     1,
-    f"Number of texts, up to {_MOST:,}; several are printed together at the end, separated by ---.",
-    between(1, _MOST),
+    "Number of texts, up to 10,000; several are printed together at the end, separated by ---.",
+    between(1, 10_000),  # all are computed side by side
 )
 
 
@@ -43,7 +44,7 @@ def generate(
     stream: bool = option(
         True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
     ),
-    as_json: flags.Json = False,
+    as_json: bool = flags.JSON,
     logprobs: int | None = flags.LOGPROBS,
     stats: bool = option(False, "Show times and rates on standard error."),
     loading: flags.Generating,
@@ -59,8 +60,8 @@ def generate(
         raise InputError("--logprobs is part of the JSON: add --json")
     text = read_prompt(prompt, file)
     if escape:
-        text = unescape(text)
-        options = replace(options, stop=[unescape(stop) for stop in options.stop])
+        text = _unescape(text)
+        options = _with_escapes(options)
     if options.choices:
         options = replace(options, choices=[*jobs.spaced(text, options.choices)])
     engine = loading.load()
@@ -68,9 +69,13 @@ def generate(
     prefix, streams = text if echo else "", stream and samples == 1 and not as_json
     complete = _finish(run, prefix if streams else None, quiet=loading.quiet)
     if as_json:
-        _write_json(engine, text, run, logprobs=logprobs is not None)
-    else:
-        _write_texts([] if streams else [prefix + result.text for result in run.completions])
+        for index, completion in enumerate(run.completions):
+            record = records.of_completion(engine, completion, logprobs=logprobs is not None)
+            write_json({"index": index, "prompt": text} | record)
+    elif not streams:
+        write("\n---\n".join(prefix + completion.text for completion in run.completions))
+    if not as_json and on_terminal(sys.stdout):
+        write("\n")
     if not loading.quiet:
         remark(*_remarks(text, run, options, reported=as_json or stats))
     if stats:
@@ -79,11 +84,16 @@ def generate(
         raise typer.Exit(130)
 
 
-def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
-    """Run to the end, writing the text after `prefix` if there is one; False if interrupted.
+def _unescape(text: str) -> str:
+    return re.sub(r"\\[ntr\\]", lambda match: _ESCAPES[match[0]], text)
 
-    A terminal shows the progress of several texts.
-    """
+
+def _with_escapes(options: Options) -> Options:
+    return replace(options, stop=[*map(_unescape, options.stop)])
+
+
+def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
+    """Run to the end, and write the text after `prefix` unless it is None; False if interrupted."""
     shown = len(run.completions) > 1 and not quiet
     try:
         with StatusLine(shown=shown, delay=LONG) as status:
@@ -98,25 +108,8 @@ def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
     return True
 
 
-def _write_json(engine: "Engine", prompt: str, run: "Run", *, logprobs: bool) -> None:
-    for index, completion in enumerate(run.completions):
-        record = records.of_completion(engine, completion, logprobs=logprobs)
-        write(records.json_line({"index": index, "prompt": prompt} | record))
-
-
-def _write_texts(texts: list[str]) -> None:
-    """Write texts that were not streamed; on a terminal, end the line."""
-    if texts:
-        write(SEPARATOR.join(texts))
-    if on_terminal(sys.stdout):
-        write("\n")
-
-
 def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> list[str]:
-    """Return notes about a result that a user may not expect, and its seed if it was drawn.
-
-    With `reported`, the finish reason and the seed are part of the output.
-    """
+    """Return notes about what a user may not expect; the output has `reported` reason and seed."""
     reasons = {completion.finish_reason for completion in run.completions}
     notes = []
     if prompt.endswith(" "):
@@ -138,18 +131,64 @@ def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> li
     return notes
 
 
-def _statistics(engine: "Engine", completion: "Completion") -> str:
-    times, ops = records.timing(engine, completion), engine.model.ops
+def _statistics(engine: "gpt_cli.Engine", completion: "gpt_cli.Completion") -> str:
+    times, drafted = records.timing(engine, completion), completion.drafted
     first, rate = times["ttft_s"], times["decode_tok_s"]
-    drafted = counted(completion.drafted, "drafted token")
-    return ", ".join(
-        [
-            f"{engine.name} in {ops.dtype}: loaded in {times['load_s']:.2f} s",
-            counted(completion.prompt_tokens, "prompt token"),
-            "no token yet" if first is None else f"first token after {first:.3f} s",
-            counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
-            *([f"{completion.accepted} of {drafted} accepted"] if completion.drafted else []),
-            f"finish reason {completion.finish_reason}",
-            f"seed {completion.seed}",
-        ]
-    )
+    facts = [
+        f"{engine.name} in {engine.model.ops.dtype}: loaded in {times['load_s']:.2f} s",
+        counted(completion.prompt_tokens, "prompt token"),
+        "no token yet" if first is None else f"first token after {first:.3f} s",
+        counted(len(completion.ids), "token") + (f" at {rate:.1f} a second" if rate else ""),
+        f"{completion.accepted} of {counted(drafted, 'drafted token')} accepted" if drafted else "",
+        f"finish reason {completion.finish_reason}",
+        f"seed {completion.seed}",
+    ]
+    return ", ".join(filter(None, facts))
+
+
+def batch(
+    file: str | None = flags.argument(
+        "[IN]",
+        "Prompts as plain lines, JSON Lines or Parquet: a file, a folder, a quoted pattern, or a "
+        "URL of these",
+    ),
+    *,
+    from_file: str | None = flags.ROWS_FILE,
+    rows: flags.RowFiles,
+    template: str | None = flags.TEMPLATE,
+    batch_size: str = option("auto", "Number of rows to compute at once.", metavar="N|auto"),
+    options: Options,
+    escape: bool = option(False, r"Read \n, \r, \t and \\ in --stop as escapes."),
+    logprobs: int | None = flags.LOGPROBS,
+    loading: flags.Generating,
+    where: flags.Where,
+) -> None:
+    r"""Continue each prompt of IN.
+
+    Write one JSON record per row, in the order of the input.
+
+    In JSON Lines, a row is an object with a "prompt", an optional "id", and options of its own,
+    such as "max_tokens", "temperature", "seed" and "stop".
+
+    Examples:
+        printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
+        printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20 -o new.jsonl
+    """
+    file = input_file(file, from_file, "prompts")
+    size = _batch_size(batch_size)
+    where.prepare(loading.threads)
+    if escape:
+        options = _with_escapes(options)
+    options = replace(options, top_logprobs=logprobs or 0)
+    filled = flags.read_template(template)
+    task = jobs.Generation(options, size, logprobs is not None, filled)
+    run_job(task, file, rows, loading, where)
+
+
+def _batch_size(value: str) -> int | None:
+    if value == "auto":
+        return None
+    with suppress(ValueError):  # not decimal, or thousands of digits
+        if value.isdecimal() and int(value):
+            return int(value)
+    raise InputError(f"--batch-size must be auto, or 1 or more, not {value:.40}")

@@ -1,5 +1,7 @@
-"""`gpt-cli rank`: which of several continuations is the likeliest."""
+"""`gpt-cli rank` and `next`: the likeliest of several continuations, and of all tokens."""
 
+import math
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +11,13 @@ from typing import Literal
 
 from gpt_cli import jobs
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import input_file
+from gpt_cli.cli.inputs import input_file, read_prompt
 from gpt_cli.cli.jobs import Lines, run
-from gpt_cli.cli.layout import quoted
-from gpt_cli.cli.streams import on_terminal, write
+from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import PATH, Declared, choice, option, split_commas
-from gpt_cli.records import Record, json_line, of_ranking
+from gpt_cli.options.declare import AT_LEAST_1, PATH, Declared, choice, option, split_commas
+from gpt_cli.records import Record, of_ranking, of_token
 
 # Endings of inputs; a word with one is no prompt.
 _FILES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
@@ -27,7 +28,7 @@ _By = Literal["total", "token", "byte"]
 class Choices(Declared):
     """The choices of a command, and how to compare them."""
 
-    choices: list[str] | None = option(
+    choices: Sequence[str] = option(
         (),
         "Continuations, separated by commas; repeatable.",
         metavar="A,B,C",
@@ -48,7 +49,7 @@ class Choices(Declared):
         """Return the choices, if any."""
         if self.choices and self.choices_file is not None:
             raise InputError("give either --choices A,B,C or --choices-file FILE")
-        choices = tuple(self.choices or ())
+        choices = tuple(self.choices)
         if self.choices_file is not None:
             lines = storage.read_text(self.choices_file).split("\n")
             choices = tuple(line for line in (line.removesuffix("\r") for line in lines) if line)
@@ -64,11 +65,11 @@ def rank(
     *,
     from_file: str | None = flags.ROWS_FILE,
     question: Choices,
-    filled: flags.Filled,
+    template: str | None = flags.TEMPLATE,
     rows: flags.RowFiles,
     loading: flags.Loading,
     where: flags.Where,
-    as_json: flags.Json = False,
+    as_json: bool = flags.JSON,
 ) -> None:
     r"""Rank continuations of PROMPT, or of each row of IN, by probability.
 
@@ -85,13 +86,13 @@ def rank(
     """
     if question.choices_file == Path("-") and (from_file or prompt or "-") == "-":
         raise InputError("rows and --choices-file cannot both be read from the pipe")
-    listed, template = question.listed(), filled.template
-    many = from_file or template or rows.used or where.engine != "local"
+    listed, filled = question.listed(), flags.read_template(template)
+    many = from_file or filled or rows.used or where.engine != "local"
     if prompt is None or many or _is_input(prompt):
         file = input_file(prompt, from_file, "rows")
-        task = jobs.Ranking(listed, question.by, question.exact, template)
+        task = jobs.Ranking(listed, question.by, question.exact, filled)
         where.prepare(loading.threads)
-        sink = None if as_json else BestChoices(task.layout.texts, quiet=loading.quiet)
+        sink = None if as_json else BestChoices(task.layout.texts)
         run(task, file, rows, loading, where, sink)
         return
     if not listed:
@@ -100,33 +101,27 @@ def rank(
     engine = loading.load()
     records = of_ranking(engine, engine.rank(prompt, list(spaced), by=question.by), spaced)
     if as_json or not on_terminal(sys.stdout):
-        write("".join(map(json_line, records)))
+        write_json(*records)
     else:
         _write_table(records)
 
 
 class BestChoices(Lines):
-    """A line for each row: the likeliest choice, its probability, and the fields of the row."""
+    """A line per row: the likeliest choice, its probability, and the fields of the row."""
 
-    def __init__(self, fields: Sequence[str], *, quiet: bool):
-        super().__init__(quiet=quiet)
+    def __init__(self, fields: Sequence[str]):
         self._fields = fields
 
-    def write(self, record: Record) -> None:
-        """Write the line of a record; show an error."""
+    def line(self, record: Record) -> str:
+        """Return cells with tabs between them."""
         if "error" in record:
-            self.complain(record)
-            cells = ["", "nan", *("" for _ in self._fields)]
+            cells = ["", "nan", *[""] * len(self._fields)]
         else:
             best = record["choices"][0]
-            fields = [record[name] for name in self._fields]
-            cells = [best["choice"], f"{best['probability']:.4f}", *fields]
-        write("\t".join(map(_cell, cells)) + "\n")
-
-
-def _cell(text: str) -> str:
-    """Return a text without line ends, which would end its row."""
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+            cells = [best["choice"], f"{best['probability']:.4f}"]
+            cells += [record[name] for name in self._fields]
+        # A line end within a cell would end the row.
+        return "\t".join(cells).replace("\r", "\\r").replace("\n", "\\n") + "\n"
 
 
 def _write_table(records: Sequence[Record]) -> None:
@@ -137,13 +132,44 @@ def _write_table(records: Sequence[Record]) -> None:
 
 
 def _is_input(prompt: str) -> bool:
-    """Return whether an argument names an input; raise InputError if it does, and there is none."""
+    """Return whether an argument names an input; raise InputError if that does not exist."""
     if any(map(str.isspace, prompt)):
         return False
-    if prompt == "-":  # standard input
-        return True
-    if storage.is_address(prompt) or storage.exists(prompt) or glob(prompt):  # noqa: PTH207
-        return True
-    if prompt.endswith(_FILES):
+    exists = prompt == "-" or storage.is_address(prompt) or storage.exists(prompt)
+    exists = exists or bool(glob(prompt))  # noqa: PTH207
+    if not exists and prompt.endswith(_FILES):
         raise InputError(f"cannot read {prompt:.80}: No such file")
-    return False
+    return exists
+
+
+def next_tokens(
+    prompt: str | None = flags.argument("[PROMPT]", "The text so far"),
+    *,
+    top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",), metavar="N"),
+    file: Path | None = flags.PROMPT_FILE,
+    special: bool = flags.SPECIAL,
+    loading: flags.Loading,
+    as_json: bool = flags.JSON,
+) -> None:
+    """Show the likeliest next tokens after PROMPT.
+
+    The output is a table with bars, or JSON in a pipe.
+
+    Examples:
+        gpt-cli next -m tiny 'Every day, the fox' -k 5
+    """
+    text = read_prompt(prompt, file)
+    engine = loading.load()
+    tokens = [
+        {"rank": rank} | of_token(engine, id, logprob) | {"probability": math.exp(logprob)}
+        for rank, (id, logprob) in enumerate(engine.next_tokens(text, top, special=special), 1)
+    ]
+    if as_json or not on_terminal(sys.stdout):
+        write_json(*tokens)
+        return
+    labels = [token_label(token) for token in tokens]
+    width = max(map(len, labels))
+    room = max(1, shutil.get_terminal_size().columns - width - 13)
+    for token, label in zip(tokens, labels, strict=True):
+        drawn = bar(token["probability"] / tokens[0]["probability"] * room)
+        write(f"{token['probability']:8.2%}  {label:{width}}  {drawn}".rstrip() + "\n")

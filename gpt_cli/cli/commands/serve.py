@@ -1,7 +1,7 @@
 """`gpt-cli serve`: answer requests over HTTP."""
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.streams import note
+from gpt_cli.cli.output import note
 from gpt_cli.errors import ResourceError
 from gpt_cli.serve import Settings
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import or_pipe
-from gpt_cli.cli.layout import token_label
-from gpt_cli.cli.streams import on_terminal, remark, write
+from gpt_cli.cli.inputs import or_pipe, refuse_both
+from gpt_cli.cli.output import on_terminal, remark, token_label, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_bytes
 from gpt_cli.options.declare import PATH, option
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 _FILE = option(
     None, "Read from FILE (-: standard input).", kind=PATH, aliases=("-f",), metavar="FILE"
 )
+_ROW = "{id:>{width}}  {start:>{width}}  {end:>{width}}  {label}\n"
 _LONGEST_ID = 18  # digits; int() refuses thousands
 
 
@@ -31,9 +31,9 @@ def tokenize(
     *,
     file: Path | None = _FILE,
     count: bool = option(False, "Print only the number of tokens."),
-    special: flags.Special = False,
+    special: bool = flags.SPECIAL,
     model: flags.Model,
-    as_json: flags.Json = False,
+    as_json: bool = flags.JSON,
 ) -> None:
     """Print the token ids of TEXT.
 
@@ -47,14 +47,15 @@ def tokenize(
     data = _read(None if text is None else os.fsencode(text), file)
     tokenizer = _read_tokenizer(model)
     ids = tokenizer.encode_bytes(data, special=special)
+    tokens = _records(tokenizer, ids)
     if count:
-        write(json_line({"tokens": len(ids)}) if as_json else f"{len(ids)}\n")
+        write_json({"tokens": len(ids)}) if as_json else write(f"{len(ids)}\n")
     elif as_json:
-        _write_many(map(json_line, _records(tokenizer, ids)))
+        _write_many(map(json_line, tokens))
     elif on_terminal(sys.stdout):
         width = max(len("start"), len(str(len(data))), len(str(max(ids, default=0))))
-        write(f"{'id':>{width}}  {'start':>{width}}  {'end':>{width}}  token\n")
-        _write_many(_row(token, width) for token in _records(tokenizer, ids))
+        write(_ROW.format(id="id", start="start", end="end", label="token", width=width))
+        _write_many(_ROW.format(**t, label=token_label(t), width=width) for t in tokens)
     else:
         _write_many(f" {id}" if index else str(id) for index, id in enumerate(ids))
         write("\n")
@@ -82,11 +83,10 @@ def detokenize(
 
 
 def _read(argument: bytes | None, file: Path | None) -> bytes:
-    """Return the argument, or else the content of `file` or a pipe; raise InputError for both."""
+    """Return an argument, or else the content of `file` or a pipe; raise InputError for both."""
+    refuse_both(argument, file)
     if argument is None:
         return read_bytes(or_pipe(file, "no input: give an argument, --file FILE"))
-    if file is not None:
-        raise InputError("--file and an argument are both given: leave one of them out")
     return argument
 
 
@@ -122,11 +122,6 @@ def _records(tokenizer: "Tokenizer", ids: Iterable[int]) -> Iterator[Record]:
         text = data.decode(errors="replace")
         yield {"id": id, "token": text, "bytes": list(data), "start": start, "end": end}
         start = end
-
-
-def _row(token: Record, width: int) -> str:
-    numbers = "  ".join(f"{token[name]:{width}}" for name in ("id", "start", "end"))
-    return f"{numbers}  {token_label(token)}\n"
 
 
 def _write_many(pieces: Iterator[str]) -> None:

@@ -8,11 +8,11 @@ import typer
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.help import add_command
 from gpt_cli.cli.inputs import read_prompt
-from gpt_cli.cli.streams import note, write
+from gpt_cli.cli.output import note, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import PATH, WHOLE, Declared, option
-from gpt_cli.records import json_line
 from gpt_cli.system.atomic import check_file, write_file
+from gpt_cli.system.startup import prepare
 
 PROMPT = flags.argument("[PROMPT]", "Text to show")
 
@@ -25,15 +25,6 @@ class Output(Declared):
     png: Path | None = option(None, "Write a picture (matplotlib).", kind=PATH, metavar="FILE")
     as_json: bool = option(False, "Print JSON.", flag="--json")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.html is not None:
-            check_file("--html", self.html, (".html", ".htm"))
-        if self.png is not None:
-            from gpt_cli.cli import plot
-
-            plot.check("--png", self.png, (".png",))
-
     def show(
         self,
         kind: str,
@@ -44,6 +35,11 @@ class Output(Declared):
         **special: bool,
     ) -> None:
         """Compute a view with the function of this name in `views`; write its files or print it."""
+        prepare(loading.threads)
+        if self.html is not None:
+            check_file("--html", self.html, (".html", ".htm"))
+        if self.png is not None:
+            flags.check_picture("--png", self.png, (".png",))
         text = read_prompt(prompt, file)
         engine = loading.load()
         from gpt_cli.cli.show import page, views
@@ -59,7 +55,7 @@ class Output(Declared):
         for name, data in files.items():
             write_file(name, data)
         if self.as_json:
-            write(json_line(view.record()))
+            write_json(view.record())
         elif not files:
             from gpt_cli.cli.show.terminal import print_view
 
@@ -87,7 +83,7 @@ def attention(
         None, "Head to show, counted from 0; needs --layer.", kind=WHOLE, metavar="H"
     ),
     file: Path | None = flags.PROMPT_FILE,
-    special: flags.Special = False,
+    special: bool = flags.SPECIAL,
     output: Output,
     loading: flags.Loading,
 ) -> None:
@@ -119,7 +115,7 @@ def lens(
         metavar="N",
     ),
     file: Path | None = flags.PROMPT_FILE,
-    special: flags.Special = False,
+    special: bool = flags.SPECIAL,
     output: Output,
     loading: flags.Loading,
 ) -> None:
@@ -161,7 +157,7 @@ def tree(
     # More are hard to read, and a tree may be as deep as it has continuations.
     top: int = option(20, "Number of continuations.", aliases=("-k",), min=1, max=200, metavar="N"),
     file: Path | None = flags.PROMPT_FILE,
-    special: flags.Special = False,
+    special: bool = flags.SPECIAL,
     output: Output,
     loading: flags.Loading,
 ) -> None:

@@ -3,20 +3,17 @@
 import io
 import warnings
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.segment import Segment
 
-from gpt_cli.cli.layout import token_label
+from gpt_cli.cli.output import token_label
 from gpt_cli.cli.show.terminal import cut, parts
 from gpt_cli.cli.show.views import AttentionView, View, pooled
 from gpt_cli.errors import InputError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _COLUMNS, _MAX_LINES = 100, 1000
 _FONT = 10  # points
@@ -39,7 +36,7 @@ def picture(view: View) -> bytes:
     return png.getvalue()
 
 
-def _maps(view: AttentionView) -> "Figure":
+def _maps(view: AttentionView) -> Any:
     """Draw one head with its tokens, or a grid with a row per layer."""
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure  # pyplot would need a display
@@ -84,7 +81,7 @@ def _grid(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     return grid[:-1, :-1]
 
 
-def _text(view: View) -> "Figure":
+def _text(view: View) -> Any:
     """Draw the text of a terminal, character by character."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpt_cli.cli.layout import bar, quoted, token_label
+from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, visible, write
 from gpt_cli.cli.show import views
-from gpt_cli.cli.streams import on_terminal, visible, write
+from gpt_cli.records import Record
 
 # Shares from 0 to 1: viridis over their square root, or characters with their lower bounds.
 _VIRIDIS = [*map(bytes.fromhex, ("440154", "3b528b", "21918c", "5ec962", "fde725"))]
@@ -158,7 +158,7 @@ def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[
     )
 
 
-def _characters(tokens: Sequence[views.Token]) -> Iterator[tuple[bytes, float | None]]:
+def _characters(tokens: Sequence[Record]) -> Iterator[tuple[bytes, float | None]]:
     """Yield tokens and their bits; tokens that share a character are merged."""
     data, bits = b"", 0.0
     for token in tokens:
@@ -178,7 +178,7 @@ def _tree(view: views.TreeView, width: int, coloured: bool) -> Iterator[Text]:
     yield from _branches(view.branches, "", coloured)
 
 
-def _branches(branches: Sequence[views.Branch], indent: str, coloured: bool) -> Iterator[Text]:
+def _branches(branches: Sequence[Record], indent: str, coloured: bool) -> Iterator[Text]:
     """Yield a line per token, indented only below a choice."""
     for branch in branches:
         fork, below = ("└ ", "  ") if branch is branches[-1] else ("├ ", "│ ")

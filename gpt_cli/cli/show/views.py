@@ -2,33 +2,29 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt_cli import records
 from gpt_cli.engine import Engine
-from gpt_cli.errors import InputError
+from gpt_cli.options.declare import OptionError
+from gpt_cli.records import Record
 from gpt_cli.scoring.tree import Node
 from gpt_cli.system.machine import check_room, free_memory
-
-# A record of `records.of_token`, without "logprob" if nothing predicts the token.
-Token: TypeAlias = dict[str, Any]
-# A "token", the "probability" of its path from the prompt, and the "branches" after it.
-Branch: TypeAlias = dict[str, Any]
 
 _JSON_FACTOR = 12  # memory for an array as Python numbers and as text / its bytes, measured
 
 
 @dataclass(frozen=True)
 class View:
-    """The data of a view."""
+    """The data of a view. Its tokens are records; "logprob" is missing if nothing predicts one."""
 
     kind: ClassVar[str]  # the name of the view
     model: str
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """Return the view as a JSON object."""
         return {"view": self.kind, **vars(self)}
 
@@ -38,12 +34,12 @@ class AttentionView(View):
     """The attention weights of chosen heads, from tokens (rows) to tokens (columns)."""
 
     kind = "attention"
-    tokens: list[Token]
+    tokens: list[Record]
     layers: list[int]
     heads: list[int]
     weights: NDArray[np.float32]  # (layers, heads, T, T)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """Return the view as a JSON object; raise ResourceError if the memory is too small."""
         cure = "choose a --layer or a --head, or shorten the text"
         check_room("the JSON takes", _JSON_FACTOR * self.weights.nbytes, free_memory(), cure)
@@ -55,9 +51,9 @@ class LensView(View):
     """The next tokens that the layers would predict."""
 
     kind = "lens"
-    tokens: list[Token]
+    tokens: list[Record]
     layers: list[str]
-    predictions: list[list[list[Token]]]  # (layers, T, likeliest first)
+    predictions: list[list[list[Record]]]  # (layers, T, likeliest first)
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class SurpriseView(View):
     """The probabilities of the tokens of a text."""
 
     kind = "surprise"
-    tokens: list[Token]
+    tokens: list[Record]
     perplexity: float | None  # None if infinite
 
 
@@ -75,7 +71,7 @@ class TreeView(View):
 
     kind = "tree"
     prompt: str
-    branches: list[Branch]
+    branches: list[Record]  # a "token", the "probability" of its path, and "branches" after it
 
 
 def attention(
@@ -91,10 +87,9 @@ def attention(
 
 
 def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32], int]:
-    """Reduce maps (..., T, T) to at most `most` cells a side.
+    """Reduce maps (..., T, T) to at most `most` cells a side; return also the tokens per cell.
 
-    A cell has the maximum of its weights, because a mean would hide single tokens. Return the cells
-    and the number of tokens in the side of a cell.
+    A cell has the maximum of its weights, because a mean would hide single tokens.
     """
     T = weights.shape[-1]
     size = -(-T // most)
@@ -102,12 +97,12 @@ def pooled(weights: NDArray[np.float32], most: int) -> tuple[NDArray[np.float32]
     return np.maximum.reduceat(np.maximum.reduceat(weights, starts, -1), starts, -2), size
 
 
-def _indices(flag: str, index: int | None, count: int) -> list[int]:
-    """Return the index of a flag, or all indices without one."""
+def _indices(name: str, index: int | None, count: int) -> list[int]:
+    """Return an index, or all indices without one."""
     if index is None:
         return list(range(count))
     if not 0 <= index < count:
-        raise InputError(f"--{flag} must be from 0 to {count - 1} with this model, not {index}")
+        raise OptionError(name, f"must be from 0 to {count - 1} with this model, not {index}")
     return [index]
 
 
@@ -134,7 +129,7 @@ def surprise(engine: Engine, text: str) -> SurpriseView:
 def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
     """Compute the `top` likeliest continuations."""
 
-    def branch(node: Node) -> Branch:
+    def branch(node: Node) -> Record:
         return {
             "token": records.of_token(engine, node.id, node.logprob),
             "probability": math.exp(node.total_logprob),
@@ -144,7 +139,9 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
     return TreeView(engine.name, prompt, [*map(branch, engine.tree(prompt, top, special=special))])
 
 
-def _tokens(engine: Engine, ids: list[int]) -> list[Token]:
+def _tokens(engine: Engine, ids: list[int]) -> list[Record]:
     """Return records without log-probabilities."""
     tokens = [records.of_token(engine, id, None) for id in ids]
-    return [{key: token[key] for key in token if key != "logprob"} for token in tokens]
+    for token in tokens:
+        del token["logprob"]
+    return tokens

@@ -1,25 +1,33 @@
-"""Standard streams: standard output carries the result in UTF-8 and nothing else."""
+"""The output of commands: standard streams, and text for terminals.
+
+Standard output carries the result in UTF-8 and nothing else.
+"""
 
 import errno
+import json
 import logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 from contextlib import suppress
 from typing import Any, TextIO
 
 from gpt_cli.errors import ResourceError
+from gpt_cli.records import json_line
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST_NOTE = 300  # characters
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # DEL and C1
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def write(text: str | bytes, *, escapes: bool = False) -> None:
     """Write to standard output without delay: text as UTF-8, with unchanged line ends.
 
-    On a terminal, control characters are made visible, unless the text has `escapes` of gpt-cli.
+    On a terminal, control characters become visible, unless the text has `escapes` of gpt-cli.
     If the reader has closed the pipe, raise BrokenPipeError.
     """
     if sys.stdout is None:
@@ -36,6 +44,11 @@ def write(text: str | bytes, *, escapes: bool = False) -> None:
         if error.errno in (errno.EPIPE, errno.EINVAL):  # the latter on Windows
             raise BrokenPipeError from None
         raise ResourceError(f"cannot write to standard output: {error.strerror}") from None
+
+
+def write_json(*values: Any) -> None:
+    """Write values to standard output as lines of JSON."""
+    write("".join(map(json_line, values)))
 
 
 def remark(*lines: str) -> None:
@@ -97,9 +110,58 @@ def on_terminal(stream: TextIO | None) -> bool:
 
 
 def visible(text: str) -> str:
-    """Return text with symbols in place of control characters, such as U+241B for ESC.
+    """Replace control characters by symbols, such as U+241B for ESC; keep tabs and line ends.
 
-    It cannot move the cursor of a terminal or change its settings. Tabs and line ends stay.
+    The text cannot move the cursor of a terminal or change its settings.
     """
     # Standard error escapes surrogates itself.
     return text.replace("\r\n", "\n").translate(_PICTURES)
+
+
+def hanging(head: str, text: str) -> str:
+    """Return a head and a text; on a terminal, wrap the text beside the head.
+
+    The text starts on the next line if the head is wider than half of the terminal, or if a word
+    does not fit beside the head.
+    """
+    if not on_terminal(sys.stdout):
+        return f"{head}{text}\n"
+    columns = shutil.get_terminal_size().columns
+    longest = max(map(len, text.split()))
+    if 2 * len(head) > columns or longest > columns - len(head):
+        head = f"{head.rstrip()}\n    "
+    indent = len(head.rpartition("\n")[2])
+    lines = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
+    return head + f"\n{' ' * indent}".join(lines) + "\n"
+
+
+def quoted(data: bytes) -> str:
+    r"""Return bytes as quoted text on one line, like JSON but safe for any terminal.
+
+    Characters that are not printable are escaped, and a byte that is not UTF-8 is shown as `\xf0`.
+    """
+    return f'"{"".join(map(_escaped, data.decode(errors="surrogateescape")))}"'
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    if character.isprintable() and character not in '"\\':
+        return character
+    return json.dumps(character)[1:-1]
+
+
+def token_label(token: dict[str, Any]) -> str:
+    """Return the text of a record of `records.of_token` on one line."""
+    return quoted(bytes(token["bytes"])) if token["bytes"] else str(token["token"])
+
+
+def bar(length: float) -> str:
+    """Return a bar of a length in columns, in steps of 1/8."""
+    whole, eighths = divmod(round(length * 8), 8)
+    return "█" * whole + _EIGHTHS[eighths].rstrip()
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 token` or `2 tokens`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
