@@ -26,7 +26,7 @@ test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(BIN)/python -m pytest --numprocesses 2
 
 faults: $(VENV)/.dev  ## every fault with a table of what became of them, and every other test that takes long
-	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --numprocesses 2 --table tests/faults/RESULTS.md
+	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md
 
 MINUTES ?= 30
 soak: $(VENV)/.dev  ## mixed commands in one process: memory, files and threads must stay flat

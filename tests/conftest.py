@@ -26,7 +26,8 @@ os.environ.pop("PYTHONUNBUFFERED", None)  # commands buffer their output, as the
 
 GOLDEN = Path(__file__).parent / "golden"
 
-settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("reproducible", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("reproducible")
 
 

@@ -302,7 +302,9 @@ def test_salvage_needs_no_header(dtype, story):
 # --- a terminal ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("byte", range(4))
+@pytest.mark.parametrize(
+    "byte", [0, *(pytest.param(byte, marks=pytest.mark.slow) for byte in (1, 2, 3))]
+)
 def test_salvage_does_not_guess_the_dtype(byte, story):
     for dtype in ("auto", "float32", "int8"):
         file = run("compress", "--dtype", dtype, input=story)

@@ -63,8 +63,17 @@ def test_the_descriptions_of_commands_are_complete():
         assert f"\n  {name} " in text
 
 
+QUICK = [("generate",), ("batch",), ("score",), ("rank",), ("compress",)]  # for every change
+
+
 @posix
-@pytest.mark.parametrize("name", NAMES, ids=" ".join)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, id=" ".join(name), marks=[] if name in QUICK else pytest.mark.slow)
+        for name in NAMES
+    ],
+)
 def test_examples_without_a_network_work(name, tmp_path):
     # The others need a published model, or do not end.
     lines = [line for line in examples(read_help(*name)) if "gpt2" not in line]

@@ -355,7 +355,9 @@ def test_text_is_readable_on_every_colour():
 # --- pictures and pages --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(
+    "view", [VIEWS[0], *(pytest.param(view, marks=pytest.mark.slow) for view in VIEWS[1:])]
+)
 def test_a_picture_is_a_colour_png(view, tmp_path):
     image = pytest.importorskip("matplotlib.image")
     file = tmp_path / "picture.PNG"

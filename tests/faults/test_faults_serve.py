@@ -496,6 +496,7 @@ def test_a_request_of_many_texts_holds_nobody_up(serve):
         server.wait_until_idle()
 
 
+@SLOW
 @fault(79, "a client that leaves while it waits", "-", "the request that runs")
 def test_who_leaves_the_queue_frees_its_place(serve, slow):
     with serve("--max-batch", 1, **slow) as server:
@@ -707,10 +708,10 @@ def is_refused(server):
 @pytest.mark.parametrize(
     ("number", "stream"),
     [
-        pytest.param(number, stream, id=number.name, marks=fault(
+        pytest.param(number, stream, id=number.name, marks=[*marks, fault(
             81, f"{number.name} while a text runs", 0, "the text"
-        ))
-        for number, stream in ((signal.SIGTERM, True), (signal.SIGINT, False))
+        )])
+        for number, stream, *marks in ((signal.SIGTERM, True), (signal.SIGINT, False, SLOW))
     ],
 )  # fmt: skip
 def test_what_runs_is_finished(number, stream, serve, slow):

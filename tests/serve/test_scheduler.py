@@ -516,15 +516,15 @@ def test_a_text_that_an_error_has_ended_leaves_the_batch(running, monkeypatch):
     tasks = [
         caller.task(Request([n] * 30, Options(max_tokens=99, ignore_eos=True))) for n in (1, 2)
     ]
-    kept, select = [], KVCache.select
+    kept = []
 
-    def fail_for_the_second(*args):
-        kept.append(given)
+    def fail_for_the_second(*arguments):
+        kept.append(arguments)
         if len(kept) == 2:
             raise MemoryError
-        return select(*args)
+        return KVCache(*arguments)
 
-    monkeypatch.setattr(KVCache, "select", fail_for_the_second)
+    monkeypatch.setattr(scheduler, "KVCache", fail_for_the_second)
     caller.compute(shared, tasks, at_once=True)
     assert len(kept) == 2
     assert [type(caller.errors[task.number]) for task in tasks] == [ResourceError] * 2
