@@ -35,3 +35,51 @@ def test_no_test_imports_another():
     modules = {path.stem for path in TESTS.rglob("test_*.py")}
     importing = {path.name for path in TESTS.rglob("*.py") if imported(path) & modules}
     assert importing == set()
+
+
+# Modules that a neighbour's tests cover, by the test module.
+COVERED = {
+    "checks/test_bench.py": ["checks/plan"],
+    "checks/test_verify.py": ["cli/commands/checks"],
+    "cli/test_app.py": [
+        "cli/commands/generate",
+        "cli/inputs",
+        "cli/options",
+        "cli/output",
+        "system/startup",
+    ],
+    "cli/test_batch.py": ["cli/progress"],
+    "cli/test_bench.py": ["cli/bench_format"],
+    "cli/test_show.py": [f"cli/show/{x}" for x in ("commands", "picture", "terminal", "views")],
+    "compression/test_codec.py": ["gpt2/digests"],
+    "folder/test_tokenizer.py": ["folder/contents"],
+    "generation/test_drafts.py": ["generation/speculator", "ops/draft_ops"],
+    "generation/test_generate.py": ["generation/batch", "generation/loaded", "generation/row"],
+    "gpt2/test_checkpoint.py": ["folder/tensors"],
+    "hub/test_client.py": ["hub/local"],
+    "jobs/test_outputs.py": ["jobs/jsonl"],
+    "jobs/test_runner.py": ["jobs/sinks"],
+    "ops/test_gpu.py": ["system/gpu"],
+    "ops/test_native_pool.py": ["ops/memory"],
+    "ops/test_ops.py": ["ops/numpy_ops"],
+    "options/test_declare.py": ["options/request"],
+    "serve/test_app.py": ["serve/answer", "serve/protocol"],
+    "serve/test_completion.py": ["serve/metrics", "serve/refusals"],
+    "serve/test_scheduler.py": ["serve/prompts"],
+    "serve/test_server.py": ["cli/commands/serve", "serve/guard", "serve/settings"],
+    "test_engine.py": ["loading"],
+    "test_ray.py": ["jobs/cluster"],
+}
+
+
+def test_every_module_is_covered_by_its_namesake_or_a_named_neighbour():
+    elsewhere = sorted(name for names in COVERED.values() for name in names)
+    alone = []
+    for path in PACKAGE.rglob("[!_]*.py"):
+        name = path.relative_to(PACKAGE).with_suffix("")
+        room = TESTS / name.parts[0] if len(name.parts) > 1 else TESTS
+        stem = name.name.removesuffix("_ops")
+        if not [*room.glob(f"test_{name.name}.py"), *room.glob(f"test_{stem}_*.py")]:
+            alone.append(name.as_posix())
+    assert sorted(alone) == elsewhere
+    assert all((TESTS / file).is_file() for file in COVERED)

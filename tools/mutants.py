@@ -58,7 +58,7 @@ TESTS = {
     "jobs/rows": ["jobs/test_rows.py", "jobs/test_parquet.py"],
     "jobs/storage": ["jobs/test_storage.py", "jobs/test_rows.py"],
     "jobs/sinks": ["jobs/test_runner.py"],
-    "jobs/layout": ["jobs/test_template.py", "jobs/test_tasks.py", "cli/test_rank.py"],
+    "jobs/layout": ["jobs/test_layout.py", "jobs/test_tasks.py", "cli/test_rank.py"],
     "jobs/tasks": ["jobs/test_tasks.py", "jobs/test_runner.py"],
     "jobs/runner": ["jobs/test_runner.py"],
 }

@@ -209,6 +209,7 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
         for name, value in _ALONE.items():
             os.environ.setdefault(name, value)
         options |= {"num_cpus": max(cluster.threads or 1, cores()), "include_dashboard": False}
+    _check_address(address)  # before `ray.shutdown`, which would also end Ray of the caller
     terminate = signal.getsignal(signal.SIGTERM)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -226,9 +227,8 @@ def _connected(cluster: Cluster) -> Iterator[bool]:
         ray.shutdown()
 
 
-def _join(address: str, options: dict[str, Any]) -> None:
-    """Start Ray or join a cluster; raise an error if nobody answers: Ray would try for minutes."""
-    ray = library()
+def _check_address(address: str) -> None:
+    """Raise an error if nobody answers at an address: Ray would try for minutes."""
     if address.startswith("ray://"):
         cure = "run gpt-cli on a machine of the cluster, for example by `ray job submit`, with the"
         raise OptionError("address", f"ray:// is not supported: {cure} address auto")
@@ -240,6 +240,10 @@ def _join(address: str, options: dict[str, Any]) -> None:
         raise ResourceError(
             f"no Ray cluster answers at {address} ({error}): check the address"
         ) from None
+
+
+def _join(address: str, options: dict[str, Any]) -> None:
+    ray = library()
     try:
         ray.init(address, **options)
     except ConnectionError as error:
