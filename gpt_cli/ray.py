@@ -2,7 +2,7 @@
 
     rows = ray.data.read_json("rows.jsonl", lines=True)  # {"index": 0, "prompt": "Once upon"}
     rows.map_batches(
-        gpt_cli.ray.Generate,
+        gpt_cli.ray.Generator,
         fn_constructor_kwargs={"model": "tiny", "options": {"max_tokens": 20, "seed": 1}},
         batch_format="pyarrow",
         concurrency=1,  # actors; the reader needs a CPU, too, or both wait forever
@@ -36,7 +36,7 @@ from gpt_cli.records import COMPLETION, ERROR, SCORE, Schema
 if TYPE_CHECKING:
     from gpt_cli.scoring.rank import RankBy
 
-__all__ = ["Generate", "Rank", "Score"]
+__all__ = ["Generator", "Ranker", "Scorer"]
 
 _USAGE: Schema = COMPLETION["usage"]
 
@@ -73,7 +73,7 @@ class _TableActor:
         return table
 
 
-class Generate(_TableActor):
+class Generator(_TableActor):
     """Continue the prompts of a table.
 
     A row has a "prompt" and an "index", its number in the whole job, which keys the random draws;
@@ -93,7 +93,7 @@ class Generate(_TableActor):
         super().__init__(Generation(Options(**options)), model, load_options)
 
 
-class Score(_TableActor):
+class Scorer(_TableActor):
     """Score the texts of a table.
 
     A row has a "text". Added are "tokens", "tokens_scored", "total_logprob", "perplexity" and
@@ -109,7 +109,7 @@ class Score(_TableActor):
         super().__init__(Scoring(stride), model, load_options)
 
 
-class Rank(_TableActor):
+class Ranker(_TableActor):
     """Rank continuations of the prompts of a table.
 
     A row has a "prompt", and may have a list of "choices", which replace `choices`. Unless `exact`,

@@ -18,7 +18,7 @@ from support.processes import COMMAND, posix
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray.data")
 
-from gpt_cli.ray import Generate, Rank, Score  # noqa: E402 (needs both)
+from gpt_cli.ray import Generator, Ranker, Scorer  # noqa: E402 (needs both)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # Ray's own
 
@@ -90,7 +90,7 @@ def check(actual, tiny):
 
 
 def test_a_table_gets_columns_of_completions(tiny):
-    generate = Generate("tiny", OPTIONS)
+    generate = Generator("tiny", OPTIONS)
     table = pa.Table.from_pylist(ROWS)
     parts = [generate(table.slice(start, 16)) for start in (32, 0, 16)]
     check([row for part in parts for row in part.to_pylist()], tiny)
@@ -98,7 +98,7 @@ def test_a_table_gets_columns_of_completions(tiny):
 
 
 def test_a_table_gets_columns_of_scores(tiny):
-    table = Score("tiny")(pa.table({"text": pa.array(TEXTS, pa.string()), "kept": range(5)}))
+    table = Scorer("tiny")(pa.table({"text": pa.array(TEXTS, pa.string()), "kept": range(5)}))
     actual = table.to_pylist()
     assert [row["kept"] for row in actual] == [0, 1, 2, 3, 4]
     for row, text in zip(actual, TEXTS, strict=True):
@@ -117,7 +117,7 @@ def test_a_table_gets_columns_of_ranked_choices(tiny):
     prompts = ["The fox was", "The lamb was ", "The bear", None, "The fox " * 400]
     own = [None, None, ["ran", "sat", "flew"], ["ran"], None]
     table = pa.table({"prompt": prompts, "choices": own, "kept": range(5)})
-    parts = [Rank("tiny", ["big", "very old"], by="token")(table.slice(n, 3)) for n in (0, 3)]
+    parts = [Ranker("tiny", ["big", "very old"], by="token")(table.slice(n, 3)) for n in (0, 3)]
     assert parts[0].schema == parts[1].schema  # also where all rows have failed
     actual = pa.concat_tables(parts).to_pylist()
     assert [row["kept"] for row in actual] == [0, 1, 2, 3, 4]
@@ -136,14 +136,14 @@ def test_a_table_gets_columns_of_ranked_choices(tiny):
 
 def test_one_text_is_no_list_of_choices():
     with pytest.raises(TypeError, match="a list of texts"):
-        Rank("tiny", "big")
+        Ranker("tiny", "big")
 
 
 def test_integers_may_be_floats(tiny):
     """Pandas makes floats of integers if a value is missing."""
     rows = {"prompt": ["Once"] * 4, "index": [0, 1, 2, 3]}
     rows |= {"max_tokens": [3.0, float("nan"), None, 2.5], "seed": [7.0, None, 2.0**60, None]}
-    actual = Generate("tiny", OPTIONS)(pa.table(rows)).to_pylist()
+    actual = Generator("tiny", OPTIONS)(pa.table(rows)).to_pylist()
     assert [row["completion_tokens"] for row in actual] == [3, 9, None, None]
     assert [row["seed"] for row in actual] == [7, 5, None, None]
     assert "seed must be a whole number" in actual[2]["error"]["message"]
@@ -160,14 +160,14 @@ def test_integers_may_be_floats(tiny):
 )
 def test_a_wrong_table_is_an_error(table, what):
     with pytest.raises(InputError, match=what):
-        Generate("tiny", OPTIONS)(table)
+        Generator("tiny", OPTIONS)(table)
 
 
 @pytest.mark.parametrize(("blocks", "batch_size", "actors"), [(1, 64, 1), (7, 3, 2)])
 def test_ray_has_the_results_of_one_machine(ray, tiny, blocks, batch_size, actors):
     rows = ray.data.from_arrow(pa.Table.from_pylist(ROWS)).repartition(blocks)
     done = rows.map_batches(
-        Generate,
+        Generator,
         fn_constructor_kwargs={"model": "tiny", "options": OPTIONS},
         batch_format="pyarrow",
         batch_size=batch_size,
@@ -179,13 +179,13 @@ def test_ray_has_the_results_of_one_machine(ray, tiny, blocks, batch_size, actor
 
 def test_actors_need_a_seed():
     with pytest.raises(InputError, match="need a seed"):
-        Generate("tiny", {"max_tokens": 9})
+        Generator("tiny", {"max_tokens": 9})
 
 
 def test_no_row_is_lost_when_an_actor_dies(ray, tiny, tmp_path):
     sign = tmp_path / "died"
 
-    class Mortal(Generate):
+    class Mortal(Generator):
         """Its process dies once, in the middle of the job."""
 
         def __call__(self, table):
@@ -217,7 +217,7 @@ def test_an_actor_takes_the_threads_of_its_share(ray, ops, request):
             os.environ["GPT_CLI_OPS"] = ops
             # `make test` has set it, which has priority.
             os.environ.pop("OPENBLAS_NUM_THREADS", None)
-            self._generate = Generate("tiny", OPTIONS)
+            self._generate = Generator("tiny", OPTIONS)
 
         def __call__(self, table):
             threads = self._generate._engine.model.ops.threads
