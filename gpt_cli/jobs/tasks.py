@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from gpt_cli import records
@@ -39,7 +40,7 @@ class Task(Protocol):
     def schema(self) -> Schema:
         """The fields of a result."""
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """The fields of rows and records."""
         return Layout(self.fields, self.template, self.schema, self.every_line)
