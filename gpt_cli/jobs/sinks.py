@@ -1,4 +1,4 @@
-"""Where the records and the progress of a job go, and how an interrupted job is resumed."""
+"""Sinks for records, observers of progress, and the manifest that lets a job be resumed."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ def one_by_one(model, ids, place, context):
 
 
 def same(model, logprobs):
-    """What logarithms of the same probabilities equal: the same bits where the library computes."""
+    """Return log-probabilities to compare with: exact with the library, else approximate."""
     return logprobs if model.ops.name == "native" else pytest.approx(logprobs, rel=1e-4)
 
 
