@@ -28,7 +28,7 @@ from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.digests import logits_digest, weights_digest
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize, logits_bytes
+from gpt_cli.gpt2.memory import cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.tokens import start_token
@@ -210,7 +210,7 @@ class Codec:
     def _side_by_side(self) -> int:
         """Return the number of segments to decode at a time, which fit half of the free memory."""
         config, ops = self._model.config, self._model.ops
-        cache = cache_bytes(config, config.n_positions, cache_itemsize(ops))
+        cache = cache_bytes(config, config.n_positions, ops.cache_type.itemsize)
         logits_and_counts = 3 * logits_bytes(config, 1)  # counts have 8 bytes
         most = (ops.free_memory() or sys.maxsize) // (2 * (cache + logits_and_counts))
         return max(1, min(_SIDE_BY_SIDE, most))

@@ -8,7 +8,7 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, FinishReason, Request
 from gpt_cli.generation.sampling import GROUP
 from gpt_cli.generation.speculate import DRAFTS
-from gpt_cli.gpt2.memory import FLOAT, cache_bytes, cache_itemsize, logits_bytes
+from gpt_cli.gpt2.memory import FLOAT, cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import PASS
 from gpt_cli.system.machine import check_room
@@ -68,7 +68,7 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
     cached = all(row.options.use_cache for row in requests)
     cache = 0
     if cached:
-        cache = cache_bytes(config, rows * length, cache_itemsize(model.ops))
+        cache = cache_bytes(config, rows * length, model.ops.cache_type.itemsize)
         if drafts:  # the draft model's copy is in float16
             cache += cache_bytes(config, rows * length, 2)
     tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize, prefix_bytes, weights_bytes
+from gpt_cli.gpt2.memory import cache_bytes, prefix_bytes, weights_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import PASS, prefill, row_states
 from gpt_cli.ops import Array
@@ -133,7 +133,7 @@ def begun_rows(model: GPT2, prefix: Prefix, texts: int, longest: int) -> KVCache
     """
     begun = len(prefix.ids)
     capacity = begun + longest
-    row_bytes = cache_bytes(model.config, capacity, cache_itemsize(model.ops))
+    row_bytes = cache_bytes(model.config, capacity, model.ops.cache_type.itemsize)
     fitting = (cache_budget(model) - prefix.bytes) / max(1, row_bytes)
     rows = max(1, min(texts, PASS, int(fitting)))
     cache = KVCache(model.config, model.ops, rows, capacity)

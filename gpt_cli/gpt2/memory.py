@@ -27,15 +27,10 @@ def cache_bytes(config: GPT2Config, tokens: int, itemsize: int) -> int:
     return 2 * config.n_layer * config.n_embd * tokens * itemsize
 
 
-def cache_itemsize(ops: Ops) -> int:
-    """Return the bytes of a number in a cache: 2 with int8 weights, and with float16 on a GPU."""
-    return int(ops.new_cache(0, 0, 1, 0, 1)[0].itemsize)
-
-
 def prefix_bytes(config: GPT2Config, ops: Ops, tokens: int) -> int:
     """Return the bytes of a prefix: the keys, values and states of its tokens."""
     states = FLOAT * config.n_embd * tokens
-    return cache_bytes(config, tokens, cache_itemsize(ops)) + states
+    return cache_bytes(config, tokens, ops.cache_type.itemsize) + states
 
 
 def logits_bytes(config: GPT2Config, rows: int) -> int:

@@ -26,7 +26,7 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import SHORTEST, Prefix, cache_budget, common_length
 from gpt_cli.generation.row import BatchRow
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize
+from gpt_cli.gpt2.memory import cache_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.weights import NotFiniteError
 from gpt_cli.serve.prompts import PIECE, PendingText, Prompts
@@ -260,5 +260,5 @@ def _fitting(model: GPT2, texts: int) -> int:
     free = model.ops.free_memory()
     if free is None:
         return texts
-    text_bytes = cache_bytes(model.config, model.config.n_positions, cache_itemsize(model.ops))
+    text_bytes = cache_bytes(model.config, model.config.n_positions, model.ops.cache_type.itemsize)
     return max(1, min(texts, math.floor((free - cache_budget(model)) / 2 / text_bytes)))

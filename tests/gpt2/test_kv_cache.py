@@ -3,7 +3,7 @@ import pytest
 
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize
+from gpt_cli.gpt2.memory import cache_bytes
 from gpt_cli.ops.numpy_ops import NumPyOps
 from support.checkpoints import CONFIG, noise
 
@@ -162,7 +162,7 @@ def test_its_first_rows_use_its_memory(ops):
 
 
 def test_a_token_takes_the_bytes_of_its_keys_and_values(cache):
-    expected = cache_bytes(GPT2Config.from_dict(CONFIG), 2 * 5, cache_itemsize(NumPyOps()))
+    expected = cache_bytes(GPT2Config.from_dict(CONFIG), 2 * 5, NumPyOps().cache_type.itemsize)
     assert cache.keys.nbytes + cache.values.nbytes == expected
 
 

@@ -6,7 +6,7 @@ from gpt_cli.generation.generate import working_set
 from gpt_cli.generation.prefix_cache import PrefixCache
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2.kv_cache import KVCache
-from gpt_cli.gpt2.memory import cache_bytes, cache_itemsize, logits_bytes, prefix_bytes
+from gpt_cli.gpt2.memory import cache_bytes, logits_bytes, prefix_bytes
 from gpt_cli.gpt2.model import forward
 from gpt_cli.options.request import Options
 from support.models import DTYPES, model_of
@@ -19,7 +19,7 @@ def test_keys_values_and_states_take_these_bytes(native, dtype):
     ops = native(dtype)
     model = model_of(ops, dtype, **SIZES)
     cache = KVCache(model.config, ops, 3, 64)
-    itemsize = cache_itemsize(ops)
+    itemsize = ops.cache_type.itemsize
     assert itemsize == (2 if dtype == "int8" else 4)
     expected = cache.keys.nbytes + cache.values.nbytes
     assert cache_bytes(model.config, 3 * 64, itemsize) == expected
