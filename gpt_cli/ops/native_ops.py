@@ -40,7 +40,7 @@ class NativeOps(Ops):
     batch_invariant = True
 
     def __init__(self, dtype: str = "float32"):
-        layout = bindings.layout()
+        layout = bindings.library().layout
         self.level = bindings.choose_level()
         self.dtype, self._half = dtype, dtype == "int8"
         self.cache_type = _FLOAT16 if self._half else FLOAT32
