@@ -53,7 +53,7 @@ COVERED = {
     "cli/test_show.py": [f"cli/show/{x}" for x in ("commands", "picture", "terminal", "views")],
     "compression/test_codec.py": ["gpt2/digests"],
     "folder/test_tokenizer.py": ["folder/contents"],
-    "generation/test_drafts.py": ["generation/speculator", "ops/draft_ops"],
+    "generation/test_drafts.py": ["generation/speculator"],
     "generation/test_generate.py": ["generation/batch", "generation/loaded", "generation/row"],
     "gpt2/test_checkpoint.py": ["folder/tensors"],
     "hub/test_client.py": ["hub/local"],

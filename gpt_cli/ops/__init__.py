@@ -73,7 +73,7 @@ class Ops(Protocol):
 
     # All layers in one call, with the same bits: (x, h, visible, cache) -> x.
     layers: Callable[[Array, tuple[Any, ...], Array, Any], Array] | None = None
-    # Steps of a draft model in one call: see `draft_ops.DraftNativeOps.draft`.
+    # Steps of a draft model in one call: see `NativeOps.draft`.
     draft: Callable[..., Array | None] | None = None
 
     def free_memory(self) -> int | None:
@@ -169,7 +169,7 @@ class DraftOps(Ops, Protocol):
     """The operations of the int8 draft model."""
 
     def quantize(self, matrix: Matrix) -> Matrix:
-        """Convert a matrix of the model to int8, as `int8.quantize` does."""
+        """Convert a matrix of the model to int8."""
 
 
 # The implementations, the fastest first: their device, types of weights, and class.

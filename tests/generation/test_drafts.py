@@ -161,7 +161,7 @@ def test_there_is_no_twin_if_memory_runs_out(model, monkeypatch):
     def quantize(self, matrix):
         raise MemoryError
 
-    monkeypatch.setattr("gpt_cli.ops.draft_ops.DraftNativeOps.quantize", quantize)
+    monkeypatch.setattr("gpt_cli.ops.native_ops.NativeOps.quantize", quantize)
     assert make_draft_model(model) is None
 
 
@@ -301,13 +301,13 @@ def test_in_one_call_more_drafts_than_the_cache_has_room_for_are_refused(model, 
         following(DraftModel(make_draft_model(model), chooser), cache)._in_one_call([row], 40)
 
 
-def test_a_twin_ends_its_drafts_where_its_results_are_not_finite(model, place):
+def test_by_steps_drafts_end_where_results_are_not_finite(model, place):
     chooser, row, cache = place(temperature=0)
     wpe = model.wpe.copy()
     wpe[3] = np.nan
     twin = replace(favouring(model, VOCAB["x"]), wpe=wpe)
     twin = following(DraftModel(twin, chooser), cache)
-    assert twin.draft([row], 9) == [[VOCAB["x"]] * 2]
+    assert twin._by_steps([row], 9) == [[VOCAB["x"]] * 2]
     assert twin._cache.lengths.tolist() == [1]
 
 

@@ -208,7 +208,7 @@ struct choose {
     float temperature, log_min_p; /* -INFINITY if there is no min_p */
 };
 
-/* Tokens to draft for B texts, one after the other: see `draft` in draft_ops.py. */
+/* Tokens to draft for B texts, one after the other: see `draft` in native_ops.py. */
 struct draft {
     struct embed embed;       /* of the last tokens */
     struct layers layers;     /* from embed.x; past is `positions` */
