@@ -188,9 +188,7 @@ _log = logging.getLogger(__name__)
 def check_available(device: str, dtype: str) -> list[str]:
     """Return the names of the implementations that `get_ops` tries, without loading one.
 
-    Raises:
-        InputError: there is none, its requirements are not installed, or GPT_CLI_OPS is invalid.
-        ResourceError: it needs a GPU, and none can be used.
+    InputError if there is none, or GPT_CLI_OPS is invalid; ResourceError without a needed GPU.
     """
     names = _implementations(device, dtype)
     choice = os.environ.get(_VARIABLE)
@@ -217,9 +215,7 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
     GPT_CLI_OPS names the implementation; by default it is the fastest that can be used. `threads`
     is the number of CPU threads; by default see `machine.threads`. It does not apply to NumPy.
 
-    Raises:
-        InputError: there is no such implementation.
-        ResourceError: it needs a GPU or a library, and none can be used.
+    Errors are those of `check_available`, and ResourceError if no implementation works.
     """
     if threads is not None:
         check("threads", threads, THREADS)
@@ -238,8 +234,8 @@ def get_ops(device: str, dtype: str, threads: int | None = None) -> Ops:
                 ops.threads = threads
             return ops
     if name == "cupy":
-        complaint = f"{device}: CuPy does not work ({reason}): {gpu.install_hint()}"
-        raise OptionResourceError("device", complaint)
+        problem = f"{device}: CuPy does not work ({reason}): {gpu.install_hint()}"
+        raise OptionResourceError("device", problem)
     raise OptionResourceError("dtype", f"{dtype}: {name} does not work here: {reason}")
 
 
@@ -259,10 +255,11 @@ def held_dtype(stored: str, device: str) -> str:
 
 def _implementations(device: str, dtype: str) -> list[str]:
     """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's."""
-    devices = {
-        name: kind for name, (kind, dtypes, _) in _IMPLEMENTATIONS.items() if dtype in dtypes
-    }
-    names = [name for name in devices if device in ("auto", devices[name])]
+    names = [
+        name
+        for name, (kind, dtypes, _) in _IMPLEMENTATIONS.items()
+        if dtype in dtypes and device in ("auto", kind)
+    ]
     if not names:
         kinds, dtypes, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
         _check_name("device", device, kinds)

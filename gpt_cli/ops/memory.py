@@ -82,12 +82,6 @@ class Arena:
         return np.ndarray(shape, dtype, piece, used)
 
 
-class _Reference(weakref.ref[NDArray[Any]]):
-    """A reference to an array in use, with its memory."""
-
-    memory: mmap.mmap
-
-
 class Workspace:
     """Memory for the results of operations, which is reused.
 
@@ -97,8 +91,9 @@ class Workspace:
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []  # sorted by size
-        self._used: dict[int, _Reference] = {}  # by identity
-        self._returned: list[_Reference] = []  # whose arrays were garbage collected
+        # Weak references to arrays in use, with their memory, by the identity of the reference.
+        self._used: dict[int, tuple[weakref.ref[Any], mmap.mmap]] = {}
+        self._returned: list[weakref.ref[Any]] = []  # to arrays that were garbage collected
 
     def free_bytes(self) -> int:
         """Return the bytes that are kept and not in use."""
@@ -130,14 +125,12 @@ class Workspace:
         # A view refers to this array and keeps it alive, because no other array owns the memory.
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)
         # The callback is no Python code, in which an interrupt would be lost.
-        reference = _Reference(array, self._returned.append)
-        reference.memory = memory
-        self._used[id(reference)] = reference
+        reference = weakref.ref(array, self._returned.append)
+        self._used[id(reference)] = reference, memory
         return array
 
     def _take_back(self) -> None:
         while self._returned:
-            reference = self._returned.pop()
-            del self._used[id(reference)]
-            self._free.append(reference.memory)
+            _, memory = self._used.pop(id(self._returned.pop()))
+            self._free.append(memory)
             self._free.sort(key=len)
