@@ -36,9 +36,8 @@ class Int8Rows:
     def parts(self, rows: slice) -> tuple[Array, Array]:
         """Return a range of rows of the weights, with the scales of their groups."""
         start, stop, _ = rows.indices(self.shape[0])
-        if self.transposed:
-            return self.weight[start:stop], self.scale[start:stop]
-        return self.weight[start:stop], self.scale[start // GROUP : -(-stop // GROUP)]
+        groups = slice(start, stop) if self.transposed else slice(start // GROUP, -(-stop // GROUP))
+        return self.weight[start:stop], self.scale[groups]
 
     def __getitem__(self, rows: slice, /) -> Array:
         """Return a range of rows, dequantized to float32."""

@@ -37,9 +37,7 @@ def write_file(file: Path, data: bytes) -> None:
 def new_file(to: Path) -> Iterator[BinaryIO]:
     """Yield a file that becomes `to` if the block succeeds, or the device or pipe that `to` is.
 
-    Raises:
-        InputError: `to` exists, or its folder does not.
-        ResourceError: it cannot be written.
+    InputError if `to` exists, or its folder does not; ResourceError if it cannot be written.
     """
     with _part_of(to, to) as part:
         if to.exists() and not to.is_file() and not to.is_dir():

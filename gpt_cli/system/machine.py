@@ -142,16 +142,13 @@ def native_library() -> Path | None:
 
 def native_computes() -> bool:
     """Return whether the compiled library can be used here, without importing NumPy."""
-    path = native_library()
-    if path is None:
-        return False
     import ctypes
 
-    try:
-        library = ctypes.CDLL(str(path))
-        return any(library.gpt2_has_level(level) for level in (b"avx2", b"neon"))
-    except (OSError, AttributeError):
-        return False
+    with suppress(OSError, AttributeError):  # it cannot be loaded, or is another version
+        if path := native_library():
+            library = ctypes.CDLL(str(path))
+            return any(library.gpt2_has_level(level) for level in (b"avx2", b"neon"))
+    return False
 
 
 def _affinity() -> int:
@@ -173,31 +170,32 @@ def _group_memory() -> Iterator[int]:
 def _groups() -> Iterator[Path]:
     """Yield the folders of the process's control groups and of their parents."""
     yield from (_CGROUP, _CGROUP / "memory")
-    with suppress(OSError):
-        for line in _OWN_GROUPS.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
-                group = _CGROUP / controllers / path.lstrip("/")
-                yield group
-                yield from group.parents[: len(Path(path).parts)]
+    for line in _text(_OWN_GROUPS).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            group = _CGROUP / controllers / path.lstrip("/")
+            yield group
+            yield from group.parents[: len(Path(path).parts)]
 
 
 def _integers(path: Path) -> list[int]:
     """Return the integers in a file; [] if there is none, or a limit is "max"."""
-    try:
-        return [int(word) for word in path.read_text().split()]
-    except (OSError, ValueError):
-        return []
+    words = _text(path).split()
+    return [int(word) for word in words] if all(map(str.isdecimal, words)) else []
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Return the numbers in a file of lines `name number [kB]`, in bytes; {} if unreadable."""
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
+    """Return the numbers in a file of lines `name number [kB]`, in bytes."""
+    lines = [line.split() for line in _text(path).splitlines()]
     return {
         words[0]: int(words[1]) * (1024 if words[2:] == ["kB"] else 1)
         for words in lines
-        if len(words) > 1 and words[1].isdigit()
+        if len(words) > 1 and words[1].isdecimal()
     }
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; "" if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text()
+    return ""

@@ -26,8 +26,7 @@ def prepare(threads: int | None) -> None:
     BLAS libraries do not know in a container. If the compiled library computes, NumPy gets only one
     thread: to start more takes a fifth of the time of its import.
 
-    Raises:
-        ResourceError: the address space is too small, where OpenBLAS would end the process.
+    ResourceError if the address space is too small: OpenBLAS would end the process.
     """
     if threads is None and not any(name in os.environ for name in THREAD_VARIABLES):
         threads = cores()
