@@ -190,7 +190,21 @@ def check_available(device: str, dtype: str) -> list[str]:
 
     InputError if there is none, or GPT_CLI_OPS is invalid; ResourceError without a needed GPU.
     """
-    names = _implementations(device, dtype)
+    names = [
+        name
+        for name, (kind, dtypes, _) in _IMPLEMENTATIONS.items()
+        if dtype in dtypes and device in ("auto", kind)
+    ]
+    if not names:
+        kinds, types, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
+        _check_name("device", device, kinds)
+        _check_name("dtype", dtype, itertools.chain(*types))
+        choices = ", ".join(types[kinds.index(device)])
+        raise OptionError("dtype", f"{dtype} is not available on {device}: choose {choices}")
+    if "cupy" in names and (problem := gpu.problem()):
+        names.remove("cupy")
+        if not names:
+            raise OptionResourceError("device", f"cuda: {problem}")
     choice = os.environ.get(_VARIABLE)
     if choice and choice not in names:
         raise InputError(f"{_VARIABLE} must be {' or '.join(names)} for {dtype}, not {choice!r}")
@@ -251,26 +265,6 @@ def held_dtype(stored: str, device: str) -> str:
         if device == "cpu" or (device == "auto" and gpu.problem() is not None):
             return get_ops("cpu", stored).dtype
     return "float32"
-
-
-def _implementations(device: str, dtype: str) -> list[str]:
-    """Return the implementations for a device; for "auto" those of a usable GPU, then the CPU's."""
-    names = [
-        name
-        for name, (kind, dtypes, _) in _IMPLEMENTATIONS.items()
-        if dtype in dtypes and device in ("auto", kind)
-    ]
-    if not names:
-        kinds, dtypes, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
-        _check_name("device", device, kinds)
-        _check_name("dtype", dtype, itertools.chain(*dtypes))
-        choices = ", ".join(dtypes[kinds.index(device)])
-        raise OptionError("dtype", f"{dtype} is not available on {device}: choose {choices}")
-    if "cupy" in names and (problem := gpu.problem()):
-        names.remove("cupy")
-        if not names:
-            raise OptionResourceError("device", f"cuda: {problem}")
-    return names
 
 
 def _check_name(option: str, name: str, names: Iterable[str]) -> None:

@@ -124,9 +124,8 @@ class NativeOps(DraftOps):
         return bindings.Embed(wte=wte.struct, wpe=wpe, n_positions=len(wpe), **tokens)
 
     def layer_norm(self, x: Array, ln: LayerNorm) -> Array:
-        C = x.shape[-1]
-        rows = _rows_of(x, C)
-        y = self._empty_rows(len(rows), C)
+        rows = _rows_of(x)
+        y = self._empty_rows(*rows.shape)
         self._layer_norm(rows, ln, y).run(self.threads)
         return y.reshape(x.shape)
 
@@ -135,7 +134,7 @@ class NativeOps(DraftOps):
         return bindings.LayerNormRows(norm=bindings.norm_of(ln, C), x=x, y=y, rows=rows, C=C)
 
     def linear(self, x: Array, w: Linear, activation: str | None = None) -> Array:
-        rows, packed = _rows_of(x, w.weight.n_in), w.weight
+        rows, packed = _rows_of(x), w.weight
         y = self._empty_rows(len(rows), packed.width)
         self._linear(rows, w, y, activation).run(self.threads)
         return y[:, : packed.n_out].reshape(*x.shape[:-1], packed.n_out)
@@ -143,6 +142,7 @@ class NativeOps(DraftOps):
     def _linear(self, x: Array, w: Linear, y: Array, activation: str | None = None) -> Struct:
         packed: Packed = w.weight
         check(packed.format == self.dtype, "the weight", packed.panels)
+        check(x.shape[1] == packed.n_in, "x", x)
         scratch = None
         if self.dtype == "int8":
             size = len(x) * (-(-packed.n_in // GROUP) * self._digits_bytes + 4)
@@ -218,7 +218,7 @@ class NativeOps(DraftOps):
         B, T, C = x.shape
         past, lengths = _counts_of(cache.lengths, (B,)), _counts_of(cache.new, (B,))
         seen = _counts_of(visible, (B, T))
-        call = self._all_layers(h, _rows_of(x, C), cache, seen, past, lengths)
+        call = self._all_layers(h, _rows_of(x), cache, seen, past, lengths)
         y = self._empty_rows(B * T, C)  # after the larger scratch, whose memory it could occupy
         call.point("y", y)
         if call.run(self.threads):
@@ -235,9 +235,8 @@ class NativeOps(DraftOps):
         check(x.shape[1] == C, "x", x)
         check(len(keys) == len(values) and len(keys) in (1, len(h)), "keys", keys)
         fields = self._cache(keys[0], values[0], B, H, C // H)
-        for array, name in ((keys, "keys_bytes"), (values, "values_bytes")):
-            # Without a cache, all layers use the same memory.
-            fields[name] = array.strides[0] if len(keys) > 1 else 0
+        step = len(keys) > 1  # without a cache, all layers use the same memory
+        fields |= {"keys_bytes": step * keys.strides[0], "values_bytes": step * values.strides[0]}
         fields |= {"visible": visible, "past": past, "lengths": lengths, "n_layer": len(h), "T": T}
         call = bindings.AllLayers(blocks=layers.struct, x=x, **fields)
         size = bindings.layers_scratch(call, self.threads) + _CACHE_LINE
@@ -253,13 +252,13 @@ class NativeOps(DraftOps):
         return y
 
     def log_normalizer(self, logits: Array) -> Array:
-        rows = _rows_of(logits, logits.shape[-1])
+        rows = _rows_of(logits)
         normalizer = np.empty(len(rows))
         bindings.LogSumExp(x=rows, y=normalizer, rows=len(rows), n=rows.shape[1]).run(self.threads)
         return normalizer
 
     def cumulative_counts(self, logits: Array) -> Array:
-        rows = _rows_of(logits, logits.shape[-1])
+        rows = _rows_of(logits)
         sums = self._workspace.empty(rows.shape, INT64)
         bindings.Cumulate(logits=rows, sums=sums, rows=len(rows), n=rows.shape[1]).run(self.threads)
         return sums
@@ -268,7 +267,7 @@ class NativeOps(DraftOps):
         n = logits.shape[-1]
         if not 0 < params.top_k <= min(n, LARGEST_TOP_K):
             return None
-        rows, draws = _rows_of(logits, n), contiguous(uniforms, FLOAT64)
+        rows, draws = _rows_of(logits), contiguous(uniforms, FLOAT64)
         check(draws.shape == (len(rows),), "uniforms", draws)
         ids = np.empty(len(rows), INT64)
         self._choose(rows, draws, ids, params).run(self.threads)
@@ -295,18 +294,14 @@ class NativeOps(DraftOps):
 
         last (B,) last tokens of texts, uniforms (count, B) draws -> ids (count, B). `cache` has the
         tokens of the texts before these. The ids in `banned` are never drafted. The temperature is
-        above 0.
-
-        Steps in Python took 1.5 times as long: the weights evict its data from the processor's
-        cache. Keys and values are appended beyond the lengths of the cache, which stay. Results
-        that are not finite give an arbitrary draft.
+        above 0. Keys and values are appended beyond the lengths of the cache, which stay. Results
+        that are not finite give an arbitrary draft. (Steps in Python took 1.5 times as long.)
         """
         head, C, (count, B) = model.lm_head, model.wte.n_in, uniforms.shape
         V = head.weight.n_out
         if not 0 < params.top_k <= min(V, LARGEST_TOP_K):
             return None
         check(len(cache.keys) == len(cache.values) == len(model.h), "keys", cache.keys)
-        check(head.weight.n_in == C, "lm_head", last)
         check(not banned.size or 0 <= banned.min() <= banned.max() < V, "banned", banned)
         check(cache.lengths.shape == last.shape == (B,), "last", last)
         ids = np.empty((count + 1, B), INT64)
@@ -367,10 +362,9 @@ def _capacity(keys: Array) -> int:
     return keys.shape[2] * keys.shape[4]
 
 
-def _rows_of(x: Array, width: int) -> Array:
+def _rows_of(x: Array) -> Array:
     """Return x (..., width) as float32 (n, width) with contiguous rows."""
-    check(x.shape[-1] == width, "x", x)
-    return readable(x.reshape(-1, width))
+    return readable(x.reshape(-1, x.shape[-1]))
 
 
 def _counts_of(x: Array, shape: tuple[int, ...]) -> Array:
