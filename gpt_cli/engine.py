@@ -20,7 +20,6 @@ from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.requests import fitting_ids, request_of, row_request, text_ids
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.prefill import next_logits
-from gpt_cli.gpt2.tokens import check_ids, start_token
 from gpt_cli.options.declare import OptionError, takes
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
@@ -79,7 +78,7 @@ class Engine:
         ops, config = self.model.ops, self.model.config
         if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
             raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
-        rows = np.array([check_ids(config, row) for row in ids])
+        rows = np.array([config.check_ids(row) for row in ids])
         return ops.to_host(forward(self.model, ops.xp.asarray(rows)))
 
     def trace(self, text: str, *, special: bool = False) -> Trace:
@@ -194,7 +193,7 @@ class Engine:
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of texts, not one text")
-        start = [start_token(self.model.config, "bos is set")] if bos else []
+        start = [self.model.config.start_token("bos is set")] if bos else []
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks

@@ -7,19 +7,18 @@ from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generation import matcher
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request, fit
-from gpt_cli.gpt2.tokens import check_ids, start_token
 from gpt_cli.options.request import Options
 
 
 def text_ids(loaded: LoadedModel, text: str, *, special: bool = False) -> list[int]:
     """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
-    return check_ids(loaded.config, loaded.tokenizer.encode(text, special=special))
+    return loaded.config.check_ids(loaded.tokenizer.encode(text, special=special))
 
 
 def prompt_ids(loaded: LoadedModel, prompt: str, *, special: bool = False) -> list[int]:
     """Return the ids of a prompt, or the start token if it is empty."""
     ids = text_ids(loaded, prompt, special=special)
-    return ids or [start_token(loaded.config, "the prompt is empty")]
+    return ids or [loaded.config.start_token("the prompt is empty")]
 
 
 def fitting_ids(loaded: LoadedModel, prompt: str, *, special: bool) -> list[int]:
@@ -36,7 +35,7 @@ def fitting_ids(loaded: LoadedModel, prompt: str, *, special: bool) -> list[int]
 def request_of(loaded: LoadedModel, prompt: str, options: Options, index: int) -> Request:
     """Return the request to continue a prompt; see `Request`."""
     ids = prompt_ids(loaded, prompt, special=options.special)
-    check_ids(loaded.config, [id for id, _ in options.logit_bias])
+    loaded.config.check_ids([id for id, _ in options.logit_bias])
     matcher.check(loaded.tokenizer, loaded.config, options.constraint)
     return Request(fit(ids, loaded.config.n_positions, options), options, index)
 

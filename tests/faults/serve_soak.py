@@ -33,7 +33,6 @@ from gpt_cli.checks.bench import TEXT
 from gpt_cli.generation import sampling
 from gpt_cli.generation.generate import Completion, generate
 from gpt_cli.generation.row import Request
-from gpt_cli.gpt2.tokens import start_token
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
 from gpt_cli.serve.answer import token_name
@@ -160,7 +159,7 @@ class Reference:
         for place, prompt in enumerate([given] if one else given):
             ids = self.engine.encode(prompt) if isinstance(prompt, str) else prompt
             text = prompt if isinstance(prompt, str) else self.engine.decode(prompt)
-            ids = ids or [start_token(self.engine.model.config, "the prompt is empty")]
+            ids = ids or [self.engine.model.config.start_token("the prompt is empty")]
             first = place * candidates
             found = [self.complete(fields, ids, first + index) for index in range(candidates)]
             read += len(ids)

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from gpt_cli.errors import CheckpointError
+from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.config import GPT2Config
 from support.checkpoints import CONFIG, END_ID
 
@@ -188,3 +188,21 @@ def test_a_file_that_is_no_json_object_is_refused_by_its_name(folder, name, cont
 def test_a_folder_without_config_is_no_model(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         GPT2Config.from_folder(tmp_path)
+
+
+# --- token ids -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", [-1, 10, 2**70])
+def test_an_id_that_the_model_does_not_have_is_refused(id):
+    config = GPT2Config(vocab_size=10)
+    assert config.check_ids((0, 9)) == [0, 9]
+    with pytest.raises(InputError, match=f"no token {id}; its ids are from 0 to 9"):
+        config.check_ids([0, id])
+
+
+@pytest.mark.parametrize("bos", [None, 10, 11])
+def test_a_model_without_a_start_token_says_why_one_is_needed(bos):
+    assert GPT2Config(vocab_size=10, bos_token_id=9).start_token("because") == 9
+    with pytest.raises(InputError, match=r"^because, and this model has no start token"):
+        GPT2Config(vocab_size=10, bos_token_id=bos).start_token("because")
