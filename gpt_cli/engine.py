@@ -14,8 +14,8 @@ from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, compute_valid
 from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.generation import batch, matcher, sampling
-from gpt_cli.generation.generate import Completion, Run
+from gpt_cli.generation import matcher, sampling
+from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.requests import fitting_ids, request_of, row_request, text_ids
 from gpt_cli.gpt2.model import GPT2, forward
@@ -141,7 +141,7 @@ class Engine:
         return compute_valid(
             zip(count() if indices is None else indices, rows, strict=False),
             lambda pair: row_request(self.loaded, pair[1], defaults, pair[0]),
-            partial(batch.complete, self.loaded, batch_size=batch_size),
+            partial(complete, self.loaded, batch_size=batch_size),
         )
 
     def score(

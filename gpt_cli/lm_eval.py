@@ -29,8 +29,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from gpt_cli.errors import GPTCLIError, InputError
-from gpt_cli.generation.batch import complete
-from gpt_cli.generation.generate import Completion
+from gpt_cli.generation.generate import Completion, complete
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities, ranks
 from gpt_cli.loading import load

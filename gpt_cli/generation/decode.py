@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from gpt_cli.gpt2.prefill import next_logits, right_pad
 from gpt_cli.ops import Array, Ops
 
 TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
+ChosenToken: TypeAlias = tuple[int, float, TopLogprobs]  # fields of a `Step`: id, logprob, ...
 
 _SMALLEST = 128  # tokens: the least capacity of a cache that rows join
 
@@ -38,14 +39,6 @@ class Step:
     model_seconds: float  # of the pass that all rows share and of drafting for it
     drafted: int = 0  # tokens that the pass verified; these two are 0 in further steps of a pass
     accepted: bool = False  # whether this token was drafted
-
-
-class ChosenToken(NamedTuple):
-    """The first fields of a `Step` after its row."""
-
-    id: int
-    logprob: float
-    top_logprobs: TopLogprobs
 
 
 class Batch:
@@ -155,7 +148,7 @@ class Batch:
         choices = choose(self._model.ops, self._chooser, logits, self.rows)
         seconds = time.perf_counter() - self._start
         if self._policy:
-            self._policy.learn(self.rows, [[choice.id for choice in row] for row in choices])
+            self._policy.learn(self.rows, [[id for id, *_ in row] for row in choices])
         steps = [
             step
             for row, row_choices in zip(self.rows, choices, strict=True)
@@ -195,7 +188,7 @@ def _steps(
     steps: list[Step] = []
     drafted = len(row.drafts)
     for number, choice in enumerate(choices, 1):
-        text, finish_reason = row.push(choice.id)
+        text, finish_reason = row.push(choice[0])
         of_pass = (0.0, 0) if steps else (model_seconds, drafted)
         accepted = number < len(choices)
         steps.append(Step(row.number, *choice, text, finish_reason, seconds, *of_pass, accepted))
@@ -218,12 +211,12 @@ def choose(
     top = top_logprobs(ops, logits, [at.row.options.top_logprobs for at in positions])
     ids = chooser.choose(logits, positions)
     logprobs = ops.to_host(logits[ops.xp.arange(len(ids)), ids] - normalizer).tolist()
-    choices = map(ChosenToken, ops.to_host(ids).tolist(), logprobs, top)
-    by_row = [(row, list(islice(choices, len(row.drafts) + 1))) for row in rows]
-    return [
-        verified[: agreed(row.drafts, [choice.id for choice in verified]) + 1]
-        for row, verified in by_row
-    ]
+    tokens = zip(ops.to_host(ids).tolist(), logprobs, top, strict=True)
+    choices = []
+    for row in rows:
+        verified = list(islice(tokens, len(row.drafts) + 1))
+        choices.append(verified[: agreed(row.drafts, [id for id, *_ in verified]) + 1])
+    return choices
 
 
 def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:

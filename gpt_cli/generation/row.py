@@ -159,20 +159,15 @@ class Chooser:
     """Chooses tokens for one model and tokenizer."""
 
     def __init__(self, loaded: LoadedModel):
-        ops, config = loaded.model.ops, loaded.config
-        xp = ops.xp
-        eos = {id for id in config.eos_token_id if id < config.vocab_size}
-        missing = set(loaded.tokenizer.missing_ids(config.vocab_size)) - eos
-        self._ops = ops
-        self._ends, self._missing = (
-            xp.asarray(sorted(ids), dtype=xp.int64) for ids in (eos, missing)
-        )
-        self._never = _columns(self._missing)
+        self._ops, size = loaded.model.ops, loaded.config.vocab_size
+        ends = {id for id in loaded.config.eos_token_id if id < size}
+        missing = [id for id in loaded.tokenizer.missing_ids(size) if id not in ends]
+        banned = missing, [*missing, *ends]  # by `ignore_eos`
+        self._banned = [self._ops.xp.asarray(ids, dtype="int64") for ids in banned]
 
     def banned(self, row: BatchRow) -> Array:
         """Return the ids that are never chosen for a row."""
-        ends = [self._ends] if row.options.ignore_eos else []
-        return self._ops.xp.concatenate([self._missing, *ends])
+        return self._banned[row.options.ignore_eos]
 
     def choose(self, logits: Array, positions: Sequence[Position]) -> Array:
         """Choose the next token at every position: logits (P, V) -> ids (P,).
@@ -181,12 +176,12 @@ class Chooser:
         parameters are sampled together. The logits of tokens that may not be chosen become -inf.
         """
         xp = self._ops.xp
-        logits[:, self._never] = -xp.inf
+        logits[:, self._banned[False]] = -xp.inf
         alike: dict[SamplingParams, list[int]] = {}
         for index, (row, drafts) in enumerate(positions):
             alike.setdefault(row.sampling, []).append(index)
             if row.options.ignore_eos:
-                logits[index, self._ends] = -xp.inf
+                logits[index, self._banned[True]] = -xp.inf
             if row.matcher and (allowed := row.matcher.allowed(drafts)).any():
                 logits[index, ~xp.asarray(allowed)] = -xp.inf
         ids = xp.empty(len(positions), xp.int64)
@@ -200,10 +195,3 @@ class Chooser:
                 draws = [at.row.draw(len(at.row.generated) + len(at.drafts)) for at in group]
             ids[part] = sample(self._ops, logits[part], xp.asarray(draws), params, seen, generated)
         return ids
-
-
-def _columns(ids: Array) -> Array | slice:
-    """Return sorted ids as a slice if they are consecutive: padding of a vocabulary may be long."""
-    if len(ids) and ids[-1] - ids[0] == len(ids) - 1:
-        return slice(int(ids[0]), int(ids[-1]) + 1)
-    return ids

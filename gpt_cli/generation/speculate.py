@@ -79,7 +79,7 @@ class DraftPolicy:
 
     @cached_property
     def _draft_model(self) -> DraftModel | None:
-        model = self._speculator.draft_model
+        model = self._speculator.ensure_draft_model()
         return DraftModel(model, self._chooser) if model else None
 
     def learn(self, rows: Sequence[BatchRow], new: Sequence[Sequence[int]]) -> None:
@@ -105,8 +105,8 @@ class DraftPolicy:
         counts, lengths = [n for n in _COUNTS if n <= max(sizes)], list(map(len, self._guesses))
         plans = {(n, False): self._rate(self._ngram_record, n, lengths) for n in (0, *counts)}
         speculator = self._speculator
-        worth = speculator.has_draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
-        if worth and speculator.may_have_draft_model:
+        is_worth = speculator.draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
+        if is_worth and speculator.may_have_draft_model:
             plans |= {(n, True): self._rate(self._model_record, n, sizes) for n in counts}
         plans[0, False] *= MIN_SPEEDUP
         best = max(plans, key=plans.__getitem__)

@@ -19,7 +19,7 @@ from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix,
 from gpt_cli.folder.tensors import DTYPES, Tensor, read_header, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
-from gpt_cli.ops.int8 import GROUP, Int8Rows
+from gpt_cli.ops.int8 import Int8Rows, scales_shape
 from gpt_cli.system.machine import cores
 
 # Causal masks, which old versions of transformers stored with the weights.
@@ -81,12 +81,12 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
         if weight.dtype != "I8" or scale is None or not is_matrix(name, weight.shape):
             continue  # `_problems` has a matrix or a scale without its counterpart
         transposed = is_transposed(name)
-        groups = list(weight.shape)
-        groups[transposed] = -(-groups[transposed] // GROUP)
-        if (scale.dtype, list(scale.shape)) != ("F32", groups):
+        n_rows, length = weight.shape
+        required = scales_shape(n_rows, length, transposed)
+        if (scale.dtype, scale.shape) != ("F32", required):
             raise CheckpointError(
                 f"{folder}: the tensor {name + SCALE} is {scale.dtype} {list(scale.shape)}, "
-                f"but must be F32 {groups}: make the folder again with `gpt-cli quantize`"
+                f"but must be F32 {list(required)}: make the folder again with `gpt-cli quantize`"
             )
         joined[name] = Int8Rows(weight, scale, transposed)
         del joined[name + SCALE]

@@ -49,10 +49,6 @@ class KVCache:
         """Count the tokens that the layers have stored in this forward pass."""
         self.lengths = self.lengths + self.new
 
-    def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens of all texts."""
-        self.lengths = self.lengths - tokens
-
     def sync(self, other: "KVCache") -> None:
         """Copy the tokens of another cache, of the same capacity, that are not in this one."""
         size = self._ops.cache_panel

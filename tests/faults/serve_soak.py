@@ -31,7 +31,7 @@ from client import Connection, Server, ask, command, request
 import gpt_cli
 from gpt_cli.checks.bench import TEXT
 from gpt_cli.generation import sampling
-from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
@@ -178,12 +178,11 @@ class Reference:
             max_tokens=max(1, fields["max_tokens"]),
             top_logprobs=fields.get("logprobs", 0),
         )
-        completion = Completion(len(ids), options.seed, finish_reason="length")
-        if fields["max_tokens"]:
-            row = Request(ids, options, index)
-            for step in generate(self.engine.model, self.engine.tokenizer, [row]):
-                completion.add(step)
-        return completion
+        if not fields["max_tokens"]:
+            return Completion(len(ids), options.seed, finish_reason="length")
+        run = Run(self.engine.loaded, [Request(ids, options, index)])
+        list(run)
+        return run.completions[0]
 
     def choice(self, fields, text, ids, made):
         """Return the text, finish reason and log-probabilities of a choice."""

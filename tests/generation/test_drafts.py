@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt_cli.generation.drafts import _FADING, DraftModel, NGrams, Record, agreed
-from gpt_cli.generation.generate import generate
+from gpt_cli.generation.generate import Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Chooser, Request
 from gpt_cli.generation.speculator import Speculator, make_draft_model
@@ -168,12 +168,11 @@ def test_there_is_no_twin_if_memory_runs_out(model, monkeypatch):
 def test_a_twin_that_was_released_is_made_again(model):
     speculator = Speculator(model)
     speculator.release()  # there is none yet
-    first = speculator.draft_model
-    assert speculator.draft_model is first
-    assert (speculator.has_draft_model, speculator.may_have_draft_model) == (True, True)
+    first = speculator.ensure_draft_model()
+    assert speculator.ensure_draft_model() is first is speculator.draft_model
     speculator.release()
-    assert (speculator.has_draft_model, speculator.may_have_draft_model) == (False, True)
-    assert speculator.draft_model is not first
+    assert (speculator.draft_model, speculator.may_have_draft_model) == (None, True)
+    assert speculator.ensure_draft_model() is not first
 
 
 def following(twin, cache):
@@ -191,7 +190,7 @@ def test_a_twin_drafts_what_it_would_generate_and_leaves_the_texts_as_they_were(
         for index, prompt in enumerate([[1, 2, 3], [4, 5]])
     ]
     expected = [[], []]
-    for step in generate(LoadedModel(model, tokenizer), requests):
+    for step in Run(LoadedModel(model, tokenizer), requests):
         expected[step.row].append(step.id)
 
     chooser = Chooser(LoadedModel(model, tokenizer))
@@ -233,7 +232,7 @@ def test_all_drafts_in_one_call_are_those_of_single_steps(
     cache = KVCache(model.config, model.ops, len(rows), 9 + count)
     ids, lengths = right_pad(prompts)
     hidden_states(model, ids, cache, lengths)
-    cache.rewind(1)  # the last token of each row is not in the cache
+    cache.lengths = cache.lengths - 1  # the last token of each row is not in the cache
     made = make_draft_model(model)
     twin = following(DraftModel(made, Chooser(LoadedModel(model, tokenizer))), cache)
     with computing(made.ops, *threads_and_level):

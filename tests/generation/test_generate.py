@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.generate import Run, working_set
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.row import Request, StopStrings, _columns, fit
+from gpt_cli.generation.row import Request, StopStrings, fit
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import forward, hidden_states, unembed
@@ -18,7 +18,7 @@ from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.ops.memory import Workspace
 from gpt_cli.options.request import Options
 from support.checkpoints import ALPHABET, CASES, END, END_ID, VOCAB
-from support.models import GREEDY, exact_logprobs, favouring, ids_of, run
+from support.models import GREEDY, completions_of, exact_logprobs, favouring, ids_of, run
 from support.sampling_values import sampling_options
 
 SAMPLED = {"temperature": 1.5, "top_k": 0, "top_p": 1.0}
@@ -45,7 +45,7 @@ def endless(make_model):
     return make_model(n_positions=12, n_layer=2, eos_token_id=None)
 
 
-def outcomes(completions) -> list[tuple]:
+def texts_of(completions) -> list[tuple]:
     return [(done.ids, done.text, done.finish_reason) for done in completions]
 
 
@@ -85,10 +85,10 @@ def test_rows_of_one_prompt_differ_by_seed_and_index(endless, tokenizer):
         for seed in (7, 7, 8)
     )
     assert len({tuple(row.ids) for row in first}) == 4
-    assert outcomes(first) == outcomes(again) != outcomes(other)
+    assert texts_of(first) == texts_of(again) != texts_of(other)
     request = Request([1, 2], Options(**SAMPLED, seed=7, max_tokens=8), 3)
     (alone,) = completions_of(endless, tokenizer, [request])
-    assert outcomes([alone]) == outcomes(first[3:])
+    assert texts_of([alone]) == texts_of(first[3:])
 
 
 def test_each_step_has_a_draw_of_its_own(endless, tokenizer, monkeypatch):
@@ -130,20 +130,13 @@ requests = st.lists(
 )
 
 
-def completions_of(model, tokenizer, requests):
-    done = [Completion(len(row.prompt), row.options.seed) for row in requests]
-    for step in generate(LoadedModel(model, tokenizer), requests):
-        done[step.row].add(step)
-    return done
-
-
 @given(requests=requests)
 @settings(max_examples=100)
 def test_each_row_is_continued_as_it_wants_and_as_if_it_were_alone(model, tokenizer, requests):
     together = completions_of(model, tokenizer, requests)
     for done, request in zip(together, requests, strict=True):
         (alone,) = completions_of(model, tokenizer, [request])
-        assert outcomes([done]) == outcomes([alone])
+        assert texts_of([done]) == texts_of([alone])
         if model.ops.name == "native":
             assert (done.logprobs, done.top_logprobs) == (alone.logprobs, alone.top_logprobs)
         np.testing.assert_allclose(done.logprobs, alone.logprobs, rtol=1e-3, atol=1e-4)
@@ -156,7 +149,7 @@ def test_a_long_prompt_may_take_several_passes(endless, tokenizer, monkeypatch, 
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
     at_once = run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)
     monkeypatch.setattr("gpt_cli.gpt2.prefill.PASS", a_pass)
-    assert outcomes(run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)) == outcomes(
+    assert texts_of(run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)) == texts_of(
         at_once
     )
 
@@ -185,9 +178,9 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
     needed = working_set(endless, rows)
     monkeypatch.setattr(endless.ops, "free_memory", lambda: needed - 1)
     with pytest.raises(ResourceError, match="a batch of 50 needs about"):
-        generate(LoadedModel(endless, tokenizer), rows)
+        Run(LoadedModel(endless, tokenizer), rows)
     monkeypatch.setattr(endless.ops, "free_memory", lambda: needed)
-    next(generate(LoadedModel(endless, tokenizer), rows))
+    next(Run(LoadedModel(endless, tokenizer), rows))
 
 
 @pytest.mark.parametrize(
@@ -247,9 +240,7 @@ def test_stop_is_the_reason_at_a_stop_string_also_on_the_last_token(make_model, 
 def test_what_a_stop_string_held_back_comes_out_at_the_end(make_model, tokenizer):
     x = ids_of("x")[0]
     options = Options(temperature=0, max_tokens=3, stop=["xxxx"])
-    steps = list(
-        generate(LoadedModel(favouring(make_model(), x), tokenizer), [Request([1], options)])
-    )
+    steps = list(Run(LoadedModel(favouring(make_model(), x), tokenizer), [Request([1], options)]))
     assert [step.text for step in steps] == ["", "", "xxx"]
     assert [step.finish_reason for step in steps] == [None, None, "length"]
     penalized = {"temperature": 0, "repeat_penalty": 1.5}
@@ -280,12 +271,6 @@ def test_an_id_without_token_and_an_end_token_to_ignore_are_never_chosen(
     assert np.isfinite(done.logprobs).all()
 
 
-@given(ids=st.sets(st.integers(0, 9)))
-def test_columns_of_ids_are_those_that_they_name(ids):
-    columns = _columns(np.array(sorted(ids), np.int64))
-    assert np.arange(12)[columns].tolist() == sorted(ids)
-
-
 def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
     model = make_model(eos_token_id=[len(VOCAB), 50256])
     for ignore_eos in (False, True):
@@ -302,7 +287,7 @@ def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypat
         "gpt_cli.generation.decode.KVCache",
         lambda *args: caches.append(KVCache(*args)) or caches[-1],
     )
-    steps = generate(LoadedModel(endless, tokenizer), [Request([1, 2, 3], Options(temperature=0))])
+    steps = Run(LoadedModel(endless, tokenizer), [Request([1, 2, 3], Options(temperature=0))])
     assert caches == []
     for new in (0, 1, 2):
         next(steps)
@@ -333,7 +318,7 @@ def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
         monkeypatch.setattr(f"gpt_cli.{module}.unembed", takes(1, unembed))
     monkeypatch.setattr("gpt_cli.generation.row.sample", takes(0.25, sample))
     requests = [Request([1, 2], Options(temperature=0, max_tokens=3))] * 2
-    steps = list(generate(LoadedModel(endless, tokenizer), requests))
+    steps = list(Run(LoadedModel(endless, tokenizer), requests))
     assert [step.model_seconds for step in steps] == [3] * 6
     assert [step.seconds for step in steps] == [3.25, 3.25, 6.5, 6.5, 9.75, 9.75]
 

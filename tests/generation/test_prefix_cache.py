@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt_cli.generation import prefix_cache
-from gpt_cli.generation.batch import _batches
-from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.generate import Run, _batches, working_set
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import PrefixCache, common_length, passes
 from gpt_cli.generation.row import Request
@@ -20,7 +19,7 @@ from gpt_cli.options.request import Options
 from gpt_cli.scoring.rank import Question, continuations
 from gpt_cli.scoring.score import measure_windows, score
 from support.checkpoints import VOCAB
-from support.models import DTYPES, computing, model_of, threads_and_levels
+from support.models import DTYPES, completions_of, computing, model_of, outcomes, threads_and_levels
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
 
@@ -245,10 +244,7 @@ def test_texts_of_prompts_that_begin_alike_are_those_of_each_alone(
 
 
 def texts_of(model, tokenizer, requests):
-    done = [Completion(len(row.prompt), row.seed) for row in requests]
-    for step in generate(LoadedModel(model, tokenizer), requests):
-        done[step.row].add(step)
-    return [(row.text, row.ids, row.logprobs, row.finish_reason) for row in done]
+    return outcomes(completions_of(model, tokenizer, requests))
 
 
 # --- less work -----------------------------------------------------------------------------------
@@ -337,5 +333,5 @@ def test_a_prefix_gives_way_to_texts(native, tokenizer, monkeypatch):
     kept = weakref.ref(loaded.prefixes.prefix(TEMPLATE))
     room = iter([working_set(model, [request]) - n for n in (1, 0)])
     monkeypatch.setattr(model.ops, "free_memory", lambda: next(room))
-    list(generate(loaded, [request]))
+    list(Run(loaded, [request]))
     assert kept() is None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.generation import speculate, speculator
-from gpt_cli.generation.generate import generate, working_set
+from gpt_cli.generation.generate import Run, working_set
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculate import DRAFTS, MOST, DraftPolicy
@@ -31,9 +31,7 @@ from support.drafting import (
     OTHERS,
     SMALL,
     ARow,
-    completions_of,
     options,
-    outcomes,
     planned,
     plans,
     prompts,
@@ -41,7 +39,7 @@ from support.drafting import (
     speculating,
 )
 from support.in_process import records_here, run_here
-from support.models import DTYPES, favouring, model_of
+from support.models import DTYPES, completions_of, favouring, model_of, outcomes
 from support.processes import COMMAND, posix
 from support.sampling_values import VALUES, sampling_options
 
@@ -444,9 +442,8 @@ def test_a_twin_gives_way_to_the_texts(endless, tokenizer, monkeypatch):
     needed = working_set(endless, [request])
     room = iter([needed - 1, needed])  # without the twin, the text fits
     monkeypatch.setattr(endless.ops, "free_memory", lambda: next(room))
-    list(generate(LoadedModel(endless, tokenizer, made), [request]))
-    assert not made.has_draft_model
-    assert "draft_model" not in vars(made)
+    list(Run(LoadedModel(endless, tokenizer, made), [request]))
+    assert made.draft_model is None
 
 
 def test_short_of_memory_a_text_is_the_same(endless, tokenizer, monkeypatch):
@@ -454,7 +451,7 @@ def test_short_of_memory_a_text_is_the_same(endless, tokenizer, monkeypatch):
     monkeypatch.setattr(speculator, "make_draft_model", lambda model: None)
     with planned((3, True)):
         found = completions_of(endless, tokenizer, [request], made)
-    assert (made.may_have_draft_model, made.has_draft_model) == (False, False)
+    assert (made.may_have_draft_model, made.draft_model) == (False, None)
     assert outcomes(found) == outcomes(completions_of(endless, tokenizer, [request]))
 
 
@@ -488,7 +485,7 @@ def test_what_was_generated_before_an_interrupt_is_the_same(endless, tokenizer):
     (whole,) = completions_of(endless, tokenizer, [request])
     with planned((5, True)):
         for count in range(1, 20):
-            steps = generate(LoadedModel(endless, tokenizer, Speculator(endless)), [request])
+            steps = Run(LoadedModel(endless, tokenizer, Speculator(endless)), [request])
             some = list(itertools.islice(steps, count))
             steps.close()
             assert [step.id for step in some] == whole.ids[:count]
@@ -502,7 +499,7 @@ def counted(model, tokenizer, twin, **options):
     """Return how many drafts each step of a text tells, which of them were accepted, and times."""
     request = Request([1, 2], Options(**{"temperature": 0, "max_tokens": 12} | options))
     with planned((3, True)):
-        steps = list(generate(LoadedModel(model, tokenizer, speculating(model, twin)), [request]))
+        steps = list(Run(LoadedModel(model, tokenizer, speculating(model, twin)), [request]))
     passes = [step.model_seconds > 0 for step in steps]
     return [step.drafted for step in steps], [step.accepted for step in steps], passes
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import gpt_cli
 from gpt_cli.folder.config import ACTIVATIONS
-from gpt_cli.generation.generate import Completion, generate
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import cumulated_weights, sample
@@ -26,9 +25,11 @@ from support.checkpoints import VOCAB, noise
 from support.models import (
     DTYPES,
     LEVELS,
+    completions_of,
     computing,
     forward_in_chunks,
     model_of,
+    outcomes,
     threads_and_levels,
 )
 from support.sampling_values import sampling_options
@@ -151,15 +152,12 @@ options = st.builds(operator.or_, sampling_options, options_of_a_run)
 some_requests = st.lists(st.tuples(prompts, options, st.integers(0, 9)), min_size=1, max_size=5)
 
 
-def completions_of(model, tokenizer, requests, use_cache=True):
+def texts_of(model, tokenizer, requests, use_cache=True):
     requests = [
         Request(prompt, Options(**chosen, use_cache=use_cache), index)
         for prompt, chosen, index in requests
     ]
-    done = [Completion(len(row.prompt), row.options.seed) for row in requests]
-    for step in generate(LoadedModel(model, tokenizer), requests):
-        done[step.row].add(step)
-    return [(row.ids, row.logprobs, row.top_logprobs, row.text, row.finish_reason) for row in done]
+    return outcomes(completions_of(model, tokenizer, requests))
 
 
 @given(
@@ -170,10 +168,10 @@ def completions_of(model, tokenizer, requests, use_cache=True):
 def test_a_completion_is_the_same_in_any_batch_with_and_without_a_cache(
     model, tokenizer, requests, use_cache, a_pass, way
 ):
-    alone = [completions_of(model, tokenizer, [request])[0] for request in requests]
+    alone = [texts_of(model, tokenizer, [request])[0] for request in requests]
     with computing(model.ops, *way) as patch:
         patch.setattr("gpt_cli.gpt2.prefill.PASS", a_pass)
-        assert completions_of(model, tokenizer, requests, use_cache) == alone
+        assert texts_of(model, tokenizer, requests, use_cache) == alone
 
 
 texts = st.lists(st.lists(st.integers(0, len(VOCAB) - 1), max_size=60), max_size=5)
