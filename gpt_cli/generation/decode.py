@@ -42,12 +42,7 @@ class Step:
 
 
 class Batch:
-    """Rows that are continued side by side; they may join and leave between passes.
-
-    Attributes:
-        rows: those that have not ended.
-        cache: the keys and values of all tokens of the rows but the last; or None.
-    """
+    """Rows that are continued side by side; they may join and leave between passes."""
 
     def __init__(self, loaded: LoadedModel, most: int = 1, *, speculate: bool = True):
         """Make an empty batch, to which up to `most` rows may be added."""
@@ -61,8 +56,8 @@ class Batch:
 
     def clear(self) -> None:
         """Drop all rows, and give back the memory of the cache."""
-        self.rows: list[BatchRow] = []
-        self.cache: KVCache | None = None
+        self.rows: list[BatchRow] = []  # those that have not ended
+        self.cache: KVCache | None = None  # of all tokens of the rows but the last
         self._memory: KVCache | None = None  # the cache, with unused rows
         self._logits: Array | None = None  # of the next tokens, if they are computed already
         self._fill_seconds = 0.0
@@ -91,26 +86,21 @@ class Batch:
 
     def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
         """Add a row. All its tokens but the last are in a row of a cache; None if it has one."""
-        memory = self._reserve(len(row.window) + row.growth)
+        memory, config = self._memory, self._model.config
+        capacity = len(row.window) + row.growth
+        if not memory or capacity > memory.capacity:
+            capacity = max(_SMALLEST, 2 ** (capacity - 1).bit_length())  # seldom a larger one
+            capacity = min(capacity, config.n_positions)
+            memory = KVCache(config, self._model.ops, self._most, capacity)
+            for index, other in enumerate(self.rows):
+                assert self._memory  # noqa: S101 (narrows the type)
+                memory.copy_row(index, self._memory, index, len(other.window) - 1)
         if cache:
             memory.copy_row(len(self.rows), cache, cache_row, len(row.window) - 1)
         self._memory = memory  # only now, as memory may have been too short
         self.rows.append(row)
         self.cache = memory.view(len(self.rows))
         self._set_lengths()
-
-    def _reserve(self, capacity: int) -> KVCache:
-        """Return a cache with the rows, for more rows; what is not written takes no memory."""
-        old, config = self._memory, self._model.config
-        if old and capacity <= old.capacity:
-            return old
-        capacity = max(_SMALLEST, 2 ** (capacity - 1).bit_length())  # seldom a larger one
-        capacity = min(capacity, config.n_positions)
-        memory = KVCache(config, self._model.ops, self._most, capacity)
-        for index, row in enumerate(self.rows):
-            assert old  # noqa: S101 (narrows the type)
-            memory.copy_row(index, old, index, len(row.window) - 1)
-        return memory
 
     def drop(self, rows: Sequence[BatchRow]) -> None:
         """Drop rows; the last ones move to their rows of the cache."""

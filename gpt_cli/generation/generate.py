@@ -51,14 +51,11 @@ class Run(Iterator[Step]):
     """Continues prompts side by side, one step per row after the other.
 
     The cache is used if all rows have `use_cache`; then drafts save passes, and a row may have
-    several tokens in turn.
-
-    Attributes:
-        completions: the results so far.
+    several tokens in turn. ResourceError if memory is short.
     """
 
     def __init__(self, loaded: LoadedModel, requests: Sequence[Request]):
-        """Raise ResourceError if memory is short."""
+        # The results so far.
         self.completions = [Completion(len(row.prompt), row.seed) for row in requests]
         share, speculate = _fit_memory(loaded, requests)
         self._steps = _steps(loaded, requests, share, speculate)
@@ -70,7 +67,7 @@ class Run(Iterator[Step]):
 
 
 def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> int:
-    """Estimate the bytes to continue requests side by side, with `drafts` in all of a pass.
+    """Estimate the bytes to continue requests, with up to `drafts` drafts in a pass.
 
     The weights, those of a draft model, and prefixes are not included.
     """
@@ -80,11 +77,8 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
     slots = model.ops.cache_panel
     length = -(-(prompt + max(new, default=0)) // slots) * slots
     cached = all(row.options.use_cache for row in requests)
-    cache = 0
-    if cached:
-        cache = cache_bytes(config, rows * length, model.ops.cache_type.itemsize)
-        if drafts:  # the draft model's copy is in float16
-            cache += cache_bytes(config, rows * length, 2)
+    itemsize = model.ops.cache_type.itemsize + (2 if drafts else 0)  # drafts: a copy in float16
+    cache = cache_bytes(config, rows * length, itemsize) if cached else 0
     tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length
     widths = 6 * config.n_embd + 3 * config.inner_size
     layer = FLOAT * tokens * (widths + config.n_head * length)  # with the scores of the attention

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +28,6 @@ _PREFIX = "transformer."  # of the names in files written by save_pretrained
 _READERS = 4  # threads at most: copying from the page cache takes most of the time
 _COMPARED = 1024  # rows at a time
 _MATCHING = "get the weights and the config.json of the same GPT-2"
-
-T = TypeVar("T", bound=Rows)
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
@@ -79,7 +77,7 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
     for name, weight in tensors.items():
         scale = tensors.get(name + SCALE)
         if weight.dtype != "I8" or scale is None or not is_matrix(name, weight.shape):
-            continue  # `_problems` has a matrix or a scale without its counterpart
+            continue  # `_problems` reports a matrix or a scale without its counterpart
         transposed = is_transposed(name)
         n_rows, length = weight.shape
         required = scales_shape(n_rows, length, transposed)
@@ -166,7 +164,7 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
     )
 
 
-def without_tied_head(tensors: Mapping[str, T], config: GPT2Config) -> dict[str, T]:
+def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[str, Rows]:
     """Remove a head that is stored although it is tied and equal to wte."""
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
     if head is None or not config.tie_word_embeddings:

@@ -12,8 +12,8 @@ from gpt_cli.ops import Array, Ops
 class KVCache:
     """A cache for `batch` texts of up to `capacity` tokens, preallocated and written in place.
 
-    The lengths of texts differ, and grow once per forward pass. Memory that is not written takes no
-    pages: see `memory.cache_bytes`.
+    The lengths of texts differ, and grow once per forward pass. Memory takes no pages until it is
+    written.
 
     Attributes:
         keys, values: (n_layer, B, H, panels of `ops.cache_panel` slots, ...) in the layout of the

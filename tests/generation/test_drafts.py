@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.generation.drafts import _FADING, DraftModel, NGrams, Record, agreed
+from gpt_cli.generation.drafts import _FADING, DraftModel, Record, agreed, ngram_drafts
 from gpt_cli.generation.generate import Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Chooser, Request
@@ -19,7 +19,7 @@ from gpt_cli.gpt2.model import hidden_states
 from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.options.request import Options
 from support.checkpoints import VOCAB
-from support.drafting import ARow
+from support.drafting import FakeRow
 from support.models import DTYPES, computing, favouring, model_of, threads_and_levels
 from support.sampling_values import sampling_options
 
@@ -46,13 +46,13 @@ def followed(ids, count):
 @given(rows=st.lists(pieces, min_size=1, max_size=3), counts=st.lists(st.integers(0, 12)))
 def test_an_n_gram_is_followed_as_where_it_was_last(rows, counts):
     """Texts grow in turn, by several tokens at a time."""
-    ngrams, counts = NGrams(), [*counts, 11]
-    texts = [ARow(number=7 * row, ids=[]) for row in range(len(rows))]
+    counts = [*counts, 11]
+    texts = [FakeRow(number=7 * row, ids=[]) for row in range(len(rows))]
     for turn in range(8):
         for text, pieces in zip(texts, rows, strict=True):
             text.ids += pieces[turn % len(pieces)]
             count = counts[turn % len(counts)]
-            assert ngrams.draft(text, count) == followed(text.ids, count)
+            assert ngram_drafts(text, count) == followed(text.ids, count)
 
 
 def test_each_place_of_a_text_is_looked_at_once():
@@ -63,10 +63,10 @@ def test_each_place_of_a_text_is_looked_at_once():
             Text.looked_at += 1
             return super().__getitem__(place)
 
-    ngrams, row = NGrams(), ARow(number=0, ids=Text())
+    row = FakeRow(number=0, ids=Text())
     for id in range(1000):
         row.ids.append(id)
-        assert ngrams.draft(row, 3) == []
+        assert ngram_drafts(row, 3) == []
     assert Text.looked_at < 2500
 
 

@@ -30,7 +30,7 @@ from support.commands import ENDLESS, LONG, PIPES, text_of
 from support.drafting import (
     OTHERS,
     SMALL,
-    ARow,
+    FakeRow,
     options,
     planned,
     plans,
@@ -91,7 +91,7 @@ class Simulation:
         drafting = self.drafting = DraftPolicy(self._speculator, None)
         self.passes = []
         rows = [
-            ARow(
+            FakeRow(
                 number=row, ids=[self._text(row, place) for place in range(prompt)],
                 growth=size, drafts=[], window=[],
             )

@@ -14,11 +14,13 @@ from gpt_cli.options.request import Options
 from support.checkpoints import VOCAB
 
 
-class ARow(SimpleNamespace):
-    """A fake row, with the attributes that drafts read; hashable, as a key of their records."""
+class FakeRow(SimpleNamespace):
+    """The attributes of a row that drafts use."""
 
-    matcher = None
-    __hash__ = object.__hash__
+    matcher, indexed = None, 0
+
+    def __init__(self, **attributes):
+        super().__init__(ngrams={}, **attributes)
 
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 24}
