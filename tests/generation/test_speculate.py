@@ -487,7 +487,6 @@ def test_what_was_generated_before_an_interrupt_is_the_same(endless, tokenizer):
         for count in range(1, 20):
             steps = Run(LoadedModel(endless, tokenizer, Speculator(endless)), [request])
             some = list(itertools.islice(steps, count))
-            steps.close()
             assert [step.id for step in some] == whole.ids[:count]
             assert whole.text.startswith("".join(step.text for step in some))
 
