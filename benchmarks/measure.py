@@ -52,7 +52,7 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
     """Return a function that continues random ids with a model of this repository."""
     import numpy as np
 
-    from gpt_cli.generation.generate import generate as steps
+    from gpt_cli.generation.generate import Run
     from gpt_cli.generation.loaded import LoadedModel
     from gpt_cli.generation.row import Request
     from gpt_cli.options.request import Options
@@ -65,7 +65,7 @@ def greedy(model: "GPT2", tokenizer: "Tokenizer") -> Generate:
         options = Options(max_tokens=new, temperature=0, ignore_eos=True)
         requests = [Request(row, options, index) for index, row in enumerate(ids)]
         start = time.perf_counter()
-        for _ in steps(loaded, requests):
+        for _ in Run(loaded, requests):
             pass
         return time.perf_counter() - start
 

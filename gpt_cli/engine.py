@@ -14,13 +14,12 @@ from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, compute_valid
 from gpt_cli.folder.tokenizer import Tokenizer
-from gpt_cli.generation import batch, matcher, sampling
-from gpt_cli.generation.generate import Completion, Run
+from gpt_cli.generation import matcher, sampling
+from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.requests import fitting_ids, request_of, row_request, text_ids
+from gpt_cli.generation.row import Request
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.prefill import next_logits
-from gpt_cli.gpt2.tokens import check_ids, start_token
 from gpt_cli.options.declare import OptionError, takes
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
@@ -79,12 +78,12 @@ class Engine:
         ops, config = self.model.ops, self.model.config
         if len({len(row) for row in ids}) != 1 or not 1 <= len(ids[0]) <= config.n_positions:
             raise InputError(f"all rows must have the same length, from 1 to {config.n_positions}")
-        rows = np.array([check_ids(config, row) for row in ids])
+        rows = np.array([config.check_ids(row) for row in ids])
         return ops.to_host(forward(self.model, ops.xp.asarray(rows)))
 
     def trace(self, text: str, *, special: bool = False) -> Trace:
         """Return the residual stream, the attention and the lens of a text."""
-        return trace(self.model, fitting_ids(self.loaded, text, special=special))
+        return trace(self.model, self.loaded.fitting_ids(text, special=special))
 
     def run(self, prompts: Sequence[str], options: Options) -> Run:
         """Return an iterator that continues prompts side by side.
@@ -95,7 +94,8 @@ class Engine:
             raise TypeError("prompts must be a list of texts, not one text")
         options = options.with_seed()
         requests = [
-            request_of(self.loaded, prompt, options, index) for index, prompt in enumerate(prompts)
+            Request.of_prompt(self.loaded, prompt, options, index)
+            for index, prompt in enumerate(prompts)
         ]
         return Run(self.loaded, requests)
 
@@ -141,8 +141,8 @@ class Engine:
         defaults = (options or Options()).with_seed()
         return compute_valid(
             zip(count() if indices is None else indices, rows, strict=False),
-            lambda pair: row_request(self.loaded, pair[1], defaults, pair[0]),
-            partial(batch.complete, self.loaded, batch_size=batch_size),
+            lambda pair: Request.of_row(self.loaded, pair[1], defaults, pair[0]),
+            partial(complete, self.loaded, batch_size=batch_size),
         )
 
     def score(
@@ -194,7 +194,7 @@ class Engine:
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of texts, not one text")
-        start = [start_token(self.model.config, "bos is set")] if bos else []
+        start = [self.model.config.start_token("bos is set")] if bos else []
         measures: dict[str, Measure] = {}
         if ranks:
             measures["ranks"] = sampling.ranks
@@ -267,7 +267,7 @@ class Engine:
         if count < 1:
             raise OptionError("count", "must be 1 or more")
         ops = self.model.ops
-        logits = next_logits(self.model, [fitting_ids(self.loaded, prompt, special=special)])
+        logits = next_logits(self.model, [self.loaded.fitting_ids(prompt, special=special)])
         best = sampling.likeliest(ops, logits, count)
         return list(zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True))
 
@@ -275,12 +275,12 @@ class Engine:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
         if count < 1:
             raise OptionError("count", "must be 1 or more")
-        return tree(self.model, fitting_ids(self.loaded, prompt, special=special), count)
+        return tree(self.model, self.loaded.fitting_ids(prompt, special=special), count)
 
     def _text_ids(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise InputError('a row needs a string "text"')
-        return text_ids(self.loaded, text)
+        return self.loaded.text_ids(text)
 
     def _with_words(self, scored: Score) -> Score:
         logprobs = scored.token_logprobs, scored.initial_logprobs or []

@@ -29,11 +29,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from gpt_cli.errors import GPTCLIError, InputError
-from gpt_cli.generation.batch import complete
-from gpt_cli.generation.generate import Completion
+from gpt_cli.generation.generate import Completion, complete
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities, ranks
-from gpt_cli.gpt2.tokens import start_token
 from gpt_cli.loading import load
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import measure_windows
@@ -76,7 +74,7 @@ class EngineLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """Return the start token; raise InputError if the model has none."""
-        return start_token(self.engine.model.config, "a text of this task needs a token before it")
+        return self.engine.model.config.start_token("a text of this task needs a token before it")
 
     @property
     def tokenizer_name(self) -> str:

@@ -31,7 +31,6 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.prefill import next_logits
-from gpt_cli.gpt2.tokens import start_token
 from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import check
 from gpt_cli.scoring.score import measure_texts, windows
@@ -58,7 +57,7 @@ class Codec:
                 f"compress and decompress must compute the same bits, and {model.ops.name} does "
                 "not give them: use the compiled library on a CPU (see `gpt-cli doctor`)"
             )
-        self._start = start_token(model.config, "compressed texts begin with one")
+        self._start = model.config.start_token("compressed texts begin with one")
         self._model, self._tokenizer = model, tokenizer
         self._stride = max(1, model.config.n_positions // 2)
         bits = bytes.fromhex(logits_digest(model, tokenizer))[:8]

@@ -1,16 +1,17 @@
 """GPT2Config: the hyperparameters in a `config.json`; the tensors that these require."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
-from gpt_cli.errors import CheckpointError
-from gpt_cli.options.declare import WHOLE, Declared, Kind, OptionError, Range, between, option
+from gpt_cli.errors import CheckpointError, InputError
+from gpt_cli.options.declare import WHOLE, Declared, Kind, Range, between, choice, option
 from gpt_cli.system.files import read_json
 
 SCALE = "_scale"  # suffix of the names of scales of int8 weights
-ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "tanh")
+Activation: TypeAlias = Literal["gelu_new", "gelu", "relu", "silu", "tanh"]
+ACTIVATIONS = get_args(Activation)
 
 # Other names of fields and activation functions in published configurations.
 _ALIASES = {
@@ -37,9 +38,6 @@ _SIZES = between(1, _LARGEST)
 _TOKENS = Range(lambda id: id is None or 0 <= id <= _LARGEST, f"from 0 to {_LARGEST}")
 _ID_LISTS = Range(lambda ids: all(map(_TOKENS.contains, ids)), f"ids {_TOKENS.name}")
 _TOKEN = Kind("a token id", int, lambda id: None if id is None else WHOLE.convert(id))
-_ACTIVATION = Kind(
-    f"one of {', '.join(ACTIVATIONS)}", str, lambda name: ACTIVATIONS[ACTIVATIONS.index(name)]
-)
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class GPT2Config(Declared):
     n_layer: int = option(12, range=_SIZES)
     n_head: int = option(12, range=_SIZES)  # H
     n_inner: int | None = option(None, range=_SIZES, kind=WHOLE)  # of the MLP; None means 4 C
-    activation_function: str = option("gelu_new", kind=_ACTIVATION)
+    activation_function: str = option("gelu_new", kind=choice(Activation))
     layer_norm_epsilon: float = option(
         1e-5, range=Range(lambda epsilon: 0 < epsilon < 1, "between 0 and 1")
     )
@@ -77,6 +75,21 @@ class GPT2Config(Declared):
     def inner_size(self) -> int:
         """Return the width of the MLP's hidden layer."""
         return self.n_inner or 4 * self.n_embd
+
+    def check_ids(self, ids: Sequence[int]) -> list[int]:
+        """Return token ids; raise InputError if the model has no such token."""
+        size = self.vocab_size
+        if unknown := [id for id in ids if not 0 <= id < size]:
+            raise InputError(
+                f"the model has no token {unknown[0]}; its ids are from 0 to {size - 1}"
+            )
+        return list(ids)
+
+    def start_token(self, reason: str) -> int:
+        """Return the token that begins a text; without one, raise InputError with a reason."""
+        if self.bos_token_id is None or self.bos_token_id >= self.vocab_size:
+            raise InputError(f"{reason}, and this model has no start token (bos_token_id)")
+        return self.bos_token_id
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GPT2Config":
@@ -111,7 +124,7 @@ class GPT2Config(Declared):
             config = cls(**values | {"dtype": "float32" if quantization is None else "int8"})
             if config.n_embd % config.n_head:
                 raise ValueError(f"n_head {config.n_head} does not divide n_embd {config.n_embd}")
-        except (OptionError, ValueError, RecursionError) as error:
+        except (InputError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{source}: {error}: correct the file or get it again, or use a GPT-2 model"
             ) from None
@@ -126,18 +139,15 @@ def expected_shapes(
     The head is included if it is not tied, or with `head`: a tied head may be stored, too.
     """
     C, inner = config.n_embd, config.inner_size
+    attention = ("attn.c_attn", (C, 3 * C)), ("attn.c_proj", (C, C))
+    linear = *attention, ("mlp.c_fc", (C, inner)), ("mlp.c_proj", (inner, C))  # (n_in, n_out)
     yield "wte.weight", (config.vocab_size, C)
     yield "wpe.weight", (config.n_positions, C)
     for layer in range(config.n_layer):
         h = f"h.{layer}."
-        for name, n_in, n_out in (
-            ("attn.c_attn", C, 3 * C),
-            ("attn.c_proj", C, C),
-            ("mlp.c_fc", C, inner),
-            ("mlp.c_proj", inner, C),
-        ):
-            yield f"{h}{name}.weight", (n_in, n_out)
-            yield f"{h}{name}.bias", (n_out,)
+        for name, shape in linear:
+            yield f"{h}{name}.weight", shape
+            yield f"{h}{name}.bias", shape[1:]
         for part in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"):
             yield h + part, (C,)
     yield "ln_f.weight", (C,)

@@ -1,4 +1,4 @@
-"""Which files make a model."""
+"""Which files a model consists of."""
 
 import re
 from collections.abc import Callable, Collection
@@ -50,14 +50,14 @@ def read_index(path: Path) -> list[str]:
     """Return the names of the shards that an index lists; they are files beside it."""
     try:
         names = sorted(set(read_json(path)["weight_map"].values()))
-        odd = next((name for name in names if not _SHARD.fullmatch(name)), None)
+        unsafe = next((name for name in names if not _SHARD.fullmatch(name)), None)
         if not names:
             raise ValueError("it lists no files")
     except MALFORMED as error:
         raise CheckpointError(f"{path} is damaged ({error!r:.80}): get another copy") from None
-    if odd is not None:
+    if unsafe is not None:
         raise CheckpointError(
-            f"{path} names {odd!r:.80}, not a safetensors file beside it: do not trust this "
+            f"{path} names {unsafe!r:.80}, not a safetensors file beside it: do not trust this "
             "model, get another copy"
         )
     return names

@@ -1,4 +1,4 @@
-"""The tensors of safetensors files: names, shapes, positions and data.
+"""The tensors of safetensors files: names, shapes, offsets and data.
 
 Rows are read straight into aligned arrays. The safetensors library only validates the file: pages
 that its reader maps would count as memory in addition to the copies, views of the published `gpt2`
@@ -55,7 +55,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """The position of a tensor on disk."""
+    """A tensor on disk."""
 
     path: Path
     version: tuple[int, int] | None  # of the file when its header was read
@@ -134,7 +134,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> list[tuple[str, Tensor]]:
-    """Return the names and positions of the tensors in a complete, valid safetensors file."""
+    """Return the names and tensors of a complete, valid safetensors file, without their data."""
     lead = header = b""
     try:
         with path.open("rb") as file:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from gpt_cli.gpt2.prefill import next_logits, right_pad
 from gpt_cli.ops import Array, Ops
 
 TopLogprobs: TypeAlias = list[tuple[int, float]]  # ids with their log-probabilities
+ChosenToken: TypeAlias = tuple[int, float, TopLogprobs]  # fields of a `Step`: id, logprob, ...
 
 _SMALLEST = 128  # tokens: the least capacity of a cache that rows join
 
@@ -40,21 +41,8 @@ class Step:
     accepted: bool = False  # whether this token was drafted
 
 
-class ChosenToken(NamedTuple):
-    """The first fields of a `Step` after its row."""
-
-    id: int
-    logprob: float
-    top_logprobs: TopLogprobs
-
-
 class Batch:
-    """Rows that are continued side by side; they may join and leave between passes.
-
-    Attributes:
-        rows: those that have not ended.
-        cache: the keys and values of all tokens of the rows but the last; or None.
-    """
+    """Rows that are continued side by side; they may join and leave between passes."""
 
     def __init__(self, loaded: LoadedModel, most: int = 1, *, speculate: bool = True):
         """Make an empty batch, to which up to `most` rows may be added."""
@@ -68,8 +56,8 @@ class Batch:
 
     def clear(self) -> None:
         """Drop all rows, and give back the memory of the cache."""
-        self.rows: list[BatchRow] = []
-        self.cache: KVCache | None = None
+        self.rows: list[BatchRow] = []  # those that have not ended
+        self.cache: KVCache | None = None  # of all tokens of the rows but the last
         self._memory: KVCache | None = None  # the cache, with unused rows
         self._logits: Array | None = None  # of the next tokens, if they are computed already
         self._fill_seconds = 0.0
@@ -98,26 +86,21 @@ class Batch:
 
     def add(self, row: BatchRow, cache: KVCache | None, cache_row: int) -> None:
         """Add a row. All its tokens but the last are in a row of a cache; None if it has one."""
-        memory = self._reserve(len(row.window) + row.growth)
+        memory, config = self._memory, self._model.config
+        capacity = len(row.window) + row.growth
+        if not memory or capacity > memory.capacity:
+            capacity = max(_SMALLEST, 2 ** (capacity - 1).bit_length())  # seldom a larger one
+            capacity = min(capacity, config.n_positions)
+            memory = KVCache(config, self._model.ops, self._most, capacity)
+            for index, other in enumerate(self.rows):
+                assert self._memory  # noqa: S101 (narrows the type)
+                memory.copy_row(index, self._memory, index, len(other.window) - 1)
         if cache:
             memory.copy_row(len(self.rows), cache, cache_row, len(row.window) - 1)
         self._memory = memory  # only now, as memory may have been too short
         self.rows.append(row)
         self.cache = memory.view(len(self.rows))
         self._set_lengths()
-
-    def _reserve(self, capacity: int) -> KVCache:
-        """Return a cache with the rows, for more rows; what is not written takes no memory."""
-        old, config = self._memory, self._model.config
-        if old and capacity <= old.capacity:
-            return old
-        capacity = max(_SMALLEST, 2 ** (capacity - 1).bit_length())  # seldom a larger one
-        capacity = min(capacity, config.n_positions)
-        memory = KVCache(config, self._model.ops, self._most, capacity)
-        for index, row in enumerate(self.rows):
-            assert old  # noqa: S101 (narrows the type)
-            memory.copy_row(index, old, index, len(row.window) - 1)
-        return memory
 
     def drop(self, rows: Sequence[BatchRow]) -> None:
         """Drop rows; the last ones move to their rows of the cache."""
@@ -155,7 +138,7 @@ class Batch:
         choices = choose(self._model.ops, self._chooser, logits, self.rows)
         seconds = time.perf_counter() - self._start
         if self._policy:
-            self._policy.learn(self.rows, [[choice.id for choice in row] for row in choices])
+            self._policy.learn(self.rows, [[id for id, *_ in row] for row in choices])
         steps = [
             step
             for row, row_choices in zip(self.rows, choices, strict=True)
@@ -195,7 +178,7 @@ def _steps(
     steps: list[Step] = []
     drafted = len(row.drafts)
     for number, choice in enumerate(choices, 1):
-        text, finish_reason = row.push(choice.id)
+        text, finish_reason = row.push(choice[0])
         of_pass = (0.0, 0) if steps else (model_seconds, drafted)
         accepted = number < len(choices)
         steps.append(Step(row.number, *choice, text, finish_reason, seconds, *of_pass, accepted))
@@ -218,12 +201,12 @@ def choose(
     top = top_logprobs(ops, logits, [at.row.options.top_logprobs for at in positions])
     ids = chooser.choose(logits, positions)
     logprobs = ops.to_host(logits[ops.xp.arange(len(ids)), ids] - normalizer).tolist()
-    choices = map(ChosenToken, ops.to_host(ids).tolist(), logprobs, top)
-    by_row = [(row, list(islice(choices, len(row.drafts) + 1))) for row in rows]
-    return [
-        verified[: agreed(row.drafts, [choice.id for choice in verified]) + 1]
-        for row, verified in by_row
-    ]
+    tokens = zip(ops.to_host(ids).tolist(), logprobs, top, strict=True)
+    choices = []
+    for row in rows:
+        verified = list(islice(tokens, len(row.drafts) + 1))
+        choices.append(verified[: agreed(row.drafts, [id for id, *_ in verified]) + 1])
+    return choices
 
 
 def top_logprobs(ops: Ops, logits: Array, counts: Sequence[int]) -> list[TopLogprobs]:

@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,24 +17,16 @@ _FADING = 0.9  # of earlier results, with every new one
 _STALE = 0.2  # of earlier results, before a new trial
 
 
-class NGrams:
-    """Drafts what followed the last tokens when they were in the text before (prompt lookup)."""
-
-    def __init__(self) -> None:
-        # By row: the ends of n-grams, and the number of tokens that were looked at.
-        self._ends: WeakKeyDictionary[BatchRow, dict[tuple[int, ...], int]] = WeakKeyDictionary()
-        self._known: WeakKeyDictionary[BatchRow, int] = WeakKeyDictionary()
-
-    def draft(self, row: BatchRow, count: int) -> list[int]:
-        """Return `count` drafts, or none."""
-        ids, ends = row.ids, self._ends.setdefault(row, {})
-        for end in range(self._known.get(row, _NGRAM), len(ids)):
-            ends[tuple(ids[end - _NGRAM : end])] = end
-        self._known[row] = max(_NGRAM, len(ids))
-        start = ends.get(tuple(ids[-_NGRAM:]))
-        if start is None:
-            return []
-        return [ids[start + n % (len(ids) - start)] for n in range(count)]  # a loop goes on
+def ngram_drafts(row: BatchRow, count: int) -> list[int]:
+    """Return `count` tokens that followed the last n-gram earlier (prompt lookup), or none."""
+    ids = row.ids
+    for end in range(max(_NGRAM, row.indexed), len(ids)):
+        row.ngrams[tuple(ids[end - _NGRAM : end])] = end
+    row.indexed = len(ids)
+    start = row.ngrams.get(tuple(ids[-_NGRAM:]))
+    if start is None:
+        return []
+    return [ids[start + n % (len(ids) - start)] for n in range(count)]  # a loop goes on
 
 
 class DraftModel:

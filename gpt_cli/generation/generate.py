@@ -1,7 +1,9 @@
-"""Prefill, decode, stop: continue prompts step by step, and collect steps in completions."""
+"""Continue prompts: side by side, step by step; or any number, a batch at a time."""
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from gpt_cli.generation.decode import Batch, Step, TopLogprobs
 from gpt_cli.generation.loaded import LoadedModel
@@ -12,6 +14,9 @@ from gpt_cli.gpt2.memory import FLOAT, cache_bytes, logits_bytes
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import PASS
 from gpt_cli.system.machine import check_room
+
+LARGEST = 64  # rows of a batch; more need memory and gain little speed on a CPU
+_READ_AHEAD = 4  # batches, whose rows are sorted by length
 
 
 @dataclass
@@ -43,11 +48,17 @@ class Completion:
 
 
 class Run(Iterator[Step]):
-    """An iterator that continues requests; `completions` holds the results so far."""
+    """Continues prompts side by side, one step per row after the other.
+
+    The cache is used if all rows have `use_cache`; then drafts save passes, and a row may have
+    several tokens in turn. ResourceError if memory is short.
+    """
 
     def __init__(self, loaded: LoadedModel, requests: Sequence[Request]):
+        # The results so far.
         self.completions = [Completion(len(row.prompt), row.seed) for row in requests]
-        self._steps = generate(loaded, requests)
+        share, speculate = _fit_memory(loaded, requests)
+        self._steps = _steps(loaded, requests, share, speculate)
 
     def __next__(self) -> Step:
         step = next(self._steps)
@@ -56,7 +67,7 @@ class Run(Iterator[Step]):
 
 
 def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> int:
-    """Estimate the bytes to continue requests side by side, with `drafts` in all of a pass.
+    """Estimate the bytes to continue requests, with up to `drafts` drafts in a pass.
 
     The weights, those of a draft model, and prefixes are not included.
     """
@@ -66,11 +77,8 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
     slots = model.ops.cache_panel
     length = -(-(prompt + max(new, default=0)) // slots) * slots
     cached = all(row.options.use_cache for row in requests)
-    cache = 0
-    if cached:
-        cache = cache_bytes(config, rows * length, model.ops.cache_type.itemsize)
-        if drafts:  # the draft model's copy is in float16
-            cache += cache_bytes(config, rows * length, 2)
+    itemsize = model.ops.cache_type.itemsize + (2 if drafts else 0)  # drafts: a copy in float16
+    cache = cache_bytes(config, rows * length, itemsize) if cached else 0
     tokens = min(rows * prompt, max(rows, PASS)) if cached else rows * length
     widths = 6 * config.n_embd + 3 * config.inner_size
     layer = FLOAT * tokens * (widths + config.n_head * length)  # with the scores of the attention
@@ -81,12 +89,8 @@ def working_set(model: GPT2, requests: Sequence[Request], drafts: int = 0) -> in
     return cache + max(layer, sampling)
 
 
-def generate(loaded: LoadedModel, requests: Sequence[Request]) -> Iterator[Step]:
-    """Return an iterator that continues prompts side by side, one step per row after the other.
-
-    The cache is used if all rows have `use_cache`; then drafts save passes, and a row may have
-    several tokens in turn.
-    """
+def _fit_memory(loaded: LoadedModel, requests: Sequence[Request]) -> tuple[bool, bool]:
+    """Check that memory suffices; return whether it does with prefixes, and with drafts."""
     model, speculator = loaded.model, loaded.speculator
     needed, free = working_set(model, requests), model.ops.free_memory()
     if free is not None and needed > free:
@@ -98,18 +102,22 @@ def generate(loaded: LoadedModel, requests: Sequence[Request]) -> Iterator[Step]
         free,
         "generate fewer at a time, or shorter texts",
     )
-    share = speculate = True
-    if free is not None:  # memory for what saves time, but is not necessary
-        prefixes = loaded.prefixes.new_bytes([row.prompt[:-1] for row in requests])
-        share = needed + prefixes <= free
-        if speculator:
-            needed = working_set(model, requests, DRAFTS) + speculator.needed_bytes
-            speculate = needed + (prefixes if share else 0) <= free
-    return _steps(loaded, requests, share=share, speculate=speculate)
+    if free is None:
+        return True, True
+    prefixes = _prefix_bytes(loaded, requests)
+    share = needed + prefixes <= free
+    if not speculator:
+        return share, False
+    needed = working_set(model, requests, DRAFTS) + speculator.needed_bytes
+    return share, needed + (prefixes if share else 0) <= free
+
+
+def _prefix_bytes(loaded: LoadedModel, requests: Sequence[Request]) -> int:
+    return loaded.prefixes.new_bytes([row.prompt[:-1] for row in requests])
 
 
 def _steps(
-    loaded: LoadedModel, requests: Sequence[Request], *, share: bool, speculate: bool
+    loaded: LoadedModel, requests: Sequence[Request], share: bool, speculate: bool
 ) -> Iterator[Step]:
     use_cache = all(row.options.use_cache for row in requests)
     batch = Batch(loaded, speculate=speculate)
@@ -125,3 +133,56 @@ def _steps(
             row.window = row.window[-(loaded.config.n_positions // 2) :]
         # Positions are learned, so cached keys and values cannot be moved to other positions.
         is_filled = use_cache and not full
+
+
+def read_ahead(batch_size: int | None) -> int:
+    """Return the number of rows that `complete` sorts by length together."""
+    return min(_READ_AHEAD * (batch_size or LARGEST), sys.maxsize)  # the limit of islice
+
+
+def complete(
+    loaded: LoadedModel, requests: Iterable[Request], batch_size: int | None = None
+) -> Iterator[Completion]:
+    """Continue any number of prompts; yield the results in order, as soon as possible.
+
+    By default, a batch has as many as fit half of the free memory, up to LARGEST.
+    """
+    rows = iter(requests)
+    while chunk := list(islice(rows, read_ahead(batch_size))):
+        early: dict[int, Completion] = {}  # by row, those that come after a row that has not ended
+        following = 0
+        for indices in _batches(loaded, chunk, batch_size):
+            run = Run(loaded, [chunk[index] for index in indices])
+            for step in run:
+                if step.finish_reason is not None:
+                    early[indices[step.row]] = run.completions[step.row]
+                while following in early:
+                    yield early.pop(following)
+                    following += 1
+
+
+def _batches(
+    loaded: LoadedModel, requests: list[Request], batch_size: int | None
+) -> list[list[int]]:
+    """Cut rows into batches by the lengths of their prompts and completions.
+
+    The batch with the first row comes first, since its result is needed first.
+    """
+
+    def length(index: int) -> tuple[int, int]:
+        return len(requests[index].prompt), requests[index].options.max_tokens
+
+    def needed(indices: list[int]) -> int:
+        batch = [requests[index] for index in indices]
+        return working_set(loaded.model, batch) + _prefix_bytes(loaded, batch)
+
+    indices = sorted(range(len(requests)), key=length, reverse=True)
+    batches = []
+    free = None if batch_size else loaded.model.ops.free_memory()
+    while indices:
+        size = batch_size or LARGEST
+        while free is not None and size > 1 and 2 * needed(indices[:size]) > free:
+            size //= 2
+        batches.append(indices[:size])
+        indices = indices[size:]
+    return sorted(batches, key=min)

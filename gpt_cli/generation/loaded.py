@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from gpt_cli.errors import ContextError
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.prefix_cache import PrefixCache
@@ -12,7 +13,7 @@ from gpt_cli.gpt2.model import GPT2
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model with its tokenizer, and what makes texts faster."""
+    """A model with its tokenizer, and what makes texts faster; texts become ids that it has."""
 
     model: GPT2
     tokenizer: Tokenizer
@@ -28,6 +29,25 @@ class LoadedModel:
     def prefixes(self) -> PrefixCache:
         """The beginnings of earlier texts."""
         return PrefixCache(self.model, self.kept_bytes)
+
+    def text_ids(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
+        return self.config.check_ids(self.tokenizer.encode(text, special=special))
+
+    def prompt_ids(self, prompt: str, *, special: bool = False) -> list[int]:
+        """Return the ids of a prompt, or the start token if it is empty."""
+        ids = self.text_ids(prompt, special=special)
+        return ids or [self.config.start_token("the prompt is empty")]
+
+    def fitting_ids(self, prompt: str, *, special: bool) -> list[int]:
+        """Return the ids of a prompt; raise ContextError if they do not fit the context."""
+        ids, n_positions = self.prompt_ids(prompt, special=special), self.config.n_positions
+        if len(ids) > n_positions:
+            raise ContextError(
+                f"the prompt has {len(ids)} tokens, and the model's context is {n_positions}; "
+                "shorten it"
+            )
+        return ids
 
     def release(self) -> None:
         """Give back the memory of all but the weights."""

@@ -30,17 +30,13 @@ End: TypeAlias = Literal["complete", "stuck"]  # nothing more may follow; it sho
 
 
 class Matcher:
-    """The state of one text. Drafts, which may reach a limit, are checked on a copy of it.
-
-    Attributes:
-        end: why no token can follow, once that is so.
-    """
+    """The state of one text. Drafts, which may reach a limit, are checked on a copy of it."""
 
     def __init__(self, tokenizer: Tokenizer, config: GPT2Config, constraint: Constraint):
         """Begin a text, or raise what `check` raises."""
         self._guide, self._size = _guide(tokenizer, config), config.vocab_size
         self._state = _begin(self._guide, constraint).deep_copy()
-        self.end: End | None = None
+        self.end: End | None = None  # why no token can follow
         self._renew()
 
     def push(self, id: int) -> None:

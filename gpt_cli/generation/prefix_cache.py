@@ -37,17 +37,13 @@ class Prefix:
 
 
 class PrefixCache:
-    """Computes prefixes, and keeps the last one for later texts, or several.
-
-    Attributes:
-        keeps: False without `Ops.batch_invariant`: results would depend on earlier texts.
-    """
+    """Computes prefixes, and keeps the last one for later texts, or several."""
 
     def __init__(self, model: GPT2, most_bytes: float = 0):
         """Keep prefixes of up to `most_bytes` in all, and at least the last one."""
         self._model, self._most_bytes = model, most_bytes
         self._kept: list[Prefix] = []  # the last used comes last
-        self.keeps = model.ops.batch_invariant
+        self.keeps = model.ops.batch_invariant  # else results would depend on earlier texts
 
     def groups(self, texts: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
         """Group texts where that saves tokens: return their common tokens, and their indices.

@@ -1,14 +1,14 @@
 """Rows of a batch: requests, their texts so far, and the choice of their next tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from gpt_cli.errors import ContextError
+from gpt_cli.errors import ContextError, InputError
 from gpt_cli.folder.tokenizer import StreamDecoder
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.matcher import End, Matcher
+from gpt_cli.generation.matcher import End, Matcher, check
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.ops import Array
 from gpt_cli.options.request import Options, SamplingParams
@@ -28,6 +28,27 @@ class Request:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", self.options.with_seed())
+
+    @classmethod
+    def of_prompt(cls, loaded: LoadedModel, prompt: str, options: Options, index: int) -> "Request":
+        """Return the request to continue a prompt; raise InputError if that is not possible."""
+        ids = loaded.prompt_ids(prompt, special=options.special)
+        loaded.config.check_ids([id for id, _ in options.logit_bias])
+        check(loaded.tokenizer, loaded.config, options.constraint)
+        return cls(fit(ids, loaded.config.n_positions, options), options, index)
+
+    @classmethod
+    def of_row(
+        cls, loaded: LoadedModel, row: str | Mapping[str, Any], defaults: Options, index: int
+    ) -> "Request":
+        """Return the request of a prompt, or of a mapping with a "prompt" and options."""
+        fields = dict(row) if isinstance(row, Mapping) else {"prompt": row}
+        prompt = fields.pop("prompt", None)
+        options = defaults.with_row(fields)
+        if not isinstance(prompt, str):
+            raise InputError('a row needs a string "prompt"')
+        # A row that has a seed equals a run of this row alone.
+        return cls.of_prompt(loaded, prompt, options, index if fields.get("seed") is None else 0)
 
     @property
     def seed(self) -> int:
@@ -57,7 +78,8 @@ class StopStrings:
             end, start = min(spans)  # the first complete one, wherever the text was cut
             self._held = ""
             return held[: end if self._include else start]
-        cut = len(held) - max((self._undecided(stop) for stop in self._stops), default=0)
+        begun = (n for n in range(len(held)) if any(s.startswith(held[n:]) for s in self._stops))
+        cut = next(begun, len(held))
         self._held = held[cut:]
         return held[:cut]
 
@@ -65,11 +87,6 @@ class StopStrings:
         """Return the text that was held back: no more text follows."""
         held, self._held = self._held, ""
         return held
-
-    def _undecided(self, stop: str) -> int:
-        """Return the length of the longest beginning of `stop` that the held text ends with."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
 
 
 class BatchRow:
@@ -85,6 +102,8 @@ class BatchRow:
         self.generated: list[int] = []
         self.window = list(request.prompt)  # the end of the text, which the model sees
         self.drafts: list[int] = []  # tokens that may follow: see `gpt_cli.generation.speculate`
+        self.ngrams: dict[tuple[int, ...], int] = {}  # in `ids`, by `drafts`: where each ends
+        self.indexed = 0  # number of ids whose n-grams are known
         self._config = loaded.config
         self._decoder = StreamDecoder(loaded.tokenizer)
         self._stops = StopStrings(options.stop, include=options.include_stop)
@@ -159,20 +178,15 @@ class Chooser:
     """Chooses tokens for one model and tokenizer."""
 
     def __init__(self, loaded: LoadedModel):
-        ops, config = loaded.model.ops, loaded.config
-        xp = ops.xp
-        eos = {id for id in config.eos_token_id if id < config.vocab_size}
-        missing = set(loaded.tokenizer.missing_ids(config.vocab_size)) - eos
-        self._ops = ops
-        self._ends, self._missing = (
-            xp.asarray(sorted(ids), dtype=xp.int64) for ids in (eos, missing)
-        )
-        self._never = _columns(self._missing)
+        self._ops, size = loaded.model.ops, loaded.config.vocab_size
+        ends = {id for id in loaded.config.eos_token_id if id < size}
+        missing = [id for id in loaded.tokenizer.missing_ids(size) if id not in ends]
+        banned = missing, [*missing, *ends]  # by `ignore_eos`
+        self._banned = [self._ops.xp.asarray(ids, dtype="int64") for ids in banned]
 
     def banned(self, row: BatchRow) -> Array:
         """Return the ids that are never chosen for a row."""
-        ends = [self._ends] if row.options.ignore_eos else []
-        return self._ops.xp.concatenate([self._missing, *ends])
+        return self._banned[row.options.ignore_eos]
 
     def choose(self, logits: Array, positions: Sequence[Position]) -> Array:
         """Choose the next token at every position: logits (P, V) -> ids (P,).
@@ -181,12 +195,12 @@ class Chooser:
         parameters are sampled together. The logits of tokens that may not be chosen become -inf.
         """
         xp = self._ops.xp
-        logits[:, self._never] = -xp.inf
+        logits[:, self._banned[False]] = -xp.inf
         alike: dict[SamplingParams, list[int]] = {}
         for index, (row, drafts) in enumerate(positions):
             alike.setdefault(row.sampling, []).append(index)
             if row.options.ignore_eos:
-                logits[index, self._ends] = -xp.inf
+                logits[index, self._banned[True]] = -xp.inf
             if row.matcher and (allowed := row.matcher.allowed(drafts)).any():
                 logits[index, ~xp.asarray(allowed)] = -xp.inf
         ids = xp.empty(len(positions), xp.int64)
@@ -200,10 +214,3 @@ class Chooser:
                 draws = [at.row.draw(len(at.row.generated) + len(at.drafts)) for at in group]
             ids[part] = sample(self._ops, logits[part], xp.asarray(draws), params, seen, generated)
         return ids
-
-
-def _columns(ids: Array) -> Array | slice:
-    """Return sorted ids as a slice if they are consecutive: padding of a vocabulary may be long."""
-    if len(ids) and ids[-1] - ids[0] == len(ids) - 1:
-        return slice(int(ids[0]), int(ids[-1]) + 1)
-    return ids

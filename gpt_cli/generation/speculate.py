@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 
-from gpt_cli.generation.drafts import DraftModel, NGrams, Record
+from gpt_cli.generation.drafts import DraftModel, Record, ngram_drafts
 from gpt_cli.generation.row import BatchRow, Chooser
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.kv_cache import KVCache
@@ -38,12 +38,11 @@ _PASS = {"float32": (4, 14.2), "bfloat16": (3, 7), "float16": (3, 7), "int8": (4
 
 
 class DraftPolicy:
-    """Drafts for the rows of a batch, as many as pay: from n-grams or the draft model."""
+    """Drafts as many tokens for rows as save time, by n-grams or by the draft model."""
 
     def __init__(self, speculator: Speculator, chooser: Chooser):
         self._speculator, self._chooser = speculator, chooser
-        self._ngrams, self._ngram_record = NGrams(), Record(1, 1)
-        self._model_record = Record(1, 0.3)
+        self._ngram_record, self._model_record = Record(1, 1), Record(1, 0.3)
         self._guesses: list[list[int]] = []  # from n-grams, by row
         self._pass_seconds = 0.0  # of a pass over one token
         self._model_drafted = False  # the last drafts
@@ -60,9 +59,7 @@ class DraftPolicy:
         sizes = [min(most, row.growth - 1) for row in rows]
         if _force(rows, sizes):
             return
-        self._guesses = [
-            self._ngrams.draft(row, size) for row, size in zip(rows, sizes, strict=True)
-        ]
+        self._guesses = [ngram_drafts(row, size) for row, size in zip(rows, sizes, strict=True)]
         count, by_model = self._plan(rows, sizes)
         drafts = [guess[:count] for guess in self._guesses]
         model = self._draft_model if by_model else None
@@ -79,7 +76,7 @@ class DraftPolicy:
 
     @cached_property
     def _draft_model(self) -> DraftModel | None:
-        model = self._speculator.draft_model
+        model = self._speculator.ensure_draft_model()
         return DraftModel(model, self._chooser) if model else None
 
     def learn(self, rows: Sequence[BatchRow], new: Sequence[Sequence[int]]) -> None:
@@ -105,8 +102,8 @@ class DraftPolicy:
         counts, lengths = [n for n in _COUNTS if n <= max(sizes)], list(map(len, self._guesses))
         plans = {(n, False): self._rate(self._ngram_record, n, lengths) for n in (0, *counts)}
         speculator = self._speculator
-        worth = speculator.has_draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
-        if worth and speculator.may_have_draft_model:
+        is_worth = speculator.draft_model or sum(row.growth for row in rows) >= _MIN_TOKENS
+        if is_worth and speculator.may_have_draft_model:
             plans |= {(n, True): self._rate(self._model_record, n, sizes) for n in counts}
         plans[0, False] *= MIN_SPEEDUP
         best = max(plans, key=plans.__getitem__)

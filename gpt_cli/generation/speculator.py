@@ -1,9 +1,7 @@
 """The draft model: a copy of a model with int8 weights, created on first use."""
 
 from contextlib import suppress
-from functools import cached_property
 
-from gpt_cli.folder.config import expected_shapes, is_matrix
 from gpt_cli.gpt2.checkpoint import build
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.model import GPT2
@@ -17,8 +15,8 @@ class Speculator:
 
     def __init__(self, model: GPT2):
         self.model = model
+        self.draft_model: GPT2 | None = None
         self.may_have_draft_model = model.ops.draft_ops() is not None
-        self.has_draft_model = False
 
     @property
     def pays(self) -> bool:
@@ -29,20 +27,19 @@ class Speculator:
     @property
     def needed_bytes(self) -> int:
         """Return the memory that a draft model would take; 0 if there is one, or can be none."""
-        is_missing = self.may_have_draft_model and not self.has_draft_model
+        is_missing = self.may_have_draft_model and self.draft_model is None
         return weights_bytes(self.model.config, "int8") if is_missing else 0
 
-    @cached_property
-    def draft_model(self) -> GPT2 | None:
-        """The draft model; None if there are no operations or no memory for it."""
-        model = make_draft_model(self.model)
-        self.has_draft_model = self.may_have_draft_model = model is not None
-        return model
+    def ensure_draft_model(self) -> GPT2 | None:
+        """Return the draft model; None if there are no operations or no memory for it."""
+        if self.draft_model is None and self.may_have_draft_model:
+            self.draft_model = make_draft_model(self.model)
+            self.may_have_draft_model = self.draft_model is not None
+        return self.draft_model
 
     def release(self) -> None:
         """Give back the memory of the draft model."""
-        if vars(self).pop("draft_model", None) is not None:
-            self.has_draft_model = False
+        self.draft_model = None
 
 
 def make_draft_model(model: GPT2) -> GPT2 | None:
@@ -53,12 +50,10 @@ def make_draft_model(model: GPT2) -> GPT2 | None:
     ops, free = model.ops.draft_ops(), model.ops.free_memory()
     if ops is None or (free is not None and 2 * weights_bytes(model.config, "int8") > free):
         return None
-    shapes = expected_shapes(model.config, head=True)
-    matrices = {name for name, shape in shapes if is_matrix(name, shape)} - {"wte.weight"}
     with suppress(MemoryError):
-        weights = {
-            name: ops.quantize(weight) if name in matrices else weight
-            for name, weight in named_weights(model)
-        }
+        weights = dict(named_weights(model))
+        for name, weight in weights.items():
+            if hasattr(weight, "panels") and name != "wte.weight":  # a packed matrix
+                weights[name] = ops.quantize(weight)
         return build(model.config, ops, weights)
     return None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix,
 from gpt_cli.folder.tensors import DTYPES, Tensor, read_header, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
-from gpt_cli.ops.int8 import GROUP, Int8Rows
+from gpt_cli.ops.int8 import Int8Rows, scales_shape
 from gpt_cli.system.machine import cores
 
 # Causal masks, which old versions of transformers stored with the weights.
@@ -28,8 +28,6 @@ _PREFIX = "transformer."  # of the names in files written by save_pretrained
 _READERS = 4  # threads at most: copying from the page cache takes most of the time
 _COMPARED = 1024  # rows at a time
 _MATCHING = "get the weights and the config.json of the same GPT-2"
-
-T = TypeVar("T", bound=Rows)
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
@@ -79,14 +77,14 @@ def _with_scales(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
     for name, weight in tensors.items():
         scale = tensors.get(name + SCALE)
         if weight.dtype != "I8" or scale is None or not is_matrix(name, weight.shape):
-            continue  # `_problems` has a matrix or a scale without its counterpart
+            continue  # `_problems` reports a matrix or a scale without its counterpart
         transposed = is_transposed(name)
-        groups = list(weight.shape)
-        groups[transposed] = -(-groups[transposed] // GROUP)
-        if (scale.dtype, list(scale.shape)) != ("F32", groups):
+        n_rows, length = weight.shape
+        required = scales_shape(n_rows, length, transposed)
+        if (scale.dtype, scale.shape) != ("F32", required):
             raise CheckpointError(
                 f"{folder}: the tensor {name + SCALE} is {scale.dtype} {list(scale.shape)}, "
-                f"but must be F32 {groups}: make the folder again with `gpt-cli quantize`"
+                f"but must be F32 {list(required)}: make the folder again with `gpt-cli quantize`"
             )
         joined[name] = Int8Rows(weight, scale, transposed)
         del joined[name + SCALE]
@@ -166,7 +164,7 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
     )
 
 
-def without_tied_head(tensors: Mapping[str, T], config: GPT2Config) -> dict[str, T]:
+def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[str, Rows]:
     """Remove a head that is stored although it is tied and equal to wte."""
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
     if head is None or not config.tie_word_embeddings:

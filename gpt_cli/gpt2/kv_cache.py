@@ -12,8 +12,8 @@ from gpt_cli.ops import Array, Ops
 class KVCache:
     """A cache for `batch` texts of up to `capacity` tokens, preallocated and written in place.
 
-    The lengths of texts differ, and grow once per forward pass. Memory that is not written takes no
-    pages: see `memory.cache_bytes`.
+    The lengths of texts differ, and grow once per forward pass. Memory takes no pages until it is
+    written.
 
     Attributes:
         keys, values: (n_layer, B, H, panels of `ops.cache_panel` slots, ...) in the layout of the
@@ -48,10 +48,6 @@ class KVCache:
     def advance(self) -> None:
         """Count the tokens that the layers have stored in this forward pass."""
         self.lengths = self.lengths + self.new
-
-    def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens of all texts."""
-        self.lengths = self.lengths - tokens
 
     def sync(self, other: "KVCache") -> None:
         """Copy the tokens of another cache, of the same capacity, that are not in this one."""

@@ -1,4 +1,4 @@
-"""The bytes that a model and what it computes take; limits of memory are checked with these."""
+"""How many bytes a model and its results take, to check them against the free memory."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Prefill: the tokens of texts that are known, computed a pass at a time."""
+"""Prefill: compute the known tokens of texts, a pass at a time."""
 
 from collections.abc import Iterator, Sequence
 

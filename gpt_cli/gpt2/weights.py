@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,12 @@ class NotFiniteError(CheckpointError):
 
 def leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the arrays, matrices and numbers of a part of a model, with their names."""
-    if is_dataclass(part):
-        items = [(field.name, getattr(part, field.name)) for field in fields(part)]
-    elif isinstance(part, tuple):
-        items = [(str(index), value) for index, value in enumerate(part)]
+    if is_dataclass(part) or isinstance(part, tuple):
+        items = enumerate(part) if isinstance(part, tuple) else vars(part).items()
+        for key, value in items:
+            yield from leaves(value, f"{name}.{key}" if name else str(key))
     else:
         yield name, part
-        return
-    for key, value in items:
-        yield from leaves(value, f"{name}.{key}" if name else key)
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Any]]:

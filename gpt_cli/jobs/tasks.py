@@ -119,7 +119,7 @@ class Generation(Task):
 
     @property
     def rows_together(self) -> int:
-        from gpt_cli.generation.batch import read_ahead  # brings NumPy
+        from gpt_cli.generation.generate import read_ahead  # brings NumPy
 
         return max(_ROWS_TOGETHER, read_ahead(self.batch_size))
 

@@ -11,7 +11,6 @@ from gpt_cli.errors import ContextError, InputError
 from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import Prefix, begun_rows, common_length, passes
-from gpt_cli.generation.requests import prompt_ids
 from gpt_cli.generation.sampling import log_probabilities
 from gpt_cli.gpt2.model import GPT2
 from gpt_cli.gpt2.prefill import PASS, row_states
@@ -49,11 +48,11 @@ class Question:
             raise TypeError("choices must be a list of texts, not one text")
         if not isinstance(prompt, str):
             raise InputError('a row needs a string "prompt"')
-        ids = prompt_ids(loaded, prompt)
-        wholes = [prompt_ids(loaded, prompt + choice) for choice in choices]
+        ids = loaded.prompt_ids(prompt)
+        wholes = [loaded.prompt_ids(prompt + choice) for choice in choices]
         shared = ids[: min((common_length(ids, whole) for whole in wholes), default=None)]
         if not shared:  # the prompt is empty, or part of the first token of a choice
-            shared = prompt_ids(loaded, "")
+            shared = loaded.prompt_ids("")
             wholes = [shared + ids for ids in wholes]
         question = cls(shared, choices, [ids[len(shared) :] for ids in wholes])
         question.check(loaded.config.n_positions)

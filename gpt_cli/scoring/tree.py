@@ -33,7 +33,7 @@ def tree(model: GPT2, ids: list[int], count: int) -> list[Node]:
     def follow(path: list[int], total: float, children: list[Node], most: int) -> None:
         """Queue the likeliest next tokens of a path, which may become its children."""
         x = hidden_states(model, ops.xp.asarray([path or ids]), cache)
-        cache.rewind(len(path))  # back to the prompt
+        cache.lengths = cache.lengths - len(path)  # back to the prompt
         best = likeliest(ops, unembed(model, x[:, -1]), most)
         for id, logprob in zip(*(ops.to_host(row[0]).tolist() for row in best), strict=True):
             node = Node(id, logprob, total + logprob)

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
-from gpt_cli.gpt2.tokens import check_ids, start_token
 from gpt_cli.options.declare import AT_LEAST_0, TEXT, WHOLE, Declared, OptionError, between, option
 from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.serve import trial
@@ -204,7 +203,7 @@ def _options(engine: Engine, values: Json, fields: Fields) -> Options:
     except ResourceError as error:  # llguidance is not installed
         raise RequestError(str(error), field, status=501) from None
     with _about("logit_bias"):
-        check_ids(engine.model.config, [id for id, _ in options.logit_bias])
+        engine.model.config.check_ids([id for id, _ in options.logit_bias])
     return options
 
 
@@ -212,7 +211,7 @@ def _prompt(engine: Engine, prompt: str | list[int], fields: Fields) -> Prompt:
     with _about("prompt"):
         ids = engine.encode(prompt) if isinstance(prompt, str) else prompt
         config = engine.model.config
-        ids = check_ids(config, ids) or [start_token(config, "the prompt is empty")]
+        ids = config.check_ids(ids) or [config.start_token("the prompt is empty")]
         most = config.n_positions - (1 if fields.max_tokens else 0)
         if len(ids) > most:
             raise InputError(f"it has {len(ids)} tokens; shorten it to at most {most}")

@@ -31,9 +31,8 @@ from client import Connection, Server, ask, command, request
 import gpt_cli
 from gpt_cli.checks.bench import TEXT
 from gpt_cli.generation import sampling
-from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.row import Request
-from gpt_cli.gpt2.tokens import start_token
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
 from gpt_cli.serve.answer import token_name
@@ -160,7 +159,7 @@ class Reference:
         for place, prompt in enumerate([given] if one else given):
             ids = self.engine.encode(prompt) if isinstance(prompt, str) else prompt
             text = prompt if isinstance(prompt, str) else self.engine.decode(prompt)
-            ids = ids or [start_token(self.engine.model.config, "the prompt is empty")]
+            ids = ids or [self.engine.model.config.start_token("the prompt is empty")]
             first = place * candidates
             found = [self.complete(fields, ids, first + index) for index in range(candidates)]
             read += len(ids)
@@ -179,12 +178,11 @@ class Reference:
             max_tokens=max(1, fields["max_tokens"]),
             top_logprobs=fields.get("logprobs", 0),
         )
-        completion = Completion(len(ids), options.seed, finish_reason="length")
-        if fields["max_tokens"]:
-            row = Request(ids, options, index)
-            for step in generate(self.engine.model, self.engine.tokenizer, [row]):
-                completion.add(step)
-        return completion
+        if not fields["max_tokens"]:
+            return Completion(len(ids), options.seed, finish_reason="length")
+        run = Run(self.engine.loaded, [Request(ids, options, index)])
+        list(run)
+        return run.completions[0]
 
     def choice(self, fields, text, ids, made):
         """Return the text, finish reason and log-probabilities of a choice."""

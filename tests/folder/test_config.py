@@ -1,9 +1,10 @@
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
-from gpt_cli.errors import CheckpointError
+from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.config import GPT2Config
 from support.checkpoints import CONFIG, END_ID
 
@@ -16,43 +17,34 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_what_is_absent_has_the_values_of_gpt2():
+FIELDS = {
+    "vocab_size": 99, "n_positions": 33, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_inner": 20,
+    "activation_function": "silu", "layer_norm_epsilon": 1e-3, "scale_attn_weights": False,
+    "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+GPT2 = {
+    "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
+    "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": (50256,),
+    "dtype": "float32",
+}  # fmt: skip
+
+
+def test_missing_fields_have_the_values_of_gpt2():
     config = GPT2Config.from_dict({})
-    assert config == GPT2Config()
-    assert (config.vocab_size, config.n_positions) == (50257, 1024)
-    assert (config.n_layer, config.n_head, config.n_embd) == (12, 12, 768)
+    assert asdict(config) == GPT2
     assert (config.head_size, config.inner_size) == (64, 3072)
     assert type(config.head_size) is int
-    assert config.activation_function == "gelu_new"
-    assert config.layer_norm_epsilon == 1e-5
-    assert config.scale_attn_weights
-    assert config.scale_attn_by_inverse_layer_idx is False
-    assert config.tie_word_embeddings
-    assert config.bos_token_id == 50256
-    assert config.eos_token_id == (50256,)
 
 
 def test_every_field_is_read(folder):
-    raw = {
-        "vocab_size": 99,
-        "n_positions": 33,
-        "n_embd": 12,
-        "n_layer": 2,
-        "n_head": 3,
-        "n_inner": 20,
-        "activation_function": "silu",
-        "layer_norm_epsilon": 1e-3,
-        "scale_attn_weights": False,
-        "scale_attn_by_inverse_layer_idx": True,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(raw))
+    assert FIELDS.keys() == GPT2.keys() - {"dtype"}
+    (folder / "config.json").write_text(json.dumps(FIELDS))
     config = GPT2Config.from_folder(folder)
-    assert config == GPT2Config(**raw | {"eos_token_id": (2,)})
-    assert config.inner_size == 20
-    assert config.head_size == 4
+    assert asdict(config) == FIELDS | {"eos_token_id": (2,), "dtype": "float32"}
+    assert (config.inner_size, config.head_size) == (20, 4)
 
 
 def test_the_sizes_have_other_names_and_some_fields_are_ignored():
@@ -75,13 +67,13 @@ def test_every_activation_is_known_also_by_its_other_names(name, function):
 
 
 @pytest.mark.parametrize(("value", "ids"), [(3, (3,)), ([3, 5], (3, 5)), (None, ()), ([], ())])
-def test_there_may_be_any_number_of_end_tokens_and_none_to_begin_with(value, ids):
+def test_there_may_be_any_number_of_end_tokens_and_no_start_token(value, ids):
     config = GPT2Config.from_dict({"eos_token_id": value, "bos_token_id": None})
     assert (config.eos_token_id, config.bos_token_id) == (ids, None)
 
 
 @pytest.mark.parametrize("size", [1, 2**20])
-def test_the_smallest_and_the_largest_sizes_are_taken(size):
+def test_the_smallest_and_the_largest_sizes_are_valid(size):
     raw = dict.fromkeys(["vocab_size", "n_embd", "n_layer", "n_head", "n_inner"], size)
     raw |= {"n_positions": max(2, size), "bos_token_id": size - 1, "eos_token_id": [0, 2**20]}
     config = GPT2Config.from_dict(raw)
@@ -103,54 +95,31 @@ def test_the_end_token_of_generation_config_comes_first(folder, generation, ids)
     assert GPT2Config.from_folder(folder).eos_token_id == ids
 
 
+NO_SIZES = [0, None, 2.0, "2", True, [768], 2**20 + 1]
+INVALID = {
+    "vocab_size": NO_SIZES, "n_positions": [*NO_SIZES, 1], "n_embd": NO_SIZES, "n_layer": NO_SIZES,
+    "n_head": [*NO_SIZES, -1], "n_inner": [0], "activation_function": ["mish", None, ["gelu"]],
+    "layer_norm_epsilon": [0, -1e-5, 1, math.nan, "1e-5", True], "scale_attn_weights": [1],
+    "scale_attn_by_inverse_layer_idx": [None], "tie_word_embeddings": ["no"],
+    "bos_token_id": [-1, 1.5, 2**20 + 1], "eos_token_id": ["end", [1, -2], True],
+    "model_type": ["gpt_neo", None], "add_cross_attention": [True],
+    "quantization_config": [INT8 | {"bits": 4}, {"quant_method": "gptq", "bits": 8}],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *((name, 0) for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_inner")),
-        ("n_head", -1),
-        ("n_positions", 1),
-        ("n_layer", None),
-        ("n_layer", 2.0),
-        ("n_layer", "2"),
-        ("n_layer", True),
-        ("n_embd", [768]),
-        ("vocab_size", 2**20 + 1),
-        ("activation_function", "mish"),
-        ("activation_function", None),
-        ("activation_function", ["gelu"]),
-        ("layer_norm_epsilon", 0),
-        ("layer_norm_epsilon", -1e-5),
-        ("layer_norm_epsilon", 1),
-        ("layer_norm_epsilon", math.nan),
-        ("layer_norm_epsilon", "1e-5"),
-        ("layer_norm_epsilon", True),
-        ("scale_attn_weights", 1),
-        ("scale_attn_by_inverse_layer_idx", None),
-        ("tie_word_embeddings", "no"),
-        ("bos_token_id", -1),
-        ("bos_token_id", 1.5),
-        ("bos_token_id", 2**20 + 1),
-        ("eos_token_id", "end"),
-        ("eos_token_id", [1, -2]),
-        ("eos_token_id", True),
-        ("model_type", "gpt_neo"),
-        ("model_type", None),
-        ("add_cross_attention", True),
-        ("quantization_config", INT8 | {"bits": 4}),
-        ("quantization_config", {"quant_method": "gptq", "bits": 8}),
-    ],
+    ("name", "value"), [(name, value) for name, values in INVALID.items() for value in values]
 )
-def test_a_bad_field_is_refused_in_one_line_that_names_it(folder, name, value):
+def test_an_invalid_field_is_refused_in_one_line_that_names_it(folder, name, value):
     path = folder / "config.json"
     path.write_text(json.dumps(CONFIG | {name: value}))
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=name) as caught:
         GPT2Config.from_folder(folder)
     assert str(path) in str(caught.value)
-    assert name in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_an_endless_value_is_not_repeated_in_full():
+def test_a_long_value_is_not_repeated_in_full():
     with pytest.raises(CheckpointError) as caught:
         GPT2Config.from_dict({"activation_function": "x" * 10_000})
     assert len(str(caught.value)) < 200
@@ -174,9 +143,9 @@ def test_the_heads_must_divide_the_width():
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"\xff\xfe", b"[" * 200_000, b"[1]", b"null"],
-    ids=["empty", "cut off", "no UTF-8", "nested beyond reason", "a list", "null"],
+    ids=["empty", "cut off", "not UTF-8", "too deep", "a list", "null"],
 )
-def test_a_file_that_is_no_json_object_is_refused_by_its_name(folder, name, content):
+def test_a_file_without_a_json_object_is_refused_by_its_name(folder, name, content):
     complaint = "is not a JSON obj" if content in (b"[1]", b"null") else "cannot be read as JSON"
     (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=complaint) as caught:
@@ -185,6 +154,24 @@ def test_a_file_that_is_no_json_object_is_refused_by_its_name(folder, name, cont
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_config_is_no_model(tmp_path):
+def test_a_folder_without_config_is_not_a_model(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         GPT2Config.from_folder(tmp_path)
+
+
+# --- token ids -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", [-1, 10, 2**70])
+def test_an_id_that_the_model_does_not_have_is_refused(id):
+    config = GPT2Config(vocab_size=10)
+    assert config.check_ids((0, 9)) == [0, 9]
+    with pytest.raises(InputError, match=f"no token {id}; its ids are from 0 to 9"):
+        config.check_ids([0, id])
+
+
+@pytest.mark.parametrize("bos", [None, 10, 11])
+def test_a_model_without_a_start_token_says_why_one_is_needed(bos):
+    assert GPT2Config(vocab_size=10, bos_token_id=9).start_token("because") == 9
+    with pytest.raises(InputError, match=r"^because, and this model has no start token"):
+        GPT2Config(vocab_size=10, bos_token_id=bos).start_token("because")

@@ -12,7 +12,6 @@ from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
 from support.checkpoints import ALPHABET, END, END_ID, MERGES, VOCAB, write_tokenizer
 
 TINY = Path(__file__).parents[2] / "weights" / "tiny"
-MILLION = 1_000_000
 
 characters = st.one_of(
     st.characters(exclude_categories=["Cs"]),
@@ -20,12 +19,12 @@ characters = st.one_of(
 )
 any_text = st.text(characters, max_size=60)
 any_bytes = st.one_of(st.binary(max_size=40), any_text.map(str.encode))
-# Bytes no stretch of which is UTF-8: continued wrongly, not at all, overlong, or a surrogate.
-NO_CHARACTER = [b"\xff", b"\x80", b"\xc3", b"\xf0\x9f\x98", b"\xc0\xaf", b"\xed\xa0\x80"]
+# Invalid in UTF-8: continued wrongly, not continued, overlong, a surrogate.
+INVALID = [b"\xff", b"\x80", b"\xc3", b"\xf0\x9f\x98", b"\xc0\xaf", b"\xed\xa0\x80"]
 
 
 def ids_of_bytes(data: bytes) -> list[int]:
-    """One id for each byte."""
+    """Return one id for every byte."""
     return [VOCAB[ALPHABET[byte]] for byte in data]
 
 
@@ -76,15 +75,15 @@ def test_special_or_not_a_text_without_special_tokens_has_the_same_ids(tokenizer
 
 
 @pytest.mark.parametrize("unit", [" ", "a", "\n", "é", "\t ", "0", "!", "😀"])
-def test_a_million_characters_take_no_time_to_speak_of(tokenizer, unit):
-    text = unit * (MILLION // len(unit))
+def test_long_runs_do_not_take_quadratic_time(tokenizer, unit):
+    text = unit * (300_000 // len(unit))
     start = time.perf_counter()
     ids = tokenizer.encode(text)
-    assert time.perf_counter() - start < 20
+    assert time.perf_counter() - start < 5
     assert tokenizer.decode(ids) == text
 
 
-def test_the_name_of_a_special_token_is_ordinary_text_unless_asked_for(tokenizer):
+def test_the_name_of_a_special_token_is_text_unless_special_is_set(tokenizer):
     text = f"a{END}b"
     assert END_ID not in tokenizer.encode(text)
     assert tokenizer.encode_bytes(text.encode()) == tokenizer.encode(text)
@@ -92,9 +91,9 @@ def test_the_name_of_a_special_token_is_ordinary_text_unless_asked_for(tokenizer
     assert tokenizer.decode(tokenizer.encode(text)) == tokenizer.decode([64, END_ID, 65]) == text
 
 
-@pytest.mark.parametrize(("text", "place"), [("\ud800", 0), ("ab\udc00c", 2)])
-def test_half_of_a_surrogate_pair_is_refused(tokenizer, text, place):
-    with pytest.raises(InputError, match=f"not valid Unicode at character {place}"):
+@pytest.mark.parametrize(("text", "position"), [("\ud800", 0), ("ab\udc00c", 2)])
+def test_half_of_a_surrogate_pair_is_refused(tokenizer, text, position):
+    with pytest.raises(InputError, match=f"not valid Unicode at character {position}"):
         tokenizer.encode(text)
 
 
@@ -112,15 +111,15 @@ def test_the_bytes_of_a_text_have_the_ids_of_the_text(tokenizer, text, end, spec
     assert tokenizer.encode_bytes((text + end).encode(), special=special) == ids
 
 
-@given(stretches=st.lists(st.tuples(any_text, st.sampled_from(NO_CHARACTER))))
-def test_a_byte_of_no_character_is_a_token_alone_between_texts(tokenizer, stretches):
+@given(stretches=st.lists(st.tuples(any_text, st.sampled_from(INVALID))))
+def test_an_invalid_byte_is_a_token_between_texts(tokenizer, stretches):
     ids = []
     for text, lone in stretches:
         ids += tokenizer.encode(text) + ids_of_bytes(lone)
     assert tokenizer.encode_bytes(b"".join(text.encode() + lone for text, lone in stretches)) == ids
 
 
-def test_the_bytes_of_another_order_of_ids_are_found(folder):
+def test_the_ids_of_bytes_may_have_another_order(folder):
     vocab = VOCAB | {ALPHABET[0xFF]: VOCAB[ALPHABET[0xFE]], ALPHABET[0xFE]: VOCAB[ALPHABET[0xFF]]}
     (folder / "vocab.json").write_text(json.dumps(vocab))
     other = Tokenizer.from_folder(folder)
@@ -132,12 +131,12 @@ def test_the_bytes_of_another_order_of_ids_are_found(folder):
 
 
 @pytest.mark.parametrize("id", [-1, len(VOCAB), 10**12])
-def test_an_id_that_no_token_has_is_refused(tokenizer, id):
+def test_an_unknown_id_is_refused(tokenizer, id):
     with pytest.raises(InputError, match=f"^{id} is not a token id"):
         tokenizer.decode([0, id])
 
 
-def test_bytes_that_form_no_character_become_replacement_characters(tokenizer):
+def test_invalid_bytes_become_replacement_characters(tokenizer):
     assert tokenizer.decode(ids_of_bytes(b"a\xff\xe4b")) == "a\ufffd\ufffdb"
 
 
@@ -146,7 +145,7 @@ def test_the_bytes_of_a_token_may_be_a_part_of_a_character(tokenizer):
     assert tokenizer.token_bytes(END_ID) == END.encode()
 
 
-def test_missing_ids_are_those_that_stand_for_no_token(tokenizer):
+def test_missing_ids_have_no_token(tokenizer):
     assert tokenizer.missing_ids(len(VOCAB)) == []
     assert tokenizer.missing_ids(len(VOCAB) + 2) == [len(VOCAB), len(VOCAB) + 1]
 
@@ -253,25 +252,15 @@ def changed_vocab(**changes):
 
 
 LINES = "\n".join(MERGES).encode()
+NOT_OBJECTS = [b'{"a": 1', b"", b"\xff\xfe{}", b"[" * 200_000, b"[1, 2]", b"7", b'"abc"', b"null"]
 
 DAMAGES = {
-    "no JSON": {"vocab.json": b'{"a": 1'},
-    "an empty vocabulary file": {"vocab.json": b""},
-    "no UTF-8": {"vocab.json": b"\xff\xfe{}"},
-    "nested beyond reason": {"vocab.json": b"[" * 200_000},
-    "a list": {"vocab.json": b"[1, 2]"},
-    "a number": {"vocab.json": b"7"},
-    "a string": {"vocab.json": b'"abc"'},
-    "null": {"vocab.json": b"null"},
+    **{f"vocab.json is {content[:9]}": {"vocab.json": content} for content in NOT_OBJECTS},
     "no tokens": {"vocab.json": b"{}"},
     "a byte missing": {"vocab.json": changed_vocab(a=None)},
     "a merged token missing": {"vocab.json": changed_vocab(he=None)},
     "two tokens of one id": {"vocab.json": changed_vocab(a=1, b=1)},
-    "an id that is text": {"vocab.json": changed_vocab(a="0")},
-    "an id that is a fraction": {"vocab.json": changed_vocab(a=1.5)},
-    "an id that is a list": {"vocab.json": changed_vocab(a=[])},
-    "an id that is negative": {"vocab.json": changed_vocab(a=-1)},
-    "an id beyond 32 bits": {"vocab.json": changed_vocab(a=2**40)},
+    **{f"an id {id}": {"vocab.json": changed_vocab(a=id)} for id in ("0", 1.5, [], -1, 2**40)},
     "a special id beyond 32 bits": {"vocab.json": changed_vocab(x_y=2**40)},
     "a token that no merge makes": {"vocab.json": changed_vocab(hh=1000)},
     "a token that no merge makes, in half a bracket": {"vocab.json": changed_vocab(**{"<a": 1000})},

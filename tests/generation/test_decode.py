@@ -3,7 +3,7 @@
 import pytest
 
 from gpt_cli.generation.decode import Batch
-from gpt_cli.generation.generate import generate
+from gpt_cli.generation.generate import Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Request
 from gpt_cli.options.request import Options
@@ -21,7 +21,7 @@ def requests(**options):
 @pytest.mark.parametrize("share", [True, False])
 def test_a_filled_batch_gives_the_tokens_of_generate(make_model, tokenizer, share):
     loaded = LoadedModel(make_model(), tokenizer)
-    expected = [(step.row, step.id, step.text) for step in generate(loaded, requests())]
+    expected = [(step.row, step.id, step.text) for step in Run(loaded, requests())]
     batch = Batch(loaded)
     batch.fill([BatchRow(n, request, loaded) for n, request in enumerate(requests())], share=share)
     assert batch.cache.lengths.tolist() == [3, 1, 21, 21]
@@ -43,7 +43,7 @@ def test_without_a_cache_a_batch_is_filled_for_every_step(make_model, tokenizer)
             ids[step.row].append(step.id)
         rows = batch.rows
     expected = {n: [] for n in range(4)}
-    for step in generate(loaded, requests()):
+    for step in Run(loaded, requests()):
         expected[step.row].append(step.id)
     assert ids == expected
 

@@ -1,4 +1,4 @@
-"""Guesses at the next tokens, from the text itself and from a twin."""
+"""Guesses at the next tokens, from the text itself and from a draft model."""
 
 import weakref
 from dataclasses import replace
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.generation.drafts import _FADING, DraftModel, NGrams, Record, agreed
-from gpt_cli.generation.generate import generate
+from gpt_cli.generation.drafts import _FADING, DraftModel, Record, agreed, ngram_drafts
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import BatchRow, Chooser, Request
 from gpt_cli.generation.speculator import Speculator, make_draft_model
@@ -17,10 +16,18 @@ from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.gpt2.model import hidden_states
 from gpt_cli.gpt2.prefill import right_pad
+from gpt_cli.gpt2.weights import named_weights
 from gpt_cli.options.request import Options
 from support.checkpoints import VOCAB
-from support.drafting import ARow
-from support.models import DTYPES, computing, favouring, model_of, threads_and_levels
+from support.drafting import FakeRow
+from support.models import (
+    DTYPES,
+    completions_of,
+    computing,
+    favouring,
+    model_of,
+    threads_and_levels,
+)
 from support.sampling_values import sampling_options
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
@@ -38,39 +45,39 @@ pieces = st.lists(st.lists(ids_of_few, max_size=8), min_size=1, max_size=8)
 
 
 def followed(ids, count):
-    """What came after the last earlier place of the final 3 tokens, over and over."""
+    """Return what came after the previous occurrence of the last 3 tokens, over and over."""
     ends = [end for end in range(3, len(ids)) if ids[end - 3 : end] == ids[-3:]]
     return (ids[ends[-1] :] * count)[:count] if ends else []
 
 
 @given(rows=st.lists(pieces, min_size=1, max_size=3), counts=st.lists(st.integers(0, 12)))
-def test_an_n_gram_is_followed_as_where_it_was_last(rows, counts):
+def test_the_last_n_gram_is_followed_as_before(rows, counts):
     """Texts grow in turn, by several tokens at a time."""
-    ngrams, counts = NGrams(), [*counts, 11]
-    texts = [ARow(number=7 * row, ids=[]) for row in range(len(rows))]
+    counts = [*counts, 11]
+    texts = [FakeRow(number=7 * row, ids=[]) for row in range(len(rows))]
     for turn in range(8):
         for text, pieces in zip(texts, rows, strict=True):
             text.ids += pieces[turn % len(pieces)]
             count = counts[turn % len(counts)]
-            assert ngrams.draft(text, count) == followed(text.ids, count)
+            assert ngram_drafts(text, count) == followed(text.ids, count)
 
 
-def test_each_place_of_a_text_is_looked_at_once():
+def test_a_text_is_read_once():
     class Text(list):
-        looked_at = 0
+        reads = 0
 
-        def __getitem__(self, place):
-            Text.looked_at += 1
-            return super().__getitem__(place)
+        def __getitem__(self, index):
+            Text.reads += 1
+            return super().__getitem__(index)
 
-    ngrams, row = NGrams(), ARow(number=0, ids=Text())
+    row = FakeRow(number=0, ids=Text())
     for id in range(1000):
         row.ids.append(id)
-        assert ngrams.draft(row, 3) == []
-    assert Text.looked_at < 2500
+        assert ngram_drafts(row, 3) == []
+    assert Text.reads < 2500
 
 
-# --- what came of drafts -------------------------------------------------------------------------
+# --- the record of drafts ------------------------------------------------------------------------
 
 some_ids = st.lists(ids_of_few, max_size=6)
 
@@ -85,6 +92,9 @@ def test_agreed_counts_the_equal_beginning(drafts, ids):
 def test_a_record_expects_tokens_up_to_the_first_wrong_draft():
     assert Record(1, 1).expected(0) == 1
     assert Record(3, 1).expected(2) == 1 + 3 / 4 + 9 / 16
+    record = Record(3, 1)
+    record.learn([], [1])  # nothing is learned without drafts
+    assert record.expected(1) == 1.75
 
 
 @pytest.mark.parametrize(
@@ -104,60 +114,48 @@ def test_a_record_counts_right_and_wrong_drafts_and_older_ones_less(drafts, ids,
     assert record.expected(1) == 1 + right / (right + wrong)
 
 
-def test_a_record_learns_nothing_without_drafts():
-    record = Record(3, 1)
-    record.learn([], [1])
-    assert record.expected(1) == 1.75
-
-
 def test_a_faded_record_expects_the_same_and_learns_more_from_the_next_result():
     record, faded = Record(6, 2), Record(6, 2)
     faded.fade()
     assert faded.expected(5) == pytest.approx(record.expected(5))
-    for each in (record, faded):
-        each.learn([1], [2])
+    record.learn([1], [2])
+    faded.learn([1], [2])
     assert faded.expected(1) < 1.5 < record.expected(1)
 
 
-# --- the twin ------------------------------------------------------------------------------------
+# --- the draft model -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_twin_has_the_model_in_int8_and_shares_the_rest(native, dtype):
+def test_a_draft_model_has_the_model_in_int8_and_shares_the_rest(native, dtype):
     model = model_of(native(dtype), dtype, tie_word_embeddings=False, **SMALL)
-    twin = make_draft_model(model)
+    draft_model = make_draft_model(model)
     if dtype == "int8":
-        assert twin is None
+        assert draft_model is None
         return
-    assert (twin.ops.dtype, twin.ops.threads) == ("int8", model.ops.threads)
-    assert (twin.wte, twin.wpe, twin.ln_f) == (model.wte, model.wpe, model.ln_f)
-    for ours, theirs in zip(twin.h, model.h, strict=True):
-        assert (ours.ln_1, ours.ln_2) == (theirs.ln_1, theirs.ln_2)
-        for one, other in (
-            (ours.attn.c_attn, theirs.attn.c_attn),
-            (ours.attn.c_proj, theirs.attn.c_proj),
-            (ours.mlp.c_fc, theirs.mlp.c_fc),
-            (ours.mlp.c_proj, theirs.mlp.c_proj),
-            (twin.lm_head, model.lm_head),
-        ):
-            assert one.weight.format == "int8"
-            assert np.array_equal(one.weight.panels, twin.ops.quantize(other.weight).panels)
-            assert one.bias is other.bias
+    assert (draft_model.ops.dtype, draft_model.ops.threads) == ("int8", model.ops.threads)
+    weights = dict(named_weights(model))
+    for name, weight in named_weights(draft_model):
+        if isinstance(weight, np.ndarray) or name == "wte.weight":
+            assert weight is weights[name]
+        else:
+            assert weight.format == "int8"
+            assert np.array_equal(weight.panels, draft_model.ops.quantize(weights[name]).panels)
 
 
-def test_numpy_has_no_twin(make_model):
+def test_numpy_has_no_draft_model(make_model):
     model = make_model()
     assert (make_draft_model(model) is None) == (model.ops.name == "numpy")
 
 
-def test_a_twin_is_made_only_if_half_of_the_memory_suffices(model, monkeypatch):
+def test_a_draft_model_is_made_only_if_half_of_the_memory_suffices(model, monkeypatch):
     needed = weights_bytes(model.config, "int8")
     for free, is_made in ((None, True), (2 * needed, True), (2 * needed - 1, False)):
         monkeypatch.setattr(model.ops, "free_memory", lambda free=free: free)
         assert (make_draft_model(model) is not None) == is_made
 
 
-def test_there_is_no_twin_if_memory_runs_out(model, monkeypatch):
+def test_there_is_no_draft_model_if_memory_runs_out(model, monkeypatch):
     def quantize(self, matrix):
         raise MemoryError
 
@@ -165,46 +163,40 @@ def test_there_is_no_twin_if_memory_runs_out(model, monkeypatch):
     assert make_draft_model(model) is None
 
 
-def test_a_twin_that_was_released_is_made_again(model):
+def test_a_draft_model_that_was_released_is_made_again(model):
     speculator = Speculator(model)
     speculator.release()  # there is none yet
-    first = speculator.draft_model
-    assert speculator.draft_model is first
-    assert (speculator.has_draft_model, speculator.may_have_draft_model) == (True, True)
+    first = speculator.ensure_draft_model()
+    assert speculator.ensure_draft_model() is first is speculator.draft_model
     speculator.release()
-    assert (speculator.has_draft_model, speculator.may_have_draft_model) == (False, True)
-    assert speculator.draft_model is not first
+    assert (speculator.draft_model, speculator.may_have_draft_model) == (None, True)
+    assert speculator.ensure_draft_model() is not first
 
 
-def following(twin, cache):
-    twin.sync(cache)
-    return twin
+def synced(drafting, cache):
+    drafting.sync(cache)
+    return drafting
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "top_k": 0}])
-def test_a_twin_drafts_what_it_would_generate_and_leaves_the_texts_as_they_were(
+def test_a_draft_model_drafts_what_it_would_generate_and_leaves_the_texts_as_they_were(
     model, tokenizer, sampling
 ):
-    """A model that is its own twin drafts its own text."""
+    """A model that is its own draft model drafts its own text."""
     requests = [
         Request(prompt, Options(**sampling, seed=3, max_tokens=9, repeat_penalty=1.3), index)
         for index, prompt in enumerate([[1, 2, 3], [4, 5]])
     ]
-    expected = [[], []]
-    for step in generate(LoadedModel(model, tokenizer), requests):
-        expected[step.row].append(step.id)
-
-    chooser = Chooser(LoadedModel(model, tokenizer))
-    rows = [
-        BatchRow(place, each, LoadedModel(model, tokenizer)) for place, each in enumerate(requests)
-    ]
+    loaded = LoadedModel(model, tokenizer)
+    expected = [done.ids for done in completions_of(model, tokenizer, requests)]
+    rows = [BatchRow(number, request, loaded) for number, request in enumerate(requests)]
     cache = KVCache(model.config, model.ops, 2, 20)
-    before = np.array([2, 1])  # the last token of each row is not in the cache
+    before = np.array([2, 1])  # the last token of a row is not in the cache
     hidden_states(model, np.array([[1, 2], [4, 0]]), cache, before)
-    twin = DraftModel(model, chooser)
+    drafting = DraftModel(model, Chooser(loaded))
     for _ in range(2):  # the second time, over the first drafts
-        twin.sync(cache)
-        drafts = twin.draft(rows, 9)
+        drafting.sync(cache)
+        drafts = drafting.draft(rows, 9)
         assert drafts == expected
         assert cache.lengths.tolist() == before.tolist()
         assert [row.ids for row in rows] == [[1, 2, 3], [4, 5]]
@@ -212,54 +204,48 @@ def test_a_twin_drafts_what_it_would_generate_and_leaves_the_texts_as_they_were(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @given(
-    sampling=sampling_options,
-    others=st.fixed_dictionaries({"ignore_eos": st.booleans(), "seed": st.integers(0, 99)}),
+    sampling=sampling_options, ignore_eos=st.booleans(), seed=st.integers(0, 99),
     prompts=st.lists(
         st.lists(st.integers(0, len(VOCAB) - 1), min_size=2, max_size=9), min_size=1, max_size=3
     ),
-    threads_and_level=threads_and_levels,
-    count=st.integers(1, 12),
-)
+    way=threads_and_levels, count=st.integers(1, 12),
+)  # fmt: skip
 def test_all_drafts_in_one_call_are_those_of_single_steps(
-    native, tokenizer, dtype, sampling, others, prompts, threads_and_level, count
+    native, tokenizer, dtype, sampling, ignore_eos, seed, prompts, way, count
 ):
     config = {"vocab_size": len(VOCAB) + 70, "eos_token_id": list(range(0, len(VOCAB), 3))}
     model = model_of(native(dtype), dtype, **SMALL | config)
-    options = Options(**sampling, **others)
-    rows = [
-        BatchRow(place, Request(prompt, options, place), LoadedModel(model, tokenizer))
-        for place, prompt in enumerate(prompts)
-    ]
+    options = Options(**sampling, ignore_eos=ignore_eos, seed=seed)
+    loaded = LoadedModel(model, tokenizer)
+    requests = [Request(prompt, options, index) for index, prompt in enumerate(prompts)]
+    rows = [BatchRow(number, request, loaded) for number, request in enumerate(requests)]
     cache = KVCache(model.config, model.ops, len(rows), 9 + count)
     ids, lengths = right_pad(prompts)
     hidden_states(model, ids, cache, lengths)
-    cache.rewind(1)  # the last token of each row is not in the cache
-    made = make_draft_model(model)
-    twin = following(DraftModel(made, Chooser(LoadedModel(model, tokenizer))), cache)
-    with computing(made.ops, *threads_and_level):
-        steps = twin._by_steps(rows, count)
-        before = twin._cache.lengths.tolist()
-        call = twin._in_one_call(rows, count)
-        assert (call is None) == (options.sampling.changes_logits or not knows(options))
+    cache.lengths = cache.lengths - 1  # the last token of each row is not in the cache
+    draft_model = make_draft_model(model)
+    drafting = synced(DraftModel(draft_model, Chooser(loaded)), cache)
+    with computing(draft_model.ops, *way):
+        steps = drafting._by_steps(rows, count)
+        before = drafting._cache.lengths.tolist()
+        call = drafting._in_one_call(rows, count)
+        known = options.temperature == 0 or 0 < options.top_k <= len(VOCAB) + 70
+        assert (call is None) == (options.sampling.changes_logits or not known)
         assert call in (None, steps)
-        assert twin._cache.lengths.tolist() == before
-
-
-def knows(options):
-    return options.temperature == 0 or 0 < options.top_k <= len(VOCAB) + 70
+        assert drafting._cache.lengths.tolist() == before
 
 
 @pytest.fixture
-def place(model, tokenizer):
-    """Return a chooser, a row and a cache for a text of two tokens, of which one is cached."""
+def one_text(model, tokenizer):
+    """Return a function: a chooser, a row of two tokens, and a cache with the first of them."""
 
-    def place(**sampling):
-        row = BatchRow(0, Request([1, 2], Options(**sampling)), LoadedModel(model, tokenizer))
+    def make(**sampling):
+        loaded = LoadedModel(model, tokenizer)
         cache = KVCache(model.config, model.ops, 1, 20)
         hidden_states(model, np.array([[1]]), cache)
-        return Chooser(LoadedModel(model, tokenizer)), row, cache
+        return Chooser(loaded), BatchRow(0, Request([1, 2], Options(**sampling)), loaded), cache
 
-    return place
+    return make
 
 
 @pytest.mark.parametrize(
@@ -272,56 +258,56 @@ def place(model, tokenizer):
     ],
 )
 def test_the_library_makes_all_drafts_in_one_call_if_it_knows_the_options(
-    model, place, monkeypatch, sampling, expected
+    model, one_text, monkeypatch, sampling, expected
 ):
-    chooser, row, cache = place(**sampling)
+    chooser, row, cache = one_text(**sampling)
     monkeypatch.setattr(DraftModel, "_by_steps", lambda *_: "steps")
-    found = following(DraftModel(make_draft_model(model), chooser), cache).draft([row], 3)
-    assert ("steps" if found == "steps" else "one call") == expected
+    drafts = synced(DraftModel(make_draft_model(model), chooser), cache).draft([row], 3)
+    assert ("steps" if drafts == "steps" else "one call") == expected
 
 
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("count", [1, 30, len(VOCAB)])
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_in_one_call_results_that_are_not_finite_give_some_draft(
-    model, place, damage, count, temperature
+    model, one_text, damage, count, temperature
 ):
-    chooser, row, cache = place(temperature=temperature, top_k=40, top_p=0.9, min_p=0.01)
-    twin, bias = make_draft_model(model), np.zeros(len(VOCAB), np.float32)
+    chooser, row, cache = one_text(temperature=temperature, top_k=40, top_p=0.9, min_p=0.01)
+    draft_model, bias = make_draft_model(model), np.zeros(len(VOCAB), np.float32)
     bias[np.random.default_rng(1).permutation(len(VOCAB))[:count]] = damage
-    twin = replace(twin, lm_head=replace(twin.lm_head, bias=bias))
-    (drafts,) = following(DraftModel(twin, chooser), cache)._in_one_call([row], 9)
+    draft_model = replace(draft_model, lm_head=replace(draft_model.lm_head, bias=bias))
+    (drafts,) = synced(DraftModel(draft_model, chooser), cache)._in_one_call([row], 9)
     assert len(drafts) == 9
     assert all(0 <= id < len(VOCAB) for id in drafts)
 
 
-def test_in_one_call_more_drafts_than_the_cache_has_room_for_are_refused(model, place):
-    chooser, row, cache = place(temperature=0)
+def test_in_one_call_more_drafts_than_the_cache_has_room_for_are_refused(model, one_text):
+    chooser, row, cache = one_text(temperature=0)
     with pytest.raises(IndexError, match="too many tokens for a cache"):
-        following(DraftModel(make_draft_model(model), chooser), cache)._in_one_call([row], 40)
+        synced(DraftModel(make_draft_model(model), chooser), cache)._in_one_call([row], 40)
 
 
-def test_by_steps_drafts_end_where_results_are_not_finite(model, place):
-    chooser, row, cache = place(temperature=0)
+def test_by_steps_drafts_end_where_results_are_not_finite(model, one_text):
+    chooser, row, cache = one_text(temperature=0)
     wpe = model.wpe.copy()
     wpe[3] = np.nan
-    twin = replace(favouring(model, VOCAB["x"]), wpe=wpe)
-    twin = following(DraftModel(twin, chooser), cache)
-    assert twin._by_steps([row], 9) == [[VOCAB["x"]] * 2]
-    assert twin._cache.lengths.tolist() == [1]
+    draft_model = replace(favouring(model, VOCAB["x"]), wpe=wpe)
+    drafting = synced(DraftModel(draft_model, chooser), cache)
+    assert drafting._by_steps([row], 9) == [[VOCAB["x"]] * 2]
+    assert drafting._cache.lengths.tolist() == [1]
 
 
-def test_a_twin_follows_a_cache_until_there_is_another(model, place):
-    chooser, row, cache = place(temperature=0)
-    twin = following(DraftModel(make_draft_model(model), chooser), cache)
-    mine, expected = twin._cache, twin.draft([row], 9)
-    twin.sync(cache)
-    assert twin._cache is mine
+def test_a_draft_model_follows_a_cache_until_there_is_another(model, one_text):
+    chooser, row, cache = one_text(temperature=0)
+    drafting = synced(DraftModel(make_draft_model(model), chooser), cache)
+    first, expected = drafting._cache, drafting.draft([row], 9)
+    drafting.sync(cache)
+    assert drafting._cache is first
     other = KVCache(model.config, model.ops, 1, 30)
     other.copy_row(0, cache, 0, int(cache.lengths[0]))
-    assert following(twin, other).draft([row], 9) == expected
-    assert twin._cache.capacity == 30
-    assert twin._cache.keys.dtype == np.float16
-    gone = weakref.ref(other)
+    assert synced(drafting, other).draft([row], 9) == expected
+    assert drafting._cache.capacity == 30
+    assert drafting._cache.keys.dtype == np.float16
+    reference = weakref.ref(other)
     del other
-    assert gone() is None  # the twin keeps no memory of the text's cache
+    assert reference() is None  # the draft model keeps no memory of the text's cache

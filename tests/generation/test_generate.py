@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.errors import InputError, ResourceError
-from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.generate import Run, working_set
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.row import Request, StopStrings, _columns, fit
+from gpt_cli.generation.row import Request, StopStrings, fit
 from gpt_cli.generation.sampling import sample, uniforms
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import forward, hidden_states, unembed
@@ -18,7 +18,7 @@ from gpt_cli.gpt2.prefill import right_pad
 from gpt_cli.ops.memory import Workspace
 from gpt_cli.options.request import Options
 from support.checkpoints import ALPHABET, CASES, END, END_ID, VOCAB
-from support.models import GREEDY, exact_logprobs, favouring, ids_of, run
+from support.models import GREEDY, completions_of, exact_logprobs, favouring, run
 from support.sampling_values import sampling_options
 
 SAMPLED = {"temperature": 1.5, "top_k": 0, "top_p": 1.0}
@@ -27,10 +27,8 @@ PARAMS = [GREEDY, SAMPLED, FILTERED]
 
 NEW_TOKENS = 64  # in the golden files
 
-seeds = st.integers(0, 2**64 - 1)
-prompts = st.lists(
-    st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=11), min_size=2, max_size=4
-)
+prompt_ids = st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=11)
+prompts = st.lists(prompt_ids, min_size=2, max_size=4)
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +43,7 @@ def endless(make_model):
     return make_model(n_positions=12, n_layer=2, eos_token_id=None)
 
 
-def outcomes(completions) -> list[tuple]:
+def texts_of(completions) -> list[tuple]:
     return [(done.ids, done.text, done.finish_reason) for done in completions]
 
 
@@ -85,13 +83,13 @@ def test_rows_of_one_prompt_differ_by_seed_and_index(endless, tokenizer):
         for seed in (7, 7, 8)
     )
     assert len({tuple(row.ids) for row in first}) == 4
-    assert outcomes(first) == outcomes(again) != outcomes(other)
+    assert texts_of(first) == texts_of(again) != texts_of(other)
     request = Request([1, 2], Options(**SAMPLED, seed=7, max_tokens=8), 3)
     (alone,) = completions_of(endless, tokenizer, [request])
-    assert outcomes([alone]) == outcomes(first[3:])
+    assert texts_of([alone]) == texts_of(first[3:])
 
 
-def test_each_step_has_a_draw_of_its_own(endless, tokenizer, monkeypatch):
+def test_every_step_has_its_draw(endless, tokenizer, monkeypatch):
     drawn = []
 
     def choose(ops, logits, draws, *args):
@@ -109,8 +107,8 @@ def test_each_step_has_a_draw_of_its_own(endless, tokenizer, monkeypatch):
 options_of_rows = st.fixed_dictionaries(
     {
         "use_cache": st.booleans(),
-        "max_tokens": st.integers(1, 20),
-        "seed": seeds,
+        "max_tokens": st.integers(1, 12),
+        "seed": st.integers(0, 2**64 - 1),
         "ignore_eos": st.booleans(),
         "stop": st.sampled_from([(), ("a", "he"), tuple(chr(33 + byte) for byte in range(30))]),
         "overflow": st.sampled_from(["truncate", "shift"]),
@@ -120,7 +118,7 @@ options_of_rows = st.fixed_dictionaries(
 requests = st.lists(
     st.builds(
         lambda prompt, params, rest, index: Request(prompt, Options(**params, **rest), index),
-        st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=11),
+        st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=20),
         sampling_options,
         options_of_rows,
         st.integers(0, 2**64 - 1),
@@ -130,20 +128,13 @@ requests = st.lists(
 )
 
 
-def completions_of(model, tokenizer, requests):
-    done = [Completion(len(row.prompt), row.options.seed) for row in requests]
-    for step in generate(LoadedModel(model, tokenizer), requests):
-        done[step.row].add(step)
-    return done
-
-
 @given(requests=requests)
-@settings(max_examples=100)
-def test_each_row_is_continued_as_it_wants_and_as_if_it_were_alone(model, tokenizer, requests):
+@settings(max_examples=40)
+def test_a_row_of_a_batch_has_its_options_and_the_text_of_the_row_alone(model, tokenizer, requests):
     together = completions_of(model, tokenizer, requests)
     for done, request in zip(together, requests, strict=True):
         (alone,) = completions_of(model, tokenizer, [request])
-        assert outcomes([done]) == outcomes([alone])
+        assert texts_of([done]) == texts_of([alone])
         if model.ops.name == "native":
             assert (done.logprobs, done.top_logprobs) == (alone.logprobs, alone.top_logprobs)
         np.testing.assert_allclose(done.logprobs, alone.logprobs, rtol=1e-3, atol=1e-4)
@@ -156,9 +147,8 @@ def test_a_long_prompt_may_take_several_passes(endless, tokenizer, monkeypatch, 
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
     at_once = run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)
     monkeypatch.setattr("gpt_cli.gpt2.prefill.PASS", a_pass)
-    assert outcomes(run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)) == outcomes(
-        at_once
-    )
+    piecewise = run(endless, tokenizer, prompts, overflow="shift", max_tokens=20)
+    assert texts_of(piecewise) == texts_of(at_once)
 
 
 def test_logprobs_are_the_models_own_whatever_the_filters(endless, tokenizer):
@@ -169,9 +159,6 @@ def test_logprobs_are_the_models_own_whatever_the_filters(endless, tokenizer):
         best = np.argsort(-exact[step])[:4]
         assert [id for id, _ in top] == best.tolist()
         np.testing.assert_allclose([value for _, value in top], exact[step, best], rtol=1e-4)
-
-
-# --- options -------------------------------------------------------------------------------------
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -185,9 +172,9 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_taken(
     needed = working_set(endless, rows)
     monkeypatch.setattr(endless.ops, "free_memory", lambda: needed - 1)
     with pytest.raises(ResourceError, match="a batch of 50 needs about"):
-        generate(LoadedModel(endless, tokenizer), rows)
+        Run(LoadedModel(endless, tokenizer), rows)
     monkeypatch.setattr(endless.ops, "free_memory", lambda: needed)
-    next(generate(LoadedModel(endless, tokenizer), rows))
+    next(Run(LoadedModel(endless, tokenizer), rows))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +195,7 @@ def test_the_estimate_is_not_far_from_what_is_taken(
     workspace = Workspace()  # while tokens are chosen, it still has what the layers took
     if model.ops.name == "native":
         monkeypatch.setattr(model.ops, "_workspace", workspace)
-    options = Options(max_tokens=5, ignore_eos=True, use_cache=use_cache, top_k=top_k)
+    options = Options(max_tokens=2, ignore_eos=True, use_cache=use_cache, top_k=top_k)
     requests = [Request([7] * (prompt - row), options) for row in range(rows)]
     tracemalloc.start()
     try:
@@ -231,45 +218,40 @@ def test_the_reason_is_length_after_max_tokens_and_context_where_it_is_full(endl
     assert (full.finish_reason, len(full.ids)) == ("context", 1)
 
 
-def test_eos_is_the_reason_at_the_end_token_which_gives_no_text(make_model, tokenizer):
-    model = favouring(make_model(), END_ID)
-    (done,) = run(model, tokenizer, [[1]])
-    assert (done.finish_reason, done.ids, done.text) == ("eos", [END_ID], "")
+X, BYTE_E4 = VOCAB["x"], VOCAB[ALPHABET[0xE4]]
+PENALTY = {"temperature": 0, "repeat_penalty": 1.5}
+ENDS = {  # the likeliest ids, options; the reason, the ids and the text
+    "an end token gives no text": ([END_ID], {}, "eos", [END_ID], ""),
+    "a stop string": ([X], {"stop": ["y", "xxx"]}, "stop", [X] * 3, ""),
+    "a stop string on the last token": (
+        [X], {"stop": ["y", "xxx"], "max_tokens": 3}, "stop", [X] * 3, ""
+    ),
+    "a stop string that has begun": (
+        [X, END_ID], {"params": PENALTY, "stop": ["xy"]}, "eos", [X, END_ID], "x"
+    ),
+    "an incomplete character": ([BYTE_E4], {"max_tokens": 1}, "length", [BYTE_E4], "\ufffd"),
+}  # fmt: skip
 
 
-def test_stop_is_the_reason_at_a_stop_string_also_on_the_last_token(make_model, tokenizer):
-    model = favouring(make_model(), *ids_of("x"))
-    for max_tokens in (3, 20):
-        (done,) = run(model, tokenizer, [[1]], stop=["y", "xxx"], max_tokens=max_tokens)
-        assert (done.finish_reason, done.text, len(done.ids)) == ("stop", "", 3)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_text_ends_with_a_reason(make_model, tokenizer, end):
+    likeliest, options, reason, ids, text = ENDS[end]
+    (done,) = run(favouring(make_model(), *likeliest), tokenizer, [[1]], **options)
+    assert (done.finish_reason, done.ids, done.text) == (reason, ids, text)
 
 
 def test_what_a_stop_string_held_back_comes_out_at_the_end(make_model, tokenizer):
-    x = ids_of("x")[0]
-    options = Options(temperature=0, max_tokens=3, stop=["xxxx"])
-    steps = list(
-        generate(LoadedModel(favouring(make_model(), x), tokenizer), [Request([1], options)])
-    )
+    loaded = LoadedModel(favouring(make_model(), X), tokenizer)
+    steps = list(Run(loaded, [Request([1], Options(temperature=0, max_tokens=3, stop=["xxxx"]))]))
     assert [step.text for step in steps] == ["", "", "xxx"]
     assert [step.finish_reason for step in steps] == [None, None, "length"]
-    penalized = {"temperature": 0, "repeat_penalty": 1.5}
-    (done,) = run(favouring(make_model(), x, END_ID), tokenizer, [[1]], penalized, stop=["xy"])
-    assert (done.ids, done.text, done.finish_reason) == ([x, END_ID], "x", "eos")
-
-
-def test_an_unfinished_character_at_the_end_is_a_replacement_character(make_model, tokenizer):
-    model = favouring(make_model(), VOCAB[ALPHABET[0xE4]])
-    (done,) = run(model, tokenizer, [[1]], max_tokens=1)
-    assert done.text == "\ufffd"
 
 
 # --- what is never chosen ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("params", PARAMS)
-def test_an_id_without_token_and_an_end_token_to_ignore_are_never_chosen(
-    make_model, tokenizer, params
-):
+def test_ids_without_a_token_and_ignored_end_tokens_are_never_chosen(make_model, tokenizer, params):
     model = make_model(vocab_size=len(VOCAB) + 5)
     model = favouring(model, *range(len(VOCAB), len(VOCAB) + 5), END_ID)
     (done,) = run(model, tokenizer, [[1]], params, ignore_eos=True)
@@ -278,12 +260,6 @@ def test_an_id_without_token_and_an_end_token_to_ignore_are_never_chosen(
     assert END_ID not in done.ids
     assert END not in done.text
     assert np.isfinite(done.logprobs).all()
-
-
-@given(ids=st.sets(st.integers(0, 9)))
-def test_columns_of_ids_are_those_that_they_name(ids):
-    columns = _columns(np.array(sorted(ids), np.int64))
-    assert np.arange(12)[columns].tolist() == sorted(ids)
 
 
 def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
@@ -297,12 +273,9 @@ def test_an_end_token_beyond_the_vocabulary_ends_nothing(make_model, tokenizer):
 
 
 def test_steps_come_while_the_rest_is_not_computed(endless, tokenizer, monkeypatch):
-    caches = []
-    monkeypatch.setattr(
-        "gpt_cli.generation.decode.KVCache",
-        lambda *args: caches.append(KVCache(*args)) or caches[-1],
-    )
-    steps = generate(LoadedModel(endless, tokenizer), [Request([1, 2, 3], Options(temperature=0))])
+    caches, name = [], "gpt_cli.generation.decode.KVCache"
+    monkeypatch.setattr(name, lambda *args: caches.append(KVCache(*args)) or caches[-1])
+    steps = Run(LoadedModel(endless, tokenizer), [Request([1, 2, 3], Options(temperature=0))])
     assert caches == []
     for new in (0, 1, 2):
         next(steps)
@@ -316,7 +289,7 @@ def test_logprobs_count_what_is_never_chosen(make_model, tokenizer):
     np.testing.assert_allclose(done.logprobs, exact, rtol=1e-4)
 
 
-def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
+def test_a_step_has_the_seconds_of_the_model(endless, tokenizer, monkeypatch):
     clock = [100.0]
 
     def takes(seconds, function):
@@ -326,14 +299,14 @@ def test_the_models_share_of_a_step_is_told(endless, tokenizer, monkeypatch):
 
         return slow
 
-    ours = SimpleNamespace(perf_counter=lambda: clock[0])
-    monkeypatch.setattr("gpt_cli.generation.decode.time", ours)
+    simulated = SimpleNamespace(perf_counter=lambda: clock[0])
+    monkeypatch.setattr("gpt_cli.generation.decode.time", simulated)
     for module in ("gpt2.prefill", "generation.decode"):
         monkeypatch.setattr(f"gpt_cli.{module}.hidden_states", takes(2, hidden_states))
         monkeypatch.setattr(f"gpt_cli.{module}.unembed", takes(1, unembed))
     monkeypatch.setattr("gpt_cli.generation.row.sample", takes(0.25, sample))
     requests = [Request([1, 2], Options(temperature=0, max_tokens=3))] * 2
-    steps = list(generate(LoadedModel(endless, tokenizer), requests))
+    steps = list(Run(LoadedModel(endless, tokenizer), requests))
     assert [step.model_seconds for step in steps] == [3] * 6
     assert [step.seconds for step in steps] == [3.25, 3.25, 6.5, 6.5, 9.75, 9.75]
 
@@ -347,24 +320,24 @@ def test_the_repeat_penalty_counts_the_prompt_and_what_follows(make_model, token
 # --- past the context ----------------------------------------------------------------------------
 
 
-def shifted_by_hand(model, prompt, max_tokens):
-    """Greedy, with the whole window computed for each token."""
-    window, ids = list(prompt), []
+def shifted_by_hand(model, prompts, max_tokens):
+    """Greedy, with the whole windows computed for each token."""
+    half, windows, texts = model.config.n_positions // 2, prompts, [[] for _ in prompts]
     for _ in range(max_tokens):
-        if len(window) == model.config.n_positions:
-            window = window[-(model.config.n_positions // 2) :]
-        ids.append(int(forward(model, np.array([window]))[0, -1].argmax()))
-        window.append(ids[-1])
-    return ids
+        windows = [ids if len(ids) < 2 * half else ids[-half:] for ids in windows]
+        ids, lengths = right_pad(windows)
+        logits = forward(model, ids, None, lengths)
+        best = logits[np.arange(len(ids)), lengths - 1].argmax(axis=-1).tolist()
+        windows = [[*ids, id] for ids, id in zip(windows, best, strict=True)]
+        texts = [[*ids, id] for ids, id in zip(texts, best, strict=True)]
+    return texts
 
 
 @given(prompts=prompts, use_cache=st.booleans())
-@settings(max_examples=25)
 def test_shift_goes_on_with_the_newest_half_of_the_context(endless, tokenizer, prompts, use_cache):
-    done = run(endless, tokenizer, prompts, overflow="shift", max_tokens=40, use_cache=use_cache)
-    for prompt, row in zip(prompts, done, strict=True):
-        assert row.ids == shifted_by_hand(endless, prompt, 40)
-        assert row.finish_reason == "length"
+    done = run(endless, tokenizer, prompts, overflow="shift", max_tokens=25, use_cache=use_cache)
+    assert [row.ids for row in done] == shifted_by_hand(endless, prompts, 25)
+    assert {row.finish_reason for row in done} == {"length"}
 
 
 def test_a_prompt_that_leaves_room_stays_whole_and_another_is_an_error_by_default():
@@ -410,26 +383,15 @@ def cut_at_a_stop(text: str, stops: list[str]) -> tuple[str, bool]:
 
 
 @given(pieces=pieces_of_text, stops=stop_strings)
-@settings(max_examples=1000)
-def test_the_text_is_cut_at_a_stop_string_however_it_comes_in_pieces(pieces, stops):
-    filter = StopStrings(stops)
-    passed = ""
-    for piece in pieces:
-        passed += filter.push(piece)
-        if filter.stopped:
-            break
-        assert not any(stop in passed for stop in stops)
-    assert (passed + filter.flush(), filter.stopped) == cut_at_a_stop("".join(pieces), stops)
-
-
-@given(pieces=pieces_of_text, stops=stop_strings)
 @settings(max_examples=300)
-def test_no_more_is_held_back_than_may_become_a_stop_string(pieces, stops):
+def test_a_text_is_cut_at_a_stop_string_and_only_what_may_begin_one_is_held(pieces, stops):
     filter, passed, text = StopStrings(stops), "", ""
     for piece in pieces:
         passed += filter.push(piece)
         text += piece
         if filter.stopped:
             break
+        assert not any(stop in passed for stop in stops)
         held = text[len(passed) :]
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
+    assert (passed + filter.flush(), filter.stopped) == cut_at_a_stop("".join(pieces), stops)

@@ -1,5 +1,6 @@
 """Texts that begin alike: what they have in common is computed once, and changes nothing."""
 
+import itertools
 import weakref
 from contextlib import contextmanager
 
@@ -8,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt_cli.generation import prefix_cache
-from gpt_cli.generation.batch import _batches
-from gpt_cli.generation.generate import Completion, generate, working_set
+from gpt_cli.generation.generate import Run, _batches, working_set
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.prefix_cache import PrefixCache, common_length, passes
 from gpt_cli.generation.row import Request
@@ -20,7 +20,7 @@ from gpt_cli.options.request import Options
 from gpt_cli.scoring.rank import Question, continuations
 from gpt_cli.scoring.score import measure_windows, score
 from support.checkpoints import VOCAB
-from support.models import DTYPES, computing, model_of, threads_and_levels
+from support.models import DTYPES, completions_of, computing, model_of, outcomes, threads_and_levels
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 60, "eos_token_id": None}
 
@@ -35,6 +35,11 @@ def alike(draw, least=1):
     begun = draw(beginnings)
     pairs = draw(st.lists(st.tuples(st.sampled_from(begun), ids), max_size=9))
     return [(start + end)[:59] for start, end in pairs if len(start + end) >= least]
+
+
+@pytest.fixture(scope="module")
+def model(native):
+    return model_of(native("float32"), **SMALL)
 
 
 @contextmanager
@@ -75,47 +80,44 @@ def counted(monkeypatch):
 
 
 @given(texts=alike(least=0), least=st.integers(1, 40))
-def test_each_text_is_in_one_group_whose_texts_begin_alike(native, texts, least):
+def test_every_text_is_in_one_group_whose_texts_begin_alike(model, texts, least):
     with limits(least):
-        groups = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
-    assert sorted(place for _, places in groups for place in places) == list(range(len(texts)))
-    for n, places in groups:
-        assert n == 0 or (n >= min(least, 16) and n * (len(places) - 1) >= least)
-        assert len({tuple(texts[place][:n]) for place in places}) == 1
-        assert all(len(texts[place]) >= n for place in places)
+        groups = PrefixCache(model).groups(texts)
+    assert sorted(index for _, indices in groups for index in indices) == list(range(len(texts)))
+    for n, indices in groups:
+        assert n == 0 or (n >= min(least, 16) and n * (len(indices) - 1) >= least)
+        assert len({tuple(texts[index][:n]) for index in indices}) == 1
+        assert all(len(texts[index]) >= n for index in indices)
 
 
-def test_texts_with_a_template_are_grouped_by_it(native):
+def test_texts_with_a_template_are_grouped_by_it(model):
     template, other = list(range(30)), list(range(100, 240))
     texts = [[*template, 7, n % 3, n] for n in range(20)]
     texts += [[*other, n] for n in range(20)] + [[200 + n] * 20 for n in range(5)]
-    found = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
-    assert [n for n, _ in found] == [31, 140, 0]
-    assert [sorted(places) for _, places in found] == [
-        list(range(20)), list(range(20, 40)), list(range(40, 45))
-    ]  # fmt: skip
+    groups = PrefixCache(model).groups(texts)
+    assert [n for n, _ in groups] == [31, 140, 0]
+    ranges = range(20), range(20, 40), range(40, 45)
+    assert [sorted(indices) for _, indices in groups] == list(map(list, ranges))
 
 
-def test_one_text_with_the_same_first_word_does_not_prevent_groups(native):
+def test_one_text_with_the_same_first_word_does_not_prevent_groups(model):
     texts = [[1, 5, 6], *([1, *range(100, 130), n] for n in range(20))]
-    found = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
-    assert found == [(31, list(range(1, 21))), (0, [0])]
+    assert PrefixCache(model).groups(texts) == [(31, list(range(1, 21))), (0, [0])]
 
 
 @pytest.mark.parametrize("short", [16, 20, 150])
-def test_one_short_text_does_not_take_the_shared_beginning_from_others(native, short):
+def test_one_short_text_does_not_take_the_shared_beginning_from_others(model, short):
     template = list(range(200))
     texts = [template[:short], *([*template, 200 + n] for n in range(20))]
-    found = PrefixCache(model_of(native("float32"), **SMALL)).groups(texts)
-    assert found == [(200, list(range(1, 21))), (0, [0])]
-    both = PrefixCache(model_of(native("float32"), **SMALL)).groups([*texts, template])
-    assert found[0][0] == 200
-    assert sorted(both[0][1]) == list(range(1, 22))  # a text that is the beginning shares it, too
+    assert PrefixCache(model).groups(texts) == [(200, list(range(1, 21))), (0, [0])]
+    # A text that is only the beginning shares it, too.
+    (n, indices), _ = PrefixCache(model).groups([*texts, template])
+    assert (n, sorted(indices)) == (200, list(range(1, 22)))
 
 
 @given(texts=alike(least=0), more=ids)
-def test_a_text_more_does_not_cost_what_others_save(native, texts, more):
-    prefixes = PrefixCache(model_of(native("float32"), **SMALL))
+def test_a_text_more_does_not_cost_what_others_save(model, texts, more):
+    prefixes = PrefixCache(model)
 
     def saved(texts):
         return sum(n * (len(indices) - 1) for n, indices in prefixes.groups(texts))
@@ -132,8 +134,7 @@ def test_without_equal_bits_nothing_is_shared(make_model):
 
 
 @pytest.mark.parametrize(("most", "prefixes"), [(256, 2.5), (2, 9)])
-def test_the_prefixes_that_were_used_last_are_kept(native, monkeypatch, most, prefixes):
-    model = model_of(native("float32"), **SMALL)
+def test_the_prefixes_that_were_used_last_are_kept(model, monkeypatch, most, prefixes):
     monkeypatch.setattr(prefix_cache, "_MOST", most)
     kept = PrefixCache(model, prefixes * PrefixCache(model).prefix([1] * 20).bytes)
     kept.prefix([1] * 20)
@@ -158,17 +159,18 @@ def test_the_common_length_ends_at_the_first_difference(one, other):
 )
 def test_passes_have_similar_lengths_and_limits(lengths, most, a_pass):
     with limits(a_pass=a_pass):
-        found = list(passes(lengths, most))
-    assert sorted(place for places in found for place in places) == list(range(len(lengths)))
-    for places in found:
-        assert len(places) <= most
-        assert len(places) == 1 or sum(lengths[place] for place in places) <= a_pass
-    assert [lengths[place] for places in found for place in places] == sorted(lengths, reverse=True)
+        texts_of_passes = list(passes(lengths, most))
+    for indices in texts_of_passes:
+        assert len(indices) <= most
+        assert len(indices) == 1 or sum(lengths[index] for index in indices) <= a_pass
+    order = [index for indices in texts_of_passes for index in indices]
+    assert sorted(order) == list(range(len(lengths)))
+    assert [lengths[index] for index in order] == sorted(lengths, reverse=True)
 
 
 def log_likelihoods(loaded, texts, firsts):
-    found = measure_windows(loaded, texts, firsts, [log_probabilities])
-    return [logprobs for (logprobs,) in found]
+    columns = measure_windows(loaded, texts, firsts, [log_probabilities])
+    return [logprobs for (logprobs,) in columns]
 
 
 # --- the same results ----------------------------------------------------------------------------
@@ -189,13 +191,12 @@ def test_scores_of_texts_that_begin_alike_are_those_of_each_alone(
 
 
 @given(texts=alike(least=2), limit=all_limits, data=st.data())
-def test_likelihoods_may_begin_at_any_token(native, tokenizer, texts, limit, data):
-    model = model_of(native("float32"), **SMALL)
+def test_likelihoods_may_begin_at_any_token(model, tokenizer, texts, limit, data):
     firsts = [data.draw(st.integers(1, len(text) - 1)) for text in texts]
     alone = [score(LoadedModel(model, tokenizer), [text])[0].token_logprobs for text in texts]
     with limits(**limit):
-        found = log_likelihoods(LoadedModel(model, None), texts, firsts)
-    assert found == [whole[first:] for whole, first in zip(alone, firsts, strict=True)]
+        logprobs = log_likelihoods(LoadedModel(model, None), texts, firsts)
+    assert logprobs == [whole[first:] for whole, first in zip(alone, firsts, strict=True)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
@@ -210,19 +211,14 @@ def test_choices_after_prompts_that_begin_alike_are_as_likely_as_in_the_whole_te
     native, tokenizer, dtype, prompts, earlier, limit, way, choices
 ):
     model = model_of(native(dtype), dtype, **SMALL)
-    questions = [
-        Question(prompt[:55], ["?"], choices[place % len(choices)])
-        for place, prompt in enumerate(prompts)
-    ]
-    expected = [
-        [
-            score(LoadedModel(model, tokenizer), [each.prompt + ids])[0].token_logprobs[
-                len(each.prompt) :
-            ]
-            for ids in each.choices
-        ]
-        for each in questions
-    ]
+
+    def alone(prompt, ids):
+        (scored,) = score(LoadedModel(model, tokenizer), [prompt + ids])
+        return scored.token_logprobs[len(prompt) :]
+
+    turns = zip(prompts, itertools.cycle(choices), strict=False)
+    questions = [Question(prompt[:55], ["?"], answers) for prompt, answers in turns]
+    expected = [[alone(question.prompt, ids) for ids in question.choices] for question in questions]
     with computing(model.ops, *way), limits(**limit):
         loaded = LoadedModel(model, tokenizer)
         score(loaded, earlier)
@@ -234,21 +230,17 @@ def test_choices_after_prompts_that_begin_alike_are_as_likely_as_in_the_whole_te
     overflow=st.sampled_from(["truncate", "shift"]), seed=st.integers(0, 9),
 )  # fmt: skip
 def test_texts_of_prompts_that_begin_alike_are_those_of_each_alone(
-    native, tokenizer, prompts, limit, way, overflow, seed
+    model, tokenizer, prompts, limit, way, overflow, seed
 ):
-    model = model_of(native("float32"), **SMALL)
     options = Options(max_tokens=9, overflow=overflow, seed=seed)
     requests = [Request(prompt, options, row) for row, prompt in enumerate(prompts)]
-    alone = [found for row in requests for found in texts_of(model, tokenizer, [row])]
+    alone = [text for row in requests for text in texts_of(model, tokenizer, [row])]
     with computing(model.ops, *way), limits(**limit):
         assert texts_of(model, tokenizer, requests) == alone
 
 
 def texts_of(model, tokenizer, requests):
-    done = [Completion(len(row.prompt), row.seed) for row in requests]
-    for step in generate(LoadedModel(model, tokenizer), requests):
-        done[step.row].add(step)
-    return [(row.text, row.ids, row.logprobs, row.finish_reason) for row in done]
+    return outcomes(completions_of(model, tokenizer, requests))
 
 
 # --- less work -----------------------------------------------------------------------------------
@@ -256,8 +248,7 @@ def texts_of(model, tokenizer, requests):
 TEMPLATE = [n % 200 for n in range(40)]
 
 
-def test_a_template_is_computed_once(native, counted):
-    model = model_of(native("float32"), **SMALL)
+def test_a_template_is_computed_once(model, counted):
     questions = [Question([*TEMPLATE, 7, n], ["a", "b"], [[1, 2], [3]]) for n in range(250, 259)]
     loaded = LoadedModel(model, None)
     continuations(loaded, questions)
@@ -270,35 +261,24 @@ def test_a_template_is_computed_once(native, counted):
     assert counted == [(9, 2)]
 
 
-def test_memory_bounds_the_texts_side_by_side(native, counted):
-    model = model_of(native("float32"), **SMALL)
+@pytest.mark.parametrize("of_weights", [False, True])
+def test_a_budget_or_a_share_of_the_weights_bounds_the_texts_side_by_side(
+    model, counted, monkeypatch, of_weights
+):
     texts = [[*TEMPLATE, n, n, n] for n in range(9)]
-    bytes_per_text = 2 * 2 * model.config.n_embd * 4 * (40 + 2)
-    prefix = PrefixCache(model).prefix(TEMPLATE).bytes
+    text_bytes = 2 * 2 * model.config.n_embd * 4 * (40 + 2)
+    room = PrefixCache(model).prefix(TEMPLATE).bytes + (4.5 if of_weights else 4) * text_bytes
     counted.clear()
-    with limits(room=prefix + 4 * bytes_per_text):
-        log_likelihoods(LoadedModel(model, None), texts, [41] * 9)
-    assert counted == [(1, 40), (4, 2), (4, 2), (1, 2)]
-
-
-def test_a_large_model_may_take_a_share_of_its_weights(native, counted, monkeypatch):
-    model = model_of(native("float32"), **SMALL)
-    texts = [[*TEMPLATE, n, n, n] for n in range(9)]
-    weights = weights_bytes(model.config, "float32")
-    bytes_per_text = 2 * 2 * model.config.n_embd * 4 * (40 + 2)
-    with limits(room=1):
-        prefix = PrefixCache(model).prefix(TEMPLATE).bytes
-        counted.clear()
-        monkeypatch.setattr(prefix_cache, "_SHARE", (prefix + 4.5 * bytes_per_text) / weights)
+    with limits(room=1 if of_weights else room):
+        if of_weights:
+            share = room / weights_bytes(model.config, "float32")
+            monkeypatch.setattr(prefix_cache, "_SHARE", share)
         log_likelihoods(LoadedModel(model, None), texts, [41] * 9)
     assert counted == [(1, 40), (4, 2), (4, 2), (1, 2)]
 
 
 @pytest.mark.parametrize("spare", [-1, 0])
-def test_a_prefix_is_only_computed_if_memory_is_left(
-    native, tokenizer, monkeypatch, counted, spare
-):
-    model = model_of(native("float32"), **SMALL)
+def test_a_prefix_is_only_computed_if_memory_is_left(model, tokenizer, monkeypatch, counted, spare):
     requests = [Request([*TEMPLATE, n], Options(seed=1, max_tokens=2)) for n in range(9)]
     expected = texts_of(model, tokenizer, requests)
     counted.clear()
@@ -308,8 +288,7 @@ def test_a_prefix_is_only_computed_if_memory_is_left(
     assert counted == ([(9, 41)] if spare < 0 else [(1, 40), (9, 1)])
 
 
-def test_a_batch_leaves_memory_for_its_prefix(native, tokenizer, monkeypatch):
-    model = model_of(native("float32"), **SMALL)
+def test_a_batch_leaves_memory_for_its_prefix(model, tokenizer, monkeypatch):
     requests = dict(enumerate(Request([*TEMPLATE, n], Options(seed=1)) for n in range(8)))
     prefix = prefix_bytes(model.config, model.ops, len(TEMPLATE))
     needed = working_set(model, list(requests.values()))
@@ -320,8 +299,7 @@ def test_a_batch_leaves_memory_for_its_prefix(native, tokenizer, monkeypatch):
         assert [len(batch) for batch in _batches(loaded, requests, None)] == batches
 
 
-def test_the_prefixes_to_compute_are_counted_without_those_that_are_kept(native):
-    model = model_of(native("float32"), **SMALL)
+def test_the_prefixes_to_compute_are_counted_without_those_that_are_kept(model):
     texts = [[first, *TEMPLATE, n] for first in (1, 2, 3) for n in range(9)]
     prefixes = PrefixCache(model)
     # While one is computed, the one before it is kept.
@@ -330,12 +308,11 @@ def test_the_prefixes_to_compute_are_counted_without_those_that_are_kept(native)
     assert prefixes.new_bytes(texts[:9]) == 0
 
 
-def test_a_prefix_gives_way_to_texts(native, tokenizer, monkeypatch):
-    model = model_of(native("float32"), **SMALL)
+def test_a_prefix_gives_way_to_texts(model, tokenizer, monkeypatch):
     request = Request([1, 2], Options(seed=1, max_tokens=9))
     loaded = LoadedModel(model, tokenizer)
     kept = weakref.ref(loaded.prefixes.prefix(TEMPLATE))
     room = iter([working_set(model, [request]) - n for n in (1, 0)])
     monkeypatch.setattr(model.ops, "free_memory", lambda: next(room))
-    list(generate(loaded, [request]))
+    list(Run(loaded, [request]))
     assert kept() is None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import gpt_cli
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.generation import speculate, speculator
-from gpt_cli.generation.generate import generate, working_set
+from gpt_cli.generation.generate import Run, working_set
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculate import DRAFTS, MOST, DraftPolicy
@@ -30,10 +30,8 @@ from support.commands import ENDLESS, LONG, PIPES, text_of
 from support.drafting import (
     OTHERS,
     SMALL,
-    ARow,
-    completions_of,
+    FakeRow,
     options,
-    outcomes,
     planned,
     plans,
     prompts,
@@ -41,29 +39,29 @@ from support.drafting import (
     speculating,
 )
 from support.in_process import records_here, run_here
-from support.models import DTYPES, favouring, model_of
+from support.models import DTYPES, completions_of, favouring, model_of, outcomes
 from support.processes import COMMAND, posix
 from support.sampling_values import VALUES, sampling_options
 
 # --- the number of drafts ------------------------------------------------------------------------
 
 
-def never_repeats(row, place):
-    return 1000 * row + place
+def never_repeats(row, position):
+    return 1000 * row + position
 
 
-def repeats(row, place):
-    return place % 5
+def repeats(row, position):
+    return position % 5
 
 
-def guessed(row, place):
+def guessed(row, position):
     """Return a random one of nine tokens: one in nine drafts from n-grams is right."""
-    return random.Random(place).randrange(9)
+    return random.Random(position).randrange(9)
 
 
-def misleads(row, place):
+def misleads(row, position):
     """After the three tokens that repeat, each time another one follows."""
-    return place if place % 4 == 3 else place % 4
+    return position if position % 4 == 3 else position % 4
 
 
 class Simulation:
@@ -75,13 +73,13 @@ class Simulation:
     """
 
     def __init__(
-        self, patch, text=never_repeats, right=lambda place: True, *, draft_seconds=0.1,
+        self, patch, text=never_repeats, right=lambda position: True, *, draft_seconds=0.1,
         drafts_vary=0.0, passes_vary=0.0, dtype="float32", has_room=True,
     ):  # fmt: skip
         self._text, self._right, self._draft_seconds = text, right, draft_seconds
         self._drafts_vary, self._passes_vary = drafts_vary, passes_vary
         self._has_room = has_room
-        self.seconds, self.twins_made, self.passes, self._followed = 0.0, 0, [], False
+        self.seconds, self.models_made, self.passes, self._followed = 0.0, 0, [], False
         patch.setattr(speculate, "time", SimpleNamespace(perf_counter=lambda: self.seconds))
         patch.setattr(speculator, "make_draft_model", self._make_draft_model)
         patch.setattr(speculate, "DraftModel", lambda *_: self)
@@ -93,20 +91,20 @@ class Simulation:
         drafting = self.drafting = DraftPolicy(self._speculator, None)
         self.passes = []
         rows = [
-            ARow(
-                number=row, ids=[self._text(row, place) for place in range(prompt)],
+            FakeRow(
+                number=row, ids=[self._text(row, position) for position in range(prompt)],
                 growth=size, drafts=[], window=[],
             )
             for row, size in enumerate(sizes)
         ]  # fmt: skip
         while rows := [row for row in rows if row.growth]:
-            self._by_twin = False
+            self._by_model = False
             drafting.draft(rows, SimpleNamespace(capacity=10**9))
             drafts = [row.drafts for row in rows]
             most = max(map(len, drafts))
             assert most <= min(MOST, DRAFTS // len(rows))
             assert all(len(row.drafts) < row.growth for row in rows)
-            self.passes.append((most, self._by_twin))
+            self.passes.append((most, self._by_model))
             seconds = drafting._times(len(rows) + sum(map(len, drafts)))
             self.seconds += self._varied(seconds, self._passes_vary)
             new = [self._verified(row) for row in rows]
@@ -130,7 +128,7 @@ class Simulation:
         return ids
 
     def _make_draft_model(self, model):
-        self.twins_made += 1
+        self.models_made += 1
         if not self._has_room:
             return None
         self.seconds += 10
@@ -141,12 +139,12 @@ class Simulation:
         self._followed = True
 
     def draft(self, rows, count):
-        self._by_twin = True
+        self._by_model = True
         self.seconds += self._varied(count * self._draft_seconds, self._drafts_vary)
         return [
             [
-                self._text(row.number, place) if self._right(place) else -1
-                for place in range(len(row.ids), len(row.ids) + count)
+                self._text(row.number, position) if self._right(position) else -1
+                for position in range(len(row.ids), len(row.ids) + count)
             ]
             for row in rows
         ]
@@ -158,12 +156,12 @@ def simulated(monkeypatch):
 
 
 def tries(passes):
-    """Return the numbers of the passes with drafts of the twin."""
-    return [number for number, (_, by_twin) in enumerate(passes) if by_twin]
+    """Return the numbers of the passes with drafts of the draft model."""
+    return [number for number, (_, by_model) in enumerate(passes) if by_model]
 
 
 def assert_given_up(passes):
-    """The twin is tried at the beginning, and then ever more rarely, with one draft."""
+    """The draft model is tried at the beginning, and then ever more rarely, with one draft."""
     gaps = np.diff(tries(passes)).tolist()
     begun = gaps.count(1)
     expected = [speculate._PATIENCE * 2**number for number in range(len(gaps) - begun)]
@@ -173,49 +171,43 @@ def assert_given_up(passes):
     assert {passes[number][0] for number in tries(passes)[-3:]} == {1}
 
 
-def test_a_twin_that_is_always_right_drafts_as_much_as_it_may(simulated):
+def test_a_draft_model_that_is_always_right_drafts_as_much_as_it_may_and_halves_the_time(simulated):
     passes = simulated().run(400)
     assert passes[0] == (0, False)  # takes the time of a pass
-    assert (MOST, True) in passes[:10]
     full = passes.index((MOST, True))
+    assert full < 10
     assert set(passes[full:-2]) == {(MOST, True)}
-
-
-def test_a_twin_that_is_always_right_saves_more_than_half_of_the_time(simulated):
     simulation = simulated(draft_seconds=0.3)
     simulation.run(400)
     assert simulation.seconds < 0.45 * 400
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_a_twin_that_is_always_wrong_is_soon_given_up(simulated, rows):
-    passes = simulated(right=lambda place: False, draft_seconds=0.3).run(*[400] * rows)
+def test_a_draft_model_that_is_always_wrong_is_soon_given_up(simulated, rows):
+    passes = simulated(right=lambda position: False, draft_seconds=0.3).run(*[400] * rows)
     assert_given_up(passes)
-    assert not any(count for count, by_twin in passes if not by_twin)
+    assert not any(count for count, by_model in passes if not by_model)
 
 
-def test_a_twin_that_is_slower_than_the_model_is_given_up_although_it_is_right(simulated):
+def test_a_draft_model_that_saves_no_or_hardly_any_time_is_given_up_although_it_is_right(simulated):
     assert_given_up(simulated(draft_seconds=1.5).run(400))
-
-
-def test_a_twin_that_hardly_saves_time_is_hardly_asked(simulated):
     assert len(tries(simulated(draft_seconds=0.97).run(400)[12:])) <= 5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_pass_over_more_places_takes_longer_but_less_than_for_each(simulated, dtype):
+def test_a_pass_over_more_tokens_takes_longer_but_less_than_one_pass_each(simulated, dtype):
     simulation = simulated(dtype=dtype)
     simulation.run(1)
-    times = [simulation.drafting._times(places) for places in range(1, 2 * DRAFTS)]
+    times = [simulation.drafting._times(tokens) for tokens in range(1, 2 * DRAFTS)]
     assert times[0] == 1 < 2 < times[-1]
     assert times == sorted(times)
-    assert all(seconds < places for places, seconds in enumerate(times[1:], 2))
+    assert all(seconds < tokens for tokens, seconds in enumerate(times[1:], 2))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_times_are_measured(simulated, rows, dtype):
-    """The time to make the twin is no part of them."""
+    """The time to make the draft model is no part of them."""
     simulation = simulated(draft_seconds=0.2, dtype=dtype)
     simulation.run(*[400] * rows)
     assert simulation.drafting._pass_seconds == pytest.approx(1)
@@ -226,19 +218,19 @@ def test_times_that_vary_change_little(simulated):
     passes = simulated(draft_seconds=1.3, passes_vary=0.5).run(400)
     assert len(tries(passes[12:])) <= 5
     passes = simulated(draft_seconds=0.7, drafts_vary=0.85).run(400)
-    assert all(by_twin for _, by_twin in passes[1:-1])
+    assert all(by_model for _, by_model in passes[1:-1])
 
 
 @pytest.mark.parametrize("wrong", [20, 100, 300])
-def test_a_twin_that_is_right_again_is_used_again(simulated, wrong):
-    passes = simulated(right=lambda place: place > wrong).run(3000)
+def test_a_draft_model_that_is_right_again_is_used_again(simulated, wrong):
+    passes = simulated(right=lambda position: position > wrong).run(3000)
     again = next(number for number, (count, _) in enumerate(passes) if count > 3)
     assert again < 3 * wrong
     assert (MOST, True) in passes[again : again + 20]
 
 
-def test_a_twin_that_begins_to_be_wrong_is_given_up_step_by_step(simulated):
-    passes = simulated(right=lambda place: place < 300).run(800)
+def test_a_draft_model_that_begins_to_be_wrong_is_given_up_step_by_step(simulated):
+    passes = simulated(right=lambda position: position < 300).run(800)
     full = max(number for number, (count, _) in enumerate(passes) if count == MOST)
     counts = [count for count, _ in passes[full:]]
     falling = counts[: counts.index(0)]
@@ -248,10 +240,10 @@ def test_a_twin_that_begins_to_be_wrong_is_given_up_step_by_step(simulated):
     assert not any(counts[len(falling) :][: speculate._PATIENCE - 1])
 
 
-def test_where_n_grams_are_always_right_the_twin_is_hardly_asked(simulated):
+def test_where_n_grams_are_always_right_the_draft_model_is_hardly_used(simulated):
     passes = simulated(repeats).run(2000)
     assert passes[20:-2].count((MOST, False)) > 0.95 * len(passes[20:-2])
-    assert all(count == 1 for count, by_twin in passes[20:] if by_twin)
+    assert all(count == 1 for count, by_model in passes[20:] if by_model)
     assert simulated(repeats, dtype="int8").run(400).count((MOST, False)) > 25
 
 
@@ -290,30 +282,30 @@ def test_a_row_with_room_for_one_token_has_no_drafts(simulated):
     assert max(count for count, _ in simulation.run(40, 400)[-10:]) == MOST
 
 
-def test_no_twin_is_made_for_a_few_tokens(simulated):
+def test_no_draft_model_is_made_for_a_few_tokens(simulated):
     enough = speculate._MIN_TOKENS + 1  # one takes the time of a pass
     simulation = simulated()
     for sizes in ([enough - 1], [enough // 2] * 2, [1, enough - 1]):
         assert not tries(simulation.run(*sizes))
-        assert simulation.twins_made == 0
+        assert simulation.models_made == 0
     assert tries(simulation.run(*[1 + enough // 2] * 2))
     assert tries(simulation.run(20))  # there is one now
-    assert simulation.twins_made == 1
+    assert simulation.models_made == 1
 
 
-def test_without_memory_for_a_twin_n_grams_draft_and_it_is_not_tried_again(simulated):
+def test_without_memory_for_a_draft_model_n_grams_draft_and_it_is_not_tried_again(simulated):
     simulation = simulated(repeats, has_room=False)
     for _ in range(2):
         assert not tries(simulation.run(400))
         assert (MOST, False) in simulation.passes
-        assert simulation.twins_made == 1
+        assert simulation.models_made == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("text", [never_repeats, misleads])
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_drafts_that_are_always_wrong_cost_little(simulated, text, dtype, rows):
-    simulation = simulated(text, lambda place: False, draft_seconds=0.3, dtype=dtype)
+    simulation = simulated(text, lambda position: False, draft_seconds=0.3, dtype=dtype)
     simulation.run(*[400] * rows)
     assert simulation.seconds <= 1.05 * 400 * simulation.drafting._times(rows)
 
@@ -331,14 +323,8 @@ def test_drafts_that_are_sometimes_right_cost_little(simulated, chance):
 
 
 @pytest.fixture(scope="module")
-def model(native):
-    """A model with a short context, in which every fifth token ends the text."""
-    return model_of(native("float32"), eos_token_id=list(range(0, len(VOCAB), 5)), **SMALL)
-
-
-@pytest.fixture(scope="module")
 def endless(native):
-    """A model without end token."""
+    """A model without an end token."""
     return model_of(native("float32"), eos_token_id=None, **SMALL)
 
 
@@ -354,29 +340,28 @@ def test_a_text_is_the_same_with_any_drafts(native, tokenizer, dtype, rows, plan
     model, requests = model_of(native(dtype), dtype, **SMALL), requests_of(rows)
     expected = outcomes(completions_of(model, tokenizer, requests))
     with planned(*plans):
-        found = completions_of(model, tokenizer, requests, Speculator(model))
-    assert outcomes(found) == expected
+        actual = completions_of(model, tokenizer, requests, Speculator(model))
+    assert outcomes(actual) == expected
 
 
 @pytest.mark.slow
 def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypatch):
-    """The twin of the model is usually right, and that of a similar one sometimes."""
-    monkeypatch.setattr(
-        "gpt_cli.generation.generate.check_room", lambda *_: None
-    )  # takes a fifth of the time
+    """The draft model of the same model is usually right, and that of a similar one sometimes."""
+    # It takes a fifth of the time.
+    monkeypatch.setattr("gpt_cli.generation.generate.check_room", lambda *_: None)
     ends = list(range(0, len(VOCAB), 9))
     config = {"n_layer": 1, "n_head": 1, "n_positions": 16, "eos_token_id": ends}
     model = model_of(native("float32"), **config)
     monkeypatch.setattr(model.ops, "threads", 1)
-    twin = make_draft_model(model)
-    similar = replace(twin, wpe=np.roll(twin.wpe, 1, axis=0))
-    speculators = [speculating(model, each) for each in (twin, similar)]
+    draft_model = make_draft_model(model)
+    similar = replace(draft_model, wpe=np.roll(draft_model.wpe, 1, axis=0))
+    speculators = [speculating(model, drafting) for drafting in (draft_model, similar)]
     drawn = random.Random(5)
 
     def one_of(values):
         return {name: drawn.choice(some) for name, some in values.items()}
 
-    requests, found = [], []
+    requests, actual = [], []
     while len(requests) < 2000:
         alike = drawn.random() < 0.5  # so that the library drafts in one call
         shared = one_of(VALUES | {"ignore_eos": [False, True]}) | UNCHANGED if alike else {}
@@ -386,22 +371,22 @@ def test_thousands_of_texts_are_the_same_with_drafts(native, tokenizer, monkeypa
             prompt = [drawn.randrange(len(VOCAB)) for _ in range(drawn.randint(1, 10))]
             rows.append(Request(prompt, Options(**chosen), len(requests) + len(rows)))
         with planned(*[(drawn.randint(0, MOST), drawn.random() < 0.7) for _ in range(5)]):
-            found += completions_of(model, tokenizer, rows, drawn.choice(speculators))
+            actual += completions_of(model, tokenizer, rows, drawn.choice(speculators))
         requests += rows
-    assert outcomes(found) == outcomes(completions_of(model, tokenizer, requests))
-    accepted = sum(row.accepted for row in found)
-    assert 0.2 < accepted / sum(row.drafted for row in found) < 0.8
+    assert outcomes(actual) == outcomes(completions_of(model, tokenizer, requests))
+    accepted = sum(row.accepted for row in actual)
+    assert 0.2 < accepted / sum(row.drafted for row in actual) < 0.8
     assert accepted > 3000
 
 
-def test_a_twin_whose_results_are_not_finite_changes_nothing(endless, tokenizer):
+def test_a_draft_model_whose_results_are_not_finite_changes_nothing(endless, tokenizer):
     request = Request([1, 2], Options(seed=1, max_tokens=9))
-    twin = make_draft_model(endless)
-    twin = replace(twin, wpe=np.full_like(twin.wpe, np.nan))
+    draft_model = make_draft_model(endless)
+    draft_model = replace(draft_model, wpe=np.full_like(draft_model.wpe, np.nan))
     with planned((3, True)):
-        found = completions_of(endless, tokenizer, [request], speculating(endless, twin))
-    assert outcomes(found) == outcomes(completions_of(endless, tokenizer, [request]))
-    assert found[0].accepted == 0
+        actual = completions_of(endless, tokenizer, [request], speculating(endless, draft_model))
+    assert outcomes(actual) == outcomes(completions_of(endless, tokenizer, [request]))
+    assert actual[0].accepted == 0
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -413,49 +398,42 @@ def test_weights_that_only_a_dropped_draft_uses_are_not_missed(endless, tokenize
     options = Options(temperature=0, max_tokens=20, stop=["xxx"])
     requests = [Request([1, 2], options)] * rows
     with planned((7, True)):
-        found = completions_of(damaged, tokenizer, requests, speculating(damaged, model))
-    assert outcomes(found) == outcomes(completions_of(damaged, tokenizer, requests))
+        actual = completions_of(damaged, tokenizer, requests, speculating(damaged, model))
+    assert outcomes(actual) == outcomes(completions_of(damaged, tokenizer, requests))
 
 
-def test_without_memory_for_drafts_nothing_is_drafted(endless, tokenizer, monkeypatch):
-    request = Request([1, 2], Options(seed=1, max_tokens=9))
-    enough = working_set(endless, [request], DRAFTS)
-    for free, expected in ((enough, True), (enough - 1, False)):
-        monkeypatch.setattr(endless.ops, "free_memory", lambda free=free: free)
-        with planned((3, True)):
-            (found,) = completions_of(endless, tokenizer, [request], speculating(endless, endless))
-        assert (found.drafted > 0) == expected
-
-
-def test_room_for_the_twin_is_reserved_before_it_is_made(endless, tokenizer, monkeypatch):
+@pytest.mark.parametrize("is_made", [True, False])
+def test_nothing_is_drafted_without_memory_for_drafts_and_their_model(
+    endless, tokenizer, monkeypatch, is_made
+):
     request = Request([1, 2], Options(seed=1, max_tokens=20))
-    texts = working_set(endless, [request], DRAFTS)
-    twin = weights_bytes(endless.config, "int8")
-    for free, expected in ((texts + twin, True), (texts + twin - 1, False)):
-        monkeypatch.setattr(endless.ops, "free_memory", lambda free=free: free)
+    needed = working_set(endless, [request], DRAFTS)
+    needed += 0 if is_made else weights_bytes(endless.config, "int8")
+    for spare in (0, -1):
+        monkeypatch.setattr(endless.ops, "free_memory", lambda free=needed + spare: free)
+        drafting = speculating(endless, endless) if is_made else Speculator(endless)
         with planned((3, True)):
-            (found,) = completions_of(endless, tokenizer, [request], Speculator(endless))
-        assert (found.drafted > 0) == expected
+            (done,) = completions_of(endless, tokenizer, [request], drafting)
+        assert (done.drafted > 0) == (spare == 0)
 
 
-def test_a_twin_gives_way_to_the_texts(endless, tokenizer, monkeypatch):
+def test_a_draft_model_gives_way_to_the_texts(endless, tokenizer, monkeypatch):
     request = Request([1, 2], Options(seed=1, max_tokens=20))
     made = speculating(endless, make_draft_model(endless))
     needed = working_set(endless, [request])
-    room = iter([needed - 1, needed])  # without the twin, the text fits
+    room = iter([needed - 1, needed])  # without the draft model, the text fits
     monkeypatch.setattr(endless.ops, "free_memory", lambda: next(room))
-    list(generate(LoadedModel(endless, tokenizer, made), [request]))
-    assert not made.has_draft_model
-    assert "draft_model" not in vars(made)
+    list(Run(LoadedModel(endless, tokenizer, made), [request]))
+    assert made.draft_model is None
 
 
 def test_short_of_memory_a_text_is_the_same(endless, tokenizer, monkeypatch):
-    made, request = Speculator(endless), Request([1, 2], Options(seed=1, max_tokens=20))
+    drafting, request = Speculator(endless), Request([1, 2], Options(seed=1, max_tokens=20))
     monkeypatch.setattr(speculator, "make_draft_model", lambda model: None)
     with planned((3, True)):
-        found = completions_of(endless, tokenizer, [request], made)
-    assert (made.may_have_draft_model, made.has_draft_model) == (False, False)
-    assert outcomes(found) == outcomes(completions_of(endless, tokenizer, [request]))
+        actual = completions_of(endless, tokenizer, [request], drafting)
+    assert (drafting.may_have_draft_model, drafting.draft_model) == (False, None)
+    assert outcomes(actual) == outcomes(completions_of(endless, tokenizer, [request]))
 
 
 @pytest.fixture(scope="module")
@@ -474,13 +452,11 @@ def test_drafts_of_the_bundled_model_are_mostly_right(tiny, level, monkeypatch, 
     ]
     speculator = Speculator(tiny.model)
     with planned((4, True), (11, False), (2, True)):
-        found = [
-            done
-            for request in requests
-            for done in completions_of(tiny.model, tiny.tokenizer, [request], speculator)
-        ]
-    assert outcomes(found) == outcomes(completions_of(tiny.model, tiny.tokenizer, requests))
-    assert 0.5 < sum(row.accepted for row in found) / sum(row.drafted for row in found) <= 1
+        actual = []
+        for request in requests:
+            actual += completions_of(tiny.model, tiny.tokenizer, [request], speculator)
+    assert outcomes(actual) == outcomes(completions_of(tiny.model, tiny.tokenizer, requests))
+    assert 0.5 < sum(row.accepted for row in actual) / sum(row.drafted for row in actual) <= 1
 
 
 def test_what_was_generated_before_an_interrupt_is_the_same(endless, tokenizer):
@@ -488,41 +464,36 @@ def test_what_was_generated_before_an_interrupt_is_the_same(endless, tokenizer):
     (whole,) = completions_of(endless, tokenizer, [request])
     with planned((5, True)):
         for count in range(1, 20):
-            steps = generate(LoadedModel(endless, tokenizer, Speculator(endless)), [request])
-            some = list(itertools.islice(steps, count))
-            steps.close()
-            assert [step.id for step in some] == whole.ids[:count]
-            assert whole.text.startswith("".join(step.text for step in some))
+            steps = Run(LoadedModel(endless, tokenizer, Speculator(endless)), [request])
+            first = list(itertools.islice(steps, count))
+            assert [step.id for step in first] == whole.ids[:count]
+            assert whole.text.startswith("".join(step.text for step in first))
 
 
 # --- what is counted -----------------------------------------------------------------------------
 
 
-def counted(model, tokenizer, twin, **options):
-    """Return how many drafts each step of a text tells, which of them were accepted, and times."""
+def drafts_of_steps(model, tokenizer, draft_model, **options):
+    """Return the drafts and the accepted drafts of steps, and which begin a pass."""
     request = Request([1, 2], Options(**{"temperature": 0, "max_tokens": 12} | options))
     with planned((3, True)):
-        steps = list(generate(LoadedModel(model, tokenizer, speculating(model, twin)), [request]))
-    passes = [step.model_seconds > 0 for step in steps]
-    return [step.drafted for step in steps], [step.accepted for step in steps], passes
+        steps = list(Run(LoadedModel(model, tokenizer, speculating(model, draft_model)), [request]))
+    values = ((step.drafted, step.accepted, step.model_seconds > 0) for step in steps)
+    return [list(column) for column in zip(*values, strict=True)]
 
 
 def test_drafts_are_counted(endless, tokenizer):
-    drafted, accepted, passes = counted(endless, tokenizer, endless)  # all are right
+    drafted, accepted, passes = drafts_of_steps(endless, tokenizer, endless)  # all are right
     assert drafted == [0, 3, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0]
     assert accepted == [0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0]
     assert passes == [True, True, 0, 0, 0, True, 0, 0, 0, True, 0, 0]
-    x, y = VOCAB["x"], VOCAB["y"]
-    wrong = favouring(endless, x)
-    drafted, accepted, passes = counted(favouring(endless, y), tokenizer, wrong)
+    right, wrong = (favouring(endless, VOCAB[letter]) for letter in "xy")
+    drafted, accepted, passes = drafts_of_steps(right, tokenizer, wrong)
     assert drafted == [0, 3, 3, 3, 3, 3, 3, 3, 3, 2, 1, 0]
     assert not any(accepted)
     assert all(passes)
-
-
-def test_only_drafts_that_are_in_the_text_count_as_accepted(endless, tokenizer):
-    model = favouring(endless, VOCAB["x"])
-    drafted, accepted, _ = counted(model, tokenizer, model, stop=["xxx"])
+    # Only drafts that are in the text count as accepted.
+    drafted, accepted, _ = drafts_of_steps(right, tokenizer, right, stop=["xxx"])
     assert (drafted, accepted) == ([0, 3, 0], [False, True, True])
 
 
@@ -589,28 +560,21 @@ def test_generate_prints_the_same_with_and_without_drafts(flags):
     assert "drafted" not in told_without
 
 
-@pytest.mark.usefixtures("with_tiny")
-def test_a_record_tells_the_drafts():
-    (found,), (expected,) = (
-        records_here(*SPECULATES, "--json", *flags) for flags in ([], ["--no-speculate"])
-    )
-    timing, timing_without = found.pop("timing"), expected.pop("timing")
-    assert found == expected
-    assert 0 < timing["accepted"] <= timing["drafted"]
-    assert timing_without["drafted"] == timing_without["accepted"] == 0
+BATCH = ["batch", "--model", "tiny", "-n", "80", "--seed", "1", "-q", "-", "--batch-size"]
 
 
 @pytest.mark.usefixtures("with_tiny")
-@pytest.mark.parametrize("size", [1, 3])
-def test_batch_writes_the_same_with_and_without_drafts(size):
-    flags = ["batch", "--model", "tiny", "-n", "80", "--seed", "1", "--batch-size", size, "-q", "-"]
+@pytest.mark.parametrize("command", [[*SPECULATES, "--json"], [*BATCH, "1"], [*BATCH, "3"]])
+def test_records_are_the_same_with_and_without_drafts_which_they_count(command):
     prompts = b"Once upon a time\nThe fox\nOne day, a girl\nThe\nA boy and\n"
-    found, expected = (
-        records_here(*flags, *more, input=prompts) for more in ([], ["--no-speculate"])
+    records, expected = (
+        records_here(*command, *flags, input=prompts) for flags in ([], ["--no-speculate"])
     )
-    assert sum(row.pop("timing")["accepted"] for row in found) > 20
-    assert sum(row.pop("timing")["drafted"] for row in expected) == 0
-    assert found == expected
+    drafted, none = ([row.pop("timing") for row in rows] for rows in (records, expected))
+    assert records == expected
+    assert all(0 <= timing["accepted"] <= timing["drafted"] for timing in drafted)
+    assert sum(timing["accepted"] for timing in drafted) > 20
+    assert {timing["drafted"] for timing in none} == {timing["accepted"] for timing in none} == {0}
 
 
 # --- a real process ------------------------------------------------------------------------------

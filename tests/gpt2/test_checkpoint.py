@@ -1,4 +1,6 @@
 import json
+import math
+import operator
 import os
 import shutil
 import subprocess
@@ -13,7 +15,7 @@ import pytest
 import gpt_cli
 from gpt_cli.errors import CheckpointError
 from gpt_cli.folder import config
-from gpt_cli.folder.config import GPT2Config
+from gpt_cli.folder.config import GPT2Config, expected_shapes
 from gpt_cli.folder.tensors import read_header, unchanged
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
@@ -39,7 +41,7 @@ def load(folder: Path):
 
 
 def refusal(folder: Path) -> str:
-    """The message with which loading fails, which is always one line."""
+    """Return the message with which loading fails, which must be one line."""
     with pytest.raises(CheckpointError) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
@@ -47,12 +49,16 @@ def refusal(folder: Path) -> str:
 
 
 def narrowed(array, dtype):
-    """What is left of an array in a narrower type."""
+    """Return an array with the bits that a narrower type keeps."""
     if dtype == "F16":
         return array.astype(np.float16).astype(np.float32)
     if dtype == "BF16":
         return (array.view(np.uint32) & 0xFFFF0000).view(np.float32)
     return array
+
+
+def store_tensors(folder: Path, tensors: dict[str, Stored]) -> None:
+    (folder / FILE).write_bytes(safetensors_bytes(tensors))
 
 
 @pytest.fixture
@@ -84,21 +90,15 @@ def test_every_tensor_is_read_exactly_into_aligned_float32(tmp_path, dtype, layo
         assert np.array_equal(array, narrowed(weights[name], dtype)), name
 
 
-def test_the_data_of_the_hub_layout_lies_at_odd_places(folder):
+def test_the_data_of_the_hub_layout_has_odd_offsets(folder):
     assert all(tensor.offset % 2 for tensor in checkpoint.find_tensors(folder).values())
 
 
-def test_each_tensor_comes_to_its_place_in_the_model(tmp_path):
+def test_the_parts_of_the_model_have_the_tensors_of_their_names(tmp_path):
     model, weights = load(write_checkpoint(tmp_path, UNTIED)), make_weights(UNTIED)
     for layer, b in enumerate(model.h):
-        for name, part in {
-            "ln_1": b.ln_1,
-            "attn.c_attn": b.attn.c_attn,
-            "attn.c_proj": b.attn.c_proj,
-            "ln_2": b.ln_2,
-            "mlp.c_fc": b.mlp.c_fc,
-            "mlp.c_proj": b.mlp.c_proj,
-        }.items():
+        for name in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"):
+            part = operator.attrgetter(name)(b)
             assert np.array_equal(part.weight, weights[f"h.{layer}.{name}.weight"])
             assert np.array_equal(part.bias, weights[f"h.{layer}.{name}.bias"])
     assert np.array_equal(model.wte, weights["wte.weight"].T)
@@ -132,12 +132,12 @@ def test_bfloat16_keeps_infinities_and_the_sign_of_zero(tmp_path):
 def test_stored_masks_are_ignored(folder, name):
     tensors = stored_tensors(CONFIG, layout="saved")
     tensors[name] = store(np.array(-1e4, np.float32))
-    (folder / FILE).write_bytes(safetensors_bytes(tensors))
+    store_tensors(folder, tensors)
     assert load(folder)
 
 
 def test_a_single_file_comes_before_an_index(sharded):
-    (sharded / FILE).write_bytes(safetensors_bytes(stored_tensors(CONFIG, seed=5)))
+    store_tensors(sharded, stored_tensors(CONFIG, seed=5))
     expected = make_weights(CONFIG, seed=5)["wte.weight"]
     assert np.array_equal(load(sharded).wte, expected.T)
 
@@ -185,16 +185,14 @@ def test_the_type_of_a_checkpoint_is_that_of_all_its_matrices(folder, dtype, oth
     tensors["wte.weight"] = stored_tensors(CONFIG, dtype=other)["wte.weight"]
     for name in ("wpe.weight", "ln_f.bias"):  # no matrices
         tensors[name] = stored_tensors(CONFIG)[name]
-    (folder / FILE).write_bytes(safetensors_bytes(tensors))
+    store_tensors(folder, tensors)
     assert checkpoint.stored_dtype(checkpoint.find_tensors(folder)) == stored
 
 
 @pytest.mark.parametrize("row", [None, 0, 1023, 1024, 2499])
-def test_a_head_that_equals_wte_in_all_rows_is_left_out_where_it_is_tied(row):
-    wte = np.ones((2500, 2), np.float32)
-    head = wte.copy()
-    if row is not None:
-        head[row, 1] = 2
+def test_a_tied_head_is_dropped_if_it_equals_wte_in_all_rows(row):
+    wte, head = np.ones((2, 2500, 2), np.float32)
+    head[[] if row is None else row, 1] = 2
     tensors = {"wte.weight": wte, "lm_head.weight": head, "wpe.weight": wte}
     for tied in (True, False):
         config = GPT2Config(tie_word_embeddings=tied)
@@ -237,7 +235,7 @@ WRONG_TENSORS = {
     ),
     "other rank": (with_tensor("ln_f.bias", (32, 1)), "ln_f.bias has the shape [32, 1]"),
     "empty": (with_tensor("ln_f.bias", (0,)), "ln_f.bias has the shape [0]"),
-    "whole numbers": (with_tensor("ln_f.bias", (32,), "I64", 8), "ln_f.bias is I64"),
+    "integers": (with_tensor("ln_f.bias", (32,), "I64", 8), "ln_f.bias is I64"),
     "doubles": (with_tensor("ln_f.bias", (32,), "F64", 8), "ln_f.bias is F64"),
     "eight bits": (with_tensor("ln_f.bias", (32,), "F8_E4M3", 1), "ln_f.bias is F8_E4M3"),
     "both names": (with_tensor("transformer.ln_f.bias", (32,)), "duplicate tensor ln_f.bias"),
@@ -250,7 +248,7 @@ def test_a_wrong_tensor_is_named(folder, fault):
     change, complaint = WRONG_TENSORS[fault]
     tensors = stored_tensors(CONFIG)
     change(tensors)
-    (folder / FILE).write_bytes(safetensors_bytes(tensors))
+    store_tensors(folder, tensors)
     assert complaint in refusal(folder)
 
 
@@ -270,7 +268,7 @@ def test_a_damaged_shard_or_one_with_the_tensors_of_another_is_named(sharded):
 
 
 @pytest.mark.parametrize("change", ["cut", "replaced", "deleted"])
-def test_a_file_that_changes_while_it_is_read_is_noticed(folder, change):
+def test_a_file_that_changes_while_it_is_read_is_refused(folder, change):
     tensors = checkpoint.find_tensors(folder)
     path = folder / FILE
     data = path.read_bytes()
@@ -284,19 +282,19 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(folder, change):
 
 
 @pytest.mark.parametrize("name", [FILE, "config.json", "vocab.json", "merges.txt"])
-def test_a_model_that_changes_while_it_is_read_is_noticed(folder, name):
+def test_a_model_that_changes_while_it_is_read_is_refused(folder, name):
     with unchanged(folder):
         (folder / "other.txt").write_text("no file of the model")
     with pytest.raises(CheckpointError, match=CHANGED), unchanged(folder):
         (folder / name).rename(folder / "aside")
 
 
-def test_a_folder_that_is_replaced_while_it_is_read_is_noticed(folder, tmp_path_factory):
-    place = tmp_path_factory.mktemp("models")
-    one, other = (shutil.copytree(folder, place / name) for name in ("one", "other"))
+def test_a_folder_that_is_replaced_while_it_is_read_is_refused(folder, tmp_path_factory):
+    models = tmp_path_factory.mktemp("models")
+    one, other = (shutil.copytree(folder, models / name) for name in ("one", "other"))
     os.utime(other / "config.json", (1, 1))
     with pytest.raises(CheckpointError, match=CHANGED), unchanged(one):
-        one.rename(place / "aside")
+        one.rename(models / "aside")
         other.rename(one)
 
 
@@ -311,10 +309,8 @@ def test_a_missing_shard_is_named(sharded):
 
 
 def test_shards_that_are_not_all_in_the_index_lack_tensors(sharded):
-    index = json.loads((sharded / INDEX).read_bytes())
-    index["weight_map"] = {
-        name: file for name, file in index["weight_map"].items() if file != SHARDS[0]
-    }
+    files = json.loads((sharded / INDEX).read_bytes())["weight_map"].items()
+    index = {"weight_map": {name: file for name, file in files if file != SHARDS[0]}}
     (sharded / INDEX).write_text(json.dumps(index))
     assert "is missing" in refusal(sharded)
 
@@ -324,11 +320,10 @@ def test_shards_that_are_not_all_in_the_index_lack_tensors(sharded):
 )
 def test_an_index_that_names_anything_but_files_beside_it_is_refused(sharded, path):
     (sharded.parent / SHARDS[0]).write_bytes((sharded / SHARDS[0]).read_bytes())
-    index = json.loads((sharded / INDEX).read_bytes())
-    index["weight_map"]["transformer.wte.weight"] = path.format(SHARDS[0])
+    index, path = json.loads((sharded / INDEX).read_bytes()), path.format(SHARDS[0])
+    index["weight_map"]["transformer.wte.weight"] = path
     (sharded / INDEX).write_text(json.dumps(index))
-    said = f"{sharded / INDEX} names {index['weight_map']['transformer.wte.weight']!r:.80}, not a"
-    assert said in refusal(sharded)
+    assert f"{sharded / INDEX} names {path!r:.80}, not a" in refusal(sharded)
 
 
 @pytest.mark.parametrize(
@@ -382,10 +377,14 @@ def test_the_scale_of_the_scores_follows_the_config(make_model, changes, layer, 
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
-def test_loading_takes_little_more_memory_than_the_weights(tmp_path):
+def test_loading_takes_little_more_memory_than_the_weights(folder):
     sizes = CONFIG | {"n_embd": 256, "n_layer": 16, "n_positions": 1024}
-    folder = write_checkpoint(tmp_path, sizes)
-    weights = weights_bytes(GPT2Config.from_folder(folder), "float32")
+    config = GPT2Config.from_dict(sizes)
+    shapes = dict(expected_shapes(config)).items()
+    zeros = {name: Stored("F32", shape, bytes(4 * math.prod(shape))) for name, shape in shapes}
+    store_tensors(folder, zeros)
+    (folder / "config.json").write_text(json.dumps(sizes))
+    weights = weights_bytes(config, "float32")
     code = """if True:
         import re, sys
         import numpy.random  # which sampling needs

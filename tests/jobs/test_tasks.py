@@ -7,7 +7,7 @@ import pytest
 
 from gpt_cli import records
 from gpt_cli.errors import InputError
-from gpt_cli.generation.batch import read_ahead
+from gpt_cli.generation.generate import read_ahead
 from gpt_cli.jobs import Generation, InputRow, Ranking, Scoring, Template
 from gpt_cli.options.request import Options
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpt_cli.engine import Engine
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.generate import Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2 import checkpoint
@@ -252,10 +252,9 @@ def test_a_seed_gives_the_same_text_as_on_the_cpu(ops, tokenizer, how, use_cache
     done = {}
     for each in (ops, NUMPY):
         model = checkpoint.assemble(GPT2Config.from_dict(CONFIG), each, make_weights(CONFIG))
-        completions = [Completion(len(row.prompt), 0) for row in requests]
-        for step in generate(LoadedModel(model, tokenizer), requests):
-            completions[step.row].add(step)
-        done[each.name] = completions
+        run = Run(LoadedModel(model, tokenizer), requests)
+        list(run)
+        done[each.name] = run.completions
     for found, expected in zip(done["cupy"], done["numpy"], strict=True):
         assert found.ids == expected.ids
         assert found.text == expected.text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import gpt_cli
 from gpt_cli.errors import InputError
-from gpt_cli.generation.generate import generate
+from gpt_cli.generation.generate import Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.matcher import Matcher, _guide
 from gpt_cli.generation.row import Request
@@ -25,16 +25,23 @@ from gpt_cli.options.request import Options
 from support.checkpoints import ALPHABET, END_ID, VOCAB
 from support.drafting import (
     SMALL,
-    completions_of,
     options,
-    outcomes,
     planned,
     plans,
     prompts,
     requests_of,
     speculating,
 )
-from support.models import GREEDY, exact_logprobs, favouring, ids_of, model_of, run
+from support.models import (
+    GREEDY,
+    completions_of,
+    exact_logprobs,
+    favouring,
+    ids_of,
+    model_of,
+    outcomes,
+    run,
+)
 from support.sampling_values import sampling_options
 
 pytest.importorskip("llguidance", reason="the extra constrain is not installed")
@@ -402,14 +409,14 @@ def test_drafts_are_cut_before_what_the_constraint_does_not_allow(native, tokeni
     model = model_of(native("float32"), **SMALL | {"n_positions": 70})
     request = Request(ids_of("abcde1abcde1ab"), Options(regex="c[a-z]{9}", temperature=0))
     with planned((5, False)):
-        steps = list(generate(LoadedModel(model, tokenizer, Speculator(model)), [request]))
+        steps = list(Run(LoadedModel(model, tokenizer, Speculator(model)), [request]))
     assert [step.drafted for step in steps][:2] == [0, 2]
 
 
 def test_tokens_that_the_constraint_forces_are_drafted(native, tokenizer):
     model = model_of(native("float32"), **SMALL | {"n_positions": 70})
     request = Request([1], Options(regex="[ab]zyxwvu[ab]", seed=1))
-    steps = list(generate(LoadedModel(model, tokenizer, Speculator(model)), [request]))
+    steps = list(Run(LoadedModel(model, tokenizer, Speculator(model)), [request]))
     assert [step.drafted for step in steps] == [0, 6, 0, 0, 0, 0, 0, 0]
     assert [step.accepted for step in steps] == [False, *[True] * 6, False]
     (expected,) = completions_of(model, tokenizer, [request])

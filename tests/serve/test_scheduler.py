@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpt_cli.errors import CheckpointError, ResourceError
 from gpt_cli.generation import prefix_cache
-from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculator import Speculator
@@ -119,10 +119,9 @@ def drafting(loaded):
 
 
 def alone(loaded, request):
-    done = Completion(len(request.prompt), request.seed)
-    for step in generate(replace(loaded, speculator=None), [request]):
-        done.add(step)
-    return done
+    run = Run(replace(loaded, speculator=None), [request])
+    list(run)
+    return run.completions[0]
 
 
 def assert_same(actual, expected):

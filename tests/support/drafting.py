@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import strategies as st
 
-from gpt_cli.generation.generate import Completion, generate
-from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.speculate import MOST, DraftPolicy
 from gpt_cli.generation.speculator import Speculator
@@ -16,11 +14,13 @@ from gpt_cli.options.request import Options
 from support.checkpoints import VOCAB
 
 
-class ARow(SimpleNamespace):
-    """A fake row, with the attributes that drafts read; hashable, as a key of their records."""
+class FakeRow(SimpleNamespace):
+    """The attributes of a row that drafts use."""
 
-    matcher = None
-    __hash__ = object.__hash__
+    matcher, indexed = None, 0
+
+    def __init__(self, **attributes):
+        super().__init__(ngrams={}, **attributes)
 
 
 SMALL = {"n_head": 2, "n_layer": 2, "n_positions": 24}
@@ -44,23 +44,8 @@ def planned(*plans):
 def speculating(model, draft_model):
     """Return a speculator that has its draft model already."""
     speculator = Speculator(model)
-    speculator.draft_model, speculator.has_draft_model = draft_model, True
+    speculator.draft_model = draft_model
     return speculator
-
-
-def completions_of(model, tokenizer, requests, speculator=None):
-    done = [Completion(len(row.prompt), row.seed) for row in requests]
-    for step in generate(LoadedModel(model, tokenizer, speculator), requests):
-        done[step.row].add(step)
-    return done
-
-
-def outcomes(completions):
-    """Return everything but times and drafts."""
-    return [
-        (row.text, row.ids, row.logprobs, row.top_logprobs, row.finish_reason)
-        for row in completions
-    ]
 
 
 OTHERS = {

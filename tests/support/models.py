@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from gpt_cli.folder.config import GPT2Config
-from gpt_cli.generation.generate import Completion, generate
+from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.gpt2 import checkpoint
@@ -33,13 +33,24 @@ def ids_of(text: str) -> list[int]:
     return [VOCAB[ALPHABET[byte]] for byte in text.encode()]
 
 
+def completions_of(model, tokenizer, requests, speculator=None) -> list[Completion]:
+    run = Run(LoadedModel(model, tokenizer, speculator), requests)
+    list(run)
+    return run.completions
+
+
+def outcomes(completions):
+    """Return everything but times and drafts."""
+    return [
+        (row.text, row.ids, row.logprobs, row.top_logprobs, row.finish_reason)
+        for row in completions
+    ]
+
+
 def run(model, tokenizer, prompts, params=GREEDY, seed=7, **options) -> list[Completion]:
-    completions = [Completion(len(prompt), seed) for prompt in prompts]
     options = Options(**{"max_tokens": 20, "seed": seed} | params | options)
     requests = [Request(prompt, options, row) for row, prompt in enumerate(prompts)]
-    for step in generate(LoadedModel(model, tokenizer), requests):
-        completions[step.row].add(step)
-    return completions
+    return completions_of(model, tokenizer, requests)
 
 
 def exact_logprobs(model, ids):

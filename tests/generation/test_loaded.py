@@ -6,7 +6,7 @@ import pytest
 
 from gpt_cli.errors import ContextError, InputError
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.generation.requests import fitting_ids, prompt_ids, row_request, text_ids
+from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
 from support.checkpoints import END, END_ID
 
@@ -17,27 +17,27 @@ def loaded(make_model, tokenizer):
 
 
 def test_an_empty_prompt_is_the_start_token_and_an_empty_text_is_empty(loaded):
-    assert text_ids(loaded, "") == []
-    assert prompt_ids(loaded, "") == [END_ID] == text_ids(loaded, END, special=True)
-    assert prompt_ids(loaded, "the") == text_ids(loaded, "the") == loaded.tokenizer.encode("the")
+    assert loaded.text_ids("") == []
+    assert loaded.prompt_ids("") == [END_ID] == loaded.text_ids(END, special=True)
+    assert loaded.prompt_ids("the") == loaded.text_ids("the") == loaded.tokenizer.encode("the")
 
 
 def test_ids_that_the_model_does_not_have_are_refused(loaded):
     model = replace(loaded.model, config=replace(loaded.config, vocab_size=5))
     with pytest.raises(InputError, match="the model has no token"):
-        text_ids(LoadedModel(model, loaded.tokenizer), "the")
+        LoadedModel(model, loaded.tokenizer).text_ids("the")
 
 
 def test_a_prompt_must_fit_the_context(loaded):
-    assert len(fitting_ids(loaded, "a" * 12, special=False)) == 12
+    assert len(loaded.fitting_ids("a" * 12, special=False)) == 12
     with pytest.raises(ContextError, match="the prompt has 13 tokens"):
-        fitting_ids(loaded, "a" * 13, special=False)
+        loaded.fitting_ids("a" * 13, special=False)
 
 
 def test_the_draws_of_a_row_are_keyed_by_its_seed_or_its_index(loaded):
     defaults = Options(seed=3)
-    assert row_request(loaded, "a", defaults, 7).index == 7
-    own = row_request(loaded, {"prompt": "a", "seed": 5, "top_k": 2}, defaults, 7)
+    assert Request.of_row(loaded, "a", defaults, 7).index == 7
+    own = Request.of_row(loaded, {"prompt": "a", "seed": 5, "top_k": 2}, defaults, 7)
     assert (own.index, own.seed, own.options.top_k) == (0, 5, 2)
 
 
@@ -53,4 +53,4 @@ def test_the_draws_of_a_row_are_keyed_by_its_seed_or_its_index(loaded):
 )
 def test_a_row_that_cannot_be_continued_is_refused(loaded, row, error):
     with pytest.raises(InputError, match=error):
-        row_request(loaded, row, Options(), 0)
+        Request.of_row(loaded, row, Options(), 0)
