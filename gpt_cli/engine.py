@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import count
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +21,13 @@ from gpt_cli.generation.requests import fitting_ids, request_of, row_request, te
 from gpt_cli.gpt2.model import GPT2, forward
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.tokens import check_ids, start_token
-from gpt_cli.options.declare import OptionError, takes
+from gpt_cli.options.declare import AT_LEAST_1, check, takes
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
-from gpt_cli.scoring.score import Score, score
+from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
 from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens
-
-
-def _options(fields: OptionFields) -> Options:
-    return Options(**cast("dict[str, Any]", fields))
 
 
 class Engine:
@@ -102,13 +98,13 @@ class Engine:
     @takes(Options)
     def stream(self, prompt: str, **options: Unpack[OptionFields]) -> Iterator[str]:
         """Return an iterator of the pieces of a continuation, as soon as they are certain."""
-        run = self.run([prompt], _options(options))
+        run = self.run([prompt], Options(**options))  # type: ignore[arg-type]
         return (step.text for step in run if step.text)
 
     @takes(Options)
     def generate(self, prompts: Sequence[str], **options: Unpack[OptionFields]) -> list[Completion]:
         """Continue prompts; a result does not depend on the other prompts."""
-        run = self.run(prompts, _options(options))
+        run = self.run(prompts, Options(**options))  # type: ignore[arg-type]
         for _ in run:
             pass
         return run.completions
@@ -136,8 +132,8 @@ class Engine:
         """
         if isinstance(rows, str):
             raise TypeError("rows must be texts or mappings, not one text")
-        if batch_size is not None and batch_size < 1:
-            raise OptionError("batch_size", "must be 1 or more")
+        if batch_size is not None:
+            check("batch_size", batch_size, AT_LEAST_1)
         defaults = (options or Options()).with_seed()
         return compute_valid(
             zip(count() if indices is None else indices, rows, strict=False),
@@ -145,28 +141,14 @@ class Engine:
             partial(batch.complete, self.loaded, batch_size=batch_size),
         )
 
-    def score(
-        self,
-        text: str,
-        *,
-        stride: int | None = None,
-        bos: bool = False,
-        ranks: bool = False,
-        entropies: bool = False,
-        words: bool = False,
-    ) -> Score:
+    def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
-        (scored,) = self.score_many(
-            [text], stride=stride, bos=bos, ranks=ranks, entropies=entropies, words=words
-        )
+        (scored,) = self.score_many([text], **options)
         if isinstance(scored, InputError):
             raise scored
         if not scored.tokens_scored:
-            raise InputError(
-                "a text needs at least 1 token"
-                if bos
-                else "a text needs at least 2 tokens: the first has nothing before it"
-            )
+            needed = "2 tokens: the first has nothing before it"
+            raise InputError(f"a text needs at least {'1 token' if options.get('bos') else needed}")
         return scored
 
     def score_many(
@@ -264,8 +246,7 @@ class Engine:
         self, prompt: str, count: int = 10, *, special: bool = False
     ) -> list[tuple[int, float]]:
         """Return the ids of the likeliest next tokens, best first, with log-probabilities."""
-        if count < 1:
-            raise OptionError("count", "must be 1 or more")
+        check("count", count, AT_LEAST_1)
         ops = self.model.ops
         logits = next_logits(self.model, [fitting_ids(self.loaded, prompt, special=special)])
         best = sampling.likeliest(ops, logits, count)
@@ -273,8 +254,7 @@ class Engine:
 
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
-        if count < 1:
-            raise OptionError("count", "must be 1 or more")
+        check("count", count, AT_LEAST_1)
         return tree(self.model, fitting_ids(self.loaded, prompt, special=special), count)
 
     def _text_ids(self, text: str) -> list[int]:
