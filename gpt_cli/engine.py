@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, compute_valid
-from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation import batch, matcher, sampling
 from gpt_cli.generation.generate import Completion, Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.requests import fitting_ids, request_of, row_request, text_ids
-from gpt_cli.gpt2.model import GPT2, forward
+from gpt_cli.gpt2.model import forward
 from gpt_cli.gpt2.prefill import next_logits
 from gpt_cli.gpt2.tokens import check_ids, start_token
 from gpt_cli.options.declare import AT_LEAST_1, check, takes
@@ -40,16 +39,7 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, name: str, load_seconds: float):
         self.loaded, self.name, self.load_seconds = loaded, name, load_seconds
-
-    @property
-    def model(self) -> GPT2:
-        """Return the model."""
-        return self.loaded.model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return self.loaded.tokenizer
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""

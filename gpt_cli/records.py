@@ -120,9 +120,7 @@ def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Rec
             for token, value in zip(tokens, values or [], strict=False):
                 token[name] = value
     if score.words is not None:
-        record["words"] = [
-            _record(WORD, w.text, w.start, w.end, w.tokens, w.surprisal) for w in score.words
-        ]
+        record["words"] = [_record(WORD, *vars(word).values()) for word in score.words]
     return record
 
 

@@ -31,7 +31,7 @@ from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.digests import TEXT, logits_digest
 from gpt_cli.gpt2.weights import named_weights
 from gpt_cli.hub.local import SHORT_NAMES
-from gpt_cli.ops import Array, Ops, get_ops
+from gpt_cli.ops import Array, Ops, bindings, get_ops
 from gpt_cli.ops.numpy_ops import NumPyOps
 from gpt_cli.system import gpu
 from gpt_cli.system.files import file_hash
@@ -109,9 +109,9 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
             yield _compare(title, _logprobs(engine), expected, limits[other])
         except GPTCLIError as error:
             yield Check(title, None, str(error))
-            continue
-        if device == "cpu":
-            yield _check_bits(f"bits in {other}", engine, facts)
+        else:
+            if device == "cpu":
+                yield _check_bits(f"bits in {other}", engine, facts)
     yield round_trip
 
 
@@ -201,8 +201,6 @@ def _check_bits(name: str, engine: Engine, facts: dict[str, Any]) -> Check:
     ops = engine.model.ops
     if ops.name != "native":
         return Check(name, None, _ONLY_NATIVE)
-    from gpt_cli.ops import bindings  # needs the library
-
     levels, counts = bindings.levels(), (1, max(2, ops.threads))
     digests = {}
     for level, count in itertools.product(levels, counts):
@@ -222,8 +220,6 @@ def _check_round_trip(engine: Engine) -> Check:
     name, ops = "compress, decompress", engine.model.ops
     if ops.name != "native":
         return Check(name, None, _ONLY_NATIVE)
-    from gpt_cli.ops import bindings  # needs the library
-
     data, levels = TEXT.encode(), bindings.levels()
     try:
         codec = Codec(engine.model, engine.tokenizer)
@@ -246,8 +242,6 @@ def _check_round_trip(engine: Engine) -> Check:
 @contextmanager
 def _computing(ops: Ops, level: str, threads: int) -> Iterator[None]:
     """Compute at a level of the compiled library, with a number of threads."""
-    from gpt_cli.ops import bindings  # needs the library
-
     before = ops.threads
     try:
         bindings.use_level(level)

@@ -69,9 +69,8 @@ class Score:
     @property
     def bits_per_byte(self) -> float | None:
         """Return the negative log-likelihood in bits per scored byte; None if none is scored."""
-        if not self.tokens_scored:
-            return None
-        return -self.total_logprob / math.log(2) / self.bytes_scored
+        bits = -self.total_logprob / math.log(2)
+        return bits / self.bytes_scored if self.tokens_scored else None
 
 
 def score(
