@@ -30,7 +30,6 @@ from tqdm import tqdm
 
 from gpt_cli.errors import GPTCLIError, InputError
 from gpt_cli.generation.batch import complete
-from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities, ranks
 from gpt_cli.gpt2.tokens import start_token
@@ -167,7 +166,6 @@ class EngineLM(TemplateLM):
         completions = complete(replace(self.engine.loaded), rows)  # with new prefixes
         label = "Running generate_until requests"
         for completion in tqdm(completions, label, len(rows), disable=disable_tqdm):
-            assert isinstance(completion, Completion)  # noqa: S101 (narrows the type)
             self.cache_hook.add_partial("generate_until", arguments[len(texts)], completion.text)
             texts.append(completion.text)
         return texts
