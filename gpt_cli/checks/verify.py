@@ -39,11 +39,11 @@ from gpt_cli.system.files import file_hash
 # Relative noise in the vectors of a model, by the dtype in which it is computed. Models amplify
 # rounding by very different factors, and they amplify noise by the same: of 27 models, trained and
 # random, rounding changed the log-probabilities at most 1.1 times as much as the noise.
-NOISE = {"float32": 1e-6, "float16": 1e-3, "int8": 1e-2}
+_NOISE = {"float32": 1e-6, "float16": 1e-3, "int8": 1e-2}
 _TRIALS = 3  # of the noise
 _MARGIN = 6  # limit / effect of the noise
 
-PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
+_PROMPTS = ("Once upon a time", "The", TEXT[:300], "In the beginning there was")
 _NEW_TOKENS = 12
 _SEGMENT = 32  # tokens, in the round trip
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -148,9 +148,10 @@ def _check_files(folder: Path, expected: dict[str, str]) -> Check:
 def _check_ways(engine: Engine, facts: dict[str, Any], limits: Array) -> Iterator[Check]:
     """Check the texts and the bits of one implementation, computed in several ways."""
     yield _check_continuations(engine, facts.get("continuations", []))
-    ops, together = engine.model.ops, _continue(engine)
-    yield _check_same("cache on = off", together, _continue(engine, use_cache=False), ops, limits)
-    alone = [_continue(engine, [prompt])[0] for prompt in PROMPTS]
+    ops, together = engine.model.ops, _continue(engine, _PROMPTS)
+    recomputed = _continue(engine, _PROMPTS, use_cache=False)
+    yield _check_same("cache on = off", together, recomputed, ops, limits)
+    alone = [_continue(engine, [prompt])[0] for prompt in _PROMPTS]
     yield _check_same("batch = single", together, alone, ops, limits)
     yield _check_bits("bits", engine, facts)
 
@@ -169,7 +170,7 @@ def _check_continuations(engine: Engine, continuations: Sequence[dict[str, Any]]
 
 
 def _continue(
-    engine: Engine, prompts: Sequence[str] = PROMPTS, *, use_cache: bool = True
+    engine: Engine, prompts: Sequence[str], *, use_cache: bool = True
 ) -> list[Completion]:
     return engine.generate(
         prompts,
@@ -258,7 +259,7 @@ def _limits(reference: Engine, expected: Array, dtype: str) -> Array:
         weights = dict(named_weights(model))
         for name, weight in weights.items():
             if isinstance(weight, np.ndarray) and not is_matrix(name, weight.shape):
-                noise = NOISE[dtype] * random.standard_normal(weight.shape, np.float32)
+                noise = _NOISE[dtype] * random.standard_normal(weight.shape, np.float32)
                 weights[name] = weight + weight * noise
         noisy = replace(reference.loaded, model=checkpoint.build(model.config, model.ops, weights))
         effects.append(_differences(_logprobs(Engine(noisy, reference.name, 0.0)), expected))
