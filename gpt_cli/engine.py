@@ -87,7 +87,7 @@ class Engine:
 
     @takes(Options)
     def stream(self, prompt: str, **options: Unpack[OptionFields]) -> Iterator[str]:
-        """Return an iterator of the pieces of a continuation, as soon as they are certain."""
+        """Return an iterator over the pieces of a continuation, each as soon as it is certain."""
         run = self.run([prompt], Options(**options))  # type: ignore[arg-type]
         return (step.text for step in run if step.text)
 
@@ -111,14 +111,14 @@ class Engine:
 
         Args:
             rows: prompts, or mappings with a "prompt" and options of this row alone, those of
-                `Options.row_fields()`. A row that has a seed has the text of `generate` with this
-                seed; else its index keys the random draws, too.
+                `Options.row_fields()`. A row with a seed has the text of `generate` with this seed;
+                without one, its index keys the random draws, too.
             options: the defaults of the rows.
             batch_size: rows to compute side by side; by default as many as memory and speed allow.
-            indices: of the rows; by default counted from 0.
+            indices: of the rows; by default 0, 1, 2, ...
 
         Returns:
-            An iterator of completions, with an error for a row that has one, in order.
+            An iterator over the completions, in order; a row that cannot be continued has an error.
         """
         if isinstance(rows, str):
             raise TypeError("rows must be texts or mappings, not one text")
@@ -153,13 +153,13 @@ class Engine:
     ) -> list[Score | InputError]:
         """Return the log-likelihoods of texts, token by token, or errors.
 
-        The score of a text without scored tokens has no perplexity.
+        Without scored tokens, the score of a text has no perplexity.
 
         Args:
             texts: any number, of any length.
             stride: windows of a text longer than the context are `stride` tokens apart, by default
                 half of it.
-            bos: put the start token before texts, so that their first tokens are scored, too.
+            bos: put the start token before texts, so that their first tokens are also scored.
             ranks: also return the ranks of tokens.
             entropies: also return the entropies of the distributions of tokens.
             words: also return the words of texts with their surprisal: see `scoring.words`.
@@ -182,18 +182,18 @@ class Engine:
         return list(compute_valid(texts, self._text_ids, scores))
 
     def compress(self, data: bytes, *, block: int = SEGMENT_TOKENS) -> bytes:
-        """Return data as a compressed file; see `compression.codec`, which has streams, too.
+        """Return data as a compressed file; for streams, see `compression.codec`.
 
-        ResourceError if results are not the same to the last bit here, such as on a GPU.
+        Raise ResourceError if results are not the same to the last bit here, such as on a GPU.
 
         Args:
             data: any bytes.
-            block: tokens that are decompressed one after another: more cost less, but take longer.
+            block: tokens of a block; larger blocks take fewer bytes, but more time to decompress.
         """
         return b"".join(self._codec.compress(BytesIO(data), block))
 
     def decompress(self, data: bytes) -> bytes:
-        """Return the data of a compressed file of the same model and the same bits."""
+        """Return the data of a compressed file; it needs the same model, with the same bits."""
         return b"".join(self._codec.decompress(ArchiveReader(BytesIO(data))))
 
     @cached_property
@@ -209,8 +209,8 @@ class Engine:
             by: compare the likelihood of the whole choice ("total"), which favours short ones, or
                 its mean per "token" or "byte". The probabilities are normalized over the choices.
 
-        If the end of the prompt and the beginning of a choice form one token, that end is counted
-        with all choices.
+        If the end of the prompt forms one token with the beginning of a choice, all choices are
+        ranked with that end.
         """
         (ranked,) = self.rank_many([(prompt, choices)], by=by)
         if isinstance(ranked, InputError):

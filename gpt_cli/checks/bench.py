@@ -97,7 +97,7 @@ class _Run:
     name: str
     completions: Sequence[Completion]
     token_s: list[float]  # times of the tokens; the first includes tokenization
-    figures: dict[str, float]  # those of `Mode` that have a spread, as far as there are tokens
+    figures: dict[str, float]  # by the fields of `Mode` that are spreads; those with a value
 
 
 def measure(
@@ -127,7 +127,7 @@ def measure(
     engines = {mode: _engine(engine, mode) for mode in plan.modes}
     starting("warming up")
     for mode, mode_engine in engines.items():
-        # With speculation a whole text, which builds the draft model if that is worth it.
+        # With speculation, a whole text: it builds the draft model if that is worth it.
         tokens = plan.max_tokens if mode == "speculation" else _WARM_UP
         _run(mode_engine, texts, min(tokens, plan.max_tokens), mode, "the warm-up")
     runs: dict[ModeName, list[_Run]] = {mode: [] for mode in plan.modes}
@@ -211,14 +211,14 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, 
     tokenize_s = time.perf_counter() - begin
     options = Options(max_tokens=max_tokens, temperature=0, seed=0, ignore_eos=True)
     options = replace(options, use_cache=mode != "cache off")
-    rows: list[list[tuple[Step, float]]] = [[] for _ in texts]  # their steps, and when they came
+    rows: list[list[tuple[Step, float]]] = [[] for _ in texts]  # steps with their arrival times
     start = time.perf_counter()
     run = engine.run(texts, options)
     for step in run:
         rows[step.row].append((step, time.perf_counter()))
     (first, _), *_ = rows[0]
     tokens = zip(*(_arrivals(start, steps) for steps in rows), strict=True)
-    arrivals = [start, *map(max, tokens)]  # when every row has its token
+    arrivals = [start, *map(max, tokens)]  # the times when every row has its token
     token_s = [b - a for a, b in pairwise(arrivals)]
     figures = {
         "tokenize_s": tokenize_s,
@@ -236,7 +236,7 @@ def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, 
 
 
 def _arrivals(start: float, steps: Sequence[tuple[Step, float]]) -> list[float]:
-    """Return when the tokens of a row came; those of a pass are spread evenly over its time."""
+    """Return the arrival times of a row's tokens; those of a pass share its time evenly."""
     arrivals: list[float] = []
     passes = [index for index, (step, _) in enumerate(steps) if step.model_seconds]
     for first, stop in pairwise([*passes, len(steps)]):

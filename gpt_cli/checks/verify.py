@@ -37,7 +37,7 @@ from gpt_cli.system import gpu
 from gpt_cli.system.files import file_hash
 
 # Relative noise in the vectors of a model, by the dtype in which it is computed. Models amplify
-# rounding by very different factors, and they amplify noise by the same: of 27 models, trained and
+# rounding by very different factors, but noise by the same factors: in 27 models, trained and
 # random, rounding changed the log-probabilities at most 1.1 times as much as the noise.
 _NOISE = {"float32": 1e-6, "float16": 1e-3, "int8": 1e-2}
 _TRIALS = 3  # of the noise
@@ -122,7 +122,7 @@ def cure(failed: Sequence[str]) -> str:
 
 
 def _facts(name: str, folder: Path) -> dict[str, Any]:
-    """Return what is known of a model with this name or these weights."""
+    """Return the facts of known.json about a model with this name or these weights."""
     weights = folder / "model.safetensors"
     full_name = SHORT_NAMES.get(name, name)
     if full_name in known() or not weights.is_file():

@@ -28,7 +28,7 @@ class Choice:
     """A continuation of a prompt, and its likelihood."""
 
     text: str
-    ids: list[int]  # its tokens, with the prompt's end if that forms one token with any choice
+    ids: list[int]  # its tokens, with the end of the prompt if that forms one token with a choice
     bytes: int  # of all ids, in UTF-8
     logprob: float  # of all ids, in nats
     probability: float  # normalized over the choices
