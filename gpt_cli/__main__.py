@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command line; an interrupt is quiet from its first import on."""
-    gc.set_threshold(50_000)  # imported objects stay: to examine them again takes 20 ms
+    """Run the command line. An interrupt prints nothing, even during the imports."""
+    gc.set_threshold(50_000)  # imported objects stay: examining them repeatedly takes 20 ms
     sys.unraisablehook = _raise_again
     try:
         from gpt_cli.cli import app
@@ -18,7 +18,7 @@ def main() -> NoReturn:
         app.main()
     except KeyboardInterrupt:
         os._exit(130)
-    except RuntimeError as error:  # Python 3.11, while a class is made
+    except RuntimeError as error:  # Python 3.11, while a class is created
         if isinstance(error.__cause__, KeyboardInterrupt):
             os._exit(130)
         raise
@@ -28,7 +28,7 @@ def main() -> NoReturn:
 
 
 def _raise_again(unraisable: Any) -> None:
-    """Repeat an interrupt that Python cannot raise where it came, such as in a weakref callback."""
+    """Send an interrupt again if Python could not raise it, such as in a weakref callback."""
     if unraisable.exc_type is KeyboardInterrupt:
         Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import count
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,24 +13,19 @@ from numpy.typing import NDArray
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import InputError, compute_valid
-from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation import matcher, sampling
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
-from gpt_cli.gpt2.model import GPT2, forward
+from gpt_cli.gpt2.model import forward
 from gpt_cli.gpt2.prefill import next_logits
-from gpt_cli.options.declare import OptionError, takes
+from gpt_cli.options.declare import AT_LEAST_1, check, takes
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
-from gpt_cli.scoring.score import Score, score
+from gpt_cli.scoring.score import Score, ScoreOptions, score
 from gpt_cli.scoring.trace import Trace, trace
 from gpt_cli.scoring.tree import Node, tree
 from gpt_cli.scoring.words import Measure, among, find_words, initial_tokens
-
-
-def _options(fields: OptionFields) -> Options:
-    return Options(**cast("dict[str, Any]", fields))
 
 
 class Engine:
@@ -43,16 +38,7 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, name: str, load_seconds: float):
         self.loaded, self.name, self.load_seconds = loaded, name, load_seconds
-
-    @property
-    def model(self) -> GPT2:
-        """Return the model."""
-        return self.loaded.model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return self.loaded.tokenizer
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text; names such as `<|endoftext|>` are text unless `special`."""
@@ -101,14 +87,14 @@ class Engine:
 
     @takes(Options)
     def stream(self, prompt: str, **options: Unpack[OptionFields]) -> Iterator[str]:
-        """Return an iterator of the pieces of a continuation, as soon as they are certain."""
-        run = self.run([prompt], _options(options))
+        """Return an iterator over the pieces of a continuation, each as soon as it is certain."""
+        run = self.run([prompt], Options(**options))  # type: ignore[arg-type]
         return (step.text for step in run if step.text)
 
     @takes(Options)
     def generate(self, prompts: Sequence[str], **options: Unpack[OptionFields]) -> list[Completion]:
         """Continue prompts; a result does not depend on the other prompts."""
-        run = self.run(prompts, _options(options))
+        run = self.run(prompts, Options(**options))  # type: ignore[arg-type]
         for _ in run:
             pass
         return run.completions
@@ -125,19 +111,19 @@ class Engine:
 
         Args:
             rows: prompts, or mappings with a "prompt" and options of this row alone, those of
-                `Options.row_fields()`. A row that has a seed has the text of `generate` with this
-                seed; else its index keys the random draws, too.
+                `Options.row_fields()`. A row with a seed has the text of `generate` with this seed;
+                without one, its index keys the random draws, too.
             options: the defaults of the rows.
             batch_size: rows to compute side by side; by default as many as memory and speed allow.
-            indices: of the rows; by default counted from 0.
+            indices: of the rows; by default 0, 1, 2, ...
 
         Returns:
-            An iterator of completions, with an error for a row that has one, in order.
+            An iterator over the completions, in order; a row that cannot be continued has an error.
         """
         if isinstance(rows, str):
             raise TypeError("rows must be texts or mappings, not one text")
-        if batch_size is not None and batch_size < 1:
-            raise OptionError("batch_size", "must be 1 or more")
+        if batch_size is not None:
+            check("batch_size", batch_size, AT_LEAST_1)
         defaults = (options or Options()).with_seed()
         return compute_valid(
             zip(count() if indices is None else indices, rows, strict=False),
@@ -145,28 +131,14 @@ class Engine:
             partial(complete, self.loaded, batch_size=batch_size),
         )
 
-    def score(
-        self,
-        text: str,
-        *,
-        stride: int | None = None,
-        bos: bool = False,
-        ranks: bool = False,
-        entropies: bool = False,
-        words: bool = False,
-    ) -> Score:
+    def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
-        (scored,) = self.score_many(
-            [text], stride=stride, bos=bos, ranks=ranks, entropies=entropies, words=words
-        )
+        (scored,) = self.score_many([text], **options)
         if isinstance(scored, InputError):
             raise scored
         if not scored.tokens_scored:
-            raise InputError(
-                "a text needs at least 1 token"
-                if bos
-                else "a text needs at least 2 tokens: the first has nothing before it"
-            )
+            needed = "2 tokens: the first has nothing before it"
+            raise InputError(f"a text needs at least {'1 token' if options.get('bos') else needed}")
         return scored
 
     def score_many(
@@ -181,13 +153,13 @@ class Engine:
     ) -> list[Score | InputError]:
         """Return the log-likelihoods of texts, token by token, or errors.
 
-        The score of a text without scored tokens has no perplexity.
+        Without scored tokens, the score of a text has no perplexity.
 
         Args:
             texts: any number, of any length.
             stride: windows of a text longer than the context are `stride` tokens apart, by default
                 half of it.
-            bos: put the start token before texts, so that their first tokens are scored, too.
+            bos: put the start token before texts, so that their first tokens are also scored.
             ranks: also return the ranks of tokens.
             entropies: also return the entropies of the distributions of tokens.
             words: also return the words of texts with their surprisal: see `scoring.words`.
@@ -210,18 +182,18 @@ class Engine:
         return list(compute_valid(texts, self._text_ids, scores))
 
     def compress(self, data: bytes, *, block: int = SEGMENT_TOKENS) -> bytes:
-        """Return data as a compressed file; see `compression.codec`, which has streams, too.
+        """Return data as a compressed file; for streams, see `compression.codec`.
 
-        ResourceError if results are not the same to the last bit here, such as on a GPU.
+        Raise ResourceError if results are not the same to the last bit here, such as on a GPU.
 
         Args:
             data: any bytes.
-            block: tokens that are decompressed one after another: more cost less, but take longer.
+            block: tokens of a block; larger blocks take fewer bytes, but more time to decompress.
         """
         return b"".join(self._codec.compress(BytesIO(data), block))
 
     def decompress(self, data: bytes) -> bytes:
-        """Return the data of a compressed file of the same model and the same bits."""
+        """Return the data of a compressed file; it needs the same model, with the same bits."""
         return b"".join(self._codec.decompress(ArchiveReader(BytesIO(data))))
 
     @cached_property
@@ -237,8 +209,8 @@ class Engine:
             by: compare the likelihood of the whole choice ("total"), which favours short ones, or
                 its mean per "token" or "byte". The probabilities are normalized over the choices.
 
-        If the end of the prompt and the beginning of a choice form one token, that end is counted
-        with all choices.
+        If the end of the prompt forms one token with the beginning of a choice, all choices are
+        ranked with that end.
         """
         (ranked,) = self.rank_many([(prompt, choices)], by=by)
         if isinstance(ranked, InputError):
@@ -264,8 +236,7 @@ class Engine:
         self, prompt: str, count: int = 10, *, special: bool = False
     ) -> list[tuple[int, float]]:
         """Return the ids of the likeliest next tokens, best first, with log-probabilities."""
-        if count < 1:
-            raise OptionError("count", "must be 1 or more")
+        check("count", count, AT_LEAST_1)
         ops = self.model.ops
         logits = next_logits(self.model, [self.loaded.fitting_ids(prompt, special=special)])
         best = sampling.likeliest(ops, logits, count)
@@ -273,8 +244,7 @@ class Engine:
 
     def tree(self, prompt: str, count: int = 20, *, special: bool = False) -> list[Node]:
         """Return the likeliest continuations of a prompt, of any length, as a tree."""
-        if count < 1:
-            raise OptionError("count", "must be 1 or more")
+        check("count", count, AT_LEAST_1)
         return tree(self.model, self.loaded.fitting_ids(prompt, special=special), count)
 
     def _text_ids(self, text: str) -> list[int]:

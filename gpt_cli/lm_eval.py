@@ -29,7 +29,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from gpt_cli.errors import GPTCLIError, InputError
-from gpt_cli.generation.generate import Completion, complete
+from gpt_cli.generation.generate import complete
 from gpt_cli.generation.row import Request
 from gpt_cli.generation.sampling import log_probabilities, ranks
 from gpt_cli.loading import load
@@ -165,7 +165,6 @@ class EngineLM(TemplateLM):
         completions = complete(replace(self.engine.loaded), rows)  # with new prefixes
         label = "Running generate_until requests"
         for completion in tqdm(completions, label, len(rows), disable=disable_tqdm):
-            assert isinstance(completion, Completion)  # noqa: S101 (narrows the type)
             self.cache_hook.add_partial("generate_until", arguments[len(texts)], completion.text)
             texts.append(completion.text)
         return texts

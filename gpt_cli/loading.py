@@ -39,8 +39,8 @@ def load(
         quiet: show no progress of a download.
         threads: to compute with; by default GPT_CLI_THREADS, or the number of cores that this
             process may use. NumPy reads another number, OMP_NUM_THREADS.
-        speculate: generate faster where that pays, with equal results: see `generation.speculate`.
-            It may take a quarter of the memory of float32 weights.
+        speculate: generate faster where that saves time, with equal results: see
+            `generation.speculate`. It may take a quarter of the memory of float32 weights.
     """
     check_available(device, "float32" if dtype == "auto" else dtype)  # before any download
     folder = hub.resolve(name, revision=revision, offline=offline, quiet=quiet)
@@ -58,7 +58,7 @@ def load(
             "choose a smaller model or dtype, or another device",
         )
         start = time.perf_counter()
-        tokenizer = Tokenizer.from_folder(folder)  # in parallel with the weights, both take longer
+        tokenizer = Tokenizer.from_folder(folder)  # not beside the weights: both would take longer
         model = checkpoint.assemble(config, ops, tensors)
     seconds = time.perf_counter() - start
     speculator = Speculator(model)

@@ -86,7 +86,7 @@ def timing(engine: "Engine", completion: "Completion") -> Record:
 
 
 def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool = False) -> Record:
-    """Return the record of a completion, if wanted with the log-probabilities of its tokens."""
+    """Return the record of a completion; `logprobs` adds the log-probabilities of its tokens."""
     record = _record(
         COMPLETION,
         completion.text,
@@ -106,9 +106,9 @@ def of_completion(engine: "Engine", completion: "Completion", *, logprobs: bool 
 
 
 def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Record:
-    """Return the record of a score, if wanted with the log-likelihoods of its tokens.
+    """Return the record of a score, with its words, if any.
 
-    Ranks, entropies and words are in the record if they are in the score.
+    `logprobs` adds the log-likelihoods of tokens, with their ranks and entropies, if any.
     """
     perplexity = None if score.perplexity == math.inf else score.perplexity
     sums = score.tokens_scored, score.total_logprob, perplexity, score.bits_per_byte
@@ -120,16 +120,14 @@ def of_score(engine: "Engine", score: "Score", *, logprobs: bool = False) -> Rec
             for token, value in zip(tokens, values or [], strict=False):
                 token[name] = value
     if score.words is not None:
-        record["words"] = [
-            _record(WORD, w.text, w.start, w.end, w.tokens, w.surprisal) for w in score.words
-        ]
+        record["words"] = [_record(WORD, *vars(word).values()) for word in score.words]
     return record
 
 
 def of_ranking(
     engine: "Engine", ranked: "Sequence[Choice]", written: Mapping[str, str]
 ) -> list[Record]:
-    """Return the records of choices, the likeliest first; `written` has what a user wrote."""
+    """Return the records of choices, the likeliest first; `written` maps texts to user input."""
     choices = []
     for rank, c in enumerate(ranked, 1):
         values = written[c.text], c.text, c.probability, c.logprob, len(c.ids), c.bytes

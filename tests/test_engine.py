@@ -1,10 +1,5 @@
 import inspect
-import re
-import subprocess
-import sys
 from dataclasses import fields, replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
@@ -17,33 +12,37 @@ from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2.model import forward
 from gpt_cli.options.request import OptionFields, Options
+from gpt_cli.scoring.score import ScoreOptions
 from support.checkpoints import END, END_ID, VOCAB
 
 PROMPT = "the sand and "
 SAMPLED = {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "seed": 11, "max_tokens": 30}
 
 
-@pytest.fixture(scope="module")
-def without_ends(engine):
-    config = replace(engine.model.config, bos_token_id=None, eos_token_id=())
-    model = replace(engine.model, config=config)
+def configured(engine, **changes):
+    """Return an engine of the same weights with another configuration."""
+    model = replace(engine.model, config=replace(engine.model.config, **changes))
     return gpt_cli.Engine(LoadedModel(model, engine.tokenizer), engine.name, engine.load_seconds)
 
 
-def test_the_public_names_are_those_that_are_promised():
+@pytest.fixture(scope="module")
+def without_ends(engine):
+    return configured(engine, bos_token_id=None, eos_token_id=())
+
+
+def test_the_public_names_are_the_promised_ones():
     assert {"Engine", "load", "Completion", "Score", "Step"} <= set(gpt_cli.__all__)
-    for name in gpt_cli.__all__:
-        assert getattr(gpt_cli, name)
+    for package in (gpt_cli, gpt_cli.jobs):
+        assert dir(package) == sorted(package.__all__)
+        assert all(getattr(package, name).__module__.startswith("gpt_cli") for name in dir(package))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = gpt_cli.nothing
 
 
-def test_load_takes_a_name_a_device_and_a_type():
+def test_load_has_defaults():
     parameters = inspect.signature(gpt_cli.load).parameters
-    assert parameters["name"].default == "gpt2"
-    assert parameters["device"].default == "auto"
-    assert parameters["dtype"].default == "auto"
-    assert parameters["threads"].default is None
+    defaults = {"name": "gpt2", "device": "auto", "dtype": "auto", "threads": None}
+    assert {name: parameters[name].default for name in defaults} == defaults
 
 
 @pytest.mark.usefixtures("library")
@@ -90,10 +89,8 @@ def test_a_number_of_threads_that_cannot_be_is_refused(case_folder, threads):
         gpt_cli.load(str(case_folder("saved")), threads=threads)
 
 
-def test_a_folder_can_be_loaded(case_folder):
-    folder = case_folder("saved")
-    engine = gpt_cli.load(str(folder), device="cpu", dtype="float32")
-    assert engine.name == str(folder)
+def test_a_folder_can_be_loaded(engine, case_folder):
+    assert engine.name == str(case_folder("saved"))
     assert engine.model.config.n_layer == 3
     assert engine.load_seconds > 0
 
@@ -169,7 +166,7 @@ def test_the_pieces_of_a_stream_are_the_text_of_the_completion(engine, options, 
     assert alone.ids == among_others.ids
 
 
-def test_a_completion_tells_what_happened(engine):
+def test_a_completion_has_its_tokens_and_its_reason(engine):
     (done,) = engine.generate([PROMPT], temperature=0, max_tokens=5, ignore_eos=True, seed=3)
     assert isinstance(done, Completion)
     assert done.prompt_tokens == len(engine.encode(PROMPT))
@@ -179,16 +176,11 @@ def test_a_completion_tells_what_happened(engine):
     assert done.seed == 3
 
 
-def test_an_empty_prompt_begins_at_the_token_that_begins_a_text(engine):
+def test_an_empty_prompt_is_the_start_token_if_the_model_has_one(engine, without_ends):
     (done,) = engine.generate([""], temperature=0, max_tokens=1)
     assert done.prompt_tokens == 1
     assert done.ids == [int(engine.logits([[END_ID]])[0, -1].argmax())]
-
-
-def test_an_empty_prompt_needs_such_a_token(engine, without_ends):
-    model = replace(engine.model, config=replace(engine.model.config, bos_token_id=50256))
-    beyond = gpt_cli.Engine(LoadedModel(model, engine.tokenizer), "", 0)
-    for without in (without_ends, beyond):
+    for without in (without_ends, configured(engine, bos_token_id=50256)):
         with pytest.raises(InputError, match="the prompt is empty"):
             without.generate([PROMPT, ""])
 
@@ -207,25 +199,20 @@ def test_penalties_and_biases_are_those_of_openai(without_ends, options):
     """logit + bias - presence * (n > 0) - frequency * n, where n counts generated tokens."""
     options = {"max_tokens": 30, "temperature": 0} | options
     (done, _) = without_ends.generate([PROMPT, "a"], **options)
-    given = Options(**options)
+    params = Options(**options)
     ids, new = without_ends.encode(PROMPT), []
-    for _ in range(given.max_tokens):
+    for _ in range(params.max_tokens):
         logits = without_ends.logits([ids + new])[0, -1].astype(float)
-        for id, bias in given.logit_bias:
+        for id, bias in params.logit_bias:
             logits[id] += bias
         for id in {*ids, *new}:
-            factor = given.repeat_penalty
+            factor = params.repeat_penalty
             logits[id] = logits[id] / factor if logits[id] > 0 else logits[id] * factor
         for id in set(new):
-            logits[id] -= given.presence_penalty + given.frequency_penalty * new.count(id)
+            logits[id] -= params.presence_penalty + params.frequency_penalty * new.count(id)
         new.append(int(logits.argmax()))
     assert done.ids == new
     assert done.ids != without_ends.generate([PROMPT], temperature=0, max_tokens=30)[0].ids
-
-
-def test_a_bias_needs_a_token_of_the_model(engine):
-    with pytest.raises(InputError, match=f"the model has no token {len(VOCAB)}"):
-        engine.generate([PROMPT], logit_bias={len(VOCAB): 1})
 
 
 @pytest.mark.parametrize("others", [(), ("never written",)])
@@ -248,7 +235,7 @@ def test_overflow_is_an_error_before_any_work_unless_chosen_otherwise(without_en
     assert (done.prompt_tokens, done.finish_reason) == (40, "context")
 
 
-def test_what_is_no_option_or_no_list_of_prompts_is_refused(engine):
+def test_unknown_options_and_one_prompt_without_a_list_are_refused(engine):
     with pytest.raises(InputError, match=r"^temperature must be"):
         engine.generate([PROMPT], temperature=1e-7)
     with pytest.raises(TypeError, match="temprature"):
@@ -264,28 +251,11 @@ def test_the_keywords_are_the_fields_of_the_options(engine):
         assert keywords == [field.name for field in fields(Options)]
 
 
-def test_type_checkers_see_the_keywords(tmp_path):
+def test_type_checkers_see_the_keywords(engine):
+    """What they say about them, `make check` tests: see tests/typed_calls.py."""
     assert get_type_hints(OptionFields).keys() == {field.name for field in fields(Options)}
-    if not find_spec("mypy"):
-        pytest.skip("mypy is not installed")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import gpt_cli\n"
-        "engine = gpt_cli.load('tiny')\n"
-        "engine.generate(['a'], temperature=1, stop='.', logit_bias={1: -100}, seed=None)\n"
-        "engine.generate(['a'], temperatur=1)\n"
-        "engine.stream('a', max_tokens='many')\n"
-    )
-    # With the settings and the cache of this repository.
-    root, command = Path(__file__).parents[1], [sys.executable, "-m", "mypy", str(script)]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=root)
-    errors = re.findall(r":(\d+: error: .*)", found.stdout)
-    assert errors == [
-        '4: error: Unexpected keyword argument "temperatur" for "generate" of "Engine"'
-        '; did you mean "temperature"?  [call-arg]',
-        '5: error: Argument "max_tokens" to "stream" of "Engine" has incompatible type "str"; '
-        'expected "int"  [arg-type]',
-    ]
+    _, *keywords = inspect.signature(engine.score_many).parameters
+    assert [*get_type_hints(ScoreOptions)] == keywords
 
 
 def test_half_of_a_surrogate_pair_is_refused(engine):
@@ -294,15 +264,8 @@ def test_half_of_a_surrogate_pair_is_refused(engine):
             use("a\ud800")
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_noticed_when_it_matters(engine):
-    model = replace(engine.model, config=replace(engine.model.config, vocab_size=280))
-    smaller = gpt_cli.Engine(LoadedModel(model, engine.tokenizer), "", 0)
+def test_a_token_that_the_model_lacks_is_refused_when_it_is_used(engine):
+    smaller = configured(engine, vocab_size=280)
     for use in (smaller.score, lambda text: smaller.generate([text])):
         with pytest.raises(InputError, match=r"the model has no token 28\d"):
             use("they're here")
-
-
-def test_dir_lists_the_api():
-    for package in (gpt_cli, gpt_cli.jobs):
-        assert dir(package) == sorted(package.__all__)
-        assert all(getattr(package, name).__module__.startswith("gpt_cli") for name in dir(package))

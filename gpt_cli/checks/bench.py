@@ -15,6 +15,7 @@ from gpt_cli.checks.plan import ModeName, Plan
 from gpt_cli.engine import Engine
 from gpt_cli.errors import ContextError, InputError, MismatchError
 from gpt_cli.generation.decode import Step
+from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.speculator import Speculator
 from gpt_cli.gpt2.digests import TEXT
@@ -35,7 +36,7 @@ class Spread:
     max: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mode:
     """The figures of one mode: seconds (`_s`), and tokens of all rows per second (`_tok_s`).
 
@@ -46,12 +47,12 @@ class Mode:
     tokenize_s: Spread  # all prompts
     first_token_s: Spread  # from the texts to the first token, including tokenization
     prefill_tok_s: Spread  # prompt tokens in the first step
-    decode_tok_s: Spread | None  # new tokens after the first
-    model_s: Spread | None  # mean per token after the first: drafts and forward pass
-    other_s: Spread | None  # mean per token after the first: sampling and decoding
+    decode_tok_s: Spread | None = None  # new tokens after the first
+    model_s: Spread | None = None  # mean per token after the first: drafts and forward pass
+    other_s: Spread | None = None  # mean per token after the first: sampling and decoding
     total_s: Spread  # from the texts to the last token
     token_s: list[float]  # median times of the new tokens; the first includes tokenization
-    growth: float | None  # time of the `late` tokens / time of the `early` tokens
+    growth: float | None = None  # time of the `late` tokens / time of the `early` tokens
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,12 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class _Run:
-    """The results and times of one generation."""
+    """The results of one generation."""
 
     name: str
-    ids: list[list[int]]  # by row
-    tokenize_s: float
-    prefill_s: float  # the first step
+    completions: Sequence[Completion]
     token_s: list[float]  # times of the tokens; the first includes tokenization
-    model_s: float  # the part of tokens after the first in drafts and forward passes
-    drafted: int  # tokens of all rows
-    accepted: int
+    figures: dict[str, float]  # by the fields of `Mode` that are spreads; those with a value
 
 
 def measure(
@@ -130,7 +127,7 @@ def measure(
     engines = {mode: _engine(engine, mode) for mode in plan.modes}
     starting("warming up")
     for mode, mode_engine in engines.items():
-        # With speculation a whole text, which builds the draft model if that is worth it.
+        # With speculation, a whole text: it builds the draft model if that is worth it.
         tokens = plan.max_tokens if mode == "speculation" else _WARM_UP
         _run(mode_engine, texts, min(tokens, plan.max_tokens), mode, "the warm-up")
     runs: dict[ModeName, list[_Run]] = {mode: [] for mode in plan.modes}
@@ -146,18 +143,20 @@ def measure(
 def _summary(
     engine: Engine, plan: Plan, runs: dict[ModeName, list[_Run]], prompt_tokens: int
 ) -> Benchmark:
-    ops = engine.model.ops
-    modes = {mode: _mode(of_mode, plan.batch, prompt_tokens) for mode, of_mode in runs.items()}
-    drafted = accepted = None
-    if speculative := runs.get("speculation"):
-        drafted = round(statistics.median(run.drafted for run in speculative) / plan.batch)
-        accepted = round(statistics.median(run.accepted for run in speculative) / plan.batch)
+    ops, config = engine.model.ops, engine.model.config
+    modes = {mode: _mode(of_mode) for mode, of_mode in runs.items()}
     first, last = prompt_tokens + 1, prompt_tokens + plan.max_tokens
     width = _edge(plan.max_tokens)
+
+    def per_text(count: str) -> int | None:
+        completions = [run.completions for run in runs.get("speculation", [])]
+        totals = [sum(getattr(text, count) for text in texts) for texts in completions]
+        return round(statistics.median(totals) / plan.batch) if totals else None
+
     return Benchmark(
         model=engine.name,
-        parameters=count_parameters(engine.model.config),
-        weights_bytes=weights_bytes(engine.model.config, ops.dtype),
+        parameters=count_parameters(config),
+        weights_bytes=weights_bytes(config, ops.dtype),
         dtype=ops.dtype,
         ops=ops.name,
         threads=ops.threads,
@@ -173,11 +172,11 @@ def _summary(
         cache_on=modes.get("cache on"),
         cache_off=modes.get("cache off"),
         speculation=modes.get("speculation"),
-        drafted=drafted,
-        accepted=accepted,
+        drafted=per_text("drafted"),
+        accepted=per_text("accepted"),
         ratio=_ratio(*modes.values()) if len(modes) == 2 else None,
         ids_equal=True if len(modes) == 2 else None,  # else `_check_alike` has raised MismatchError
-        ids=runs[plan.modes[0]][0].ids,
+        ids=[text.ids for text in runs[plan.modes[0]][0].completions],
     )
 
 
@@ -208,34 +207,36 @@ def _engine(engine: Engine, mode: ModeName) -> Engine:
 
 def _run(engine: Engine, texts: Sequence[str], max_tokens: int, mode: ModeName, name: str) -> _Run:
     begin = time.perf_counter()
-    for text in texts:
-        engine.encode(text)
+    prompt_tokens = sum(len(engine.encode(text)) for text in texts)
     tokenize_s = time.perf_counter() - begin
     options = Options(max_tokens=max_tokens, temperature=0, seed=0, ignore_eos=True)
     options = replace(options, use_cache=mode != "cache off")
-    rows: list[list[tuple[Step, float]]] = [[] for _ in texts]  # their steps, and when they came
+    rows: list[list[tuple[Step, float]]] = [[] for _ in texts]  # steps with their arrival times
     start = time.perf_counter()
     run = engine.run(texts, options)
     for step in run:
         rows[step.row].append((step, time.perf_counter()))
     (first, _), *_ = rows[0]
     tokens = zip(*(_arrivals(start, steps) for steps in rows), strict=True)
-    arrivals = [start, *map(max, tokens)]  # when every row has its token
-    return _Run(
-        name=name,
-        ids=[completion.ids for completion in run.completions],
-        tokenize_s=tokenize_s,
-        prefill_s=first.seconds,
-        token_s=[b - a for a, b in pairwise(arrivals)],
+    arrivals = [start, *map(max, tokens)]  # the times when every row has its token
+    token_s = [b - a for a, b in pairwise(arrivals)]
+    figures = {
+        "tokenize_s": tokenize_s,
+        "first_token_s": token_s[0],
+        "prefill_tok_s": prompt_tokens / first.seconds,
+        "total_s": sum(token_s),
+    }
+    if after := max_tokens - 1:  # tokens after the first
+        decode_s = sum(token_s[1:])
         # The row that ends last was in every pass.
-        model_s=max(sum(step.model_seconds for step, _ in steps[1:]) for steps in rows),
-        drafted=sum(completion.drafted for completion in run.completions),
-        accepted=sum(completion.accepted for completion in run.completions),
-    )
+        model_s = max(sum(step.model_seconds for step, _ in steps[1:]) for steps in rows)
+        figures["decode_tok_s"] = len(texts) * after / decode_s
+        figures["model_s"], figures["other_s"] = model_s / after, (decode_s - model_s) / after
+    return _Run(name, run.completions, token_s, figures)
 
 
 def _arrivals(start: float, steps: Sequence[tuple[Step, float]]) -> list[float]:
-    """Return when the tokens of a row came; those of a pass are spread evenly over its time."""
+    """Return the arrival times of a row's tokens; those of a pass share its time evenly."""
     arrivals: list[float] = []
     passes = [index for index, (step, _) in enumerate(steps) if step.model_seconds]
     for first, stop in pairwise([*passes, len(steps)]):
@@ -247,8 +248,9 @@ def _arrivals(start: float, steps: Sequence[tuple[Step, float]]) -> list[float]:
 
 def _check_alike(first: _Run, run: _Run) -> None:
     """Raise MismatchError if two runs have different tokens."""
-    for row, pair in enumerate(zip(first.ids, run.ids, strict=True), 1):
-        for token, (one, other) in enumerate(zip(*pair, strict=True), 1):
+    for row, texts in enumerate(zip(first.completions, run.completions, strict=True), 1):
+        ids = zip(*(text.ids for text in texts), strict=True)
+        for token, (one, other) in enumerate(ids, 1):
             if one != other:
                 raise MismatchError(
                     f"new token {token} of row {row} is {one} ({first.name}) and {other} "
@@ -257,31 +259,16 @@ def _check_alike(first: _Run, run: _Run) -> None:
                 )
 
 
-def _mode(runs: Sequence[_Run], batch: int, prompt_tokens: int) -> Mode:
+def _mode(runs: Sequence[_Run]) -> Mode:
     token_s = [statistics.median(times) for times in zip(*(r.token_s for r in runs), strict=True)]
-    decode = model = other = growth = None
-    if after := len(token_s) - 1:  # tokens after the first
-        decode_s = [sum(run.token_s[1:]) for run in runs]
-        decode = _spread([batch * after / seconds for seconds in decode_s])
-        model = _spread([run.model_s / after for run in runs])
-        other = _spread([(a - b.model_s) / after for a, b in zip(decode_s, runs, strict=True)])
+    growth = None
     if width := _edge(len(token_s)):
         growth = statistics.median(token_s[-width:]) / statistics.median(token_s[1 : width + 1])
-    return Mode(
-        tokenize_s=_spread([run.tokenize_s for run in runs]),
-        first_token_s=_spread([run.token_s[0] for run in runs]),
-        prefill_tok_s=_spread([batch * prompt_tokens / run.prefill_s for run in runs]),
-        decode_tok_s=decode,
-        model_s=model,
-        other_s=other,
-        total_s=_spread([sum(run.token_s) for run in runs]),
-        token_s=token_s,
-        growth=growth,
-    )
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(statistics.median(values), min(values), max(values))
+    spreads = {}
+    for name in runs[0].figures:
+        values = [run.figures[name] for run in runs]
+        spreads[name] = Spread(statistics.median(values), min(values), max(values))
+    return Mode(**spreads, token_s=token_s, growth=growth)
 
 
 def _edge(new_tokens: int) -> int:

@@ -17,6 +17,7 @@ import gpt_cli
 from gpt_cli import hub
 from gpt_cli.errors import GPTCLIError
 from gpt_cli.hub.local import cache_folder, list_models
+from gpt_cli.ops.bindings import choose_level, levels
 from gpt_cli.system import gpu, machine
 from gpt_cli.system.machine import MOST_THREADS, format_size, native_library
 
@@ -56,8 +57,6 @@ def _library() -> Finding:
     if native_library() is None:
         cure = "install a C compiler, then reinstall gpt2-cli"
         return Finding("library", "note", f"not compiled at installation: {slow}", cure)
-    from gpt_cli.ops.bindings import choose_level, levels
-
     try:
         available = levels()
         level = choose_level() if available else None

@@ -6,9 +6,9 @@
 
 Numbers without a width above are variable-length (LEB128); the others are little-endian. The CRC-32
 of a segment covers the rest of it, so damage is detected before anything is computed. Its check
-covers the data that it stands for, so a machine that computes other bits is detected before it
-writes anything. A damaged segment costs only itself: the next is recognized by its mark and its
-CRC-32. Stored data is stored backwards. Otherwise, the segments of a compressed file in it would be
+covers the decoded data, so a machine that computes other bits is detected before it writes
+anything. Damage to a segment does not affect the others: the next one is recognized by its mark and
+its CRC-32. Stored data is reversed. Otherwise, the segments of a compressed file within it would be
 mistaken for those of this file.
 """
 
@@ -35,9 +35,9 @@ _SEGMENT = re.compile(_MARK + _NUMBER.pattern + _SMALL + _SMALL)  # up to the le
 _MAX_FIELDS = 15  # bytes that match `_SEGMENT`, without the last
 _MAX_RECORD = 64 + MAX_CODE_BYTES
 _PIECE = 1 << 20  # bytes to read at a time
-# The search behind damage takes linear time: every byte of the file pays for this many bytes
-# of checksums that turn out to be wrong, and the search skips bytes to pay its debts. Noise needs
-# about 15, so only a file that was built to be slow loses segments.
+# The search after damage takes linear time: every byte of the file pays for this many bytes of
+# checksums that turn out to be wrong, and the search skips bytes to pay its debts. Random data
+# needs about 15, so only a file that was built to be slow loses segments.
 _CHECKED_PER_BYTE = 64
 _CHECKED_AT_FIRST = 1 << 26
 _CHECKED_PER_MARK = 4096  # the time that a mark takes, in bytes
@@ -69,7 +69,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the data that is read without the others."""
+    """A part of the data; it does not depend on the others."""
 
     index: int
     size: int  # in tokens, or in bytes if it is stored
@@ -92,7 +92,7 @@ def end(index: int, size: int, crc: int) -> Segment:
 
 
 def check(data: bytes) -> int:
-    """Return the check of a segment that stands for these bytes: half of their CRC-32."""
+    """Return the check of a segment with this data: half of its CRC-32."""
     return crc32(data) & 0xFFFF
 
 
@@ -172,7 +172,7 @@ class ArchiveReader:
             self._damaged("there is more after its end")
 
     def lose(self, segment: Segment) -> None:
-        """Report a segment whose code is not that of its data."""
+        """Report a segment whose data does not have its check."""
         self._damaged(
             f"block {segment.index} does not have its checksum",
             "the file was altered, or this machine computes other bits (see `gpt-cli verify`)",

@@ -1,13 +1,13 @@
 """Compress any bytes with a model: a token costs -log2 of its probability in bits, and no more.
 
 The data is cut into segments of tokens, and a range coder encodes them with the distributions of
-the model. A segment is read without the others, from the start token on, so that both ends compute
-many side by side. Within a segment, the context moves on by half when it is full, as in `score`.
-Data that the model cannot predict, such as a picture, is stored.
+the model. A segment begins with the start token and does not depend on the others, so both ends
+compute many side by side. In a segment, the context moves on by half when it is full, as in
+`score`. Data that the model cannot predict, such as a picture, is stored as it is.
 
-To read a file, a machine must compute the bits of the one that wrote it: if one count differs, the
-rest of the segment is noise. One end computes whole windows, the other token by token, so the codec
-needs operations whose results do not depend on that (`Ops.batch_invariant`).
+To read a file, a machine must compute the same bits as the one that wrote it: if one count differs,
+the rest of the segment is noise. The compressor computes whole windows, and the decompressor token
+by token. So the codec needs operations with the same results for both (`Ops.batch_invariant`).
 """
 
 import sys
@@ -35,13 +35,13 @@ from gpt_cli.ops import Array, Ops
 from gpt_cli.options.declare import check
 from gpt_cli.scoring.score import measure_texts, windows
 
-_LAST = 4  # a segment may end with any line of its last quarter
+_LAST = 4  # a segment may end after any line in its last 1/4
 _PIECE = 1 << 16  # bytes that are tokenized at a time
 _TOGETHER = 32_768  # tokens whose intervals are computed at a time
 _SIDE_BY_SIDE = 64  # segments that are decoded at a time, if memory allows
 _PROBABLY_TEXT = 1024  # bytes; longer text is smaller after deflate
 
-CountTokens = Callable[[int], None]  # is called with the number of tokens of a step
+CountTokens = Callable[[int], None]  # gets the number of tokens of a step
 
 
 class Codec:
@@ -61,7 +61,7 @@ class Codec:
         self._model, self._tokenizer = model, tokenizer
         self._stride = max(1, model.config.n_positions // 2)
         bits = bytes.fromhex(logits_digest(model, tokenizer))[:8]
-        # Of the files that it writes.
+        # The header of the files that `compress` writes.
         self.header = Header(model.ops.dtype, self._weights_digest(model.ops.dtype), bits)
 
     def _weights_digest(self, dtype: str) -> bytes:
@@ -113,7 +113,7 @@ class Codec:
             yield ids
 
     def _cut(self, ids: Sequence[int], first: int, last: int) -> int:
-        """Return where to end a segment: after a line if possible, where a text would begin."""
+        """Return where to end a segment: if possible, after a line, where a text may well begin."""
         ends = range(last, first, -1)
         lines = (n for n in ends if self._tokenizer.token_bytes(ids[n - 1]).endswith(b"\n"))
         return max(lines, key=lambda end: self._first_logits[ids[end]], default=last)
@@ -132,7 +132,7 @@ class Codec:
     def _codes(
         self, texts: Sequence[list[int]], parts: Sequence[bytes], advance: CountTokens
     ) -> list[bytes]:
-        """Return the codes of segments; data that is no text remains as it is."""
+        """Return the codes of segments; data that is not text is its own code."""
 
         def measure(ops: Ops, logits: Array, ids: Array) -> Array:
             advance(len(ids))
@@ -154,8 +154,8 @@ class Codec:
     ) -> Iterator[bytes]:
         """Yield the data of a compressed file, a segment as soon as it is checked.
 
-        A file of another model or of other bits is an InputError. So is a damaged segment, which is
-        left out if the reader salvages.
+        Raise InputError for a file of another model or of other bits, and for a damaged segment. A
+        reader that salvages leaves the damaged segment out instead.
         """
         if reader.header:
             self._check(reader.header)
@@ -170,7 +170,7 @@ class Codec:
         reader.finish(size, crc)
 
     def _groups(self, segments: Iterator[Segment]) -> Iterator[list[Segment]]:
-        """Yield the segments to decode side by side; an error comes after those before it."""
+        """Yield groups to decode side by side; an error comes after the segments before it."""
         group: list[Segment] = []
         most = self._side_by_side()
         try:
@@ -193,7 +193,7 @@ class Codec:
                     f"the data was compressed with a model in {header.dtype}, and this one is in "
                     f"{dtype}: use that model"
                 )
-            # float32 and 16 bits compute the same bits from weights that both have.
+            # float32 and 16-bit types compute the same bits from the same values.
             weights = self._weights_digest(header.dtype)
         if header.weights != weights:
             raise InputError(
@@ -215,7 +215,7 @@ class Codec:
         return max(1, min(_SIDE_BY_SIDE, most))
 
     def _decoded(self, segments: Sequence[Segment], advance: CountTokens) -> list[bytes | None]:
-        """Return the data of segments; None for a code that no encoder writes."""
+        """Return the data of segments, or None for a code that no encoder writes."""
         texts = {n: _Text(self._start, s) for n, s in enumerate(segments) if not s.stored}
         self._decode(sorted(texts.values(), key=lambda text: -text.size), advance)
         data: list[bytes | None] = [s.code if s.stored else None for s in segments]

@@ -1,4 +1,4 @@
-"""A range coder: a sequence of symbols as one number, which costs what the symbols' odds cost.
+"""A range coder: a sequence of symbols as one number, in as few bits as their odds allow.
 
 The number lies in a range, which begins as [0, 1). A step divides the range among all symbols in
 proportion to their counts, and keeps the part of the next symbol. A symbol with `count` of `total`
@@ -12,7 +12,7 @@ _SHORTEST = 1 << (_BITS - _WORD)
 
 
 class Encoder:
-    """Encode symbols; an interval in the running sum of all counts names one."""
+    """Encode symbols; a symbol is an interval in the running sum of all counts."""
 
     def __init__(self) -> None:
         self._low, self._length = 0, 1 << _BITS

@@ -27,7 +27,7 @@ class Choice:
     """A continuation of a prompt, and its likelihood."""
 
     text: str
-    ids: list[int]  # its tokens, with the prompt's end if that forms one token with any choice
+    ids: list[int]  # its tokens, with the end of the prompt if that forms one token with a choice
     bytes: int  # of all ids, in UTF-8
     logprob: float  # of all ids, in nats
     probability: float  # normalized over the choices
@@ -48,28 +48,23 @@ class Question:
             raise TypeError("choices must be a list of texts, not one text")
         if not isinstance(prompt, str):
             raise InputError('a row needs a string "prompt"')
+        if not choices or "" in choices:
+            raise InputError("give at least one choice, and none that is empty")
+        if duplicates := [text for text, number in Counter(choices).items() if number > 1]:
+            raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
         ids = loaded.prompt_ids(prompt)
         wholes = [loaded.prompt_ids(prompt + choice) for choice in choices]
-        shared = ids[: min((common_length(ids, whole) for whole in wholes), default=None)]
+        shared = ids[: min(common_length(ids, whole) for whole in wholes)]
         if not shared:  # the prompt is empty, or part of the first token of a choice
             shared = loaded.prompt_ids("")
             wholes = [shared + ids for ids in wholes]
-        question = cls(shared, choices, [ids[len(shared) :] for ids in wholes])
-        question.check(loaded.config.n_positions)
-        return question
-
-    def check(self, n_positions: int) -> None:
-        """Raise InputError if a choice is empty, duplicate or does not fit the context."""
-        if not self.texts or "" in self.texts:
-            raise InputError("give at least one choice, and none that is empty")
-        if duplicates := [text for text, number in Counter(self.texts).items() if number > 1]:
-            raise InputError(f"duplicate choice {duplicates[0]!r:.40}")
-        longest = len(self.prompt) + max(map(len, self.choices))
+        longest, n_positions = max(map(len, wholes)), loaded.config.n_positions
         if longest > n_positions + 1:  # the last token is predicted, and not read
             raise ContextError(
                 f"prompt and choice have up to {longest} tokens, more than the model's context of "
                 f"{n_positions}; shorten them"
             )
+        return cls(shared, choices, [ids[len(shared) :] for ids in wholes])
 
 
 def rank(loaded: LoadedModel, questions: Sequence[Question], by: RankBy) -> list[list[Choice]]:

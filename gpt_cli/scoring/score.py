@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -21,6 +21,16 @@ Measures: TypeAlias = Sequence[Measure]
 Columns: TypeAlias = list[list[Any]]  # one per measure
 
 _LARGEST_EXPONENT = 709  # math.exp of more than this overflows
+
+
+class ScoreOptions(TypedDict, total=False):
+    """The keywords of `Engine.score_many`, as type checkers see those of `Engine.score`."""
+
+    stride: int | None
+    bos: bool
+    ranks: bool
+    entropies: bool
+    words: bool
 
 
 @dataclass(frozen=True)
@@ -59,9 +69,8 @@ class Score:
     @property
     def bits_per_byte(self) -> float | None:
         """Return the negative log-likelihood in bits per scored byte; None if none is scored."""
-        if not self.tokens_scored:
-            return None
-        return -self.total_logprob / math.log(2) / self.bytes_scored
+        bits = -self.total_logprob / math.log(2)
+        return bits / self.bytes_scored if self.tokens_scored else None
 
 
 def score(

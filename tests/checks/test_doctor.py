@@ -1,30 +1,17 @@
 """The examination of a machine: what it says of this one, and of others that are imagined."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from gpt_cli import hub
 from gpt_cli.checks import doctor
-from gpt_cli.cli import app
+from gpt_cli.hub import client
 from gpt_cli.ops import bindings
 from gpt_cli.system import gpu, machine
+from support.in_process import records_here, run_here
 from support.loopback_hub import LoopbackHub, use_hub
 from support.processes import posix, run_on_terminal
-
-NAMES = [
-    "gpt-cli",
-    "numpy",
-    "library",
-    "threads",
-    "memory",
-    "gpu",
-    "tiny",
-    "cache",
-    "terminal",
-    "hub",
-]
 
 
 @pytest.fixture(autouse=True)
@@ -36,33 +23,23 @@ def finding(name):
     return next(found for found in doctor.examine() if found.name == name)
 
 
-def test_each_line_says_how_it_is_and_what_would_help(capfd):
-    assert app.run(["doctor", "--json"]) == 0
-    findings = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert [found["name"] for found in findings] == NAMES
+def test_a_line_has_a_status_a_fact_and_a_cure():
+    findings = records_here("doctor", "--json")
+    names = "gpt-cli numpy library threads memory gpu tiny cache terminal hub"
+    assert " ".join(found["name"] for found in findings) == names
     assert {found["status"] for found in findings} <= {"ok", "note"}
-    assert all(found["cure"] for found in findings if found["name"] == "hub")
-    assert app.run(["doctor"]) == 0
-    lines = capfd.readouterr().out.splitlines()
+    assert findings[-1]["cure"]
+    lines = run_here("doctor")[0].decode().splitlines()
     assert lines[0].startswith("ok       gpt-cli ")
     assert any("; cure: " in line for line in lines)
 
 
-@pytest.mark.usefixtures("library")
-def test_the_level_at_which_the_library_computes_is_told(monkeypatch):
+def test_the_level_of_the_library_is_reported_with_the_others(level, monkeypatch):
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    highest, *lower = bindings.levels()
     found = finding("library")
     assert (found.status, found.cure) == ("ok", None)
-    assert found.found.startswith(f"computes at the level {highest}")
-    assert all(level in found.found for level in lower)
-
-
-def test_a_level_that_is_lower_than_the_processors_is_told(level, monkeypatch):
-    monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    found = finding("library")
-    assert found.status == "ok"
     assert found.found.startswith(f"computes at the level {level}")
+    assert all(other in found.found for other in bindings.levels())
 
 
 @pytest.mark.usefixtures("library")
@@ -85,7 +62,7 @@ def test_a_variable_that_every_command_refuses_is_a_problem(
     assert found.cure.startswith(f"unset {variable}")
 
 
-def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
+def test_without_the_library_the_cure_is_to_compile_it(monkeypatch):
     monkeypatch.setattr(doctor, "native_library", lambda: None)
     found = finding("library")
     assert found.status == "note"
@@ -93,16 +70,15 @@ def test_without_the_library_it_is_said_how_to_get_it(monkeypatch):
     assert found.cure == "install a C compiler, then reinstall gpt2-cli"
 
 
-def test_a_library_that_cannot_be_loaded_is_a_problem(monkeypatch, capfd):
+def test_a_library_that_cannot_be_loaded_is_a_problem(monkeypatch):
     def fail():
         raise ImportError("invalid ELF header")
 
     monkeypatch.setattr(doctor, "native_library", lambda: Path("libkernels.so"))
     monkeypatch.setattr(bindings, "library", fail)
-    assert app.run(["doctor"]) == 5
-    out, err = capfd.readouterr()
-    assert "problem  library   cannot be loaded: invalid ELF header; cure: " in out
-    assert err == "gpt-cli: error: problems with library: see the cures\n"
+    out, error = run_here("doctor", code=5)
+    assert b"problem  library   cannot be loaded: invalid ELF header; cure: " in out
+    assert error == "gpt-cli: error: problems with library: see the cures\n"
 
 
 def test_more_threads_than_cores_are_noted(monkeypatch):
@@ -126,7 +102,7 @@ def test_two_packages_of_cupy_are_a_problem(monkeypatch):
 
 
 @pytest.mark.parametrize("driver", [None, "one"])
-def test_the_line_for_pip_is_given_where_there_is_a_driver(driver, monkeypatch):
+def test_with_a_driver_the_cure_is_to_install_cupy(driver, monkeypatch):
     monkeypatch.setattr(gpu, "problem", lambda: "CuPy is not installed")
     monkeypatch.setattr(gpu, "load_driver", lambda: driver)
     monkeypatch.setattr(gpu, "install_hint", lambda: "pip install cupy")
@@ -141,34 +117,36 @@ def test_a_cache_that_cannot_be_written_is_a_problem(monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [None, "503", "stall"])
-def test_the_hub_is_asked(fault, tmp_path, monkeypatch):
+def test_the_hub_gets_one_request(fault, tmp_path, monkeypatch):
     with LoopbackHub(tmp_path / "hub") as server:
         use_hub(server.endpoint, tmp_path / "cache", monkeypatch)
         if fault:
             server.fail(fault)
+        if fault == "stall":
+            monkeypatch.setattr(client, "_FIRST_ANSWER", 0.1)
         found = finding("hub")
         assert found.status == ("note" if fault else "ok")
         assert server.endpoint in found.found
         assert len(server.requests) == 1
 
 
-def test_offline_the_hub_is_not_asked(monkeypatch):
+def test_offline_the_hub_gets_no_request(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "switched off" in hub.problem()
 
 
 @posix
 @pytest.mark.parametrize("columns", [40, 80])
-def test_a_terminal_is_told_of_and_a_row_goes_on_below_its_last_cell(columns):
-    code, shown = run_on_terminal("doctor", columns=columns)
+def test_a_terminal_is_described_and_its_lines_are_wrapped_in_the_last_column(columns):
+    code, shown = run_on_terminal("doctor", columns=columns, HF_HUB_OFFLINE="1")
     assert code == 0
     assert f"xterm, {columns} columns, fewer than 256 colours, utf-8" in " ".join(shown.split())
     lines = shown.split("\r\n")
     for line in lines:  # a path may be longer than the terminal is wide
         assert len(line) <= columns or len(line.split()) == 1
     if columns == 80:
-        place = next(i for i, line in enumerate(lines) if line.startswith("note     hub "))
-        assert lines[place].index("http") == 19
-        for line in lines[place + 1 : -1]:
+        start = next(i for i, line in enumerate(lines) if line.startswith("note     hub "))
+        assert lines[start].index("switched off") == 19
+        for line in lines[start + 1 : -1]:
             assert line.startswith(" " * 19)
             assert line[19] != " "

@@ -1,9 +1,9 @@
 """A model is checked on the user's own machine, and each kind of fault is found by its check."""
 
 import hashlib
-import json
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +11,43 @@ import pytest
 from safetensors.numpy import save_file
 
 from gpt_cli.checks import verify
-from gpt_cli.cli import app
 from gpt_cli.engine import Engine
+from gpt_cli.folder.tokenizer import Tokenizer
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.hub import local
 from gpt_cli.ops import bindings
 from gpt_cli.ops.numpy_ops import NumPyOps
+from support.in_process import records_here, run_here
 
 TINY = Path(__file__).parents[2] / "weights" / "tiny"
 NAMES = ["files", "known texts", "cache on = off", "batch = single", "bits", "native = numpy"]
 
 
-def results(name, folder, last):
-    """The checks up to one of them: those after it take time."""
-    found = {}
-    for check in verify.verify(name, folder):
-        found[check.name] = check
-        if check.name == last:
-            return found
-    raise AssertionError(f"there is no check {last}")
+def result(name, folder=TINY, model="tiny"):
+    """Return a check, and those before it; the checks after it take time."""
+    checks = {}
+    for check in verify.verify(model, folder):
+        checks[check.name] = check
+        if check.name == name:
+            return check, checks
+    raise AssertionError(f"there is no check {name}")
+
+
+@cache
+def limits_of_tiny(dtype, compute=verify._limits):
+    model, tokenizer = checkpoint.load(TINY, NumPyOps()), Tokenizer.from_folder(TINY)
+    reference = Engine(LoadedModel(model, tokenizer), "tiny", 0.0)
+    return compute(reference, verify._logprobs(reference), dtype)
+
+
+@pytest.fixture
+def shortened(monkeypatch):
+    """Leave out what takes long: known texts and long prompts. Compute limits only once."""
+    facts = {"tiny": verify.known()["tiny"] | {"continuations": []}}
+    monkeypatch.setattr(verify, "known", lambda: facts)
+    monkeypatch.setattr(verify, "_PROMPTS", ("Once upon a time", "The fox"))
+    monkeypatch.setattr(verify, "_limits", lambda *of_tiny: limits_of_tiny(of_tiny[-1]))
 
 
 @pytest.fixture
@@ -44,18 +61,16 @@ def flip_a_bit(path):
     path.write_bytes(data)
 
 
-def told_of(capfd, *arguments):
-    """What the command says in JSON, and its checks by their names."""
-    assert app.run(["verify", *arguments, "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
-    assert told["passed"] is True
-    return {check["name"]: check for check in told["checks"]}
+def checks_of(model, **env):
+    """Run the command; return the checks of its JSON by their names."""
+    (report,) = records_here("verify", model, "--json", **env)
+    assert report["passed"] is True
+    return {check["name"]: check for check in report["checks"]}
 
 
 @pytest.mark.usefixtures("library", "thread_variables")
-def test_the_bundled_model_passes_everything_that_can_be_checked_offline(capfd, monkeypatch):
-    monkeypatch.setenv("GPT_CLI_OPS", "native")
-    checks = told_of(capfd, "tiny")
+def test_the_bundled_model_passes_everything_that_can_be_checked_offline():
+    checks = checks_of("tiny", GPT_CLI_OPS="native")
     assert list(checks)[:8] == [*NAMES, "cpu in int8 = float32", "bits in int8"]
     assert {checks[name]["passed"] for name in NAMES} == {True}
     assert checks["bits in int8"]["passed"] is True
@@ -72,9 +87,8 @@ def test_the_bundled_model_passes_everything_that_can_be_checked_offline(capfd, 
 
 
 @pytest.mark.usefixtures("thread_variables")
-def test_numpy_passes_too_and_has_no_bits_to_compare(capfd, monkeypatch):
-    monkeypatch.setenv("GPT_CLI_OPS", "numpy")
-    checks = told_of(capfd, "tiny")
+def test_numpy_passes_too_and_has_no_bits_to_compare():
+    checks = checks_of("tiny", GPT_CLI_OPS="numpy")
     assert list(checks)[:6] == NAMES
     assert [checks[name]["passed"] for name in NAMES] == [True] * 4 + [None] * 2
     assert "only the compiled library" in checks["bits"]["detail"]
@@ -85,32 +99,30 @@ def test_numpy_passes_too_and_has_no_bits_to_compare(capfd, monkeypatch):
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("case", ["saved", "bf16"])
-def test_a_model_of_ones_own_has_a_digest_that_is_the_same_each_time(case_folder, capfd, case):
-    folder = str(case_folder(case))
-    first, again = (told_of(capfd, folder) for _ in range(2))
+def test_a_model_of_a_user_always_has_the_same_digest(case_folder, case):
+    first, again = (checks_of(case_folder(case)) for _ in range(2))
     for name in ("bits", "bits in int8"):
         assert len(first[name]["digest"]) == 64
         assert first[name]["digest"] == again[name]["digest"]
 
 
 def test_tiny_is_known_by_its_weights_in_any_folder_and_its_files_by_their_names(copy):
-    assert results(str(copy), copy, "known texts")["known texts"].passed is True
+    assert result("known texts", copy, str(copy))[0].passed is True
     (copy / "merges.txt").unlink()
     check = next(verify.verify("tiny", copy))
     assert (check.passed, check.detail) == (False, "missing: merges.txt")
 
 
-def test_a_bit_that_is_flipped_in_the_bundled_model_is_exit_code_4(copy, monkeypatch, capfd):
+@pytest.mark.usefixtures("shortened")
+def test_a_flipped_bit_in_the_bundled_model_is_exit_code_4(copy, monkeypatch):
     flip_a_bit(copy / "model.safetensors")
-    monkeypatch.setenv("GPT_CLI_OPS", "numpy")
     monkeypatch.setattr(local, "_bundled_folders", lambda name: [copy])
-    assert app.run(["verify", "tiny"]) == 4
-    out, err = capfd.readouterr()
-    assert "FAILED       files" in out
-    assert "not as published: model.safetensors" in out
-    assert err.startswith("gpt-cli: error: tiny failed 1 of ")
-    assert err.count("\n") == 1
-    assert err.endswith(
+    out, error = run_here("verify", "tiny", GPT_CLI_OPS="numpy", code=4)
+    assert b"FAILED       files" in out
+    assert b"not as published: model.safetensors" in out
+    assert error.startswith("gpt-cli: error: tiny failed 1 of ")
+    assert error.count("\n") == 1
+    assert error.endswith(
         "checks (files): get its files again, and report it if that does not help\n"
     )
 
@@ -134,14 +146,10 @@ def test_files_of_the_cache_have_the_hashes_that_name_them(case_folder, damaged,
     assert damaged is None or check.detail == f"not as published: {damaged}"
 
 
-def test_any_model_can_be_checked_and_what_cannot_says_why(case_folder):
-    found = results(
-        "x", case_folder("saved"), "batch = single"
-    )  # its context is shorter than the prompts
-    assert found["files"].passed is None
-    assert found["known texts"].passed is None
-    assert found["cache on = off"].passed is True
-    assert found["batch = single"].passed is True
+def test_any_model_can_be_checked_without_known_files_and_texts(case_folder):
+    # The context of this one is shorter than the prompts.
+    _, checks = result("batch = single", case_folder("saved"), "x")
+    assert [checks[name].passed for name in NAMES[:4]] == [None, None, True, True]
 
 
 class Wrong(NumPyOps):
@@ -149,7 +157,7 @@ class Wrong(NumPyOps):
 
     name = "wrong"
 
-    def __init__(self, when, factor=1.1):
+    def __init__(self, when, factor):
         super().__init__()
         self.when, self.factor = when, np.float32(factor)
 
@@ -158,52 +166,52 @@ class Wrong(NumPyOps):
         return right * self.factor if self.when(q, keys) else right
 
 
+def always(q, keys):
+    return True
+
+
+@pytest.fixture
+def compute_wrongly(monkeypatch):
+    """Return a function that makes the operations of a dtype `Wrong`."""
+    usual = verify.get_ops
+
+    def make_wrong(when, factor, dtype="float32"):
+        def get_ops(device, other):
+            return Wrong(when, factor) if other == dtype else usual(device, other)
+
+        monkeypatch.setattr(verify, "get_ops", get_ops)
+
+    return make_wrong
+
+
+@pytest.mark.usefixtures("shortened")
 @pytest.mark.parametrize("factor", [1.1, 1.0002])
 @pytest.mark.parametrize(
     ("when", "fails"),
     [
         (lambda q, keys: q.shape[2] == 1 and keys.shape[2] > 8, "cache on = off"),
         (lambda q, keys: q.shape[0] > 1, "batch = single"),
-        (lambda q, keys: True, "wrong = numpy"),
+        (always, "wrong = numpy"),
     ],
     ids=["decoding", "batches", "always"],
 )
-def test_operations_that_are_wrong_fail_the_check_that_is_for_them(
-    when, fails, factor, monkeypatch
-):
-    usual = verify.get_ops
-
-    def get_ops(device, dtype):
-        return Wrong(when, factor) if dtype == "float32" else usual(device, dtype)
-
-    monkeypatch.setattr(verify, "get_ops", get_ops)
-    found = results("tiny", TINY, fails)
-    assert found["files"].passed is True
-    assert found[fails].passed is False
+def test_wrong_operations_fail_the_check_that_is_for_them(when, fails, factor, compute_wrongly):
+    compute_wrongly(when, factor)
+    check, checks = result(fails)
+    assert checks["files"].passed is True
+    assert check.passed is False
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("library", "shortened")
 @pytest.mark.parametrize("factor", [0.7, 1.5])
-def test_int8_operations_that_are_wrong_are_found(monkeypatch, factor):
-    usual = verify.get_ops
-
-    def get_ops(device, dtype):
-        return Wrong(lambda q, keys: True, factor) if dtype == "int8" else usual(device, dtype)
-
-    monkeypatch.setattr(verify, "get_ops", get_ops)
-    name = "cpu in int8 = float32"
-    assert results("tiny", TINY, name)[name].passed is False
+def test_wrong_int8_operations_are_found(compute_wrongly, factor):
+    compute_wrongly(always, factor, "int8")
+    assert result("cpu in int8 = float32")[0].passed is False
 
 
-@pytest.mark.usefixtures("library")
-def test_the_limits_of_the_bundled_model_are_narrow(tiny):
-    model = checkpoint.load(TINY, NumPyOps())
-    reference = Engine(LoadedModel(model, tiny.tokenizer), "tiny", 0.0)
-    expected = verify._logprobs(reference)
-    for dtype, (largest, mean) in {"float32": (4e-4, 6e-5), "int8": (2.5, 0.5)}.items():
-        limits = verify._limits(reference, expected, dtype)
-        assert limits[0] < largest
-        assert limits[1] < mean
+@pytest.mark.parametrize(("dtype", "bounds"), [("float32", (4e-4, 6e-5)), ("int8", (2.5, 0.5))])
+def test_the_limits_of_the_bundled_model_are_narrow(dtype, bounds):
+    assert (limits_of_tiny(dtype) < bounds).all()
 
 
 def wrong_bits(when):
@@ -220,7 +228,7 @@ def wrong_bits(when):
     return WrongBits()
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("library", "shortened")
 @pytest.mark.parametrize(
     ("when", "fails"),
     [
@@ -233,7 +241,7 @@ def wrong_bits(when):
 def test_bits_that_differ_fail_the_check_that_is_for_them(when, fails, monkeypatch):
     monkeypatch.setattr(verify, "get_ops", lambda device, dtype: wrong_bits(when))
     monkeypatch.setenv("GPT_CLI_THREADS", "1")
-    check = results("tiny", TINY, fails)[fails]
+    check, _ = result(fails)
     assert check.passed is False
     assert "differ" in check.detail
     if fails != "bits":
@@ -241,15 +249,21 @@ def test_bits_that_differ_fail_the_check_that_is_for_them(when, fails, monkeypat
         assert check.largest < 1e-4
 
 
-@pytest.mark.usefixtures("library")
-def test_bits_that_differ_between_levels_are_found(monkeypatch):
-    used = []
+@pytest.fixture
+def used(monkeypatch, library):
+    """Imagine two levels; return a list of those that are used."""
+    used = ["avx512"]
     monkeypatch.setattr(bindings, "levels", lambda: ["avx512", "avx2"])
     monkeypatch.setattr(bindings, "use_level", used.append)
     monkeypatch.setattr(bindings, "choose_level", lambda: used.append("chosen"))
-    ops = wrong_bits(lambda ops, q: used[-1:] == ["avx2"])
+    return used
+
+
+@pytest.mark.usefixtures("shortened")
+def test_bits_that_differ_between_levels_are_found(monkeypatch, used):
+    ops = wrong_bits(lambda ops, q: used[-1] == "avx2")
     monkeypatch.setattr(verify, "get_ops", lambda device, dtype: ops)
-    check = results("tiny", TINY, "bits")["bits"]
+    check, _ = result("bits")
     assert check.passed is False
     assert "at avx512, avx2" in check.detail
     assert used[-8::2] == ["avx512", "avx512", "avx2", "avx2"]
@@ -257,8 +271,9 @@ def test_bits_that_differ_between_levels_are_found(monkeypatch):
 
 
 @pytest.fixture
-def large_logits(tmp_path):
+def large_logits(tmp_path, monkeypatch):
     """Return a function that writes a random model, whose matrices have this scale."""
+    monkeypatch.setattr(verify, "_PROMPTS", ("The fox",))  # long ones take time
 
     def write(scale):
         folder = Path(shutil.copytree(TINY, tmp_path / "large"))
@@ -278,17 +293,16 @@ def large_logits(tmp_path):
 @pytest.mark.parametrize("scale", [1, 3])
 def test_a_random_model_with_large_logits_is_not_called_damaged(large_logits, monkeypatch, scale):
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    checks = results("large", large_logits(scale), "cpu in int8 = float32")
+    in_int8, checks = result("cpu in int8 = float32", large_logits(scale), "large")
     assert [name for name, check in checks.items() if check.passed is False] == []
     assert checks["native = numpy"].largest > 1e-3  # the limit for GPT-2's logits
-    assert checks["cpu in int8 = float32"].largest > 3
+    assert in_int8.largest > 3
 
 
 @pytest.mark.usefixtures("library")
-def test_wrong_operations_are_found_in_a_model_with_large_logits(large_logits, monkeypatch):
-    monkeypatch.setattr(verify, "get_ops", lambda device, dtype: Wrong(lambda q, keys: True))
-    folder = large_logits(3)
-    assert results("large", folder, "wrong = numpy")["wrong = numpy"].passed is False
+def test_wrong_operations_are_found_in_a_model_with_large_logits(large_logits, compute_wrongly):
+    compute_wrongly(always, 1.1)
+    assert result("wrong = numpy", large_logits(3), "large")[0].passed is False
 
 
 @pytest.mark.usefixtures("library")
@@ -299,32 +313,24 @@ def test_a_model_that_cannot_compress_is_not_checked(tiny):
     assert "start token" in check.detail
 
 
-@pytest.mark.usefixtures("library")
-def test_a_level_that_cannot_read_what_another_writes_is_found(monkeypatch, tiny):
-    used = ["avx512"]
-    monkeypatch.setattr(bindings, "levels", lambda: ["avx512", "avx2"])
-    monkeypatch.setattr(bindings, "use_level", used.append)
-    monkeypatch.setattr(bindings, "choose_level", lambda: used.append("chosen"))
-    right = verify._check_round_trip(tiny)
-    assert right.passed is True
-    counts = tiny.model.ops.cumulative_counts
-    monkeypatch.setattr(
-        tiny.model.ops,
-        "cumulative_counts",
-        lambda logits: counts(logits) + (used[-1] == "avx2"),
-        raising=False,
-    )
+def test_a_level_that_cannot_read_what_another_writes_is_found(monkeypatch, tiny, used):
+    assert verify._check_round_trip(tiny).passed is True
+    ops, counts = tiny.model.ops, tiny.model.ops.cumulative_counts
+
+    def wrong_counts(logits):
+        return counts(logits) + (used[-1] == "avx2")
+
+    monkeypatch.setattr(ops, "cumulative_counts", wrong_counts, raising=False)
     wrong = verify._check_round_trip(tiny)
     assert (wrong.passed, wrong.detail) == (False, "what avx512 writes, avx2 cannot read")
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("library", "shortened")
 def test_bits_that_are_not_the_known_ones_are_found(monkeypatch):
     monkeypatch.delenv("GPT_CLI_OPS", raising=False)
-    facts = json.loads(json.dumps(verify.known()))
-    right, facts["tiny"]["digests"]["float32"] = facts["tiny"]["digests"]["float32"], "0" * 64
-    monkeypatch.setattr(verify, "known", lambda: facts)
-    check = results("tiny", TINY, "bits")["bits"]
+    facts, right = verify.known()["tiny"], verify.known()["tiny"]["digests"]["float32"]
+    monkeypatch.setitem(facts, "digests", {"float32": "0" * 64})
+    check, _ = result("bits")
     assert "report it" in verify.cure(["bits"])
     assert "files" not in verify.cure(["bits"])
     assert (check.passed, check.digest) == (False, right)
@@ -332,10 +338,8 @@ def test_bits_that_are_not_the_known_ones_are_found(monkeypatch):
 
 
 def test_texts_that_are_not_as_published_are_found(monkeypatch):
-    facts = json.loads(json.dumps(verify.known()))
-    facts["tiny"]["continuations"][1]["text"] += "!"
-    monkeypatch.setattr(verify, "known", lambda: facts)
-    check = results("tiny", TINY, "known texts")["known texts"]
+    monkeypatch.setitem(verify.known()["tiny"]["continuations"][1], "text", "!")
+    check, _ = result("known texts")
     assert check.passed is False
     assert check.detail.startswith("'One day, a fox' continues with")
 

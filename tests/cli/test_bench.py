@@ -32,8 +32,8 @@ def run(*arguments):
 
 
 def mode(token_s, growth):
-    one = Spread(0.25, 0.125, 0.5)
-    return Mode(one, one, one, one, one, one, one, token_s, growth)
+    spreads = dict.fromkeys(bench_format._ROWS, Spread(0.25, 0.125, 0.5))
+    return Mode(**spreads, token_s=token_s, growth=growth)
 
 
 @pytest.fixture

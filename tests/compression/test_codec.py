@@ -4,11 +4,12 @@ import io
 import os
 import random
 from dataclasses import replace
+from functools import cache
 from zlib import crc32
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt_cli.compression import archive
@@ -24,17 +25,19 @@ from support.models import LEVELS, computing, model_of
 
 pytestmark = pytest.mark.usefixtures("library")
 
-ARITHMETIC = ["float32", "bfloat16", "float16"]
 N_POSITIONS = 24  # the context of the small models, which most texts fill several times
 SHAPE = {"vocab_size": len(VOCAB), "n_positions": N_POSITIONS, "n_head": 2}
 
 
 @pytest.fixture(scope="module")
 def small(tokenizer):
-    """Return the codec of a random model, by its type of weights."""
+    """Return a function that returns the codec of a random model, by its type of weights."""
 
-    def codec_of(dtype="float32", seed=0):
-        return Codec(model_of(get_ops("cpu", dtype), dtype, seed, **SHAPE), tokenizer)
+    @cache
+    def codec_of(dtype="float32", weights_of=None, seed=0, **changes):
+        shape = SHAPE | changes
+        model = model_of(get_ops("cpu", dtype), weights_of or dtype, seed, **shape)
+        return Codec(model, tokenizer)
 
     return codec_of
 
@@ -47,11 +50,14 @@ def unpacked(codec, data, **how):
     return b"".join(codec.decompress(ArchiveReader(io.BytesIO(data), **how)))
 
 
-def text_of(engine, **options):
-    """Return stories of the bundled model as bytes."""
-    prompts = ["Once upon a time", "The fox", "One day, a girl"]
-    actual = engine.generate(prompts, max_tokens=400, seed=1, **options)
-    return "\n".join(map(str.__add__, prompts, (item.text for item in actual))).encode()
+def before_error(codec, data, match):
+    """Check that decompression fails; return what comes before."""
+    pieces = codec.decompress(ArchiveReader(io.BytesIO(data)))
+    written = b""
+    with pytest.raises(InputError, match=match):
+        for piece in pieces:
+            written += piece
+    return written
 
 
 # --- what goes in comes out ----------------------------------------------------------------------
@@ -64,7 +70,6 @@ data_of_all_kinds = st.one_of(
 )
 
 
-@settings(max_examples=40)
 @given(data=data_of_all_kinds, block=st.sampled_from([1, 2, 7, 23, 24, 25, 60, 16_384]))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
 def test_any_bytes_come_back(small, dtype, data, block):
@@ -106,13 +111,10 @@ def test_each_token_is_counted_once(tiny):
 def test_as_many_blocks_are_decoded_at_a_time_as_memory_allows(small, monkeypatch, number):
     config, ops = small()._model.config, small()._model.ops
     of_a_block = 2 * config.n_layer * config.n_embd * N_POSITIONS * 4 + 12 * len(VOCAB)
-    codec = small()
-    monkeypatch.setattr(type(ops), "free_memory", lambda _: 2 * number * of_a_block)
-    assert codec._side_by_side() == min(number, 64)
-    monkeypatch.setattr(type(ops), "free_memory", lambda _: 2 * number * of_a_block - 1)
-    assert codec._side_by_side() == min(max(1, number - 1), 64)
-    monkeypatch.setattr(type(ops), "free_memory", lambda _: None)
-    assert codec._side_by_side() == 64
+    enough = 2 * number * of_a_block
+    for free, blocks in ((enough, number), (enough - 1, max(1, number - 1)), (None, 64)):
+        monkeypatch.setattr(type(ops), "free_memory", lambda _, free=free: free)
+        assert small()._side_by_side() == min(blocks, 64)
 
 
 def test_special_tokens_are_tokens(small):
@@ -146,23 +148,22 @@ def test_another_level_with_other_threads_reads_the_same_file(small, level, dtyp
         assert packed(codec, data, block=50) == expected
 
 
-def test_what_the_model_cannot_predict_is_stored(tiny, monkeypatch):
+def test_data_that_the_model_cannot_predict_is_stored(tiny, monkeypatch):
     data = random.Random(1).randbytes(20_000)
     monkeypatch.setattr(compress, "next_logits", None)  # nothing is computed
+    monkeypatch.setattr(compress, "measure_texts", lambda loaded, texts, *_: list(texts))
     assert len(tiny.compress(data)) < len(data) + 80
     assert tiny.decompress(tiny.compress(data)) == data
 
 
 def test_a_stored_block_may_have_more_bytes_than_tokens(tiny):
-    data = random.Random(1).randbytes(200_000)
+    data = random.Random(1).randbytes(100_000)
+    assert len(tiny.tokenizer.encode_bytes(data[:65_537])) < 65_536
     assert tiny.decompress(tiny.compress(data, block=65_536)) == data
 
 
-def test_tokens_that_the_model_does_not_have_are_given_as_bytes(tokenizer):
-    model = model_of(
-        get_ops("cpu", "float32"), **SHAPE | {"vocab_size": len(VOCAB) - 1}, bos_token_id=0
-    )
-    codec = Codec(model, tokenizer)  # the end token is the last
+def test_a_special_token_that_the_model_lacks_is_compressed_as_its_bytes(small):
+    codec = small(vocab_size=len(VOCAB) - 1, bos_token_id=0)  # the end token is the last
     data = f"the{END}end".encode()
     assert unpacked(codec, packed(codec, data)) == data
 
@@ -172,7 +173,9 @@ def test_tokens_that_the_model_does_not_have_are_given_as_bytes(tokenizer):
 
 @pytest.mark.parametrize("temperature", [0.7, 1.2])
 def test_a_file_costs_what_score_says(tiny, temperature):
-    data = text_of(tiny, temperature=temperature)
+    prompts = ["Once upon a time", "The fox", "One day, a girl"]
+    texts = tiny.generate(prompts, max_tokens=250, seed=1, temperature=temperature)
+    data = "\n".join(map(str.__add__, prompts, (item.text for item in texts))).encode()
     score = tiny.score(data.decode(), bos=True)
     expected = score.bits_per_byte * score.bytes_scored / 8
     assert expected <= len(tiny.compress(data)) <= 1.02 * expected + 64
@@ -201,11 +204,8 @@ def test_only_the_same_model_reads_a_file(small):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_weights_in_16_bits_and_their_copy_in_float32_read_the_same_files(small, tokenizer, dtype):
-    stored, copy = (
-        small(dtype),
-        Codec(model_of(get_ops("cpu", "float32"), dtype, **SHAPE), tokenizer),
-    )
+def test_weights_in_16_bits_and_their_copy_in_float32_read_the_same_files(small, dtype):
+    stored, copy = small(dtype), small("float32", dtype)
     assert (stored.header.dtype, copy.header.dtype) == (dtype, "float32")
     assert stored.header.bits == copy.header.bits
     data = b"the end and in the end\n" * 9
@@ -220,7 +220,8 @@ def test_weights_in_16_bits_and_their_copy_in_float32_read_the_same_files(small,
 def test_values_that_another_dtype_does_not_have_are_another_model(tokenizer):
     weights = model_of(get_ops("cpu", "float32"), "bfloat16", **SHAPE)
     weights.h[0].mlp.c_fc.weight.panels[0, 0, 0] = 1e30  # beyond float16
-    digest = {dtype: identity.weights_digest(weights, tokenizer, dtype) for dtype in ARITHMETIC}
+    dtypes = ["float32", "bfloat16", "float16"]
+    digest = {dtype: identity.weights_digest(weights, tokenizer, dtype) for dtype in dtypes}
     assert digest["float32"] == identity.weights_digest(weights, tokenizer)
     assert len(set(digest.values())) == 3
 
@@ -229,7 +230,7 @@ def test_other_bits_are_refused_before_anything_is_computed(small, monkeypatch):
     codec = small()
     data = packed(codec, b"the end")
     monkeypatch.setattr(identity, "TEXT", "Another text, for other logits.")
-    other = small()
+    other = Codec(codec._model, codec._tokenizer)
     assert other.header == replace(codec.header, bits=other.header.bits)
     with pytest.raises(InputError, match="computes other bits"):
         unpacked(other, data)
@@ -258,10 +259,9 @@ def test_a_block_of_other_data_costs_no_other(small):
     assert data.endswith(rest)
 
 
-def test_codes_that_no_encoder_writes_and_ids_without_a_token_are_damage(tokenizer):
+def test_codes_that_no_encoder_writes_and_ids_without_a_token_are_damage(small):
     size = len(VOCAB) + 1
-    model = model_of(get_ops("cpu", "float32"), **SHAPE | {"vocab_size": size}, bos_token_id=0)
-    codec = Codec(model, tokenizer)
+    codec = small(vocab_size=size, bos_token_id=0)
     (of_last_id,) = codec._codes([[size - 1] * 3], [b""], lambda _: None)
     for code in (of_last_id, b"\xff" * 12):
         file = [codec.header, Segment(0, 3, False, check(code), code), end(1, 8, crc32(code))]
@@ -291,11 +291,7 @@ def test_one_other_count_is_found_before_the_block_is_written(small, monkeypatch
 
     monkeypatch.setattr(codec._model.ops, "cumulative_counts", with_one_more, raising=False)
     monkeypatch.setattr(compress, "_SIDE_BY_SIDE", 1)
-    actual = []
-    with pytest.raises(InputError, match="block 1 does not have its checksum"):
-        for part in codec.decompress(ArchiveReader(io.BytesIO(file))):
-            actual.append(part)
-    assert b"".join(actual) == data[: len(b"".join(actual))]
+    assert data.startswith(before_error(codec, file, "block 1 does not have its checksum"))
     calls.clear()
     reader = ArchiveReader(io.BytesIO(file), salvage=True)
     rest = b"".join(codec.decompress(reader))
@@ -309,15 +305,14 @@ def test_numpy_is_refused(tokenizer):
 
 
 @pytest.mark.parametrize("start", [None, len(VOCAB)])
-def test_a_model_without_a_start_token_is_refused(tokenizer, start):
+def test_a_model_without_a_start_token_is_refused(small, start):
     with pytest.raises(InputError, match="start token"):
-        Codec(model_of(get_ops("cpu", "float32"), **SHAPE, bos_token_id=start), tokenizer)
+        small(bos_token_id=start)
 
 
-def test_a_tokenizer_with_more_tokens_is_refused(tokenizer):
-    model = model_of(get_ops("cpu", "float32"), **SHAPE | {"vocab_size": 40}, bos_token_id=0)
+def test_a_tokenizer_with_more_tokens_is_refused(small):
     with pytest.raises(InputError, match="use the tokenizer of the model"):
-        Codec(model, tokenizer)
+        small(vocab_size=40, bos_token_id=0)
 
 
 @pytest.mark.parametrize("block", [0, -1, 65_537])
@@ -336,31 +331,16 @@ def test_the_digest_is_that_of_all_weights_and_tokens(tokenizer):
 
     same = digest()
     assert digest() == same
-    others = [
-        digest(seed=1),
-        digest(n_layer=1),
-        digest(n_head=1, head_size=16),
-        digest(layer_norm_epsilon=1e-6),
-        digest(activation_function="relu"),
-        digest(tie_word_embeddings=False),
-        digest(vocab_size=len(VOCAB) - 1),
-    ]
-    assert len({same, *others}) == 8
+    changes = {"n_layer": 1, "layer_norm_epsilon": 1e-6, "activation_function": "relu"}
+    changes |= {"tie_word_embeddings": False, "vocab_size": len(VOCAB) - 1, "seed": 1}
+    others = [digest(**{name: value}) for name, value in changes.items()]
+    assert len({same, *others, digest(n_head=1, head_size=16)}) == 8
 
 
-def test_what_comes_before_damage_is_given_before_its_error(small):
+def test_data_before_damage_comes_before_the_error(small):
     codec, data = small(), b"the end and in the end\n" * 9
     file = bytearray(packed(codec, data, block=60))
     file[-30] ^= 1  # in the last block
-    actual = []
-    with pytest.raises(InputError, match="is damaged"):
-        for part in codec.decompress(ArchiveReader(io.BytesIO(bytes(file)))):
-            actual.append(part)
-    assert b"".join(actual)
-    assert data.startswith(b"".join(actual))
-
-
-def test_nothing_is_computed_for_what_is_no_text(tiny, monkeypatch):
-    monkeypatch.setattr(compress, "measure_texts", lambda loaded, texts, *_: list(texts))
-    data = random.Random(1).randbytes(20_000)
-    assert tiny.decompress(tiny.compress(data)) == data
+    written = before_error(codec, bytes(file), "is damaged")
+    assert written
+    assert data.startswith(written)

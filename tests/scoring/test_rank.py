@@ -85,24 +85,20 @@ def test_choices_are_drawn_by_the_softmax_of_their_likelihoods(load_case, tokeni
         (["a"], "word", "by must be one of total, token, byte"),
     ],
 )
-def test_what_cannot_be_ranked_is_refused(load_case, tokenizer, texts, by, complaint):
-    ids = [tokenizer.encode(text) for text in texts]
+def test_choices_that_cannot_be_ranked_are_refused(engine, texts, by, complaint):
     with pytest.raises(InputError, match=complaint):
-        question = Question(PROMPT, texts, ids)
-        question.check(80)
-        rank(LoadedModel(load_case("untied"), tokenizer), [question], by)
+        engine.rank("the", texts, by=by)
 
 
 def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
-    model = load_case("untied")
-    ((only,),) = rank(
-        LoadedModel(model, tokenizer), [Question([1], ["long"], [[64] * 79])], "total"
-    )
+    loaded = LoadedModel(load_case("untied"), tokenizer)
+    ((only,),) = rank(loaded, [Question([1], ["long"], [[64] * 79])], "total")
     assert only.logprob < -400  # the square of its probability is 0 in float64
     assert only.probability == 1
-    Question([1], ["a", "long"], [[64], [64] * 80]).check(80)  # the last token is not read
+    longest = Question.of_texts(loaded, "b", ["a", "a" * 80])  # the last token is not read
+    assert [len(ids) for ids in longest.choices] == [1, 80]
     with pytest.raises(InputError, match="82 tokens, more than the model's context of 80"):
-        Question([1], ["a", "long"], [[64], [64] * 81]).check(80)
+        Question.of_texts(loaded, "b", ["a", "a" * 81])
 
 
 @pytest.mark.parametrize(

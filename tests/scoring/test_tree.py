@@ -5,11 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-import gpt_cli
 from gpt_cli.errors import InputError
-from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.ops.numpy_ops import softmax
 from gpt_cli.scoring.tree import tree
+from support.models import exact_logprobs
 
 IDS = [1, 0, 2, 1]
 
@@ -23,9 +21,8 @@ def paths(nodes, before=()):
 
 
 def total_logprob(model, ids, path):
-    logits = gpt_cli.Engine(LoadedModel(model, None), "x", 0.0).logits([[*ids, *path]])[0]
-    probabilities = softmax(logits[len(ids) - 1 : -1])
-    return np.log(probabilities[np.arange(len(path)), list(path)]).sum()
+    logprobs = exact_logprobs(model, [*ids, *path])[len(ids) - 1 : -1]
+    return logprobs[np.arange(len(path)), list(path)].sum()
 
 
 @pytest.mark.parametrize("sharpness", [1, 4])

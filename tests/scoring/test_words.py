@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt_cli.generation.loaded import LoadedModel
-from gpt_cli.gpt2.model import forward
 from gpt_cli.scoring.score import score
 from gpt_cli.scoring.words import Word, among, find_words, initial_tokens
 from support.checkpoints import CONFIG, END_ID
+from support.models import exact_logprobs
 
 texts = st.text("ab,'\u00e9\u4e2d\xa0\u3000\x1c\x85 \t\n\r\x0b\x0c", max_size=30)
 BITS = 1 / math.log(2)  # of a nat
@@ -42,8 +42,7 @@ def words_of(model, tokenizer, rows, start=(END_ID,)):
 
 def probabilities(model, ids):
     """The distributions (T, V) of the tokens after `ids`, in float64."""
-    logits = forward(model, np.array([ids]))[0].astype(np.float64)
-    return np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+    return np.exp(exact_logprobs(model, ids))
 
 
 # --- what a word is ------------------------------------------------------------------------------
