@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt_cli import hub
 from gpt_cli.engine import Engine
-from gpt_cli.errors import GPTCLIError, ResourceError
+from gpt_cli.errors import GPTCLIError, ResourceError, import_extra
 from gpt_cli.jobs import parquet
 from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.rows import Piece, RowReader, Source, pieces_together
@@ -284,10 +284,5 @@ def _silent() -> Iterator[None]:
 
 def library() -> ModuleType:
     """Return Ray; raise ResourceError if it is not installed."""
-    try:
-        import ray
-        import ray.data
-        import ray.exceptions
-    except ImportError as error:
-        raise ResourceError(f"a cluster needs Ray: {error}: pip install 'ray[data]'") from None
-    return ray
+    modules = ("ray", "ray.data", "ray.exceptions")
+    return import_extra("a cluster needs Ray", "'ray[data]'", *modules)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.errors import InputError, import_extra
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.storage import open_file, reading
 from gpt_cli.records import Record, Schema
@@ -154,9 +154,4 @@ def _opened(file: str) -> "Iterator[tuple[ParquetFile, BinaryIO]]":
 
 def library() -> ModuleType:
     """Return pyarrow; raise ResourceError if it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ResourceError("Parquet needs pyarrow: pip install pyarrow") from None
-    return pyarrow
+    return import_extra("Parquet needs pyarrow", "pyarrow", "pyarrow", "pyarrow.parquet")

@@ -360,6 +360,7 @@ def test_tables_need_pyarrow(missing, tmp_path, monkeypatch):
     file.write_bytes(b"PAR1")
     with pytest.raises(ResourceError) as caught:
         Source(str(file), "auto", LAYOUT, 4)
-    assert str(caught.value) == "Parquet needs pyarrow: pip install pyarrow"
+    reason = f"import of {missing} halted; None in sys.modules"
+    assert str(caught.value) == f"Parquet needs pyarrow ({reason}): pip install pyarrow"
     with pytest.raises(ResourceError):
         parquet.write([], IDENTITY, BytesIO())
