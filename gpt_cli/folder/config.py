@@ -54,7 +54,7 @@ class GPT2Config(Declared):
     n_embd: int = option(768, range=_SIZES)  # C
     n_layer: int = option(12, range=_SIZES)
     n_head: int = option(12, range=_SIZES)  # H
-    n_inner: int | None = option(None, range=_SIZES, kind=WHOLE)  # of the MLP; None means 4 C
+    n_inner: int | None = option(None, range=_SIZES)  # of the MLP; None means 4 C
     activation_function: str = option("gelu_new", kind=_ACTIVATION)
     layer_norm_epsilon: float = option(
         1e-5, range=Range(lambda epsilon: 0 < epsilon < 1, "between 0 and 1")

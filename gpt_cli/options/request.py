@@ -12,14 +12,10 @@ from gpt_cli.options.declare import (
     AT_LEAST_1,
     BIASES,
     SCHEMA,
-    TEXT,
-    TEXTS,
-    WHOLE,
     Declared,
     OptionError,
     Range,
     between,
-    choice,
     option,
     split_commas,
 )
@@ -95,7 +91,6 @@ class Options(SamplingParams):
         None,
         "Seed of the random choices: the same seed gives the same text; random if not set.",
         Range(lambda seed: 0 <= seed < 2**64, "from 0 to 2**64 - 1"),
-        kind=WHOLE,
         aliases=("-s",),
     )
     stop: Sequence[str] = option(
@@ -107,7 +102,6 @@ class Options(SamplingParams):
     regex: str | None = option(
         None,
         "Make the whole text match this regular expression, such as ' [0-9]{4}'.",
-        kind=TEXT,
         metavar="REGEX",
     )
     json_schema: str | None = option(
@@ -120,7 +114,6 @@ class Options(SamplingParams):
     grammar: str | None = option(
         None,
         "Make the text match this grammar, in the syntax of Lark.",
-        kind=TEXT,
         metavar="FILE",
         from_file=True,
     )
@@ -128,7 +121,6 @@ class Options(SamplingParams):
         None,
         "Make the text one of these, after a space; repeatable.",
         _CHOICES,
-        kind=TEXTS,
         metavar="A,B,C",
         callback=split_commas,
     )
@@ -144,7 +136,6 @@ class Options(SamplingParams):
         "error",
         "If the text exceeds the context: refuse it (error), drop the start of the prompt "
         "(truncate), or drop the oldest half whenever it is full (shift).",
-        kind=choice(Overflow),
         row=False,
     )
     top_logprobs: int = option(0, range=AT_LEAST_0, row=False)

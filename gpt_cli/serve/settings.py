@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from gpt_cli.options.declare import PATH, TEXT, Declared, OptionError, Range, between, option
+from gpt_cli.options.declare import Declared, OptionError, Range, between, option
 
 _COUNT = Range(lambda count: count >= 1, "1 or more")
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
@@ -30,7 +30,6 @@ class Settings(Declared):
     unix_socket: Path | None = option(
         None,
         "Listen on a Unix socket that only this user can open, instead of a port.",
-        kind=PATH,
         metavar="PATH",
     )
     api_key: str | None = option(
@@ -38,7 +37,6 @@ class Settings(Declared):
         "Key that clients must send; other users of this machine can see a flag, but not the "
         "variable.",
         Range(lambda key: re.fullmatch("[!-~]+", key) is not None, "ASCII without spaces"),
-        kind=TEXT,
         envvar="GPT_CLI_API_KEY",
         metavar="KEY",
     )
