@@ -66,8 +66,7 @@ def test_the_name_chooses_the_sink(name, kind, folder, ending, here):
     before = sorted(here.rglob("*"))
     sink = open_output(name)
     assert type(sink) is kind
-    parts = getattr(sink, "_parts", sink)  # of a file
-    assert (getattr(parts, "name", None), getattr(parts, "_ending", None)) == (folder, ending)
+    assert (getattr(sink, "name", None), getattr(sink, "_ending", None)) == (folder, ending)
     assert sorted(here.rglob("*")) == before
 
 
@@ -89,8 +88,7 @@ def test_records_of_tables_are_tables(here):
 def test_parts_have_a_manifest(name, here, memory):
     with open_output(f"memory://bucket/{name}") as sink:
         sink.resume()
-        folder = getattr(sink, "_parts", sink)._folder
-    assert json.loads(memory.cat_file(f"{folder}/_job.json")) == JOB
+    assert json.loads(memory.cat_file(f"{sink.name}/_job.json")) == JOB
 
 
 def test_lines_are_compared_by_the_first_field(here):
