@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from gpt_cli.errors import CheckpointError
 from gpt_cli.options.declare import WHOLE, Declared, Kind, OptionError, Range, between, option
 from gpt_cli.system.files import read_json
 
 SCALE = "_scale"  # suffix of the names of scales of int8 weights
-ACTIVATIONS = ("gelu_new", "gelu", "relu", "silu", "tanh")
+Activation: TypeAlias = Literal["gelu_new", "gelu", "relu", "silu", "tanh"]
+ACTIVATIONS = get_args(Activation)
 
 # Other names of fields and activation functions in published configurations.
 _ALIASES = {
@@ -37,9 +38,6 @@ _SIZES = between(1, _LARGEST)
 _TOKENS = Range(lambda id: id is None or 0 <= id <= _LARGEST, f"from 0 to {_LARGEST}")
 _ID_LISTS = Range(lambda ids: all(map(_TOKENS.contains, ids)), f"ids {_TOKENS.name}")
 _TOKEN = Kind("a token id", int, lambda id: None if id is None else WHOLE.convert(id))
-_ACTIVATION = Kind(
-    f"one of {', '.join(ACTIVATIONS)}", str, lambda name: ACTIVATIONS[ACTIVATIONS.index(name)]
-)
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class GPT2Config(Declared):
     n_layer: int = option(12, range=_SIZES)
     n_head: int = option(12, range=_SIZES)  # H
     n_inner: int | None = option(None, range=_SIZES)  # of the MLP; None means 4 C
-    activation_function: str = option("gelu_new", kind=_ACTIVATION)
+    activation_function: Activation = option("gelu_new")
     layer_norm_epsilon: float = option(
         1e-5, range=Range(lambda epsilon: 0 < epsilon < 1, "between 0 and 1")
     )

@@ -87,13 +87,12 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
     with _opened(file) as (table, _):
         columns = [name for name in ("id", *fields) if name in table.schema_arrow.names]
         rows = table.read_row_group(group, columns)
-    for index, kind in enumerate(rows.schema.types):
-        if pyarrow.types.is_dictionary(kind):
-            kind = kind.value_type
-            rows = rows.set_column(index, columns[index], rows[index].cast(kind))
-        if str(kind) in _TEXTS:
-            binary = rows[index].cast(pyarrow.large_binary())
-            rows = rows.set_column(index, columns[index], binary)
+    for index, (name, column) in enumerate(zip(rows.column_names, rows.columns, strict=True)):
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if str(column.type) in _TEXTS:
+            column = column.cast(pyarrow.large_binary())
+        rows = rows.set_column(index, name, column)
     return rows
 
 

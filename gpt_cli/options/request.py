@@ -142,20 +142,17 @@ class Options(SamplingParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(names := self._constraints) > 1:
-            raise OptionError(names[1], "must be the only constraint of a text")
-
-    @property
-    def _constraints(self) -> list[ConstraintKind]:
-        return [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(constraints) > 1:
+            raise OptionError(constraints[1], "must be the only constraint of a text")
 
     @property
     def constraint(self) -> Constraint | None:
         """Return the constraint of the text, or None; it may not be valid: see `validate`."""
-        for name in self._constraints:
-            value = getattr(self, name)
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            return Constraint(name, text)
+        for name in CONSTRAINTS:
+            if (value := getattr(self, name)) is not None:
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                return Constraint(name, text)
         return None
 
     def validate(self) -> None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from gpt_cli.options.declare import Declared, OptionError, Range, between, option
+from gpt_cli.options.declare import AT_LEAST_1, Declared, OptionError, Range, between, option
 
-_COUNT = Range(lambda count: count >= 1, "1 or more")
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
 _NAME = re.compile(r"[^\s/:]+")
 _ORIGIN = re.compile(r"https?://[^\s/?#@]+")
@@ -43,9 +42,11 @@ class Settings(Declared):
     allow_anyone: bool = option(
         False, "Allow addresses that other machines reach, and --cors '*', without a key."
     )
-    max_batch: int = option(32, "Compute at most this many texts side by side.", _COUNT)
-    max_queue: int = option(64, "Let at most this many requests wait; refuse more (429).", _COUNT)
-    max_body: int = option(4_000_000, "Refuse longer requests (413).", _COUNT, metavar="BYTES")
+    max_batch: int = option(32, "Compute at most this many texts side by side.", AT_LEAST_1)
+    max_queue: int = option(
+        64, "Let at most this many requests wait; refuse more (429).", AT_LEAST_1
+    )
+    max_body: int = option(4_000_000, "Refuse longer requests (413).", AT_LEAST_1, metavar="BYTES")
     cors: tuple[str, ...] = option(
         (),
         "Let pages of this origin use the server, such as https://example.com; * is any, null a "
