@@ -162,7 +162,7 @@ class Declared:
             raise InputError(
                 f"unknown field {unknown[0]!r:.40}{near}; the options of a row are {names}"
             )
-        return replace(self, **values)
+        return replace(self, **values) if values else self
 
 
 def takes(group: type[Declared]) -> Callable[[F], F]:

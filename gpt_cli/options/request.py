@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
 from gpt_cli.options.constraint import Constraint, ConstraintKind
@@ -146,7 +147,7 @@ class Options(SamplingParams):
         if len(constraints) > 1:
             raise OptionError(constraints[1], "must be the only constraint of a text")
 
-    @property
+    @cached_property
     def constraint(self) -> Constraint | None:
         """Return the constraint of the text, or None; it may not be valid: see `validate`."""
         for name in CONSTRAINTS:
@@ -167,7 +168,7 @@ class Options(SamplingParams):
             options = replace(self, **dict.fromkeys(CONSTRAINTS))  # type: ignore[arg-type]
         return super(Options, options).with_row(row)
 
-    @property
+    @cached_property  # rows may share their options
     def sampling(self) -> SamplingParams:
         """Return the part that says how to choose a token."""
         return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
