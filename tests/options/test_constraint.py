@@ -57,10 +57,6 @@ VARIOUS = [  # no more than are cached
 ]
 
 
-def engine_of(model, tokenizer):
-    return gpt_cli.Engine(LoadedModel(model, tokenizer), "made", 0.0)
-
-
 def matcher_of(model, tokenizer, option, ids=()):
     """Return the state of a text that has these tokens."""
     matcher = Matcher(tokenizer, model.config, Options(**option).constraint)
@@ -210,20 +206,19 @@ def test_a_text_has_one_constraint():
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("name", "value"),
     [
-        {"regex": ""},
-        {"regex": r"[^\s\S]"},
-        {"grammar": 'start: ""'},
-        {"grammar": "start: start"},
-        {"grammar": 'start: a\na: b\nb: a "x"'},
-        {"grammar": "start: <|endoftext|>"},
+        ("regex", ""),
+        ("regex", r"[^\s\S]"),
+        ("grammar", 'start: ""'),
+        ("grammar", "start: start"),
+        ("grammar", 'start: a\na: b\nb: a "x"'),
+        ("grammar", "start: <|endoftext|>"),
     ],
 )
-def test_a_constraint_that_only_the_empty_text_matches_or_none_is_refused(tiny, given):
-    (name,) = given
+def test_a_constraint_that_only_the_empty_text_matches_or_none_is_refused(tiny, name, value):
     with pytest.raises(OptionError, match=f"^{name} must match some text, and matches none"):
-        tiny.generate(["Once"], **given)
+        tiny.generate(["Once"], **{name: value})
 
 
 def test_a_special_token_that_the_tokenizer_does_not_have_is_refused(tiny):
@@ -246,8 +241,8 @@ def test_a_constraint_is_known_by_its_option():
 
 def test_the_constraint_of_a_row_replaces_that_of_all():
     default = Options(regex="a", seed=3)
-    own = default.with_row({"choices": ["b"], "regex": None})
-    assert (own.constraint.kind, own.seed) == ("choices", 3)
+    options = default.with_row({"choices": ["b"], "regex": None})
+    assert (options.constraint.kind, options.seed) == ("choices", 3)
     for row in ({}, {"seed": 4}, {"choices": None}):
         assert default.with_row(row).constraint == default.constraint
     with pytest.raises(OptionError, match="choices must be the only constraint"):
@@ -266,9 +261,7 @@ def test_rows_have_constraints_of_their_own(tiny):
     first, second, bad, empty, none, third = tiny.batch(rows, Options(regex=r"\d{2}", seed=1))
     assert re.fullmatch("[0-9]{2}", first.text)
     assert second.text in ("x", "y")
-    assert isinstance(bad, InputError)
-    assert isinstance(empty, InputError)
-    assert isinstance(none, InputError)
+    assert all(isinstance(error, InputError) for error in (bad, empty, none))
     assert third.text == "1"
 
 
@@ -363,8 +356,8 @@ def test_a_text_is_the_same_in_any_batch_without_the_cache_and_with_any_drafts(
     wrong = replace(model, wpe=np.roll(model.wpe, 3, axis=0))
     for speculator in (Speculator(model), speculating(model, wrong)):
         with planned(*plans):
-            found = completions_of(model, tokenizer, requests, speculator)
-        assert outcomes(found) == alone
+            drafted = completions_of(model, tokenizer, requests, speculator)
+        assert outcomes(drafted) == alone
 
 
 @pytest.mark.parametrize("params", [{}, FREE])  # the library drafts in one call with the first
@@ -375,9 +368,9 @@ def test_drafts_of_the_twin_follow_the_constraint(native, tokenizer, option, par
     requests = [Request([1, 2], options, row) for row in range(8)]
     with planned((3, True), (2, True)):
         drafting = speculating(model, make_draft_model(model))
-        found = completions_of(model, tokenizer, requests, drafting)
-    assert outcomes(found) == outcomes(completions_of(model, tokenizer, requests))
-    assert sum(row.accepted for row in found) > 0.8 * sum(row.drafted for row in found) > 0
+        rows = completions_of(model, tokenizer, requests, drafting)
+    assert outcomes(rows) == outcomes(completions_of(model, tokenizer, requests))
+    assert sum(row.accepted for row in rows) > 0.8 * sum(row.drafted for row in rows) > 0
 
 
 def test_drafts_are_cut_before_what_the_constraint_does_not_allow(native, tokenizer):
@@ -402,9 +395,9 @@ def test_tokens_that_the_constraint_forces_are_drafted(native, tokenizer):
 @pytest.mark.parametrize("option", VARIOUS)
 def test_a_streamed_text_is_the_same(tiny, option):
     for seed in range(3):
-        chosen = {"seed": seed, "max_tokens": 20} | option
-        (done,) = tiny.generate(["Once"], **chosen)
-        assert "".join(tiny.stream("Once", **chosen)) == done.text
+        options = {"seed": seed, "max_tokens": 20} | option
+        (done,) = tiny.generate(["Once"], **options)
+        assert "".join(tiny.stream("Once", **options)) == done.text
 
 
 # Also what is not UTF-8, but for the byte 255: llguidance marks special tokens with it.
@@ -419,11 +412,9 @@ def test_a_constraint_that_allows_everything_changes_nothing(request, name, para
         ["Once upon a time", "The", "é", "\n"],
         engine.tokenizer.encode_bytes(b"\xff"),
     )
-    chosen = {"max_tokens": 40, "seed": 5, "top_logprobs": 2, "logit_bias": {last: -100}} | params
-    found, expected = (
-        engine.generate(prompts, **chosen, **more) for more in ({"grammar": EVERYTHING}, {})
-    )
-    assert outcomes(found) == outcomes(expected)
+    options = {"max_tokens": 40, "seed": 5, "top_logprobs": 2, "logit_bias": {last: -100}} | params
+    free, constrained = (engine.generate(prompts, **options, grammar=g) for g in (None, EVERYTHING))
+    assert outcomes(constrained) == outcomes(free)
 
 
 # --- probabilities -------------------------------------------------------------------------------
@@ -438,10 +429,7 @@ def test_logprobs_are_those_without_the_constraint(model, tokenizer, option):
         assert [id for id, _ in top] == np.argsort(-exact[step])[:3].tolist()
 
 
-FILTERS = [FREE, {"temperature": 0.5, "top_k": 6, "top_p": 1.0}]
-
-
-@pytest.mark.parametrize("params", FILTERS)
+@pytest.mark.parametrize("params", [FREE, {"temperature": 0.5, "top_k": 6, "top_p": 1.0}])
 def test_draws_have_the_masked_distribution(engine, params):
     """First the mask, then the filters; each number of draws is within 5 sigma."""
     option, count = {"regex": "[a-z ]{1,2}"}, 2000
@@ -498,8 +486,8 @@ def test_any_of_several_end_tokens_may_end_a_text(make_model, tokenizer):
 
 def test_an_end_token_that_other_models_have_as_text_is_none(make_model, tokenizer):
     model = make_model(n_layer=1, eos_token_id=[END_ID, A])
-    found = run(favouring(model, A), tokenizer, [[1], [2]], regex="[ab]{3}b?")
-    assert [(row.text, row.finish_reason) for row in found] == [("bbb", "eos")] * 2
+    rows = run(favouring(model, A), tokenizer, [[1], [2]], regex="[ab]{3}b?")
+    assert [(row.text, row.finish_reason) for row in rows] == [("bbb", "eos")] * 2
     assert finish(model, tokenizer, A, regex="ba") == ("b", "stuck")
 
 
@@ -513,12 +501,12 @@ def test_texts_of_any_weights_match(case_folder, dtype):
 # --- masks ---------------------------------------------------------------------------------------
 
 
-def test_what_llguidance_knows_of_a_model_is_made_once(engine):
-    made = [_guide(engine.tokenizer, engine.model.config) for _ in range(2)]
-    assert made[0] is made[1]
+def test_the_tables_of_llguidance_for_a_model_are_cached(engine):
+    first, second = (_guide(engine.tokenizer, engine.model.config) for _ in range(2))
+    assert first is second
 
 
-def test_a_tokenizer_is_given_back_with_its_model():
+def test_a_tokenizer_is_released_with_its_model():
     engine = gpt_cli.load("tiny")
     _guide(engine.tokenizer, engine.model.config)
     tokenizer = weakref.ref(engine.tokenizer)
@@ -548,22 +536,22 @@ def test_the_mask_after_drafts_is_that_of_the_text_with_them(engine, option, dat
         assert earlier.fitting([*ids[cut:], wrong, A]) == ids[cut:]
         assert not earlier.allowed([*ids[cut:], wrong]).any()
     forced = earlier.forced()
-    for place, id in enumerate(forced):
-        assert np.flatnonzero(earlier.allowed(forced[:place])).tolist() == [id]
+    for index, id in enumerate(forced):
+        assert np.flatnonzero(earlier.allowed(forced[:index])).tolist() == [id]
     assert np.array_equal(earlier.allowed(), before)
 
 
-LANGUAGES = [  # with their characters, and the length of the longest text
-    ("[ab ]{1,4}", "ab ", 4),
-    ("(he|[hel ]){2,3}", "hel ", 6),
-    ("0{0,5}", "0", 5),
-    ("a?( a){0,2}|b", "ab ", 5),
-    ("[é😀中]{1,2}", "é😀中", 2),
-    ("(t|h|e| ){1,3}( the)?", "the ", 7),
-]
-
-
-@pytest.mark.parametrize(("pattern", "characters", "longest"), LANGUAGES)
+@pytest.mark.parametrize(
+    ("pattern", "characters", "longest"),  # the longest text has this length
+    [
+        ("[ab ]{1,4}", "ab ", 4),
+        ("(he|[hel ]){2,3}", "hel ", 6),
+        ("0{0,5}", "0", 5),
+        ("a?( a){0,2}|b", "ab ", 5),
+        ("[é😀中]{1,2}", "é😀中", 2),
+        ("(t|h|e| ){1,3}( the)?", "the ", 7),
+    ],
+)
 def test_the_mask_has_the_tokens_with_which_a_match_can_begin(engine, pattern, characters, longest):
     texts = (
         "".join(text)
