@@ -5,7 +5,9 @@ exit code 1.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from itertools import count, islice
+from types import ModuleType
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -94,6 +96,18 @@ def compute_valid(
             yield waiting.pop()
         else:
             return
+
+
+def import_extra(purpose: str, package: str, *modules: str) -> ModuleType:
+    """Import modules of an optional package and return the first; raise ResourceError without it.
+
+    The purpose begins the message, such as "Parquet needs pyarrow".
+    """
+    try:
+        first, *_ = [import_module(module) for module in modules]
+    except ImportError as error:
+        raise ResourceError(f"{purpose} ({error}): pip install {package}") from None
+    return first
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from gpt_cli.options.declare import declarations
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import native_library
 from support.processes import on_terminal, path_with_command
@@ -222,8 +221,8 @@ def test_links_lead_to_files_and_headings_that_exist(page):
 
 def test_each_option_is_in_the_guide():
     pages = {name: (ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("batch", "generate")}
-    for option, declared in declarations(Options):
-        if declared.row:
+    for option in Options.declarations():
+        if option.row:
             assert f"`{option.name}`" in pages["batch"]
             assert f"--{option.name.replace('_', '-')}" in pages["generate"]
 

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gpt_cli.options.declare import Declared, Range, option
+from gpt_cli.options.declare import Declared, between, option
 
 ModeName: TypeAlias = Literal["cache on", "cache off", "speculation"]  # the last with the cache
 
-_MAX = 1_000_000
-_COUNTS = Range(lambda count: 1 <= count <= _MAX, f"from 1 to {_MAX}")
+_COUNTS = between(1, 1_000_000)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, replace
 from glob import escape, glob
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -20,10 +19,10 @@ import typer
 
 import gpt_cli
 from gpt_cli import jobs
-from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.errors import InputError, import_extra
 from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
 from gpt_cli.options import declare
-from gpt_cli.options.declare import Declared, NamedOptionError, Option, OptionError, choice, option
+from gpt_cli.options.declare import Declared, NamedOptionError, Option, OptionError, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.atomic import check_file
 from gpt_cli.system.machine import MOST_THREADS
@@ -36,18 +35,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     options: dict[str, Option] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
-        group, members = parameter.annotation, {name: parameter.default}
-        if isinstance(group, type) and issubclass(group, Declared):
-            groups[name] = group
-            members = {field.name: field for field in fields(group)}
-        elif not isinstance(parameter.default, Field):
+        annotation, default = parameter.annotation, parameter.default
+        if isinstance(annotation, type) and issubclass(annotation, Declared):
+            groups[name] = annotation
+            members = annotation.declarations()
+        elif isinstance(default, Field):
+            members = (declare.declaration(name, annotation, default),)
+        else:
             parameters.append(parameter)
             continue
-        for flag, field in members.items():
-            declared: Option = field.metadata["option"]
+        for declared in members:
             if declared.help:
-                options[flag] = declared
-                parameters.append(_parameter(flag, field.default, declared))
+                options[declared.name] = declared
+                parameters.append(_parameter(declared))
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
@@ -61,7 +61,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 filled[name].validate()
             for name, value in values.items():
                 if name in options and value is not None:
-                    values[name] = options[name].convert(name, value)
+                    values[name] = options[name].convert(value)
             function(**values, **filled)
         except NamedOptionError as error:
             name, complaint = error.args
@@ -72,18 +72,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _flag(name: str, declared: Option) -> str:
-    return declared.flag or f"--{name.replace('_', '-')}"
+def _flag(declared: Option) -> str:
+    return declared.flag or f"--{declared.name.replace('_', '-')}"
 
 
-def _parameter(name: str, default: Any, declared: Option) -> inspect.Parameter:
+def _parameter(declared: Option) -> inspect.Parameter:
     """Return an option as the parameter of a function that typer reads."""
     more = dict(declared.typer) | ({"callback": _read_content} if declared.from_file else {})
-    info = typer.Option(_flag(name, declared), *declared.aliases, help=declared.help, **more)
+    info = typer.Option(_flag(declared), *declared.aliases, help=declared.help, **more)
     return inspect.Parameter(
-        name,
+        declared.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=None if default == () else default,  # (): a repeatable flag
+        default=None if declared.default == () else declared.default,  # (): a repeatable flag
         annotation=Annotated[declared.kind.flag_type, info],
     )
 
@@ -91,7 +91,7 @@ def _parameter(name: str, default: Any, declared: Option) -> inspect.Parameter:
 def _shown_flags(options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
     """Yield pairs of an option and its flag; the option may have the name of the flag, too."""
     for name, declared in options.items():
-        flag = _flag(name, declared).partition("/")[0]  # of --cache/--no-cache
+        flag = _flag(declared).partition("/")[0]  # of --cache/--no-cache
         variable = declared.typer.get("envvar", "")
         shown = f"{flag} (or {variable})" if variable in os.environ else flag
         yield name, shown
@@ -119,11 +119,7 @@ def argument(metavar: str, help: str) -> Any:
 def check_picture(option: str, file: Path, endings: Sequence[str]) -> None:
     """Raise an error before costly work if the option of a picture cannot be used."""
     check_file(option, file, endings)
-    try:
-        import_module("matplotlib.figure")
-    except ImportError as error:
-        message = f"{option} needs matplotlib ({error}): pip install matplotlib"
-        raise ResourceError(message) from None
+    import_extra(f"{option} needs matplotlib", "matplotlib", "matplotlib.figure")
 
 
 def dash_as_none(name: str | Path | None) -> str | Path | None:
@@ -162,7 +158,7 @@ class Model(Declared):
         envvar="GPT_CLI_MODEL",
         autocompletion=_complete_model,
     )
-    revision: str | None = option(None, "Branch, tag or commit on the Hub.", kind=declare.TEXT)
+    revision: str | None = option(None, "Branch, tag or commit on the Hub.")
     offline: bool = option(False, "Do not contact the Hub; use local files only.")
     quiet: bool = option(False, "Show no notes and no progress.", aliases=("-q",))
     verbose: bool = option(
@@ -206,7 +202,6 @@ class Loading(Model):
         None,
         f"Number of threads, up to {MOST_THREADS}; one per core if not set.",
         declare.THREADS,
-        kind=declare.WHOLE,
         envvar="GPT_CLI_THREADS",
     )
 
@@ -235,7 +230,6 @@ class RowFiles(Declared):
         None,
         "Write to a new file (JSON Lines, or Parquet if the name ends with .parquet), or to "
         "several files: FOLDER/, FOLDER/*.jsonl or FOLDER/*.parquet; local or a URL such as s3://...",
-        kind=declare.TEXT,
         aliases=("-o",),
         metavar="OUT",
         callback=dash_as_none,
@@ -249,7 +243,6 @@ class RowFiles(Declared):
         None,
         "Input format; auto (the default): Parquet by the ending of the name, JSON Lines if the "
         "first row begins with {, else plain lines.",
-        kind=choice(Format),
     )
 
     @property
@@ -262,28 +255,23 @@ class RowFiles(Declared):
 class Where(Declared):
     """Where rows are computed."""
 
-    engine: str = option(
-        "local",
-        "Compute on this machine, or on a Ray cluster.",
-        kind=choice(Literal["local", "ray"]),
+    engine: Literal["local", "ray"] = option(
+        "local", "Compute on this machine, or on a Ray cluster."
     )
     address: str | None = option(
         None,
         "The Ray cluster, or auto for that of this machine; default: RAY_ADDRESS, or a new one.",
-        kind=declare.TEXT,
         metavar="HOST:PORT",
     )
     workers: int | None = option(
         None,
         "Processes that hold the model; default: as many as fit, with up to 4 threads each.",
         declare.AT_LEAST_1,
-        kind=declare.WHOLE,
     )
     gpus_per_worker: float | None = option(
         None,
         "GPUs per worker, such as 1 or 0.5; 0 uses CPUs.",
         declare.AT_LEAST_0,
-        kind=declare.NUMBER,
         metavar="G",
     )
 
@@ -322,24 +310,19 @@ TEMPLATE = option(
     None,
     "A text, or a file with one, into which each row is put: {line}, or {NAME} of a field of "
     "JSON Lines or Parquet; {{ is a brace.",
-    kind=declare.TEXT,
     metavar="FILE|TEXT",
 )
 PROMPT_FILE = option(
     None,
     "Read the prompt from FILE (- is standard input), and append PROMPT.",
-    kind=declare.PATH,
     aliases=("-f",),
     metavar="FILE",
 )
-ROWS_FILE = option(
-    None, "Same as the argument.", kind=declare.TEXT, flag="--file", aliases=("-f",), metavar="FILE"
-)
+ROWS_FILE = option(None, "Same as the argument.", flag="--file", aliases=("-f",), metavar="FILE")
 LOGPROBS = option(
     None,
     "Add the log-probability of each token and of the N likeliest tokens to the JSON.",
     declare.AT_LEAST_0,
-    kind=declare.WHOLE,
     metavar="N",
 )
 MODEL_NAME = typer.Argument(

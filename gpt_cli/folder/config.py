@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.options.declare import WHOLE, Declared, Kind, Range, between, choice, option
+from gpt_cli.options.declare import WHOLE, Declared, Kind, Range, between, option
 from gpt_cli.system.files import read_json
 
 SCALE = "_scale"  # suffix of the names of scales of int8 weights
@@ -52,8 +52,8 @@ class GPT2Config(Declared):
     n_embd: int = option(768, range=_SIZES)  # C
     n_layer: int = option(12, range=_SIZES)
     n_head: int = option(12, range=_SIZES)  # H
-    n_inner: int | None = option(None, range=_SIZES, kind=WHOLE)  # of the MLP; None means 4 C
-    activation_function: str = option("gelu_new", kind=choice(Activation))
+    n_inner: int | None = option(None, range=_SIZES)  # of the MLP; None means 4 C
+    activation_function: Activation = option("gelu_new")
     layer_norm_epsilon: float = option(
         1e-5, range=Range(lambda epsilon: 0 < epsilon < 1, "between 0 and 1")
     )

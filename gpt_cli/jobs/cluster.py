@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt_cli import hub
 from gpt_cli.engine import Engine
-from gpt_cli.errors import GPTCLIError, ResourceError
+from gpt_cli.errors import GPTCLIError, ResourceError, import_extra
 from gpt_cli.jobs import parquet
 from gpt_cli.jobs.layout import InputRow
 from gpt_cli.jobs.rows import Piece, RowReader, Source, pieces_together
@@ -86,27 +87,28 @@ class _PieceReader(_BundleActor):
                     yield replace(row, file=name)
 
 
+@dataclass
 class _Worker(_BundleActor):
-    """Hold the model, or the error of loading it."""
+    """Compute the records of rows, or of the rows of pieces."""
 
-    def __init__(
-        self, task: Task, reader: _PieceReader, name: str, model: str, loading: Mapping[str, Any]
-    ):
-        self._task = task
-        self._reader = reader
-        try:
-            self._engine: Engine | GPTCLIError = load(model, **loading)
-            self._engine.name = name
-        except GPTCLIError as error:
-            self._engine = error
+    task: Task
+    reader: _PieceReader
+    name: str  # of the model, as a user wrote it
+    model: str
+    loading: Mapping[str, Any]
+
+    @cached_property
+    def _engine(self) -> Engine:
+        """The model, loaded for the first bundle: Ray would return only the text of an error."""
+        engine = load(self.model, **self.loading)
+        engine.name = self.name
+        return engine
 
     def content(self, bundle: list[Any]) -> Iterator[Record]:
-        """Yield the records of rows, or of the rows of pieces."""
-        if isinstance(self._engine, GPTCLIError):
-            raise self._engine
-        rows = self._reader.content(bundle) if isinstance(bundle[0], Piece) else bundle
-        for _, group in groupby(rows, lambda row: row.index // self._task.rows_together):
-            yield from self._task.records(self._engine, list(group))
+        """Yield the records of a bundle."""
+        rows = self.reader.content(bundle) if isinstance(bundle[0], Piece) else bundle
+        for _, group in groupby(rows, lambda row: row.index // self.task.rows_together):
+            yield from self.task.records(self._engine, list(group))
 
 
 def compute(
@@ -284,10 +286,5 @@ def _silent() -> Iterator[None]:
 
 def library() -> ModuleType:
     """Return Ray; raise ResourceError if it is not installed."""
-    try:
-        import ray
-        import ray.data
-        import ray.exceptions
-    except ImportError as error:
-        raise ResourceError(f"a cluster needs Ray: {error}: pip install 'ray[data]'") from None
-    return ray
+    modules = ("ray", "ray.data", "ray.exceptions")
+    return import_extra("a cluster needs Ray", "'ray[data]'", *modules)

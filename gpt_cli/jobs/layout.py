@@ -10,7 +10,7 @@ from gpt_cli.errors import InputError
 from gpt_cli.records import ERROR, IDENTITY, Schema
 
 _LINE = "line"  # the field that a plain line has
-_PART = re.compile(r"(?P<text>[^{}]+)|(?P<brace>\{\{|\}\})|\{(?P<name>[^{}]+)\}")
+_PART = re.compile(r"\{([^{}]+)\}|([^{}]+)|\{(\{)|\}(\})|[{}]")  # name, text, {{, }}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,15 @@ class Template:
     @cached_property
     def _parts(self) -> list[tuple[bool, str]]:
         """Names of fields (True), and texts."""
-        parts, end = [], 0
-        while end < len(self.text):
-            match = _PART.match(self.text, end)
-            if match is None:
+        parts = []
+        for match in _PART.finditer(self.text):
+            group = match.lastindex
+            if group is None:
                 raise InputError(
-                    f"the template has a lone {self.text[end]} at character {end + 1}: "
+                    f"the template has a lone {match[0]} at character {match.start() + 1}: "
                     "write {{ or }} for a brace, {name} for a field"
                 )
-            name, brace = match["name"], match["brace"]
-            parts.append((True, name) if name else (False, brace[0] if brace else match["text"]))
-            end = match.end()
+            parts.append((group == 1, match[group]))
         return parts
 
     def check_line(self) -> None:

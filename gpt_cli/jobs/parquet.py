@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from gpt_cli.errors import InputError, ResourceError
+from gpt_cli.errors import InputError, import_extra
 from gpt_cli.jobs.layout import Layout
 from gpt_cli.jobs.storage import open_file, reading
 from gpt_cli.records import Record, Schema
@@ -87,13 +87,12 @@ def _group(file: str, group: int, fields: tuple[str, ...]) -> "pyarrow.Table":
     with _opened(file) as (table, _):
         columns = [name for name in ("id", *fields) if name in table.schema_arrow.names]
         rows = table.read_row_group(group, columns)
-    for index, kind in enumerate(rows.schema.types):
-        if pyarrow.types.is_dictionary(kind):
-            kind = kind.value_type
-            rows = rows.set_column(index, columns[index], rows[index].cast(kind))
-        if str(kind) in _TEXTS:
-            binary = rows[index].cast(pyarrow.large_binary())
-            rows = rows.set_column(index, columns[index], binary)
+    for index, (name, column) in enumerate(zip(rows.column_names, rows.columns, strict=True)):
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if str(column.type) in _TEXTS:
+            column = column.cast(pyarrow.large_binary())
+        rows = rows.set_column(index, name, column)
     return rows
 
 
@@ -154,9 +153,4 @@ def _opened(file: str) -> "Iterator[tuple[ParquetFile, BinaryIO]]":
 
 def library() -> ModuleType:
     """Return pyarrow; raise ResourceError if it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ResourceError("Parquet needs pyarrow: pip install pyarrow") from None
-    return pyarrow
+    return import_extra("Parquet needs pyarrow", "pyarrow", "pyarrow", "pyarrow.parquet")

@@ -104,16 +104,6 @@ class Folder(Sink):
         if self._names() != self._written:
             raise refusal(f"{self.name} has files of another run")
 
-    def join(self, target: BinaryIO) -> None:
-        """Write the records of all parts as one file."""
-        self._format.join(self._streams(), self._schema, target)
-
-    def remove(self) -> None:
-        """Remove the folder and its parts."""
-        self._locked.close()  # Windows removes no file that is open
-        with storage.writing(self.name, "remove it by hand"):
-            self._fs.rm(self._folder, recursive=True)
-
     def _begin_part(self) -> None:
         self._part: list[Record] = []
         self._bytes = 0
@@ -150,7 +140,7 @@ class Folder(Sink):
         return f"part-{self._first:012}{self._ending}"
 
 
-class File(Sink):
+class File(Folder):
     """One file, joined at the end from the parts in the folder FILE.parts, which then is removed.
 
     The file is Parquet if its name ends with ".parquet", else JSON Lines.
@@ -159,27 +149,16 @@ class File(Sink):
     def __init__(self, name: str, schema: Schema, job: Mapping[str, Any], *, resume: bool):
         if storage.exists(name):
             raise refusal(f"{name} exists")
-        self.name = name
-        self._parts = Folder(f"{name}.parts", _ending(name), schema, job, resume=resume)
-
-    def __enter__(self) -> Self:
-        self._parts.__enter__()
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._parts.__exit__(kind, error, trace)
-
-    def resume(self) -> Resumed:
-        return self._parts.resume()
-
-    def write(self, record: Record) -> None:
-        self._parts.write(record)
+        self._file = name
+        super().__init__(f"{name}.parts", _ending(name), schema, job, resume=resume)
 
     def finish(self, rows: int) -> None:
-        self._parts.finish(rows)
-        with _atomic(*storage.filesystem(self.name), self.name) as target:
-            self._parts.join(target)
-        self._parts.remove()
+        super().finish(rows)
+        with _atomic(*storage.filesystem(self._file), self._file) as target:
+            self._format.join(self._streams(), self._schema, target)
+        self._locked.close()  # Windows removes no file that is open
+        with storage.writing(self.name, "remove it by hand"):
+            self._fs.rm(self._folder, recursive=True)
 
 
 def _ending(name: str) -> str:

@@ -9,7 +9,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
@@ -114,21 +114,19 @@ def size(name: str) -> int:
 def open_file(file: Path | str) -> Iterator[BufferedReader]:
     """Open a file to read bytes; the errors of the block are left to the caller: see `reading`."""
     name = str(file)
+    opened: AbstractContextManager[BufferedReader]
     with reading(label(file)):
         if name == "-":
             if sys.stdin is None:
                 raise InputError("standard input is closed")
-            stream = cast(BufferedReader, sys.stdin.buffer)
+            opened = nullcontext(cast(BufferedReader, sys.stdin.buffer))  # stays open
         elif is_address(name):
             fs, path = filesystem(name)
-            stream = BufferedReader(fs.open(path, "rb"))
+            opened = BufferedReader(fs.open(path, "rb"))
         else:
-            stream = Path(name).open("rb")  # noqa: SIM115 (closed below)
-    try:
+            opened = Path(name).open("rb")  # noqa: SIM115 (entered below)
+    with opened as stream:
         yield stream
-    finally:
-        if name != "-":
-            stream.close()
 
 
 def read_text(file: Path | str) -> str:
@@ -150,13 +148,12 @@ def read_bytes(file: Path | str) -> bytes:
     limit = _memory_limit()
     data = bytearray()
     with open_file(file) as stream, reading(label(file)):
-        at_end = False
-        while not at_end:
+        while True:
             chunk = stream.read(_CHUNK)
-            at_end = len(chunk) < _CHUNK  # to read again would need a second Ctrl-D in a terminal
             data += chunk
             _check_size(file, len(data), limit)
-    return bytes(data)
+            if len(chunk) < _CHUNK:  # to read again would need a second Ctrl-D in a terminal
+                return bytes(data)
 
 
 def read_range(file: str, start: int, end: int) -> bytes:

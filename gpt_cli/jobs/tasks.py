@@ -16,7 +16,7 @@ from gpt_cli.records import Record, Schema
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
     from gpt_cli.generation.generate import Completion
-    from gpt_cli.scoring.rank import Choice, RankBy
+    from gpt_cli.scoring.rank import RankBy
     from gpt_cli.scoring.score import Score
 
 Rows: TypeAlias = Sequence[InputRow]
@@ -226,13 +226,13 @@ class Ranking(Task):
         choices = spaced(prompt, self.choices if choices is None else choices, exact=self.exact)
         return replace(row, fields={"prompt": prompt, "choices": choices})
 
-    def results(self, engine: "Engine", rows: Rows) -> "list[list[Choice] | InputError]":
+    def results(self, engine: "Engine", rows: Rows) -> Iterator[Record | InputError]:
         questions = [(row.fields["prompt"], [*row.fields["choices"]]) for row in rows]
-        return engine.rank_many(questions, by=self.by)
-
-    def record(self, engine: "Engine", row: InputRow, result: "list[Choice]") -> Record:
-        choices = self.prepare(row).fields["choices"]
-        return {"choices": records.of_ranking(engine, result, choices)}
+        for row, ranked in zip(rows, engine.rank_many(questions, by=self.by), strict=True):
+            if isinstance(ranked, InputError):
+                yield ranked
+            else:
+                yield {"choices": records.of_ranking(engine, ranked, row.fields["choices"])}
 
     def tokens(self, record: Record) -> int:
         return sum(choice["tokens"] for choice in record["choices"])

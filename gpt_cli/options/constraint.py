@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from gpt_cli.errors import ResourceError
+from gpt_cli.errors import import_extra
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.machine import within
 
@@ -55,13 +55,7 @@ class Constraint:
 
 def import_llguidance() -> Any:
     """Return the package llguidance; raise ResourceError if it is not installed."""
-    try:
-        import llguidance
-    except ImportError as error:
-        raise ResourceError(
-            f"a constraint needs llguidance ({error}): pip install llguidance"
-        ) from None
-    return llguidance
+    return import_extra("a constraint needs llguidance", "llguidance", "llguidance")
 
 
 def with_stack(kind: ConstraintKind, function: Callable[[], T]) -> T:

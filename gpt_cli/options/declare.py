@@ -1,4 +1,4 @@
-"""Declare an option once: name, default, range and help.
+"""Declare an option once: name, type, default, range and help.
 
 A group of options is a frozen dataclass that derives from `Declared`; its fields are `option`s.
 The keywords of the Python API, the fields of a JSON row (`Declared.with_row`) and the flags of
@@ -7,11 +7,13 @@ commands (`gpt_cli.cli.options`) all come from its fields.
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import cache, partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from types import NoneType
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
 
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError, did_you_mean
 from gpt_cli.system.machine import MOST_THREADS
@@ -76,9 +78,9 @@ def check(name: str, value: Any, range: Range) -> None:
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of one option; its name and default are those of the field."""
+    """The declaration of one option."""
 
-    kind: Kind
+    default: Any
     help: str  # of its flag; an option without help has no flag
     range: Range | None
     row: bool  # a JSON row may have it
@@ -86,16 +88,18 @@ class Option:
     aliases: tuple[str, ...]  # of the flag
     from_file: bool  # the flag names a file with the value, unless it begins with {
     typer: Mapping[str, Any]  # more keywords of typer.Option
+    name: str
+    kind: Kind
 
-    def convert(self, name: str, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """Return a valid value in the type of the option; raise OptionError for another value."""
         try:
             value = self.kind.convert(value)
         except (TypeError, ValueError, OverflowError):
             shown = json.dumps(value, default=str, skipkeys=True)
-            raise OptionError(name, f"must be {self.kind.name}, not {shown:.40}") from None
+            raise OptionError(self.name, f"must be {self.kind.name}, not {shown:.40}") from None
         if self.range:
-            check(name, value, self.range)
+            check(self.name, value, self.range)
         return value
 
 
@@ -111,16 +115,14 @@ def option(
     from_file: bool = False,
     **typer: Any,
 ) -> Any:
-    """Return a dataclass field with a declaration; its kind by default is that of its default."""
-    kind = kind or _KINDS[type(default)]
-    declaration = Option(kind, help, range, row, flag, aliases, from_file, typer)
-    return field(default=default, metadata={"option": declaration})
+    """Return a dataclass field with a declaration; see `declaration`."""
+    unnamed = partial(Option, default, help, range, row, flag, aliases, from_file, typer)
+    return field(default=default, metadata={"option": unnamed, "kind": kind})
 
 
-def declarations(group: "type[Declared]") -> Iterator[tuple[Field[Any], Option]]:
-    """Yield the fields of a group with their declarations."""
-    for member in fields(group):
-        yield member, member.metadata["option"]
+def declaration(name: str, annotation: Any, member: Field[Any]) -> Option:
+    """Return the option that a field declares; its kind by default is that of the annotation."""
+    return member.metadata["option"](name, member.metadata["kind"] or _kind_of(annotation))
 
 
 class Declared:
@@ -129,19 +131,24 @@ class Declared:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __post_init__(self) -> None:
-        for member, declaration in declarations(type(self)):
-            value = getattr(self, member.name)
-            if value is not None or member.default is not None:
-                value = declaration.convert(member.name, value)
-                object.__setattr__(self, member.name, value)  # the dataclass is frozen
+        for declared in self.declarations():
+            value = getattr(self, declared.name)
+            if value is not None or declared.default is not None:
+                object.__setattr__(self, declared.name, declared.convert(value))  # it is frozen
 
     def validate(self) -> None:
         """Check what takes too long for the constructor; raise OptionError."""
 
     @classmethod
+    @cache
+    def declarations(cls) -> tuple[Option, ...]:
+        """Return the options of the group."""
+        return tuple(declaration(member.name, member.type, member) for member in fields(cls))
+
+    @classmethod
     def row_fields(cls) -> tuple[str, ...]:
         """Return the names of the options that a JSON row may have."""
-        return tuple(member.name for member, declaration in declarations(cls) if declaration.row)
+        return tuple(declared.name for declared in cls.declarations() if declared.row)
 
     def with_row(self, row: Mapping[str, Any]) -> Self:
         """Return these options, replaced by those of a JSON row that are not null.
@@ -155,7 +162,7 @@ class Declared:
             raise InputError(
                 f"unknown field {unknown[0]!r:.40}{near}; the options of a row are {names}"
             )
-        return replace(self, **values)
+        return replace(self, **values) if values else self
 
 
 def takes(group: type[Declared]) -> Callable[[F], F]:
@@ -208,10 +215,17 @@ SCHEMA = Kind("a JSON schema", str, _convert_schema)
 PATH = Kind("a path", Path, Path)
 TEXTS = Kind("a string or a list of strings", list[str], _convert_texts)
 BIASES = Kind("a number for each token id (such as 452=-100)", list[str], _convert_biases)
-_KINDS = {int: WHOLE, float: NUMBER, bool: SWITCH, str: TEXT, tuple: TEXTS}
+_KINDS = {kind.flag_type: kind for kind in (WHOLE, NUMBER, SWITCH, TEXT, PATH)}
+_KINDS |= {Sequence: TEXTS, tuple: TEXTS}
 
 
-def choice(literal: Any) -> Kind:
-    """Return the kind of an option with the values of a `Literal`."""
-    names = get_args(literal)
-    return Kind(f"one of {', '.join(names)}", literal, lambda value: names[names.index(value)])
+def _kind_of(annotation: Any) -> Kind:
+    """Return the kind of an option with an annotation, such as `int | None` or a `Literal`."""
+    arguments = get_args(annotation)
+    if NoneType in arguments:
+        return _kind_of(arguments[0])
+    origin = get_origin(annotation) or annotation
+    if origin is not Literal:
+        return _KINDS[origin]
+    name = f"one of {', '.join(arguments)}"
+    return Kind(name, annotation, lambda value: arguments[arguments.index(value)])

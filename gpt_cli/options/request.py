@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
 from gpt_cli.options.constraint import Constraint, ConstraintKind
@@ -12,14 +13,10 @@ from gpt_cli.options.declare import (
     AT_LEAST_1,
     BIASES,
     SCHEMA,
-    TEXT,
-    TEXTS,
-    WHOLE,
     Declared,
     OptionError,
     Range,
     between,
-    choice,
     option,
     split_commas,
 )
@@ -95,7 +92,6 @@ class Options(SamplingParams):
         None,
         "Seed of the random choices: the same seed gives the same text; random if not set.",
         Range(lambda seed: 0 <= seed < 2**64, "from 0 to 2**64 - 1"),
-        kind=WHOLE,
         aliases=("-s",),
     )
     stop: Sequence[str] = option(
@@ -107,7 +103,6 @@ class Options(SamplingParams):
     regex: str | None = option(
         None,
         "Make the whole text match this regular expression, such as ' [0-9]{4}'.",
-        kind=TEXT,
         metavar="REGEX",
     )
     json_schema: str | None = option(
@@ -120,7 +115,6 @@ class Options(SamplingParams):
     grammar: str | None = option(
         None,
         "Make the text match this grammar, in the syntax of Lark.",
-        kind=TEXT,
         metavar="FILE",
         from_file=True,
     )
@@ -128,7 +122,6 @@ class Options(SamplingParams):
         None,
         "Make the text one of these, after a space; repeatable.",
         _CHOICES,
-        kind=TEXTS,
         metavar="A,B,C",
         callback=split_commas,
     )
@@ -144,27 +137,23 @@ class Options(SamplingParams):
         "error",
         "If the text exceeds the context: refuse it (error), drop the start of the prompt "
         "(truncate), or drop the oldest half whenever it is full (shift).",
-        kind=choice(Overflow),
         row=False,
     )
     top_logprobs: int = option(0, range=AT_LEAST_0, row=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(names := self._constraints) > 1:
-            raise OptionError(names[1], "must be the only constraint of a text")
+        constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(constraints) > 1:
+            raise OptionError(constraints[1], "must be the only constraint of a text")
 
-    @property
-    def _constraints(self) -> list[ConstraintKind]:
-        return [name for name in CONSTRAINTS if getattr(self, name) is not None]
-
-    @property
+    @cached_property
     def constraint(self) -> Constraint | None:
         """Return the constraint of the text, or None; it may not be valid: see `validate`."""
-        for name in self._constraints:
-            value = getattr(self, name)
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            return Constraint(name, text)
+        for name in CONSTRAINTS:
+            if (value := getattr(self, name)) is not None:
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                return Constraint(name, text)
         return None
 
     def validate(self) -> None:
@@ -179,7 +168,7 @@ class Options(SamplingParams):
             options = replace(self, **dict.fromkeys(CONSTRAINTS))  # type: ignore[arg-type]
         return super(Options, options).with_row(row)
 
-    @property
+    @cached_property  # rows may share their options
     def sampling(self) -> SamplingParams:
         """Return the part that says how to choose a token."""
         return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import InputError, ResourceError, did_you_mean
-from gpt_cli.options.declare import AT_LEAST_0, TEXT, WHOLE, Declared, OptionError, between, option
+from gpt_cli.options.declare import AT_LEAST_0, Declared, OptionError, between, option
 from gpt_cli.options.request import Options, SamplingParams
 from gpt_cli.serve import trial
 from gpt_cli.serve.refusals import RequestError
@@ -29,14 +29,14 @@ _CANDIDATES = between(1, 128)
 class Fields(Declared):
     """The fields of a request that are not options of a text."""
 
-    model: str | None = option(None, kind=TEXT)
+    model: str | None = option(None)
     max_tokens: int = option(16, range=AT_LEAST_0)
     n: int = option(1, range=_CANDIDATES)
-    best_of: int | None = option(None, range=_CANDIDATES, kind=WHOLE)
-    logprobs: int | None = option(None, range=between(0, 100), kind=WHOLE)
+    best_of: int | None = option(None, range=_CANDIDATES)
+    logprobs: int | None = option(None, range=between(0, 100))
     echo: bool = option(False)
     stream: bool = option(False)
-    user: str | None = option(None, kind=TEXT)
+    user: str | None = option(None)
 
     @property
     def candidates(self) -> int:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from gpt_cli.options.declare import PATH, TEXT, Declared, OptionError, Range, between, option
+from gpt_cli.options.declare import AT_LEAST_1, Declared, OptionError, Range, between, option
 
-_COUNT = Range(lambda count: count >= 1, "1 or more")
 _ANY_PAGE = {"*", "null"}  # every page can have the origin null: that of a sandboxed frame
 _NAME = re.compile(r"[^\s/:]+")
 _ORIGIN = re.compile(r"https?://[^\s/?#@]+")
@@ -30,7 +29,6 @@ class Settings(Declared):
     unix_socket: Path | None = option(
         None,
         "Listen on a Unix socket that only this user can open, instead of a port.",
-        kind=PATH,
         metavar="PATH",
     )
     api_key: str | None = option(
@@ -38,16 +36,17 @@ class Settings(Declared):
         "Key that clients must send; other users of this machine can see a flag, but not the "
         "variable.",
         Range(lambda key: re.fullmatch("[!-~]+", key) is not None, "ASCII without spaces"),
-        kind=TEXT,
         envvar="GPT_CLI_API_KEY",
         metavar="KEY",
     )
     allow_anyone: bool = option(
         False, "Allow addresses that other machines reach, and --cors '*', without a key."
     )
-    max_batch: int = option(32, "Compute at most this many texts side by side.", _COUNT)
-    max_queue: int = option(64, "Let at most this many requests wait; refuse more (429).", _COUNT)
-    max_body: int = option(4_000_000, "Refuse longer requests (413).", _COUNT, metavar="BYTES")
+    max_batch: int = option(32, "Compute at most this many texts side by side.", AT_LEAST_1)
+    max_queue: int = option(
+        64, "Let at most this many requests wait; refuse more (429).", AT_LEAST_1
+    )
+    max_body: int = option(4_000_000, "Refuse longer requests (413).", AT_LEAST_1, metavar="BYTES")
     cors: tuple[str, ...] = option(
         (),
         "Let pages of this origin use the server, such as https://example.com; * is any, null a "

@@ -396,7 +396,7 @@ def test_threads_are_set_before_matplotlib_imports_numpy(command, thread_variabl
     def import_module(name):
         raise ImportError(os.environ["GPT_CLI_THREADS"])
 
-    thread_variables.setattr("gpt_cli.cli.options.import_module", import_module)
+    thread_variables.setattr("gpt_cli.errors.import_module", import_module)
     error = refusal(*command, tmp_path / "x.png", "--threads", "3", code=5)
     assert "needs matplotlib (3): " in error
 

@@ -18,16 +18,14 @@ OTHER = [".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", "
 JOB = {"task": "scoring", "input": 1}
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch, memory):
+@pytest.fixture(autouse=True)
+def inputs(here, memory):
     """Be in a new folder with inputs."""
-    monkeypatch.chdir(tmp_path)
     Path("in").write_text("one\n")
     for file in ("rows/a.txt", "rows/b.txt", "deep/er/a.txt", "out/x"):
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_text("one\n")
     memory.pipe_file("/bucket/rows/a", b"one\n")
-    return tmp_path
 
 
 def open_output(name, input="in", *, resume=False, form="lines"):
@@ -66,12 +64,11 @@ def test_the_name_chooses_the_sink(name, kind, folder, ending, here):
     before = sorted(here.rglob("*"))
     sink = open_output(name)
     assert type(sink) is kind
-    parts = getattr(sink, "_parts", sink)  # of a file
-    assert (getattr(parts, "name", None), getattr(parts, "_ending", None)) == (folder, ending)
+    assert (getattr(sink, "name", None), getattr(sink, "_ending", None)) == (folder, ending)
     assert sorted(here.rglob("*")) == before
 
 
-def test_records_of_tables_are_tables(here):
+def test_records_of_tables_are_tables():
     table = pytest.importorskip("pyarrow.parquet")
     pyarrow = pytest.importorskip("pyarrow")
     for ids, kind in (([1], "int64"), (["a"], "string")):
@@ -86,14 +83,13 @@ def test_records_of_tables_are_tables(here):
 
 
 @pytest.mark.parametrize("name", ["new", "new/"])
-def test_parts_have_a_manifest(name, here, memory):
+def test_parts_have_a_manifest(name, memory):
     with open_output(f"memory://bucket/{name}") as sink:
         sink.resume()
-        folder = getattr(sink, "_parts", sink)._folder
-    assert json.loads(memory.cat_file(f"{folder}/_job.json")) == JOB
+    assert json.loads(memory.cat_file(f"{sink.name}/_job.json")) == JOB
 
 
-def test_lines_are_compared_by_the_first_field(here):
+def test_lines_are_compared_by_the_first_field():
     with open_output("new") as sink:
         sink.resume()
         sink.write({"index": 0, "text": "one"})
@@ -109,10 +105,7 @@ def test_lines_are_compared_by_the_first_field(here):
     [
         *((f"new{ending}", f"output new{ending}: records are JSON Lines") for ending in OTHER),
         ("*.jsonl", ". has other files"),
-        (
-            "new.JSONL.GZ",
-            "output new.JSONL.GZ: records are JSON Lines",
-        ),
+        ("new.JSONL.GZ", "output new.JSONL.GZ: records are JSON Lines"),
         ("in", "in is the input: name another output"),
         ("./in", "in is the input: name another output"),
         ("out/x", "out/x exists: resume it, or name another output"),
@@ -132,7 +125,7 @@ def test_lines_are_compared_by_the_first_field(here):
         ("out", "out has other files: name another output"),
     ],
 )
-def test_an_unsuitable_name_is_refused(name, says, here):
+def test_an_unsuitable_name_is_refused(name, says):
     if name == "pipe":
         if not hasattr(os, "mkfifo"):
             pytest.skip("needs pipes with names")
@@ -141,29 +134,27 @@ def test_an_unsuitable_name_is_refused(name, says, here):
 
 
 @pytest.mark.parametrize("name", ["new.parquet", "new/", "memory://bucket/new"])
-def test_parts_cannot_be_resumed_with_a_pipe(name, here):
+def test_parts_cannot_be_resumed_with_a_pipe(name):
     pytest.importorskip("pyarrow")
-    said = refused(name, "-", resume=True)
-    assert said == f"resume needs a file as input, not a pipe, for {name}"
+    message = f"resume needs a file as input, not a pipe, for {name}"
+    assert refused(name, "-", resume=True) == message
     assert open_output(name, "-")
     assert type(open_output("new.jsonl", "-", resume=True)) is JSONLines
 
 
 @pytest.mark.parametrize("name", ["new.parquet", "memory://bucket/new.jsonl"])
-def test_an_existing_file_is_complete(name, here, memory):
+def test_an_existing_file_is_complete(name):
     pytest.importorskip("pyarrow")
     records = [{"index": 0}, {"index": 1, "error": {"code": "c", "message": "m"}}]
-    schema = {"index": "int64"} | ERROR
-    with Path("new.parquet").open("wb") as stream:
-        parquet.write(records, schema, stream)
-    with memory.open("/bucket/new.jsonl", "wb") as stream:
-        jsonl.write(records, schema, stream)
+    fs, path = storage.filesystem(name)
+    form = parquet if name.endswith(".parquet") else jsonl
+    with fs.open(path, "wb") as stream:
+        form.write(records, {"index": "int64"} | ERROR, stream)
     assert open_output(name, resume=True) == Resumed(rows=2, failed=1)
     assert refused(name) == f"{name} exists: name another output"
-    fs, path = storage.filesystem(name)
     fs.pipe_file(path, b"notes")
-    said = refused(name, resume=True)
-    assert said == f"{name} has no records of this command: name another output"
+    message = f"{name} has no records of this command: name another output"
+    assert refused(name, resume=True) == message
 
 
 @pytest.mark.parametrize(
@@ -190,34 +181,33 @@ def test_an_existing_file_is_complete(name, here, memory):
         ("**/*.txt", "rows/new/", False),
     ],
 )
-def test_an_output_among_the_files_of_the_input_is_refused(input, name, inside, here):
+def test_an_output_among_the_files_of_the_input_is_refused(input, name, inside):
     pytest.importorskip("pyarrow")
     if inside:
-        assert refused(name, input) == (
-            f"{name} would be among the files of {input}: name another output"
-        )
+        assert refused(name, input) == among(name, input)
     else:
         assert open_output(name, input)
 
 
+def among(file, input):
+    return f"{file} would be among the files of {input}: name another output"
+
+
 @pytest.mark.parametrize("name", ["rows/new/", "rows/new", "rows/new/*.jsonl"])
-def test_an_output_folder_among_the_files_of_the_input_is_refused(name, here):
+def test_an_output_folder_among_the_files_of_the_input_is_refused(name):
     Path("rows/new").mkdir()
     Path("rows/deep").mkdir()
     Path("rows/deep/a.jsonl").write_text("a")
-    part = "rows/new/part-0.jsonl"
     for input in ("rows/*/*.jsonl", "**/*.jsonl"):
-        said = refused(name, input)
-        assert said == f"{part} would be among the files of {input}: name another output"
+        assert refused(name, input) == among("rows/new/part-0.jsonl", input)
 
 
 @pytest.mark.parametrize("base", ["out", "memory://bucket/out"])
-def test_a_part_of_an_output_is_refused(base, here, memory):
+def test_a_part_of_an_output_is_refused(base, memory):
     Path("out/_job.json").touch()
     memory.pipe_file("/bucket/out/_job.json", b"")
-    said = refused(f"{base}/part-1.jsonl", resume=True)
-    assert said == (
-        f"{base}/part-1.jsonl is a part of the output {base}/*.jsonl: put the output in quotes"
-    )
+    part = f"{base}/part-1.jsonl"
+    message = f"{part} is a part of the output {base}/*.jsonl: put the output in quotes"
+    assert refused(part, resume=True) == message
     assert open_output(f"{base}/new.jsonl")
     assert open_output("part-1.jsonl")

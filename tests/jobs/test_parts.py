@@ -21,12 +21,11 @@ FAILED = {"index": 5, "line": 7, "error": {"code": "c", "message": "m"}}
 JOB = {"task": "t", "seed": None}
 
 
-@pytest.fixture(params=["here", "memory://bucket"])
-def base(request, tmp_path, monkeypatch, memory):
-    """A folder for outputs: the current one, or one at an address."""
-    monkeypatch.chdir(tmp_path)
-    if request.param == "here":
-        Path("here").mkdir()
+@pytest.fixture(params=["local", "memory://bucket"])
+def base(request, here, memory):
+    """A folder for outputs: on this machine, or at an address."""
+    if request.param == "local":
+        Path("local").mkdir()
     return request.param
 
 
@@ -89,10 +88,9 @@ def test_a_folder_is_resumed_after_its_last_part(base, ending):
     again = write(folder(base, ending), RECORDS[2], FAILED, finish=False)
     assert again == Resumed(2, 0, first.seed)
     assert write(folder(base, ending)) == Resumed(4, 1, first.seed)
-    out = f"{base}/out"
-    shown = [f"part-{row:012}{ending}" for row in (0, 2)]
-    assert names(out) == ["_job.json", *shown]
-    assert [texts(f"{out}/{name}") for name in shown] == [["", "x"], ["xx", None]]
+    out, parts = f"{base}/out", [f"part-{row:012}{ending}" for row in (0, 2)]
+    assert names(out) == ["_job.json", *parts]
+    assert [texts(f"{out}/{name}") for name in parts] == [["", "x"], ["xx", None]]
     assert json.loads(storage.read_bytes(f"{out}/_job.json")) == JOB | {"seed": first.seed}
 
 
@@ -105,15 +103,15 @@ def test_a_part_ends_when_it_is_large_or_late(name, value, base, monkeypatch):
     sink = folder(base)
     with sink:
         sink.resume()
-        shown = []
+        counts = []
         for record in RECORDS:
             now += 2.5
             sink.write(record)
-            shown.append(len(names(f"{base}/out")) - 1)
+            counts.append(len(names(f"{base}/out")) - 1)
         sink.finish(5)
-    assert shown == [0, 1, 1, 2, 2]
-    actual = [texts(f"{base}/out/{name}") for name in names(f"{base}/out")[1:]]
-    assert actual == [["", "x"], ["xx", "xxx"], ["xxxx"]]
+    assert counts == [0, 1, 1, 2, 2]
+    written = [texts(f"{base}/out/{name}") for name in names(f"{base}/out")[1:]]
+    assert written == [["", "x"], ["xx", "xxx"], ["xxxx"]]
 
 
 def test_records_that_are_not_unicode_are_counted(base):
@@ -123,16 +121,16 @@ def test_records_that_are_not_unicode_are_counted(base):
 
 def test_a_folder_of_an_earlier_run_needs_resume(base):
     write(folder(base), RECORDS[0])
-    said = refused(lambda: folder(base, resume=False))
-    assert said == f"{base}/out exists: resume it, or name another output"
-    said = refused(lambda: folder(base, job={"task": "u", "seed": None}))
-    assert said == f'{base}/out was made with task "t", not "u": name another output'
+    message = f"{base}/out exists: resume it, or name another output"
+    assert refused(lambda: folder(base, resume=False)) == message
+    message = f'{base}/out was made with task "t", not "u": name another output'
+    assert refused(lambda: folder(base, job={"task": "u", "seed": None})) == message
 
 
 @pytest.mark.parametrize("name", ["notes", "part-000000000000.jsonl"])
 def test_a_folder_of_other_files_is_refused(name, base):
-    if base == "here":
-        Path("here/out").mkdir()
+    if base == "local":
+        Path("local/out").mkdir()
     put(f"{base}/out/{name}", b"mine")
     assert refused(folder, base) == f"{base}/out has other files: name another output"
 
@@ -221,18 +219,17 @@ def test_only_one_run_writes_a_folder(base):
     pytest.importorskip("fcntl")
     with folder(base) as sink:
         sink.resume()
-        if base == "here":
-            said = refused(folder(base).__enter__, kind=ResourceError)
-            assert said == "here/out is being written by another run: wait until it ends"
+        if base == "local":
+            message = "local/out is being written by another run: wait until it ends"
+            assert refused(folder(base).__enter__, kind=ResourceError) == message
         else:
-            with folder(base):  # what is remote cannot be locked
+            with folder(base):  # an address cannot be locked
                 pass
     with folder(base):
         pass
 
 
-def test_no_folder_is_created_above_a_folder(tmp_path, monkeypatch, memory):
-    monkeypatch.chdir(tmp_path)
+def test_no_folder_is_created_above_a_folder(here, memory):
     for name in ("no/out", "memory://no/out", "memory://no"):
         sink = Folder(name, ".jsonl", SCHEMA, JOB, resume=False)
         said = refused(sink.__enter__, kind=ResourceError)
@@ -241,12 +238,13 @@ def test_no_folder_is_created_above_a_folder(tmp_path, monkeypatch, memory):
     Folder("file", ".jsonl", SCHEMA, JOB, resume=False).__enter__().__exit__(None, None, None)
 
 
+def full(*arguments, **options):
+    raise OSError(28, "full")
+
+
 def test_a_part_is_complete_or_absent(base, monkeypatch):
     fs, _ = storage.filesystem(base)
     real = type(fs).open
-
-    def full(data):
-        raise OSError(28, "full")
 
     def open(self, path, mode="rb", **options):
         stream = real(self, path, mode, **options)
@@ -267,10 +265,6 @@ def test_a_part_is_complete_or_absent(base, monkeypatch):
 
 def test_a_manifest_that_cannot_be_written_is_an_error(base, monkeypatch):
     fs, _ = storage.filesystem(base)
-
-    def full(*arguments, **options):
-        raise OSError(28, "full")
-
     monkeypatch.setattr(fs, "pipe_file", full)
     with folder(base) as sink:
         said = refused(sink.resume, kind=ResourceError)
@@ -285,15 +279,15 @@ def test_a_file_is_joined_from_its_parts(base, ending, monkeypatch):
     one = f"{base}/one{ending}"
     seed = write(file(base, ending), *RECORDS[:3], finish=False).seed
     assert not storage.exists(one)
-    _, *actual = names(f"{one}.parts")
-    assert len(actual) > 1
-    assert all(name.endswith(ending) for name in actual)
+    _, *written = names(f"{one}.parts")
+    assert len(written) > 1
+    assert all(name.endswith(ending) for name in written)
     assert write(file(base, ending), *RECORDS[3:], FAILED) == Resumed(3, 0, seed)
     assert texts(one) == ["", "x", "xx", "xxx", "xxxx", None]
     assert names(base) == [f"one{ending}"]
     for resume in (True, False):
-        said = refused(lambda resume=resume: file(base, ending, resume=resume))
-        assert said == f"{one} exists: name another output"
+        message = refused(lambda resume=resume: file(base, ending, resume=resume))
+        assert message == f"{one} exists: name another output"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +304,7 @@ def test_a_file_that_cannot_be_joined_is_an_error(function, fails, says, base, m
 
     def failing(self, path, *mode, **options):
         if fails in mode or (function == "rm" and path.endswith(".parts")):
-            raise OSError(28, "full")
+            full()
         return real(self, path, *mode, **options)
 
     write(file(base), RECORDS[0], finish=False)
@@ -326,8 +320,8 @@ def test_a_file_that_cannot_be_joined_is_an_error(function, fails, says, base, m
 
 def test_parts_of_a_file_need_resume(base):
     write(file(base), RECORDS[0], finish=False)
-    said = refused(lambda: file(base, resume=False))
-    assert said.startswith(f"{base}/one.jsonl.parts exists: resume it, or")
+    message = f"{base}/one.jsonl.parts exists: resume it, or name another output"
+    assert refused(lambda: file(base, resume=False)) == message
 
 
 def test_a_file_may_have_no_records(base, ending):
@@ -339,4 +333,5 @@ def test_a_file_may_have_no_records(base, ending):
 def test_tables_need_pyarrow(base, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     said = refused(lambda: folder(base, ".parquet"), kind=ResourceError)
-    assert said == "Parquet needs pyarrow: pip install pyarrow"
+    assert said.startswith("Parquet needs pyarrow (import of pyarrow halted")
+    assert said.endswith("): pip install pyarrow")

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import fsspec
@@ -27,13 +28,14 @@ def write_both(tmp_path, memory):
 
 
 @pytest.fixture
-def stdin(monkeypatch):
-    """Let standard input have these bytes."""
+def all_names(write_both, stdin):
+    """Return a function that writes a file here, at an address and to standard input."""
 
-    def give(data):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    def write(data):
+        stdin(data)
+        return *write_both(data), "-"
 
-    return give
+    return write
 
 
 @pytest.fixture
@@ -46,6 +48,10 @@ def caught(kind, function, *arguments):
     with pytest.raises(kind) as error:
         function(*arguments)
     return str(error.value)
+
+
+def lines_of(name):
+    return [line for lines in storage.read_lines(name) for line in lines]
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -68,10 +74,9 @@ def test_names_of_hidden_files(name, hidden):
     assert storage.is_hidden(name) is hidden
 
 
-def test_a_name_has_a_file_system_and_a_path(tmp_path, memory, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_name_has_a_file_system_and_a_path(here, memory):
     fs, path = storage.filesystem("a")
-    assert (type(fs), path) == (type(fsspec.filesystem("file")), f"{tmp_path.as_posix()}/a")
+    assert (type(fs), path) == (type(fsspec.filesystem("file")), f"{here.as_posix()}/a")
     assert storage.filesystem("memory://b/c") == (memory, "/b/c")
 
 
@@ -125,17 +130,15 @@ def test_a_file_system_that_cannot_name_its_files_is_refused(write_both, memory,
 # --- reading -------------------------------------------------------------------------------------
 
 
-def test_a_whole_file_is_read(write_both, stdin):
-    data = "é\r\n".encode() * 500_000  # 2 MB: two blocks
-    stdin(data)
-    for name in (*write_both(data), "-"):
+def test_a_whole_file_is_read(all_names):
+    data = "é\r\n".encode() * 500_000  # 2 MB: two chunks
+    for name in all_names(data):
         assert storage.read_bytes(name) == data
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_a_text_has_no_byte_order_mark(mark, write_both, stdin):
-    stdin(mark + b"\xc3\xa9\r\n")
-    for name in (*write_both(mark + b"\xc3\xa9\r\n"), "-"):
+def test_a_text_has_no_byte_order_mark(mark, all_names):
+    for name in all_names(mark + b"\xc3\xa9\r\n"):
         assert storage.read_text(name) == "é\r\n"
 
 
@@ -147,42 +150,43 @@ def test_a_text_has_no_byte_order_mark(mark, write_both, stdin):
         (b"ab\xff", "is not UTF-8: byte 2 cannot be decoded; convert it, for example with iconv"),
     ],
 )
-def test_a_text_must_be_utf8_and_not_empty(data, says, write_both, stdin):
-    stdin(data)
-    for name in (*write_both(data), "-"):
-        label = "standard input" if name == "-" else name
-        assert caught(InputError, storage.read_text, name) == f"{label} {says}"
+def test_a_text_must_be_utf8_and_not_empty(data, says, all_names):
+    for name in all_names(data):
+        assert caught(InputError, storage.read_text, name) == f"{storage.label(name)} {says}"
 
 
 def test_a_text_must_fit_the_memory(write_both, stdin, free):
     data = b"x" * (3 * MEBIBYTE)
+    says = "has a text of more than 3 MB, which does not fit the free memory: split it"
     for name in (*write_both(data), "-"):
-        label = "standard input" if name == "-" else name
         for read in (storage.read_bytes, lambda name: b"".join(*storage.read_lines(name))):
             stdin(data)
             free(32 * len(data) - 1)
-            assert caught(ResourceError, read, name) == (
-                f"{label} has a text of more than 3 MB, which does not fit the free memory: "
-                "split it"
-            )
+            assert caught(ResourceError, read, name) == f"{storage.label(name)} {says}"
             for enough in (32 * len(data), None):
                 stdin(data)
                 free(enough)
                 assert read(name) == data
 
 
-def test_lines_may_be_longer_than_a_block(write_both, free):
+def test_a_file_has_a_label():
+    assert [storage.label(name) for name in ("-", Path("-"), "a/b")] == [
+        *["standard input"] * 2, "a/b"
+    ]  # fmt: skip
+
+
+def test_lines_may_be_longer_than_a_chunk(write_both, free):
     free(32 * 3 * MEBIBYTE)  # of one line, not of all
     long = b"y" * (5 * MEBIBYTE // 2) + b"\n"
     data = [b"a\n", long, b"\n", long, b"b\r\n", b"c"]
     for name in write_both(b"".join(data)):
-        assert [line for block in storage.read_lines(name) for line in block] == data
+        assert lines_of(name) == data
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"a", b"a\n", b"a\n\nb"])
 def test_lines_keep_their_ends(data, write_both):
     for name in write_both(data):
-        assert b"".join(line for block in storage.read_lines(name) for line in block) == data
+        assert lines_of(name) == data.splitlines(keepends=True)
 
 
 def test_a_pipe_is_read_as_it_is_written(monkeypatch):
@@ -207,22 +211,19 @@ def test_a_pipe_is_read_as_it_is_written(monkeypatch):
         ([OSError("sockets only")] * 4, [[b"ab\n"], [b"cd"]]),
     ],
 )
-def test_a_block_is_what_is_ready(ready, blocks, monkeypatch):
+def test_lines_come_together_if_they_are_ready(ready, blocks, monkeypatch):
     pieces = [b"a", b"b\nc", b"d"]
-
-    class Stream:
-        def read1(self, count):
-            return pieces.pop(0) if pieces else b""
 
     def select(reading, writing, failing, timeout):
         assert timeout == 0
-        answer = left.pop(0)
+        answer = answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
         return (reading if answer else [], [], [])
 
-    left = list(ready)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Stream()))
+    answers = list(ready)
+    stream = SimpleNamespace(read1=lambda count: pieces.pop(0) if pieces else b"")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
     monkeypatch.setattr("select.select", select)
     assert list(storage.read_lines("-")) == blocks
 
@@ -268,9 +269,8 @@ def test_one_line_end_is_removed(text, without):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "full"), FileNotFoundError("mine"), ValueError("x")])
-def test_errors_of_the_callers_block_come_out_unchanged(error, write_both, stdin):
-    stdin(b"x")
-    for name in (*write_both(b"x"), "-"):
+def test_errors_of_the_callers_block_come_out_unchanged(error, all_names):
+    for name in all_names(b"x"):
         with pytest.raises(type(error)) as caught, storage.open_file(name) as stream:
             assert stream.read() == b"x"
             raise error
@@ -278,16 +278,13 @@ def test_errors_of_the_callers_block_come_out_unchanged(error, write_both, stdin
 
 
 def test_errors_of_reading_name_the_file(write_both, memory, monkeypatch):
-    class Failing(io.RawIOBase):
-        def readable(self):
-            return True
-
+    class Failing(io.BytesIO):
         def readinto(self, buffer):
             raise OSError(5, "I/O error")
 
     _, name = write_both(b"x")
     monkeypatch.setattr(memory, "open", lambda path, mode: Failing())
-    for read in (storage.read_bytes, lambda name: list(storage.read_lines(name))):
+    for read in (storage.read_bytes, lines_of):
         said = caught(InputError, read, name)
         assert said == f"cannot read {name}: I/O error; name a file that can be read"
 

@@ -12,28 +12,34 @@ from gpt_cli.jobs import Generation, InputRow, Ranking, Scoring, Template
 from gpt_cli.options.request import Options
 
 OPTIONS = Options(max_tokens=2, seed=1, temperature=1.5, ignore_eos=True)
-BAD = InputError("m")
 ERROR = {"error": {"code": "invalid_input", "message": "m"}}
+
+
+def row(index, id=None, file=None, **fields):
+    """Return a row with fields, or one with an error."""
+    error = None if fields else InputError("m")
+    return InputRow(index, index + 1, file, id, fields, error)
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_prompts_are_continued(engine, logprobs):
-    fields = [{"prompt": "He"}, {}, {"prompt": "it", "max_tokens": 1}, {"prompt": "He", "seed": 2}]
     rows = [
-        InputRow(index, index + 7, "f", index or None, other)
-        for index, other in enumerate(fields, 5)
+        row(5, 5, "f", prompt="He"),
+        row(6, "x", "f"),
+        row(7, 7, "f", prompt="it", max_tokens=1),
+        row(8, 8, "f", prompt="He", seed=2),
     ]
-    rows[1] = InputRow(6, 9, "f", "x", {}, BAD)
+    good = [rows[0], *rows[2:]]
     task = Generation(OPTIONS, batch_size=1, logprobs=logprobs)
     first, failed, *rest = task.records(engine, rows)
-    assert failed == {"index": 6, "id": "x", "file": "f", "line": 9} | ERROR
-    done = engine.batch([fields[0], *fields[2:]], OPTIONS, indices=[5, 7, 8])
-    for actual, row, other in zip([first, *rest], [rows[0], *rows[2:]], done, strict=True):
-        identity = {"index": row.index, "id": row.id, "prompt": row.fields["prompt"]}
-        record = records.of_completion(engine, other, logprobs=logprobs)
-        assert untimed(actual) == untimed(identity | record)
-        assert task.tokens(actual) == len(other.ids)
-        assert [*actual, "file", "line", "error"] == [
+    assert failed == {"index": 6, "id": "x", "file": "f", "line": 7} | ERROR
+    done = engine.batch([input.fields for input in good], OPTIONS, indices=[5, 7, 8])
+    for record, input, completion in zip([first, *rest], good, done, strict=True):
+        identity = {"index": input.index, "id": input.id, "prompt": input.fields["prompt"]}
+        expected = identity | records.of_completion(engine, completion, logprobs=logprobs)
+        assert untimed(record) == untimed(expected)
+        assert task.tokens(record) == len(completion.ids)
+        assert [*record, "file", "line", "error"] == [
             *records.IDENTITY, "prompt", *task.schema, *task.layout.origin, *records.ERROR
         ]  # fmt: skip
 
@@ -46,9 +52,8 @@ def untimed(record):
 @pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_texts_are_scored(engine, logprobs, words, bos):
-    rows = [InputRow(0, 1, None, None, {"text": "He said"}), InputRow(1, 2, None, 0, {}, BAD)]
     task = Scoring(stride=8, logprobs=logprobs, words=words, bos=bos)
-    good, bad = task.records(engine, rows)
+    good, bad = task.records(engine, [row(0, text="He said"), row(1, 0)])
     score = engine.score("He said", ranks=logprobs, entropies=logprobs, words=words, bos=bos)
     assert good == {"index": 0, "text": "He said"} | records.of_score(
         engine, score, logprobs=logprobs
@@ -65,10 +70,10 @@ def test_texts_are_scored(engine, logprobs, words, bos):
 def test_prompts_are_ranked_by_a_template(engine):
     task = Ranking(("he", "it "), template=Template("{a} {b}"))
     rows = [
-        InputRow(0, 1, None, None, {"a": "He", "b": "said"}),
-        InputRow(1, 2, None, "x", {}, BAD),
-        InputRow(2, 3, None, None, {"a": "it", "b": "", "choices": ["me"]}),
-        InputRow(3, 4, None, None, {"a": "it", "b": "", "choices": ["me", 2]}),
+        row(0, a="He", b="said"),
+        row(1, "x"),
+        row(2, a="it", b="", choices=["me"]),
+        row(3, a="it", b="", choices=["me", 2]),
     ]
     assert task.layout.columns == ("a", "b", "choices")
     good, bad, other, wrong = task.records(engine, rows)
@@ -104,40 +109,33 @@ def test_a_template_may_not_have_the_names_of_other_fields(task, name, what):
 
 def test_an_error_has_the_number_of_its_line_beside_a_field_line(engine):
     task = Ranking(("he",), template=Template("{line}"))
-    rows = [InputRow(0, 2, "f", None, {}, BAD), InputRow(1, 3, None, None, {"line": "He"})]
-    bad, good = task.records(engine, rows)
-    assert bad == {"index": 0, "file": "f", "line_number": 2} | ERROR
+    bad, good = task.records(engine, [row(0, file="f"), row(1, line="He")])
+    assert bad == {"index": 0, "file": "f", "line_number": 1} | ERROR
     assert good["line"] == "He"
 
 
 def test_a_template_is_continued_in_place_of_a_prompt(engine):
     task = Generation(OPTIONS, template=Template("He {a}"))
-    row = InputRow(0, 1, None, None, {"a": "said", "prompt": "it", "max_tokens": 1})
-    (record,) = task.records(engine, [row])
+    (record,) = task.records(engine, [row(0, a="said", prompt="it", max_tokens=1)])
     (expected,) = engine.batch([{"prompt": "He said", "max_tokens": 1}], OPTIONS)
     assert (record["a"], record["text"]) == ("said", expected.text)
 
 
 def test_a_row_without_a_prompt_is_not_ranked(engine):
-    rows = [
-        InputRow(0, 1, None, None, {"prompt": None}),
-        InputRow(1, 2, None, None, {"prompt": "it"}),
-    ]
-    missing, good = Ranking(("me",)).records(engine, rows)
+    missing, good = Ranking(("me",)).records(engine, [row(0, prompt=None), row(1, prompt="it")])
     assert missing["error"]["message"] == 'a row needs a string "prompt"'
     assert good["choices"][0]["text"] == " me"
 
 
 @pytest.mark.parametrize("choices", [[], "a", ["a", "a"], ["a", 2]])
 def test_a_row_whose_choices_are_none_is_not_continued_without_them(engine, choices):
-    row = InputRow(0, 1, None, None, {"prompt": "He", "choices": choices})
-    (record,) = Generation(OPTIONS).records(engine, [row])
+    (record,) = Generation(OPTIONS).records(engine, [row(0, prompt="He", choices=choices)])
     assert "choice" in record["error"]["message"]
 
 
 def test_a_stride_is_that_of_score(engine):
     text = "He said " * 40
-    (record,) = Scoring(stride=3).records(engine, [InputRow(0, 1, None, None, {"text": text})])
+    (record,) = Scoring(stride=3).records(engine, [row(0, text=text)])
     assert record["total_logprob"] == engine.score(text, stride=3).total_logprob
     assert record["total_logprob"] != engine.score(text).total_logprob
 

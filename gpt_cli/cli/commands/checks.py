@@ -8,7 +8,7 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import hanging, write, write_json
 from gpt_cli.cli.progress import StatusLine
 from gpt_cli.errors import CheckpointError, InputError, ResourceError
-from gpt_cli.options.declare import PATH, SWITCH, option
+from gpt_cli.options.declare import option
 from gpt_cli.system.startup import prepare
 
 _WORDS = {True: "ok", False: "FAILED", None: "not checked"}
@@ -18,11 +18,11 @@ def bench(
     *,
     plan: Plan,
     cache: bool | None = option(
-        None, "Measure only one mode; both if not set.", kind=SWITCH, flag="--cache/--no-cache"
+        None, "Measure only one mode; both if not set.", flag="--cache/--no-cache"
     ),
     speculate: bool = option(False, "Measure the cache with and without speculative decoding."),
     plot: Path | None = option(
-        None, "Draw the curves: .png, .svg or .pdf (matplotlib).", kind=PATH, metavar="FILE"
+        None, "Draw the curves: .png, .svg or .pdf (matplotlib).", metavar="FILE"
     ),
     loading: flags.Loading,
     as_json: bool = flags.JSON,

@@ -13,7 +13,7 @@ from gpt_cli.cli.progress import StatusLine
 from gpt_cli.compression.archive import SEGMENT_RANGE, SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.errors import InputError, RowsError
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import PATH, option
+from gpt_cli.options.declare import option
 from gpt_cli.system.atomic import new_file
 from gpt_cli.system.machine import format_size
 from gpt_cli.system.startup import prepare
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _OUTPUT = option(
     None,
     "The new file; standard output if not set, or -.",
-    kind=PATH,
     aliases=("-o",),
     metavar="OUT",
     callback=flags.dash_as_none,

@@ -8,7 +8,7 @@ import typer
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import on_terminal, write, write_json
-from gpt_cli.options.declare import PATH, option
+from gpt_cli.options.declare import option
 from gpt_cli.system.machine import format_size
 
 
@@ -30,7 +30,7 @@ def download(
     *,
     revision: str | None = flags.REVISION,
     to: Path | None = option(
-        None, "Write a plain folder instead of the Hub's cache.", kind=PATH, metavar="FOLDER"
+        None, "Write a plain folder instead of the Hub's cache.", metavar="FOLDER"
     ),
     quiet: bool = flags.QUIET,
     verbose: bool = flags.VERBOSE,
@@ -49,7 +49,7 @@ def download(
 def quantize(
     name: str | None = flags.MODEL_NAME,
     *,
-    output: Path = option(..., "The new folder.", kind=PATH, aliases=("-o",), metavar="FOLDER"),
+    output: Path = option(..., "The new folder.", aliases=("-o",), metavar="FOLDER"),
     model: flags.Model,
 ) -> None:
     """Write a model with int8 weights.

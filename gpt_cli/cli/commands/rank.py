@@ -16,7 +16,7 @@ from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import AT_LEAST_1, PATH, Declared, choice, option, split_commas
+from gpt_cli.options.declare import AT_LEAST_1, Declared, option, split_commas
 from gpt_cli.records import Record, of_ranking, of_token
 
 # Endings of inputs; a word with one is no prompt.
@@ -34,14 +34,11 @@ class Choices(Declared):
         metavar="A,B,C",
         callback=split_commas,
     )
-    choices_file: Path | None = option(
-        None, "Continuations, one per line.", kind=PATH, metavar="FILE"
-    )
+    choices_file: Path | None = option(None, "Continuations, one per line.", metavar="FILE")
     by: _By = option(
         "total",
         "Rank by the total log-likelihood, which favours short choices, or by its mean per token "
         "or byte.",
-        kind=choice(_By),
     )
     exact: bool = option(False, "Use the choices as given: remove and add no spaces.")
 

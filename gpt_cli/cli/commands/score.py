@@ -12,7 +12,7 @@ from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import on_terminal, quoted, write
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
-from gpt_cli.options.declare import NUMBER, WHOLE, Declared, Range, option
+from gpt_cli.options.declare import Declared, Range, option
 from gpt_cli.records import Record, json_line
 
 _ALIGNED = "{:>12}  "
@@ -24,7 +24,7 @@ _POSITIVE = Range(lambda number: number > 0, "above 0")
 
 def _bound(words: str) -> Any:
     help = f"Print only lines with a perplexity of {words} X, unchanged; a line needs 2 tokens."
-    return option(None, help, _POSITIVE, kind=NUMBER, metavar="X")
+    return option(None, help, _POSITIVE, metavar="X")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -45,7 +45,6 @@ class Form(Declared):
         None,
         "For a text longer than the context, score N tokens per window, with as many preceding "
         "tokens as fit; half of the context if not set.",
-        kind=WHOLE,
         metavar="N",
     )
     as_json: bool = option(False, "Print JSON, one object per line.", flag="--json")

@@ -13,15 +13,13 @@ from gpt_cli.cli.inputs import or_pipe, refuse_both
 from gpt_cli.cli.output import on_terminal, remark, token_label, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_bytes
-from gpt_cli.options.declare import PATH, option
+from gpt_cli.options.declare import option
 from gpt_cli.records import Record, json_line
 
 if TYPE_CHECKING:
     from gpt_cli.folder.tokenizer import Tokenizer
 
-_FILE = option(
-    None, "Read from FILE (-: standard input).", kind=PATH, aliases=("-f",), metavar="FILE"
-)
+_FILE = option(None, "Read from FILE (-: standard input).", aliases=("-f",), metavar="FILE")
 _ROW = "{id:>{width}}  {start:>{width}}  {end:>{width}}  {label}\n"
 _LONGEST_ID = 18  # digits; int() refuses thousands
 

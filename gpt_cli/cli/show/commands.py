@@ -10,7 +10,7 @@ from gpt_cli.cli.help import add_command
 from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.output import note, write_json
 from gpt_cli.errors import InputError
-from gpt_cli.options.declare import PATH, WHOLE, Declared, option
+from gpt_cli.options.declare import Declared, option
 from gpt_cli.system.atomic import check_file, write_file
 from gpt_cli.system.startup import prepare
 
@@ -21,8 +21,8 @@ PROMPT = flags.argument("[PROMPT]", "Text to show")
 class Output(Declared):
     """The output of a view."""
 
-    html: Path | None = option(None, "Write an interactive web page.", kind=PATH, metavar="FILE")
-    png: Path | None = option(None, "Write a picture (matplotlib).", kind=PATH, metavar="FILE")
+    html: Path | None = option(None, "Write an interactive web page.", metavar="FILE")
+    png: Path | None = option(None, "Write a picture (matplotlib).", metavar="FILE")
     as_json: bool = option(False, "Print JSON.", flag="--json")
 
     def show(
@@ -77,11 +77,9 @@ def attention(
     prompt: str | None = PROMPT,
     *,
     layer: int | None = option(
-        None, "Layer to show, counted from 0.", kind=WHOLE, aliases=("-l",), metavar="L"
+        None, "Layer to show, counted from 0.", aliases=("-l",), metavar="L"
     ),
-    head: int | None = option(
-        None, "Head to show, counted from 0; needs --layer.", kind=WHOLE, metavar="H"
-    ),
+    head: int | None = option(None, "Head to show, counted from 0; needs --layer.", metavar="H"),
     file: Path | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     output: Output,
