@@ -50,6 +50,15 @@ def fault(number, name, code, intact=ALIVE):
     return pytest.mark.fault(number, name, code, intact=intact)
 
 
+def faults(arguments, number, cases, code, intact=ALIVE):
+    """Parametrize a test by faults: their names, each with the values of the arguments."""
+    params = [
+        pytest.param(*values, id=name, marks=fault(number, name, code, intact))
+        for name, values in cases.items()
+    ]
+    return pytest.mark.parametrize(arguments, params)
+
+
 @pytest.fixture
 def suffer_here(suffer_here, world, monkeypatch):
     """Return the function of this name, which runs commands in the world's working folder."""
@@ -100,22 +109,16 @@ def slow_shared(tmp_path_factory, slow_model):
         yield server
 
 
-@pytest.fixture
-def slow(slow_model):
-    """Return the keywords of a server of that model."""
-    return {"model": slow_model}
-
-
 def refused(server, answer, status, *says):
     """Check an error; record its message."""
     error = answer.error(status)
-    assert all(each in error["message"] for each in says), error["message"]
+    assert all(text in error["message"] for text in says), error["message"]
     server.tell(error["message"])
     return error
 
 
-def is_running(found):
-    return found["gpt_cli_texts_running"] > 0
+def is_running(values):
+    return values["gpt_cli_texts_running"] > 0
 
 
 # --- where it listens ----------------------------------------------------------------------------
@@ -138,23 +141,25 @@ def test_a_port_without_permission_is_told(suffer):
     suffer(*TINY, "--port", 80, before=before, code=5, says="ermission", do="another port")
 
 
-@pytest.mark.parametrize(
-    ("flags", "code"),
-    [
-        pytest.param(flags, code, id=name, marks=fault(73, name, code, "nothing is begun"))
-        for name, flags, code in (
-            ("a host that is none", ("--host", "nowhere.invalid"), 2),
-            ("a host of another machine", ("--host", "192.0.2.1", "--api-key", "x"), 5),
-            ("a port of 65536", ("--port", "65536"), 2),
-            ("a port that is text", ("--port", "http"), 2),
-        )
-    ],
+@faults(
+    ("flag", "value"),
+    73,
+    {
+        "a host that is none": ("--host", "nowhere.invalid"),
+        "a port of 65536": ("--port", "65536"),
+        "a port that is text": ("--port", "http"),
+    },
+    2,
+    "nothing is begun",
 )
-def test_a_place_that_cannot_be_is_told(flags, code, suffer_here):
-    flags = (*flags, "--allow-anyone") if "nowhere.invalid" in flags else flags
-    suffer_here(
-        *TINY, *flags, code=code, says=flags[0][2:], do=flags[0] if code == 2 else "another host"
-    )
+def test_an_address_that_is_not_valid_is_told(flag, value, suffer_here):
+    suffer_here(*TINY, flag, value, "--allow-anyone", code=2, says=flag[2:], do=flag)
+
+
+@fault(73, "a host of another machine", 5, "nothing is begun")
+def test_the_address_of_another_machine_is_told(suffer_here):
+    flags = ("--host", "192.0.2.1", "--api-key", "x")
+    suffer_here(*TINY, *flags, code=5, says="host", do="another host")
 
 
 @fault(73, "the model is not there, nor the port", 5, "no model is loaded")
@@ -199,16 +204,16 @@ def test_a_socket_in_use_is_told(serve, world, suffer_here):
         assert server.complete(**SHORT)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, id=name, marks=fault(74, name, 2, "what is there"))
-        for name, make in (
-            ("a file in place of the socket", lambda path: path.write_bytes(b"precious\n")),
-            ("a folder in place of the socket", Path.mkdir),
-            ("a link in place of the socket", lambda path: path.symlink_to("precious")),
-        )
-    ],
+@faults(
+    ("make",),
+    74,
+    {
+        "a file in place of the socket": [lambda path: path.write_bytes(b"precious\n")],
+        "a folder in place of the socket": [Path.mkdir],
+        "a link in place of the socket": [lambda path: path.symlink_to("precious")],
+    },
+    2,
+    "what is there",
 )
 def test_what_is_no_socket_is_not_replaced(make, world, suffer_here):
     path = world.place / "socket"
@@ -216,17 +221,13 @@ def test_what_is_no_socket_is_not_replaced(make, world, suffer_here):
     suffer_here(*TINY, "--unix-socket", path, code=2, says="is not a socket", do="choose another")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param("nowhere/socket", marks=fault(74, "a socket in no folder", 2, "-")),
-        pytest.param("x" * 200, marks=fault(74, "a socket path that is too long", 2, "-")),
-        pytest.param(
-            "/sys/socket",
-            marks=[linux, fault(74, "a socket without permission", 2, "-")],
-        ),
-    ],
-    ids=["no folder", "too long", "no permission"],
+@faults(
+    ("path",),
+    74,
+    {"a socket in no folder": ["nowhere/socket"], "a socket path that is too long": ["x" * 200]}
+    | ({"a socket without permission": ["/sys/socket"]} if sys.platform == "linux" else {}),
+    2,
+    "-",
 )
 def test_a_socket_that_cannot_be_made_is_told(path, suffer_here):
     suffer_here(*TINY, "--unix-socket", path, code=2, says="cannot listen", do="another path")
@@ -241,30 +242,28 @@ def test_an_open_address_needs_a_key(host, suffer_here):
     suffer_here(*TINY, "--host", host, code=2, says="api_key", do="allow_anyone")
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        pytest.param(given, id=name, marks=fault(75, name, "HTTP 401"))
-        for name, given in (
-            ("no key", {}),
-            ("a wrong key", {"Authorization": "Bearer secres"}),
-            ("an empty key", {"Authorization": "Bearer "}),
-            ("a key that is no ASCII", {"Authorization": "Bearer s\xe9cret"}),
-            ("a key of another scheme", {"Authorization": "Basic secret"}),
-        )
-    ],
+@faults(
+    ("headers",),
+    75,
+    {
+        "no key": [{}],
+        "a wrong key": [{"Authorization": "Bearer secres"}],
+        "an empty key": [{"Authorization": "Bearer "}],
+        "a key that is no ASCII": [{"Authorization": "Bearer s\xe9cret"}],
+        "a key of another scheme": [{"Authorization": "Basic secret"}],
+    },
+    "HTTP 401",
 )
-def test_without_the_key_there_is_no_answer(given, server_with_key, record_property):
-    server = server_with_key
+def test_without_the_key_there_is_no_answer(headers, server_with_key, record_property):
     for path in (COMPLETIONS, "/tokenize", "/v1/models", "/metrics", "/nope"):
         body = SHORT if path in (COMPLETIONS, "/tokenize") else None
-        answer = server.ask(path, body, **given)
+        answer = server_with_key.ask(path, body, **headers)
         error = answer.error(401)
         assert error["code"] == "invalid_api_key"
         assert answer.headers["WWW-Authenticate"].startswith("Bearer")
     for path in ("/", "/health"):
-        assert server.ask(path, **given).status == 200
-    assert server.ask(COMPLETIONS, SHORT, Authorization="Bearer secret").status == 200
+        assert server_with_key.ask(path, **headers).status == 200
+    assert server_with_key.ask(COMPLETIONS, SHORT, Authorization="Bearer secret").status == 200
     record_property("message", error["message"])
 
 
@@ -404,13 +403,7 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(data, id=name, marks=fault(77, f"garbage: {name}", "HTTP 400"))
-        for name, data in GARBAGE.items()
-    ],
-)
+@faults(("data",), 77, {f"garbage: {name}": [data] for name, data in GARBAGE.items()}, "HTTP 400")
 def test_garbage_ends_its_connection(data, server):
     with server.connect() as connection:
         connection.sendall(data)
@@ -448,30 +441,21 @@ BODIES = {
     "JSON in UTF-16": (json.dumps(SHORT).encode("utf-16-le")[:-1], "JSON"),
     "a number of 50,000 digits": (b'{"seed": ' + b"9" * 50_000 + b"}", ""),
     "half of a surrogate": (rb'{"prompt": "\ud83d"}', "Unicode"),
-    "a prompt too long": (json.dumps({"prompt": "Once " * 3000}).encode(), "511"),
-    "an echo too long": (
-        json.dumps({"prompt": "Once " * 3000, "echo": True, "max_tokens": 0}).encode(),
-        "512",
-    ),
-    "a prompt of 90,000 spaces": (json.dumps({"prompt": " " * 90_000}).encode(), "511"),
-    "15,000 prompts": (json.dumps({"prompt": ["a"] * 15_000}).encode(), ""),
+    "a prompt too long": ({"prompt": "Once " * 3000}, "511"),
+    "an echo too long": ({"prompt": "Once " * 3000, "echo": True, "max_tokens": 0}, "512"),
+    "a prompt of 90,000 spaces": ({"prompt": " " * 90_000}, "511"),
+    "15,000 prompts": ({"prompt": ["a"] * 15_000}, ""),
     "2,000 prompts with the likeliest tokens": (
-        json.dumps({"prompt": [[1] * 9] * 2000, "logprobs": 100, "echo": True}).encode(),
+        {"prompt": [[1] * 9] * 2000, "logprobs": 100, "echo": True},
         "fewer",
     ),
-    "too much for an answer": (json.dumps(LONG | {"n": 128, "logprobs": 100}).encode(), "fewer"),
-    "10,000 stop strings": (json.dumps(SHORT | {"stop": ["zq"] * 10_000}).encode(), "stop"),
-    "a million choices": (json.dumps(SHORT | {"n": 10**6}).encode(), "n"),
+    "too much for an answer": (ENDLESS | {"logprobs": 100}, "fewer"),
+    "10,000 stop strings": (SHORT | {"stop": ["zq"] * 10_000}, "stop"),
+    "a million choices": (SHORT | {"n": 10**6}, "n"),
 }
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        pytest.param(body, says, id=name, marks=fault(78, name, "HTTP 400"))
-        for name, (body, says) in BODIES.items()
-    ],
-)
+@faults(("body", "says"), 78, BODIES, "HTTP 400")
 def test_a_body_that_cannot_be_used_is_told(body, says, server):
     refused(server, server.ask(COMPLETIONS, body), 400, says)
 
@@ -480,12 +464,12 @@ def test_a_body_that_cannot_be_used_is_told(body, says, server):
 
 
 @fault(79, "a full queue", "HTTP 429", "the requests before it")
-def test_a_full_queue_is_told(serve, slow):
-    with serve("--max-batch", 1, "--max-queue", 1, **slow) as server:
+def test_a_full_queue_is_told(serve, slow_model):
+    with serve("--max-batch", 1, "--max-queue", 1, model=slow_model) as server:
         running = server.begin(**LONG, stream=True)
         server.wait_for(is_running)
         queued = server.begin(**SHORT)
-        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 1)
+        server.wait_for(lambda values: values["gpt_cli_texts_waiting"] == 1)
         answer = server.ask(COMPLETIONS, SHORT)
         assert refused(server, answer, 429)["code"] == "server_busy"
         assert 1 <= int(answer.headers["Retry-After"]) <= 120
@@ -509,15 +493,14 @@ def test_a_request_of_many_texts_holds_nobody_up(server):
 
 @SLOW
 @fault(79, "a client that leaves while it waits", "-", "the request that runs")
-def test_who_leaves_the_queue_frees_its_place(serve, slow):
-    with serve("--max-batch", 1, **slow) as server:
+def test_who_leaves_the_queue_frees_its_place(serve, slow_model):
+    with serve("--max-batch", 1, model=slow_model) as server:
         running = server.begin(**LONG | {"max_tokens": 300})
         server.wait_for(is_running)
         queued = server.begin(**SHORT)
-        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 1)
+        server.wait_for(lambda values: values["gpt_cli_texts_waiting"] == 1)
         queued.close()
-        found = server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 0)
-        assert is_running(found)
+        assert is_running(server.wait_for(lambda values: values["gpt_cli_texts_waiting"] == 0))
         with running:
             answer = answer_on(running).json()
         assert answer["usage"]["completion_tokens"] == 300
@@ -582,10 +565,7 @@ def test_a_slow_reader_holds_nobody_up(serve):
 @linux
 @fault(79, "60 silent connections and a limit of 40 open files", "-", "the requests before them")
 def test_few_files_are_enough(serve):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-
-    with serve(preexec_fn=limit) as server:
+    with serve(preexec_fn=limit(resource.RLIMIT_NOFILE, 40)) as server:
         stays = server.begin(**LONG | {"max_tokens": 400})
         silent = [server.connect() for _ in range(60)]
         with stays:
@@ -652,15 +632,15 @@ def test_damaged_weights_that_load_are_told(serve, model):
         server.wait_until_idle()
 
 
-def limit_addresses(mebibytes):
-    size = mebibytes << 20
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))
+def limit(kind, size):
+    """Return a function that limits a resource of its process."""
+    return lambda: resource.setrlimit(kind, (size, size))
 
 
 @linux
 @fault(80, "a limit of 300 MiB of address space", 5, "nothing is begun")
 def test_too_little_memory_is_known_before(suffer):
-    options = {"preexec_fn": limit_addresses(300)}
+    options = {"preexec_fn": limit(resource.RLIMIT_AS, 300 << 20)}
     suffer(*TINY, "--port", 0, code=5, says="MiB of address space", do="ulimit -v", **options)
 
 
@@ -671,8 +651,10 @@ MANY = {"prompt": [f"{place} " * 300 for place in range(10, 42)], "max_tokens": 
 @linux
 @SLOW
 @fault(80, "texts beyond a limit of memory", "HTTP 200")
-def test_texts_that_do_not_fit_the_memory_together_are_computed_one_after_another(serve, slow):
-    options = {"preexec_fn": limit_addresses(700), **slow}
+def test_texts_that_do_not_fit_the_memory_together_are_computed_one_after_another(
+    serve, slow_model
+):
+    options = {"preexec_fn": limit(resource.RLIMIT_AS, 700 << 20), "model": slow_model}
     with serve("--threads", 1, **options) as server:
         answer = server.ask(COMPLETIONS, MANY)
         assert len(answer.json()["choices"]) == len(MANY["prompt"])
@@ -686,7 +668,7 @@ def test_texts_that_do_not_fit_the_memory_together_are_computed_one_after_anothe
 def test_any_limit_of_address_space_is_enough_or_told_of_a_server(serve, slow_model, world):
     statuses = []
     for mebibytes in range(600, 1501, 300):
-        options = {"preexec_fn": limit_addresses(mebibytes)}
+        options = {"preexec_fn": limit(resource.RLIMIT_AS, mebibytes << 20)}
         flags = ("-m", slow_model, "--threads", 1)
         if world.run("generate", *flags, "-n", 1, "Once", **options).returncode:
             continue
@@ -730,7 +712,7 @@ def test_what_waits_is_finished(serve):
         expected = server.complete(**SHORT)["choices"]
         running = server.begin(**LONG | {"n": 4, "max_tokens": 400})
         waiting = server.begin(**SHORT)
-        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] > 0)
+        server.wait_for(lambda values: values["gpt_cli_texts_waiting"] > 0)
         server.process.send_signal(signal.SIGTERM)
         assert answer_on(running).status == 200
         assert answer_on(waiting).json()["choices"] == expected
@@ -741,7 +723,7 @@ def test_what_waits_is_finished(serve):
 def test_what_takes_too_long_is_ended(serve):
     with serve("--grace", 0.3) as server:
         running = [server.begin(**ENDLESS, stream=stream) for stream in (True, False)]
-        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] > 128)
+        server.wait_for(lambda values: values["gpt_cli_texts_waiting"] > 128)
         began = time.monotonic()
         assert server.stop() == (0, "")
         assert time.monotonic() - began < 10
