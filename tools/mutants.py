@@ -34,7 +34,7 @@ for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", 
 ALONE = (
     "scoring/score scoring/words gpt2/kv_cache folder/tokenizer folder/config "
     "options/declare records generation/speculate compression/range_coder "
-    "jobs/parts jobs/parquet jobs/outputs gpt2/model hub/client serve/scheduler serve/completion "
+    "jobs/parts jobs/parquet jobs/outputs gpt2/model hub/client serve/scheduler serve/answer "
     "engine"
 )
 TESTS = {

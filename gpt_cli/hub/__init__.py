@@ -26,10 +26,8 @@ def find(name: str, revision: str | None = None) -> Path | None:
     """Return the folder of a local model, or None; use no network.
 
     A bundled or short name comes first (`./gpt2` forces a folder of that name), then a folder,
-    then a Hub id with a complete snapshot in the cache.
-
-    Raise OptionError for a revision of a bundled model or a folder, and ModelNotFoundError for a
-    name that is not valid.
+    then a Hub id with a complete snapshot in the cache. Raise OptionError for a revision of a
+    bundled model or a folder, and ModelNotFoundError for a name that is not valid.
     """
     if name in BUNDLED or is_folder(name):
         if revision is not None:
@@ -93,11 +91,9 @@ def download(
 
     They go to the Hub's cache, or to `to`: a plain folder that appears only when complete.
 
-    Raises:
-        InputError: the model is local, or `to` is not a new or empty folder.
-        ModelNotFoundError: the name is unknown, or the Hub does not provide the model.
-        CheckpointError: the Hub has no safetensors of it, or a file arrived damaged.
-        ResourceError: the disk is full or not writable.
+    Raise InputError if the model is local or `to` is not a new or empty folder, ModelNotFoundError
+    if the Hub does not provide the model, CheckpointError if the Hub has no safetensors of it or a
+    file arrived damaged, and ResourceError if the disk is full or not writable.
     """
     if name in BUNDLED or is_folder(name):
         kind = "bundled" if name in BUNDLED else "a folder"

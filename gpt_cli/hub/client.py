@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
     from huggingface_hub.hf_api import RepoSibling
 
-# Timeout of the first request, in seconds: with the start of Python and of the client, a dead
-# network is reported within 3. Later requests have the client's timeouts.
+# Seconds for the first answer: with the start of Python and of the client, a dead network is
+# reported within 3. Later requests have the client's timeouts.
 _FIRST_ANSWER = 2.0
 _PAUSES = (1.0, 2.0)  # seconds before the first request is repeated to an overloaded Hub
 _OVERLOADED = (429, 500, 502, 503, 504)
@@ -34,6 +34,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
 
+_AGAIN = "run the command again"
 WAY_OUT = "or use a local model (`gpt-cli models` lists them), such as `tiny`"
 
 
@@ -59,18 +60,18 @@ class Snapshot:
             fetched = self.api.hf_hub_download(
                 self.repo, name, revision=revision, cache_dir=cache_folder(), local_dir=self.to
             )
-        path, again = Path(fetched), "run the command again"
+        path = Path(fetched)
         if self.to is None and path.parent.name != self.commit:
-            raise ModelNotFoundError(f"{self.repo} changed during the download: {again}")
-        if expected is None or (actual := file_hash(path, len(expected))) == expected:
-            return path
-        for damaged in (path, path.resolve()):  # a snapshot's file is a link to a blob
-            damaged.unlink(missing_ok=True)
-        kind = "git hash" if len(expected) == 40 else "sha256"
-        raise CheckpointError(
-            f"{self.repo}/{name} is damaged: its {kind} is {actual:.12}…, not {expected:.12}…; "
-            f"it was deleted, {again}"
-        )
+            raise ModelNotFoundError(f"{self.repo} changed during the download: {_AGAIN}")
+        if expected and (actual := file_hash(path, len(expected))) != expected:
+            for damaged in (path, path.resolve()):  # a snapshot's file is a link to a blob
+                damaged.unlink(missing_ok=True)
+            kind = "git hash" if len(expected) == 40 else "sha256"
+            problem = f"its {kind} is {actual:.12}…, not {expected:.12}…"
+            raise CheckpointError(
+                f"{self.repo}/{name} is damaged: {problem}; it was deleted, {_AGAIN}"
+            )
+        return path
 
     def _expected_hash(self, name: str) -> str | None:
         """Return the sha256 or git hash of a file, or None if the server has neither."""
@@ -235,58 +236,55 @@ def _wait(response: Any) -> int:
 
 
 def _explain(repo: str, revision: str, error: BaseException) -> str:
+    """Return the message for an error of the client."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
         error = error.__cause__  # the outer error only adds that the file is not cached
-    endpoint, reason = _endpoint(), _reason(error)
+    endpoint, reason, kind = _endpoint(), _reason(error), type(error).__name__
     match error:
         case errors.GatedRepoError():
-            return (
-                f"{repo} is gated: accept its terms at {endpoint}/{repo}, "
-                "then set HF_TOKEN or run `hf auth login`"
-            )
+            terms = f"accept its terms at {endpoint}/{repo}"
+            return f"{repo} is gated: {terms}, then set HF_TOKEN or run `hf auth login`"
         case errors.RepositoryNotFoundError():
-            return (
-                f"no folder and no model on the Hub is named {repo}{nearest(repo)}: check the "
-                "name; a private model needs HF_TOKEN or `hf auth login`"
-            )
+            unknown = f"no folder and no model on the Hub is named {repo}{nearest(repo)}"
+            return f"{unknown}: check the name; a private model needs HF_TOKEN or `hf auth login`"
         case errors.RevisionNotFoundError():
             return f"{repo} has no revision {revision}: give one of its branches, tags or commits"
         case errors.RemoteEntryNotFoundError():
             return f"{repo} has no file {Path(error.response.url.path).name} at {revision}"
         case errors.HfHubHTTPError():
-            return _explain_status(error.response, repo)
+            return _explain_status(repo, error.response)
         case errors.HFValidationError():
             return f"{repo} cannot be a name on the Hub: {reason}"
         case errors.FileMetadataError():
             return f"{endpoint} does not answer like a Hub: check HF_ENDPOINT and the proxy"
-    kind = type(error).__name__  # httpx's, or httpx2's from version 2 of the client
     if "Timeout" in kind:
         failure = "does not answer (HF_HUB_ETAG_TIMEOUT=30 waits longer)"
-    elif kind in ("ConnectError", "ProxyError"):
+    elif kind in (
+        "ConnectError",
+        "ProxyError",
+    ):  # httpx's, or httpx2's from version 2 of the client
         failure = f"cannot be reached ({reason})"
     else:
-        return f"the download of {repo} failed ({kind}: {reason}): run the command again"
-    return (
-        f"{endpoint} {failure}, and {repo} is not local{nearest(repo)}: check the network and the "
-        f"proxy, {WAY_OUT}"
-    )
+        return f"the download of {repo} failed ({kind}: {reason}): {_AGAIN}"
+    cure = f"check the network and the proxy, {WAY_OUT}"
+    return f"{endpoint} {failure}, and {repo} is not local{nearest(repo)}: {cure}"
 
 
-def _explain_status(response: Any, repo: str) -> str:
-    status, wait = response.status_code, _wait(response)
-    if status in (401, 403):
-        return (
-            f"the Hub denies access to {repo} ({status}): set HF_TOKEN to a token that has access, "
-            "or run `hf auth login`"
-        )
-    if status == 404:
-        return f"{_endpoint()} has no {repo} (404): check the name, and HF_ENDPOINT if it is set"
-    if status == 429:
-        time = f"{wait} seconds" if wait else "some minutes"
-        return f"too many requests to the Hub (429): wait {time}, or set HF_TOKEN"
-    return f"the Hub answers {status} for {repo}: try again later, {WAY_OUT}"
+def _explain_status(repo: str, response: Any) -> str:
+    match response.status_code:
+        case 401 | 403 as status:
+            cure = "set HF_TOKEN to a token that has access, or run `hf auth login`"
+            return f"the Hub denies access to {repo} ({status}): {cure}"
+        case 404:
+            cure = "check the name, and HF_ENDPOINT if it is set"
+            return f"{_endpoint()} has no {repo} (404): {cure}"
+        case 429:
+            wait = f"{seconds} seconds" if (seconds := _wait(response)) else "some minutes"
+            return f"too many requests to the Hub (429): wait {wait}, or set HF_TOKEN"
+        case status:
+            return f"the Hub answers {status} for {repo}: try again later, {WAY_OUT}"
 
 
 def _endpoint() -> str:

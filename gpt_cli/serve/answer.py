@@ -1,105 +1,218 @@
 """The answer to a request for completions: from the events of its texts to JSON."""
 
+import asyncio
+import json
+import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from gpt_cli.engine import Engine
-from gpt_cli.errors import InputError
+from gpt_cli.errors import GPTCLIError, InputError
 from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
 from gpt_cli.generation.decode import Step, TopLogprobs
 from gpt_cli.generation.row import Request
+from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.prompts import Event, PendingText, PromptScore
-from gpt_cli.serve.protocol import Completions, Json, Prompt
+from gpt_cli.serve.protocol import MOST_ENTRIES, Completions, Json, Prompt
+from gpt_cli.serve.refusals import QueueFullError, RequestError
+from gpt_cli.serve.scheduler import Scheduler
 
+_MOST_UNREAD = 4 * MOST_ENTRIES  # 400 MB
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would keep the events until there are many
+}
 _STOPPED = ("stop", "eos", "complete")  # "stop" for OpenAI; the other reasons are "length"
 _COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+_logger = logging.getLogger("gpt_cli")
 
 
-class Answer:
-    """The answer to a request, which grows with the events of its texts."""
+@dataclass
+class Service:
+    """The parts that all requests share."""
 
-    def __init__(self, engine: Engine, request: Completions):
-        self._request = request
+    engine: Engine
+    scheduler: Scheduler
+    metrics: Metrics
+    unread: int = 0  # entries of answers that are being computed, or that clients have not read
+
+
+class Answer(StreamingResponse):
+    """The answer to a request; its texts are dropped if the client leaves."""
+
+    def __init__(self, service: Service, request: Completions):
+        super().__init__(self._stream(), headers=_HEADERS, media_type="text/event-stream")
+        self._service, self._request = service, request
         self._frame = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": engine.name,
+            "model": service.engine.name,
         }
         prompts = (prompt for prompt in request.prompts for _ in range(request.fields.candidates))
-        self.choices = [
-            CompletionChoice(engine, request, prompt, index) for index, prompt in enumerate(prompts)
+        self._choices = [
+            _Choice(service.engine.tokenizer, request, prompt, index)
+            for index, prompt in enumerate(prompts)
         ]
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[_Choice, Event]] = asyncio.Queue()
+        self._start, self._has_begun = time.perf_counter(), False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, until it is read or the client has left."""
+        service, entries = self._service, self._request.entries
+        if service.unread + entries > _MOST_UNREAD:
+            raise QueueFullError("too many large answers are computed or unread; try again later")
+        choices = [choice for choice in self._choices if not choice.finish_reason]
+        texts = [choice.pending(partial(self._deliver, choice)) for choice in choices]
+        service.scheduler.submit(texts)
+        service.unread += entries
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            service.unread -= entries
+            for text in texts:
+                text.cancelled = True
+
+    def _deliver(self, choice: "_Choice", event: Event) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (choice, event))
+
+    async def stream_response(self, send: Send) -> None:
+        """Send a stream, or the whole answer, whose status is known at its end."""
+        if self._request.fields.stream:
+            await super().stream_response(send)
+            return
+        whole = await self._whole()
+        head = {"status": whole.status_code, "headers": whole.raw_headers}
+        await send({"type": "http.response.start", **head})
+        await send({"type": "http.response.body", "body": whole.body, "more_body": True})
+        await send({"type": "http.response.body"})  # once the client has read what is before it
+
+    async def _whole(self) -> Response:
+        try:
+            while not self._finished:
+                await self._next_events()
+            parts = [
+                choice.new_part() | {"index": index} for index, choice in enumerate(self._best)
+            ]
+            whole = self._frame | {"choices": parts, "usage": self._usage}
+            response: Response = JSONResponse(whole)
+        except Exception as error:
+            response = _failure(error).response
+        self._count()
+        return response
 
     @property
-    def finished(self) -> bool:
-        """Return whether all texts have ended."""
-        return all(choice.finish_reason for choice in self.choices)
-
-    def whole(self) -> Json:
-        """Return the whole answer, when all texts have ended."""
+    def _best(self) -> "Iterator[_Choice]":
+        """Yield the `n` likeliest choices of each prompt, or all, in their order."""
         n, candidates = self._request.fields.n, self._request.fields.candidates
-        best: list[CompletionChoice] = []
-        for start in range(0, len(self.choices), candidates):
-            choices = self.choices[start : start + candidates]
+        for start in range(0, len(self._choices), candidates):
+            choices = self._choices[start : start + candidates]
             if candidates > n:
                 choices.sort(key=lambda choice: -choice.mean_logprob)
-            best += choices[:n]
-        parts = [choice.new_part() | {"index": index} for index, choice in enumerate(best)]
-        return self._frame | {"choices": parts, "usage": self.usage}
+            yield from choices[:n]
 
-    def chunks(self) -> Iterator[Json]:
-        """Yield the objects of a stream that have the new parts of texts, and then the usage."""
-        for choice in self.choices:
-            if choice.is_new:
-                yield self._frame | {"choices": [choice.new_part()]}
-        if self.finished and self._request.include_usage:
-            yield self._frame | {"choices": [], "usage": self.usage}
+    async def _stream(self) -> AsyncIterator[str]:
+        """Yield server-sent events with the new parts of texts, and at last the usage."""
+        try:
+            while True:
+                for choice in self._choices:
+                    if choice.is_new:
+                        yield _event(self._frame | {"choices": [choice.new_part()]})
+                if self._finished:
+                    break
+                await self._next_events()
+            if self._request.include_usage:
+                yield _event(self._frame | {"choices": [], "usage": self._usage})
+        except Exception as error:
+            yield _event(_failure(error).json)
+        self._count()
+        yield "data: [DONE]\n\n"
+
+    async def _next_events(self) -> None:
+        """Wait for an event, and add all that have come; raise an error that is one of them."""
+        events = [await self._events.get()]
+        while not self._events.empty():
+            events.append(self._events.get_nowait())
+        if not self._has_begun:
+            self._has_begun = True
+            self._service.metrics.first_seconds.observe(self._seconds)
+        for choice, event in events:
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, Step):
+                self._service.metrics.add_step(event)
+            choice.push(event)
 
     @property
-    def usage(self) -> dict[str, int]:
-        """Return the number of tokens read and generated."""
+    def _finished(self) -> bool:
+        return all(choice.finish_reason for choice in self._choices)
+
+    @property
+    def _usage(self) -> dict[str, int]:
         prompts = sum(len(prompt.ids) for prompt in self._request.prompts)
-        generated = sum(choice.tokens for choice in self.choices)
+        generated = sum(choice.tokens for choice in self._choices)
         counts = {"prompt_tokens": prompts, "completion_tokens": generated}
         return counts | {"total_tokens": prompts + generated}
 
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._start
 
-class CompletionChoice:
-    """One text of an answer."""
+    def _count(self) -> None:
+        self._service.metrics.add_completion(self._usage["prompt_tokens"], self._seconds)
 
-    def __init__(self, engine: Engine, request: Completions, prompt: Prompt, index: int):
+
+def _event(data: Json) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+def _failure(error: Exception) -> RequestError:
+    if not isinstance(error, GPTCLIError):
+        _logger.error("a bug in a request for completions", exc_info=error)
+    return RequestError.of(error)
+
+
+class _Choice:
+    """One text of an answer, which grows with its events."""
+
+    def __init__(self, tokenizer: Tokenizer, request: Completions, prompt: Prompt, index: int):
         self._request, self._prompt, self._index = request, prompt, index
         self._fields = request.fields
         self._text = prompt.text if self._fields.echo else ""  # the new part
-        self._logprobs = Logprobs(engine.tokenizer)
+        self._logprobs = _Logprobs(tokenizer)
         self.tokens, self._logprob = 0, 0.0  # of the generated text
         to_come = self._fields.max_tokens or request.score is not None
         self.finish_reason = None if to_come else "length"  # OpenAI's name
         # The text of a prompt comes with its log-probabilities.
         self.is_new = request.score is None and (self._fields.echo or not to_come)
 
+    @property
+    def mean_logprob(self) -> float:
+        return self._logprob / max(1, self.tokens)
+
     def pending(self, deliver: Callable[[Event], None]) -> PendingText:
         """Return the text to compute."""
         row = Request(self._prompt.ids, self._request.options, self._index)
         return PendingText(row, deliver, self._request.score, self._fields.max_tokens > 0)
 
-    @property
-    def mean_logprob(self) -> float:
-        """Return the log-probability per generated token."""
-        return self._logprob / max(1, self.tokens)
-
     def push(self, event: PromptScore | Step) -> None:
         """Add the next event of the text."""
         self.is_new = True
         if isinstance(event, PromptScore):
-            first, *ids = self._prompt.ids
-            self._logprobs.add(first, None, [])
+            logprobs, tops = [None, *event.logprobs], [[], *event.top_logprobs]
+            for entry in zip(self._prompt.ids, logprobs, tops, strict=True):
+                self._logprobs.add(*entry)
             if not self._prompt.text:  # the start token stands for an empty prompt
                 self._logprobs.offset = 0
-            for entry in zip(ids, event.logprobs, event.top_logprobs, strict=True):
-                self._logprobs.add(*entry)
             self.finish_reason = None if self._fields.max_tokens else "length"
             return
         self.tokens += 1
@@ -123,7 +236,7 @@ class CompletionChoice:
         return part
 
 
-class Logprobs:
+class _Logprobs:
     """Tokens with their log-probabilities, as OpenAI writes them."""
 
     def __init__(self, tokenizer: Tokenizer):

@@ -23,8 +23,7 @@ from starlette.types import ASGIApp
 
 from gpt_cli.engine import Engine
 from gpt_cli.errors import MALFORMED, GPTCLIError
-from gpt_cli.serve.answer import token_name
-from gpt_cli.serve.completion import CompletionResponse, Service
+from gpt_cli.serve.answer import Answer, Service, token_name
 from gpt_cli.serve.guard import guarded
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import Json, check_model, detokenize, read, tokenize
@@ -151,7 +150,7 @@ class _Handlers:
         has_constraint = any(body.get(name) is not None for name in FIELDS)
         async with self._compiling if has_constraint else nullcontext():
             parsed = await self._in_thread(read, body)
-        return CompletionResponse(self._service, parsed)
+        return Answer(self._service, parsed)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         refusal = RequestError.of(error)

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+import numpy.random  # noqa: F401 (sampling would import it when no file can be opened any more)
+
 from gpt_cli.errors import GPTCLIError, ResourceError
 from gpt_cli.generation.decode import Batch
 from gpt_cli.generation.loaded import LoadedModel

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
+import anyio
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -190,6 +191,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections, and call `ready`."""
         await super().startup(sockets)
+        await anyio.sleep(
+            0
+        )  # imports its backend; later, there may be too many open files for that
         for listening in sockets or []:
             listening.listen(MOST_CONNECTIONS)  # more may wait in the system
             self._ready(address_of(listening))

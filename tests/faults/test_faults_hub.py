@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.checkpoints import CASES
+from support.in_process import finished, records_here, run_here
 from support.loopback_hub import LoopbackHub
 from support.processes import posix
 from support.world import check_failure
@@ -40,20 +41,31 @@ def hub(world, files):
         yield hub
 
 
-def whole(world, files) -> None:
-    """Check that a download now succeeds and equals the published files."""
-    finished = world.run("download", REPO, "-q")
-    assert finished.returncode == 0, finished.stderr
-    folder = Path(finished.stdout.decode().strip())
+@pytest.fixture(autouse=True)
+def separate_cache(monkeypatch):
+    """Keep this process, which checks what commands leave, from caches outside of the world."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def check_files(downloaded: bytes, files) -> None:
+    """Check the files in the folder that `download` has printed."""
+    folder = Path(downloaded.decode().strip())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
-    assert world.run("generate", "-m", REPO, "--offline", "-n", 3, "Once").returncode == 0
+
+
+def whole(world, files) -> None:
+    """Check that a download now succeeds, equals the published files, and computes."""
+    out, _ = run_here("download", REPO, "-q", **world.env)
+    check_files(out, files)
+    run_here("generate", "-m", REPO, "--offline", "-n", 3, "Once", **world.env)
 
 
 def nothing_is_trusted(world) -> None:
     """Check that nothing in the cache counts as a model."""
-    listed = world.run("models", "--json").stdout.decode().splitlines()
-    assert [json.loads(line)["name"] for line in listed] == ["tiny"]
-    assert world.run("generate", "-m", REPO, "--offline", "Once").returncode == 3
+    listed = records_here("models", "--json", **world.env)
+    assert [model["name"] for model in listed] == ["tiny"]
+    run_here("generate", "-m", REPO, "--offline", "Once", code=3, **world.env)
 
 
 # Those that `make test` runs; hub/test_client.py has most of the others, without processes.
@@ -157,10 +169,8 @@ def test_a_damaged_index_is_not_kept(hub, world, files, sharded, suffer):
     hub.fail("wrong-bytes", on=INDEX)
     suffer("download", "acme/shards", code=4, says="its git hash is", do=AGAIN, changes=True)
     hub.heal()
-    finished = world.run("download", "acme/shards", "-q")
-    assert finished.returncode == 0, finished.stderr
-    folder = Path(finished.stdout.decode().strip())
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    out, _ = run_here("download", "acme/shards", "-q", **world.env)
+    check_files(out, files)
 
 
 @pytest.mark.fault(59, "an index of shards of 65 MB", 4, intact=NONE)
@@ -180,7 +190,8 @@ def test_a_damaged_small_file_is_not_used(command, file, hub, world, suffer):
 
 @pytest.mark.fault(23, "a bit flipped in the cache", 4, intact=NONE)
 def test_a_damaged_file_in_the_cache_is_found_by_the_next_download(hub, world, files, suffer):
-    folder = Path(world.run("download", REPO, "-q").stdout.decode().strip())
+    out, _ = run_here("download", REPO, "-q", **world.env)
+    folder = Path(out.decode().strip())
     weights = bytearray(files["model.safetensors"])
     weights[-9] ^= 4
     (folder / "model.safetensors").write_bytes(weights)
@@ -214,26 +225,25 @@ def test_a_dead_proxy_is_told(hub, world, suffer):
     assert hub.requests == []
 
 
+VARIABLES = {
+    "HF_ENDPOINT=hub": "must begin with http",
+    "HF_ENDPOINT=http://[": "Invalid IPv6 URL",
+    "HF_ENDPOINT=http://127.0.0.1:99999": "Port out of range",
+    "HF_HUB_ETAG_TIMEOUT=soon": "'soon'",
+    "ALL_PROXY=tube://127.0.0.1:1": "Unknown scheme for proxy",
+    "SSL_CERT_FILE=/nowhere": "cannot start",
+}
+
+
 @pytest.mark.parametrize(
-    ("variable", "value", "says"),
+    ("setting", "says"),
     [
-        pytest.param(
-            variable,
-            value,
-            says,
-            marks=pytest.mark.fault(60, f"{variable}={value}", 2, intact=NONE),
-        )
-        for variable, value, says in (
-            ("HF_ENDPOINT", "hub", "must begin with http"),
-            ("HF_ENDPOINT", "http://[", "Invalid IPv6 URL"),
-            ("HF_ENDPOINT", "http://127.0.0.1:99999", "Port out of range"),
-            ("HF_HUB_ETAG_TIMEOUT", "soon", "'soon'"),
-            ("ALL_PROXY", "tube://127.0.0.1:1", "Unknown scheme for proxy"),
-            ("SSL_CERT_FILE", "/nowhere", "cannot start"),
-        )
+        pytest.param(setting, says, marks=pytest.mark.fault(60, setting, 2, intact=NONE))
+        for setting, says in VARIABLES.items()
     ],
 )
-def test_a_variable_that_cannot_be_used_is_told(variable, value, says, hub, world, suffer):
+def test_a_variable_that_cannot_be_used_is_told(setting, says, hub, world, suffer):
+    variable, _, value = setting.partition("=")
     env = {variable: value, "NO_PROXY": ""}
     suffer("download", REPO, code=2, says=says, do="HF_", env=env)
     assert hub.requests == []
@@ -242,7 +252,9 @@ def test_a_variable_that_cannot_be_used_is_told(variable, value, says, hub, worl
 @pytest.mark.fault(60, "a proxy on the way", 0, intact="the model")
 def test_a_proxy_is_used(hub, world, files):
     world.env |= {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub.endpoint, "NO_PROXY": ""}
-    whole(world, files)
+    finished = world.run("download", REPO, "-q")
+    assert finished.returncode == 0, finished.stderr
+    check_files(finished.stdout, files)
     assert all(request.headers["host"] != hub.endpoint for request in hub.requests)
 
 
@@ -289,8 +301,8 @@ def test_a_download_killed_at_any_moment_is_whole_or_not_there(hub, world, files
             time.sleep(0.1 + 0.06 * moment)
             process.kill()
         killed += process.returncode != 0
-        found = world.run("generate", "-m", REPO, "--offline", "-n", 3, "Once")
-        assert found.returncode in (0, 3), found.stderr
+        tried = finished("generate", "-m", REPO, "--offline", "-n", 3, "Once", **world.env)
+        assert tried.returncode in (0, 3), tried.stderr
     survive(killed)
     hub.delay = ("", 0.0)
     whole(world, files)

@@ -19,12 +19,14 @@ from pathlib import Path
 
 import pytest
 
+from support.answers import choices_of
 from support.checkpoints import CONFIG, write_checkpoint
 from support.processes import posix
 from support.server_process import (
     COMPLETIONS,
     LIMIT,
     answer_on,
+    bytes_on,
     request_bytes,
     serving,
     write_slow_model,
@@ -39,11 +41,29 @@ SLOW = pytest.mark.slow
 TINY = ("serve", "-m", "tiny")
 SHORT = {"prompt": "Once", "max_tokens": 4, "seed": 1}
 LONG = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "seed": 1}
+ENDLESS = LONG | {"n": 128}  # 10 seconds
+FRIEND = "https://friend.example"
 ALIVE = "the server, and other requests"
 
 
 def fault(number, name, code, intact=ALIVE):
     return pytest.mark.fault(number, name, code, intact=intact)
+
+
+def faults(arguments, number, cases, code, intact=ALIVE):
+    """Parametrize a test by faults: their names, each with the values of the arguments."""
+    params = [
+        pytest.param(*values, id=name, marks=fault(number, name, code, intact))
+        for name, values in cases.items()
+    ]
+    return pytest.mark.parametrize(arguments, params)
+
+
+@pytest.fixture
+def suffer_here(suffer_here, world, monkeypatch):
+    """Return the function of this name, which runs commands in the world's working folder."""
+    monkeypatch.chdir(world.place)
+    return suffer_here
 
 
 @pytest.fixture
@@ -81,43 +101,34 @@ def slow_model(tmp_path_factory):
     return write_slow_model(tmp_path_factory.mktemp("slow") / "model")
 
 
-@pytest.fixture
-def slow(slow_model):
-    """Return the keywords of a server of that model."""
-    return {"model": slow_model}
+@pytest.fixture(scope="module")
+def slow_shared(tmp_path_factory, slow_model):
+    """Run one slow server for clients that leave."""
+    world = World(tmp_path_factory.mktemp("slow"))
+    with serving(model=slow_model, start=world.start) as server:
+        yield server
 
 
 def refused(server, answer, status, *says):
     """Check an error; record its message."""
     error = answer.error(status)
-    assert all(each in error["message"] for each in says), error["message"]
+    assert all(text in error["message"] for text in says), error["message"]
     server.tell(error["message"])
     return error
 
 
-def received(connection):
-    """Return all bytes that come until the connection ends."""
-    data = b""
-    try:
-        while piece := connection.recv(1 << 16):
-            data += piece
-    except ConnectionResetError:
-        pass
-    return data
-
-
-def is_running(found):
-    return found["gpt_cli_texts_running"] > 0
+def is_running(values):
+    return values["gpt_cli_texts_running"] > 0
 
 
 # --- where it listens ----------------------------------------------------------------------------
 
 
 @fault(73, "a port in use", 5, "the other server")
-def test_a_port_in_use_is_told(suffer):
+def test_a_port_in_use_is_told(suffer_here):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        suffer(*TINY, "--port", port, code=5, says=f"port {port}: Addr", do="another port")
+        suffer_here(*TINY, "--port", port, code=5, says=f"port {port}: Addr", do="another port")
 
 
 @linux
@@ -130,32 +141,36 @@ def test_a_port_without_permission_is_told(suffer):
     suffer(*TINY, "--port", 80, before=before, code=5, says="ermission", do="another port")
 
 
-@pytest.mark.parametrize(
-    ("flags", "code"),
-    [
-        pytest.param(flags, code, id=name, marks=fault(73, name, code, "nothing is begun"))
-        for name, flags, code in (
-            ("a host that is none", ("--host", "nowhere.invalid"), 2),
-            ("a host of another machine", ("--host", "192.0.2.1", "--api-key", "x"), 5),
-            ("a port of 65536", ("--port", "65536"), 2),
-            ("a port that is text", ("--port", "http"), 2),
-        )
-    ],
+@faults(
+    ("flag", "value"),
+    73,
+    {
+        "a host that is none": ("--host", "nowhere.invalid"),
+        "a port of 65536": ("--port", "65536"),
+        "a port that is text": ("--port", "http"),
+    },
+    2,
+    "nothing is begun",
 )
-def test_a_place_that_cannot_be_is_told(flags, code, suffer):
-    flags = (*flags, "--allow-anyone") if "nowhere.invalid" in flags else flags
-    suffer(
-        *TINY, *flags, code=code, says=flags[0][2:], do=flags[0] if code == 2 else "another host"
-    )
+def test_an_address_that_is_not_valid_is_told(flag, value, suffer_here):
+    suffer_here(*TINY, flag, value, "--allow-anyone", code=2, says=flag[2:], do=flag)
+
+
+@fault(73, "a host of another machine", 5, "nothing is begun")
+def test_the_address_of_another_machine_is_told(suffer_here):
+    flags = ("--host", "192.0.2.1", "--api-key", "x")
+    suffer_here(*TINY, *flags, code=5, says="host", do="another host")
 
 
 @fault(73, "the model is not there, nor the port", 5, "no model is loaded")
-def test_the_port_is_taken_before_the_model_is_loaded(world, suffer):
+def test_the_port_is_taken_before_the_model_is_loaded(world, suffer_here):
     folder = write_checkpoint(world.root / "model", CONFIG)
     (folder / "model.safetensors").write_bytes(b"")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        suffer("serve", "-m", folder, "--port", port, code=5, says=str(port), do="another port")
+        suffer_here(
+            "serve", "-m", folder, "--port", port, code=5, says=str(port), do="another port"
+        )
 
 
 @fault(74, "a stale socket file", 0, "the server")
@@ -181,45 +196,41 @@ def test_a_socket_of_a_killed_server_is_replaced(serve, world):
 
 
 @fault(74, "a socket file in use", 5, "the other server")
-def test_a_socket_in_use_is_told(serve, world, suffer):
+def test_a_socket_in_use_is_told(serve, world, suffer_here):
     path = world.place / "socket"
     with serve("--unix-socket", path) as server:
         flags = ("--unix-socket", path)
-        suffer(*TINY, *flags, code=5, says="another server", do="another unix_socket")
+        suffer_here(*TINY, *flags, code=5, says="another server", do="another unix_socket")
         assert server.complete(**SHORT)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, id=name, marks=fault(74, name, 2, "what is there"))
-        for name, make in (
-            ("a file in place of the socket", lambda path: path.write_bytes(b"precious\n")),
-            ("a folder in place of the socket", Path.mkdir),
-            ("a link in place of the socket", lambda path: path.symlink_to("precious")),
-        )
-    ],
+@faults(
+    ("make",),
+    74,
+    {
+        "a file in place of the socket": [lambda path: path.write_bytes(b"precious\n")],
+        "a folder in place of the socket": [Path.mkdir],
+        "a link in place of the socket": [lambda path: path.symlink_to("precious")],
+    },
+    2,
+    "what is there",
 )
-def test_what_is_no_socket_is_not_replaced(make, world, suffer):
+def test_what_is_no_socket_is_not_replaced(make, world, suffer_here):
     path = world.place / "socket"
     make(path)
-    suffer(*TINY, "--unix-socket", path, code=2, says="is not a socket", do="choose another")
+    suffer_here(*TINY, "--unix-socket", path, code=2, says="is not a socket", do="choose another")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param("nowhere/socket", marks=fault(74, "a socket in no folder", 2, "-")),
-        pytest.param("x" * 200, marks=fault(74, "a socket path that is too long", 2, "-")),
-        pytest.param(
-            "/sys/socket",
-            marks=[linux, fault(74, "a socket without permission", 2, "-")],
-        ),
-    ],
-    ids=["no folder", "too long", "no permission"],
+@faults(
+    ("path",),
+    74,
+    {"a socket in no folder": ["nowhere/socket"], "a socket path that is too long": ["x" * 200]}
+    | ({"a socket without permission": ["/sys/socket"]} if sys.platform == "linux" else {}),
+    2,
+    "-",
 )
-def test_a_socket_that_cannot_be_made_is_told(path, suffer):
-    suffer(*TINY, "--unix-socket", path, code=2, says="cannot listen", do="another path")
+def test_a_socket_that_cannot_be_made_is_told(path, suffer_here):
+    suffer_here(*TINY, "--unix-socket", path, code=2, says="cannot listen", do="another path")
 
 
 # --- who asks ------------------------------------------------------------------------------------
@@ -227,41 +238,40 @@ def test_a_socket_that_cannot_be_made_is_told(path, suffer):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 @fault(75, "an open address without a key", 2, "nothing is begun")
-def test_an_open_address_needs_a_key(host, suffer):
-    suffer(*TINY, "--host", host, code=2, says="api_key", do="allow_anyone")
+def test_an_open_address_needs_a_key(host, suffer_here):
+    suffer_here(*TINY, "--host", host, code=2, says="api_key", do="allow_anyone")
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        pytest.param(given, id=name, marks=fault(75, name, "HTTP 401"))
-        for name, given in (
-            ("no key", {}),
-            ("a wrong key", {"Authorization": "Bearer secres"}),
-            ("an empty key", {"Authorization": "Bearer "}),
-            ("a key that is no ASCII", {"Authorization": "Bearer s\xe9cret"}),
-            ("a key of another scheme", {"Authorization": "Basic secret"}),
-        )
-    ],
+@faults(
+    ("headers",),
+    75,
+    {
+        "no key": [{}],
+        "a wrong key": [{"Authorization": "Bearer secres"}],
+        "an empty key": [{"Authorization": "Bearer "}],
+        "a key that is no ASCII": [{"Authorization": "Bearer s\xe9cret"}],
+        "a key of another scheme": [{"Authorization": "Basic secret"}],
+    },
+    "HTTP 401",
 )
-def test_without_the_key_there_is_no_answer(given, server_with_key, record_property):
-    server = server_with_key
+def test_without_the_key_there_is_no_answer(headers, server_with_key, record_property):
     for path in (COMPLETIONS, "/tokenize", "/v1/models", "/metrics", "/nope"):
         body = SHORT if path in (COMPLETIONS, "/tokenize") else None
-        answer = server.ask(path, body, **given)
+        answer = server_with_key.ask(path, body, **headers)
         error = answer.error(401)
         assert error["code"] == "invalid_api_key"
         assert answer.headers["WWW-Authenticate"].startswith("Bearer")
     for path in ("/", "/health"):
-        assert server.ask(path, **given).status == 200
-    assert server.ask(COMPLETIONS, SHORT, Authorization="Bearer secret").status == 200
+        assert server_with_key.ask(path, **headers).status == 200
+    assert server_with_key.ask(COMPLETIONS, SHORT, Authorization="Bearer secret").status == 200
     record_property("message", error["message"])
 
 
 @pytest.fixture(scope="module")
 def server_with_key(tmp_path_factory):
     world = World(tmp_path_factory.mktemp("key"))
-    with serving(start=world.start, env={"GPT_CLI_API_KEY": "secret"}) as server:
+    flags = ("--cors", FRIEND)
+    with serving(*flags, start=world.start, env={"GPT_CLI_API_KEY": "secret"}) as server:
         yield server
 
 
@@ -300,19 +310,21 @@ def test_pages_of_others_cannot_use_it(origin, server):
 
 
 @fault(76, "a page of an origin that --cors names", "HTTP 200")
-def test_pages_of_friends_can(serve):
-    with serve("--cors", "https://friend.example") as server:
-        answer = server.ask(COMPLETIONS, SHORT, Origin="https://friend.example")
-        assert answer.headers["Access-Control-Allow-Origin"] == "https://friend.example"
-        preflight = server.ask(
-            COMPLETIONS,
-            method="OPTIONS",
-            Origin="https://friend.example",
-            Access_Control_Request_Method="POST",
-            Access_Control_Request_Headers="content-type,authorization",
-        )
-        assert preflight.status == 200
-        refused(server, server.ask(COMPLETIONS, SHORT, Origin="https://foe.example"), 403)
+def test_pages_of_friends_can(server_with_key, record_property):
+    friend = {"Origin": FRIEND, "Authorization": "Bearer secret"}
+    answer = server_with_key.ask(COMPLETIONS, SHORT, **friend)
+    assert answer.status == 200
+    assert answer.headers["Access-Control-Allow-Origin"] == FRIEND
+    preflight = server_with_key.ask(
+        COMPLETIONS,
+        method="OPTIONS",
+        Origin=FRIEND,
+        Access_Control_Request_Method="POST",
+        Access_Control_Request_Headers="content-type,authorization",
+    )
+    assert preflight.status == 200
+    answer = server_with_key.ask(COMPLETIONS, SHORT, **friend | {"Origin": "https://foe.example"})
+    record_property("message", answer.error(403)["message"])
 
 
 # --- what they send ------------------------------------------------------------------------------
@@ -366,7 +378,7 @@ def test_half_a_request_is_forgotten(part, server):
     with server.connect() as connection:
         connection.sendall(request_bytes(SHORT)[:part])
         connection.shutdown(socket.SHUT_WR)
-        assert not received(connection).startswith(b"HTTP/1.1 200")
+        assert not bytes_on(connection).startswith(b"HTTP/1.1 200")
 
 
 GARBAGE = {
@@ -391,18 +403,12 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(data, id=name, marks=fault(77, f"garbage: {name}", "HTTP 400"))
-        for name, data in GARBAGE.items()
-    ],
-)
+@faults(("data",), 77, {f"garbage: {name}": [data] for name, data in GARBAGE.items()}, "HTTP 400")
 def test_garbage_ends_its_connection(data, server):
     with server.connect() as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
-        answer = received(connection)
+        answer = bytes_on(connection)
     assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200"))
     assert b"Traceback" not in answer
 
@@ -420,7 +426,7 @@ def test_a_long_header_is_refused(where, server):
     with server.connect() as connection:
         try:
             connection.sendall(data)
-            answer = received(connection)
+            answer = bytes_on(connection)
         except (BrokenPipeError, ConnectionResetError):
             answer = b""  # the answer is lost where the server does not read what follows
     assert not answer or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431", b"HTTP/1.1 414"))
@@ -435,30 +441,21 @@ BODIES = {
     "JSON in UTF-16": (json.dumps(SHORT).encode("utf-16-le")[:-1], "JSON"),
     "a number of 50,000 digits": (b'{"seed": ' + b"9" * 50_000 + b"}", ""),
     "half of a surrogate": (rb'{"prompt": "\ud83d"}', "Unicode"),
-    "a prompt too long": (json.dumps({"prompt": "Once " * 3000}).encode(), "511"),
-    "an echo too long": (
-        json.dumps({"prompt": "Once " * 3000, "echo": True, "max_tokens": 0}).encode(),
-        "512",
-    ),
-    "a prompt of 90,000 spaces": (json.dumps({"prompt": " " * 90_000}).encode(), "511"),
-    "15,000 prompts": (json.dumps({"prompt": ["a"] * 15_000}).encode(), ""),
+    "a prompt too long": ({"prompt": "Once " * 3000}, "511"),
+    "an echo too long": ({"prompt": "Once " * 3000, "echo": True, "max_tokens": 0}, "512"),
+    "a prompt of 90,000 spaces": ({"prompt": " " * 90_000}, "511"),
+    "15,000 prompts": ({"prompt": ["a"] * 15_000}, ""),
     "2,000 prompts with the likeliest tokens": (
-        json.dumps({"prompt": [[1] * 9] * 2000, "logprobs": 100, "echo": True}).encode(),
+        {"prompt": [[1] * 9] * 2000, "logprobs": 100, "echo": True},
         "fewer",
     ),
-    "too much for an answer": (json.dumps(LONG | {"n": 128, "logprobs": 100}).encode(), "fewer"),
-    "10,000 stop strings": (json.dumps(SHORT | {"stop": ["zq"] * 10_000}).encode(), "stop"),
-    "a million choices": (json.dumps(SHORT | {"n": 10**6}).encode(), "n"),
+    "too much for an answer": (ENDLESS | {"logprobs": 100}, "fewer"),
+    "10,000 stop strings": (SHORT | {"stop": ["zq"] * 10_000}, "stop"),
+    "a million choices": (SHORT | {"n": 10**6}, "n"),
 }
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        pytest.param(body, says, id=name, marks=fault(78, name, "HTTP 400"))
-        for name, (body, says) in BODIES.items()
-    ],
-)
+@faults(("body", "says"), 78, BODIES, "HTTP 400")
 def test_a_body_that_cannot_be_used_is_told(body, says, server):
     refused(server, server.ask(COMPLETIONS, body), 400, says)
 
@@ -467,12 +464,12 @@ def test_a_body_that_cannot_be_used_is_told(body, says, server):
 
 
 @fault(79, "a full queue", "HTTP 429", "the requests before it")
-def test_a_full_queue_is_told(serve, slow):
-    with serve("--max-batch", 1, "--max-queue", 1, **slow) as server:
+def test_a_full_queue_is_told(serve, slow_model):
+    with serve("--max-batch", 1, "--max-queue", 1, model=slow_model) as server:
         running = server.begin(**LONG, stream=True)
         server.wait_for(is_running)
         queued = server.begin(**SHORT)
-        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 1)
+        server.wait_for(lambda values: values["gpt_cli_texts_waiting"] == 1)
         answer = server.ask(COMPLETIONS, SHORT)
         assert refused(server, answer, 429)["code"] == "server_busy"
         assert 1 <= int(answer.headers["Retry-After"]) <= 120
@@ -484,29 +481,26 @@ def test_a_full_queue_is_told(serve, slow):
 
 
 @fault(79, "a request of 500 texts", "HTTP 200", "the requests after it")
-def test_a_request_of_many_texts_holds_nobody_up(serve):
-    with serve() as server:
-        many = [f"Once, {place}" for place in range(500)]
-        large = server.begin(**LONG | {"prompt": many, "max_tokens": 100})
-        server.wait_for(is_running)
-        for _ in range(3):
-            assert server.complete(**SHORT)
-        assert server.metrics()["gpt_cli_texts_waiting"] > 0
-        large.close()
-        server.wait_until_idle()
+def test_a_request_of_many_texts_holds_nobody_up(server):
+    many = [f"Once, {number}" for number in range(500)]
+    large = server.begin(**LONG | {"prompt": many, "max_tokens": 100})
+    server.wait_for(is_running)
+    for _ in range(3):
+        assert server.complete(**SHORT)
+    assert server.metrics()["gpt_cli_texts_waiting"] > 0
+    large.close()
 
 
 @SLOW
 @fault(79, "a client that leaves while it waits", "-", "the request that runs")
-def test_who_leaves_the_queue_frees_its_place(serve, slow):
-    with serve("--max-batch", 1, **slow) as server:
+def test_who_leaves_the_queue_frees_its_place(serve, slow_model):
+    with serve("--max-batch", 1, model=slow_model) as server:
         running = server.begin(**LONG | {"max_tokens": 300})
         server.wait_for(is_running)
         queued = server.begin(**SHORT)
-        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 1)
+        server.wait_for(lambda values: values["gpt_cli_texts_waiting"] == 1)
         queued.close()
-        found = server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 0)
-        assert is_running(found)
+        assert is_running(server.wait_for(lambda values: values["gpt_cli_texts_waiting"] == 0))
         with running:
             answer = answer_on(running).json()
         assert answer["usage"]["completion_tokens"] == 300
@@ -514,38 +508,37 @@ def test_who_leaves_the_queue_frees_its_place(serve, slow):
 
 
 @fault(79, "a client that leaves while its prompt is computed", "-")
-def test_who_leaves_in_the_prefill_frees_its_place(serve, slow):
+def test_who_leaves_in_the_prefill_frees_its_place(slow_shared):
     prompts = [f"{seed} " * 300 for seed in range(10, 42)]  # of 900 tokens
-    with serve("--max-batch", 2, **slow) as server:
-        gone = server.begin(prompt=prompts, max_tokens=1)
-        server.wait_for(is_running)
-        gone.close()
-        found = server.wait_until_idle()
-        assert found["gpt_cli_generated_tokens_total"] < len(prompts)
-        assert server.complete(**SHORT)
+    before = slow_shared.metrics()["gpt_cli_generated_tokens_total"]
+    gone = slow_shared.begin(prompt=prompts, max_tokens=1)
+    slow_shared.wait_for(is_running)
+    gone.close()
+    after = slow_shared.wait_until_idle()["gpt_cli_generated_tokens_total"]
+    assert after - before < len(prompts)
+    assert slow_shared.complete(**SHORT)
 
 
 @fault(79, "a client that leaves in the middle of a stream", "-")
-def test_who_leaves_a_stream_frees_its_place(serve, slow):
-    with serve(**slow) as server:
-        gone = server.begin(**LONG, n=2, stream=True)
-        assert gone.recv(1000).startswith(b"HTTP/1.1 200")
-        gone.close()
-        assert server.wait_until_idle()["gpt_cli_generated_tokens_total"] < 2 * 900
+def test_who_leaves_a_stream_frees_its_place(slow_shared):
+    before = slow_shared.metrics()["gpt_cli_generated_tokens_total"]
+    gone = slow_shared.begin(**LONG, n=2, stream=True)
+    assert gone.recv(1000).startswith(b"HTTP/1.1 200")
+    gone.close()
+    after = slow_shared.wait_until_idle()["gpt_cli_generated_tokens_total"]
+    assert after - before < 2 * 900
 
 
 @fault(79, "50 clients that leave at once", "-")
-def test_many_may_leave_at_once(serve, slow):
-    with serve(**slow) as server:
-        expected = server.complete(**SHORT)["choices"]
-        many = [server.begin(**LONG | {"seed": seed}, stream=seed % 2 > 0) for seed in range(50)]
-        server.wait_for(is_running)
-        stays = server.begin(**SHORT)
-        for connection in many:
-            connection.close()
-        with stays:
-            assert answer_on(stays).json()["choices"] == expected
-        server.wait_until_idle()
+def test_many_may_leave_at_once(slow_shared):
+    expected = slow_shared.complete(**SHORT)["choices"]
+    many = [slow_shared.begin(**LONG | {"seed": seed}, stream=seed % 2 > 0) for seed in range(50)]
+    slow_shared.wait_for(is_running)
+    stays = slow_shared.begin(**SHORT)
+    for connection in many:
+        connection.close()
+    assert answer_on(stays).json()["choices"] == expected
+    slow_shared.wait_until_idle()
 
 
 @linux
@@ -572,10 +565,7 @@ def test_a_slow_reader_holds_nobody_up(serve):
 @linux
 @fault(79, "60 silent connections and a limit of 40 open files", "-", "the requests before them")
 def test_few_files_are_enough(serve):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-
-    with serve(preexec_fn=limit) as server:
+    with serve(preexec_fn=limit(resource.RLIMIT_NOFILE, 40)) as server:
         stays = server.begin(**LONG | {"max_tokens": 400})
         silent = [server.connect() for _ in range(60)]
         with stays:
@@ -586,12 +576,11 @@ def test_few_files_are_enough(serve):
 
 
 @fault(79, "200 connections that say nothing", "-", "the requests that come")
-def test_silent_connections_hold_nobody_up(serve):
-    with serve() as server:
-        silent = [server.connect() for _ in range(200)]
-        assert server.complete(**SHORT)
-        for connection in silent:
-            connection.close()
+def test_silent_connections_hold_nobody_up(server):
+    silent = [server.connect() for _ in range(200)]
+    assert server.complete(**SHORT)
+    for connection in silent:
+        connection.close()
 
 
 def completes(server):
@@ -615,16 +604,16 @@ def memory(server):
 
 
 @fault(80, "damaged weights", 4, "nothing is begun")
-def test_a_damaged_model_is_refused(model, suffer):
+def test_a_damaged_model_is_refused(model, suffer_here):
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     flags = ("serve", "-m", model, "--port", 0)
-    suffer(*flags, code=4, says="is not safetensors", do="get it again")
+    suffer_here(*flags, code=4, says="is not safetensors", do="get it again")
 
 
 @fault(80, "a model that is nowhere", 3, "nothing is begun")
-def test_a_model_that_is_nowhere_is_told(suffer):
-    suffer("serve", "-m", "./nowhere", "--port", 0, code=3, says="nowhere", do="give a folder")
+def test_a_model_that_is_nowhere_is_told(suffer_here):
+    suffer_here("serve", "-m", "./nowhere", "--port", 0, code=3, says="nowhere", do="give a folder")
 
 
 @fault(80, "a weight that is nan", "HTTP 500")
@@ -643,15 +632,15 @@ def test_damaged_weights_that_load_are_told(serve, model):
         server.wait_until_idle()
 
 
-def limit_addresses(mebibytes):
-    size = mebibytes << 20
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))
+def limit(kind, size):
+    """Return a function that limits a resource of its process."""
+    return lambda: resource.setrlimit(kind, (size, size))
 
 
 @linux
 @fault(80, "a limit of 300 MiB of address space", 5, "nothing is begun")
 def test_too_little_memory_is_known_before(suffer):
-    options = {"preexec_fn": limit_addresses(300)}
+    options = {"preexec_fn": limit(resource.RLIMIT_AS, 300 << 20)}
     suffer(*TINY, "--port", 0, code=5, says="MiB of address space", do="ulimit -v", **options)
 
 
@@ -662,8 +651,10 @@ MANY = {"prompt": [f"{place} " * 300 for place in range(10, 42)], "max_tokens": 
 @linux
 @SLOW
 @fault(80, "texts beyond a limit of memory", "HTTP 200")
-def test_texts_that_do_not_fit_the_memory_together_are_computed_one_after_another(serve, slow):
-    options = {"preexec_fn": limit_addresses(700), **slow}
+def test_texts_that_do_not_fit_the_memory_together_are_computed_one_after_another(
+    serve, slow_model
+):
+    options = {"preexec_fn": limit(resource.RLIMIT_AS, 700 << 20), "model": slow_model}
     with serve("--threads", 1, **options) as server:
         answer = server.ask(COMPLETIONS, MANY)
         assert len(answer.json()["choices"]) == len(MANY["prompt"])
@@ -677,7 +668,7 @@ def test_texts_that_do_not_fit_the_memory_together_are_computed_one_after_anothe
 def test_any_limit_of_address_space_is_enough_or_told_of_a_server(serve, slow_model, world):
     statuses = []
     for mebibytes in range(600, 1501, 300):
-        options = {"preexec_fn": limit_addresses(mebibytes)}
+        options = {"preexec_fn": limit(resource.RLIMIT_AS, mebibytes << 20)}
         flags = ("-m", slow_model, "--threads", 1)
         if world.run("generate", *flags, "-n", 1, "Once", **options).returncode:
             continue
@@ -694,18 +685,6 @@ def test_any_limit_of_address_space_is_enough_or_told_of_a_server(serve, slow_mo
 # --- the end -------------------------------------------------------------------------------------
 
 
-def is_refused(server):
-    """Wait until no more connections are accepted."""
-    end = time.monotonic() + LIMIT
-    while time.monotonic() < end:
-        try:
-            server.connect().close()
-        except OSError:
-            return True
-        time.sleep(0.01)
-    return False
-
-
 @pytest.mark.parametrize(
     ("number", "stream"),
     [
@@ -715,51 +694,44 @@ def is_refused(server):
         for number, stream, *marks in ((signal.SIGTERM, True), (signal.SIGINT, False, SLOW))
     ],
 )  # fmt: skip
-def test_what_runs_is_finished(number, stream, serve, slow):
-    with serve(**slow) as server:
-        body = LONG | {"max_tokens": 200}
-        (expected,) = server.complete(**body)["choices"]
+def test_what_runs_is_finished(number, stream, serve):
+    with serve() as server:
+        body = LONG | {"n": 4, "max_tokens": 400}
+        expected = server.complete(**body)["choices"]
         running = server.begin(**body, stream=stream)
         server.wait_for(is_running)
         server.process.send_signal(number)
-        assert is_refused(server)
-        with running:
-            answer = answer_on(running)
-        if stream:
-            text = "".join(each["choices"][0]["text"] for each in answer.events())
-            assert text == expected["text"]
-        else:
-            assert answer.json()["choices"] == [expected]
+        server.wait_until_refused()
+        assert choices_of(answer_on(running)) == expected
         assert server.wait() == (0, "")
 
 
 @fault(81, "SIGTERM while requests wait", 0, "their texts")
-def test_what_waits_is_finished(serve, slow):
-    with serve("--max-batch", 1, **slow) as server:
-        (expected,) = server.complete(**SHORT)["choices"]
-        running = server.begin(**LONG | {"max_tokens": 200})
-        server.wait_for(is_running)
-        queued = server.begin(**SHORT)
-        server.wait_for(lambda found: found["gpt_cli_texts_waiting"] == 1)
+def test_what_waits_is_finished(serve):
+    with serve("--max-batch", 1) as server:
+        expected = server.complete(**SHORT)["choices"]
+        running = server.begin(**LONG | {"n": 4, "max_tokens": 400})
+        waiting = server.begin(**SHORT)
+        server.wait_for(lambda values: values["gpt_cli_texts_waiting"] > 0)
         server.process.send_signal(signal.SIGTERM)
-        with running, queued:
-            assert answer_on(running).status == 200
-            assert answer_on(queued).json()["choices"] == [expected]
+        assert answer_on(running).status == 200
+        assert answer_on(waiting).json()["choices"] == expected
         assert server.wait() == (0, "")
 
 
-@pytest.mark.parametrize("stream", [True, False])
 @fault(81, "a text that takes longer than --grace", 0, "the client is told")
-def test_what_takes_too_long_is_ended(stream, serve, slow):
-    with serve("--grace", 1, **slow) as server:
-        running = server.begin(**LONG, n=4, stream=stream)
-        server.wait_for(lambda found: found["gpt_cli_generated_tokens_total"] > 0)
+def test_what_takes_too_long_is_ended(serve):
+    with serve("--grace", 0.3) as server:
+        running = [server.begin(**ENDLESS, stream=stream) for stream in (True, False)]
+        server.wait_for(lambda values: values["gpt_cli_texts_waiting"] > 128)
         began = time.monotonic()
         assert server.stop() == (0, "")
         assert time.monotonic() - began < 10
-        data = received(running)
-    assert b'"error"' in data
-    assert (b"HTTP/1.1 503" in data) != stream
+        streamed, whole = map(bytes_on, running)
+    assert b'"error"' in streamed
+    assert streamed.startswith(b"HTTP/1.1 200")
+    assert b'"error"' in whole
+    assert whole.startswith(b"HTTP/1.1 503")
 
 
 @pytest.mark.parametrize(
@@ -771,12 +743,12 @@ def test_what_takes_too_long_is_ended(stream, serve, slow):
         for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130))
     ],
 )  # fmt: skip
-def test_a_second_signal_ends_it_at_once(number, code, serve, slow):
-    with serve(**slow) as server:
-        running = server.begin(**LONG, n=16, stream=True)
+def test_a_second_signal_ends_it_at_once(number, code, serve):
+    with serve() as server:
+        running = server.begin(**ENDLESS, stream=True)
         server.wait_for(is_running)
         server.process.send_signal(number)
-        assert is_refused(server)
+        server.wait_until_refused()
         began = time.monotonic()
         assert server.stop(number) == (code, "")
         assert time.monotonic() - began < 5

@@ -1,6 +1,5 @@
 """Answers of a real `gpt-cli serve` process: fields, equal bits, and other clients beside them."""
 
-import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.answers import choices_of, computed, texts_of, told
 from support.processes import posix
-from support.server_process import COMPLETIONS, Server, serving
+from support.server_process import COMPLETIONS, serving
 
 pytestmark = posix
 
@@ -74,13 +73,18 @@ BODIES = {
                     "logit_bias": {"5": 1.5}, "stop": ["zebra"], "ignore_eos": True},
 }
 # fmt: on
-NAMED = [pytest.param(body, id=name) for name, body in BODIES.items()]
 
 
-@pytest.mark.parametrize("body", NAMED)
-def test_texts_are_those_of_the_engine(body, server, tiny):
+@pytest.fixture(scope="module")
+def completions(tiny):
+    """Return what the engine computes for each of `BODIES`."""
+    return {name: computed(tiny, **body) for name, body in BODIES.items()}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_texts_are_those_of_the_engine_streamed_or_not(name, server, tiny, completions):
+    body, expected = {"seed": 1} | BODIES[name], completions[name]
     answer = server.complete(**body)
-    expected = computed(tiny, **body)
     assert told(answer["choices"]) == texts_of(expected)
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(expected)))
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
@@ -95,6 +99,20 @@ def test_texts_are_those_of_the_engine(body, server, tiny):
         assert (choice["logprobs"] is None) == ("logprobs" not in body)
         if "logprobs" in body:
             check_logprobs(tiny, choice["logprobs"], completion, body["logprobs"])
+    check_stream(server.ask(COMPLETIONS, body | {"stream": True}), answer)
+
+
+def check_stream(streamed, whole):
+    """Check that a stream says what the whole answer does."""
+    assert streamed.status == 200
+    assert streamed.headers["Content-Type"].startswith("text/event-stream")
+    assert streamed.headers["X-Accel-Buffering"] == "no"  # nginx passes every event on at once
+    chunks = streamed.events()
+    assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
+    for chunk in chunks:
+        assert chunk.keys() - {"usage"} == whole.keys() - {"usage"}
+        assert len(chunk["choices"]) == 1
+    assert choices_of(streamed) == whole["choices"]
 
 
 def check_logprobs(engine, actual, completion, count):
@@ -105,22 +123,6 @@ def check_logprobs(engine, actual, completion, count):
         likeliest = dict(list((top or {}).items())[:count])
         assert [*likeliest] == [name_of(engine, id) for id, _ in expected]
         assert same(engine, [*likeliest.values()], [logprob for _, logprob in expected])
-
-
-@pytest.mark.parametrize("body", NAMED)
-def test_a_stream_says_the_same(body, server):
-    body = {"seed": 1} | body
-    whole = server.complete(**body)
-    answer = server.ask(COMPLETIONS, body | {"stream": True})
-    assert answer.status == 200
-    assert answer.headers["Content-Type"].startswith("text/event-stream")
-    assert answer.headers["X-Accel-Buffering"] == "no"  # nginx passes every event on at once
-    chunks = answer.events()
-    assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
-    for chunk in chunks:
-        assert chunk.keys() - {"usage"} == whole.keys() - {"usage"}
-        assert len(chunk["choices"]) == 1
-    assert choices_of(answer) == whole["choices"]
 
 
 @pytest.mark.parametrize("include", [True, False])
@@ -225,10 +227,7 @@ BAD = [
     ("field", "value"), BAD, ids=lambda value: repr(value)[:30].replace("\\", "/")
 )
 def test_a_bad_value_is_refused_with_its_field(field, value, server):
-    answer = server.ask(COMPLETIONS, {"prompt": "Once", field: value})
-    error = answer.error(400)
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] == field
+    assert server.ask(COMPLETIONS, {"prompt": "Once", field: value}).error(400)["param"] == field
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def test_an_answer_that_is_too_large_is_refused_with_its_field(body, field, serv
     "body", [b"", b"{", b"[1]", b"3", b"null", b'"x"', b"\xff", b"{'a': 1}", b'{"n": 1, "n": }']
 )
 def test_a_body_that_is_no_json_object_is_refused(body, server):
-    assert server.ask(COMPLETIONS, body).error(400)["type"] == "invalid_request_error"
+    assert "JSON" in server.ask(COMPLETIONS, body).error(400)["message"]
 
 
 @pytest.mark.parametrize(("texts", "more"), [(2049, {}), (1025, {"n": 2}), (17, {"best_of": 128})])
@@ -564,20 +563,21 @@ def test_any_text_or_ids_have_an_answer(path, body, server):
 
 
 @pytest.fixture(scope="module")
-def mixed(tiny):
+def mixed(tiny, completions):
     """Return bodies with what they give alone: those of `BODIES`, and others like them."""
-    bodies = list(BODIES.values())
-    bodies += [
+    others = [
         {"prompt": STORY * (seed % 7) + "The", "seed": seed, "max_tokens": 5 + 9 * (seed % 8)}
         for seed in range(100, 130)
     ]
+    pairs = [(body, completions[name]) for name, body in BODIES.items()]
+    pairs += [(body, computed(tiny, **body)) for body in others]
     return [
-        (body | {"stream": index % 2 > 0}, texts_of(computed(tiny, **body)))
-        for index, body in enumerate(bodies)
+        (body | {"stream": index % 2 > 0}, texts_of(expected))
+        for index, (body, expected) in enumerate(pairs)
     ]
 
 
-@pytest.mark.parametrize("clients", [1, 8, 32])
+@pytest.mark.parametrize("clients", [8, 32])
 def test_a_text_is_the_same_in_any_company(clients, server, mixed):
     def ask(body):
         return told(choices_of(server.ask(COMPLETIONS, body)))
@@ -623,40 +623,9 @@ def test_a_client_that_leaves_frees_its_place(stream, server):
     assert after - before < 16 * 500 / 2
 
 
-def test_answers_that_nobody_reads_are_bounded_in_all(server):
-    large = LONG | {"max_tokens": 300, "logprobs": 100}  # nearly the most for one answer
-    many = [server.begin(**large, stream=index % 2 > 0) for index in range(4)]
-    server.wait_for(lambda values: values["gpt_cli_texts_waiting"] >= 16)
-    answer = server.ask(COMPLETIONS, large)
-    assert answer.error(429)["code"] == "server_busy"
-    assert int(answer.headers["Retry-After"]) >= 1
-    assert server.complete(prompt="Once", max_tokens=2)["choices"]  # there is room for small ones
-    for connection in many:
-        connection.close()
-    server.wait_until_idle()
-    assert server.complete(**large | {"n": 15, "max_tokens": 10})["choices"]
-
-
 def test_one_connection_serves_many_requests(server, tiny):
-    import http.client
-
-    connection = http.client.HTTPConnection("127.0.0.1")
-    connection.sock = server.connect()
-    expected = computed(tiny, "Once", seed=1)[0].text
+    client, (expected,) = server.client(), computed(tiny, "Once", seed=1)
     for _ in range(5):
-        connection.request("POST", COMPLETIONS, json.dumps({"prompt": "Once", "seed": 1}))
-        response = connection.getresponse()
-        assert json.loads(response.read())["choices"][0]["text"] == expected
-        assert connection.sock, "the server has closed the connection"
-    connection.close()
-
-
-def test_a_unix_socket_is_for_its_owner_alone(tmp_path, tiny):
-    path = tmp_path / "socket"
-    with serving("--unix-socket", path) as server:
-        assert isinstance(server, Server)
-        assert server.address == f"unix:{path}"
-        assert path.stat().st_mode & 0o777 == 0o600
-        actual = server.complete(prompt="Once", seed=1)["choices"][0]["text"]
-    assert actual == computed(tiny, "Once", seed=1)[0].text
-    assert not path.exists()
+        answer = server.ask(COMPLETIONS, {"prompt": "Once", "seed": 1}, client=client)
+        assert answer.json()["choices"][0]["text"] == expected.text
+        assert client.sock, "the server has closed the connection"

@@ -25,11 +25,13 @@ from gpt_cli.errors import InputError, ResourceError
 from gpt_cli.serve import Settings
 from support.in_process import refusal
 from support.processes import posix
+from support.server_process import Server, answer_on, bytes_on, request_bytes
 
 pytest.importorskip("uvicorn")
 from gpt_cli.serve import guard, server
 from gpt_cli.serve.app import application
 
+IDLE = 0.3  # seconds, for `IDLE_SECONDS`
 HALF = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
 
 
@@ -57,7 +59,7 @@ class App:
                 await send(start)
                 await send({**body, "body": bytes(20_000_000)})
             case "/slow":
-                await asyncio.sleep(1)
+                await asyncio.sleep(2 * IDLE)
                 await send(start)
                 await send({**body, "body": b"done"})
             case "/endless":
@@ -82,93 +84,51 @@ class App:
 
 @contextmanager
 def serving(app=None, **options):
-    """Serve `App` or another in a thread; yield the application and what connects to it."""
+    """Serve `App` or another in a thread; yield the application and the server for clients."""
     app, addresses = app or App(), queue.Queue()
-    settings = Settings(port=0, **options)
+    settings = Settings(**{"port": 0} | options)
     with server.bind(settings) as listening:
-        name = listening.getsockname()
         running = server.Server(
             guard.guarded(app, settings, mock.Mock()), settings.grace, lambda: None, addresses.put
         )
         app.connections = running.server_state.connections
         thread = threading.Thread(target=running.serve_on, args=[listening])
         thread.start()
-        addresses.get(timeout=10)
+        clients = Server(None, addresses.get(timeout=10))
         try:
-            yield app, lambda: connect(listening_family(name), name)
+            yield app, clients
         finally:
             running.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
+            for connection in clients.connections:
+                connection.close()
 
 
 @contextmanager
 def serving_model(engine):
     routes, scheduler = application(engine, Settings())
-    with serving(routes) as (_, dial):
-        yield dial
+    with serving(routes) as (_, clients):
+        yield clients
     scheduler.stop()
     scheduler.join()
 
 
-def listening_family(name):
-    if isinstance(name, str):
-        return socket.AF_UNIX
-    return socket.AF_INET6 if ":" in name[0] else socket.AF_INET
+def ask(clients, method="POST", path="/echo", body=b"hello", **headers):
+    return clients.ask(path, body, method, **headers)
 
 
-def connect(family, name):
-    connected = socket.socket(family, socket.SOCK_STREAM)
-    connected.settimeout(10)
-    connected.connect(name)
-    return connected
-
-
-def send(dial, data):
-    connected = dial()
+def send(clients, data):
+    connected = clients.connect()
     connected.sendall(data)
     return connected
 
 
-class Client(http.client.HTTPConnection):
-    """A client on a socket that is connected."""
-
-    def __init__(self, connected):
-        super().__init__("localhost")
-        self.sock = connected
-
-    def ask(self, method, path, body=None, headers=(), **more):
-        self.request(method, path, body, dict(headers), **more)
-        answer = self.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read()
-
-
-def ask(dial, method="POST", path="/echo", body=b"hello", **headers):
-    client = Client(dial())
-    try:
-        return client.ask(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
-    finally:
-        client.close()
-
-
 def refused(answer, status, code):
     """Check that an answer is a refusal in OpenAI's shape; return its message."""
-    assert answer[0] == status, answer
-    error = json.loads(answer[2])["error"]
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    assert (error["type"], error["param"], error["code"]) == (kind, None, code)
-    assert list(error) == ["message", "type", "param", "code"]
+    error = answer.error(status)
+    assert (error["param"], error["code"]) == (None, code)
     return error["message"]
-
-
-def ended(connected):
-    """Wait until the other end has closed a connection; return what came before."""
-    received = b""
-    with suppress(ConnectionResetError):
-        while piece := connected.recv(1 << 20):
-            received += piece
-    connected.close()
-    return received
 
 
 @pytest.fixture(scope="module")
@@ -252,19 +212,21 @@ def test_the_command_reads_the_key_from_its_variable():
     assert "no-such-model" in refusal(*arguments, code=3, GPT_CLI_API_KEY="k")
 
 
-@pytest.mark.parametrize("missing", ["uvicorn", "starlette", "prometheus_client"])
-def test_the_command_says_what_is_not_installed(missing):
-    code = textwrap.dedent(f"""
+def test_the_command_says_what_is_not_installed():
+    code = textwrap.dedent("""
         import sys
-        sys.modules[{missing!r}] = None
         from gpt_cli.cli import app
-        sys.exit(app.run(["serve", "-m", "tiny"]))
+        for missing in ("uvicorn", "starlette", "prometheus_client"):
+            sys.modules[missing] = None
+            assert app.run(["serve", "-m", "tiny", "--port", "0"]) == 5
+            del sys.modules[missing]
     """)
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert finished.returncode == 5
-    assert finished.stderr.count("\n") == 1
-    assert finished.stderr.startswith("gpt-cli: error: serve needs a web server (")
-    assert finished.stderr.endswith("): pip install uvicorn starlette prometheus-client\n")
+    assert finished.returncode == 0, finished.stderr
+    start = "gpt-cli: error: serve needs a web server ("
+    end = "): pip install uvicorn starlette prometheus-client"
+    lines = finished.stderr.splitlines()
+    assert [(line[: len(start)], line[-len(end) :]) for line in lines] == [(start, end)] * 3
 
 
 def test_help_imports_neither_the_web_server_nor_numpy():
@@ -308,9 +270,9 @@ def test_addresses_and_localhost_are_known(open_server, host):
     ],
 )
 def test_another_name_is_refused(open_server, host):
-    app, dial = open_server
+    app, clients = open_server
     app.paths.clear()
-    message = refused(ask(dial, Host=host), 403, "unknown_host")
+    message = refused(ask(clients, Host=host), 403, "unknown_host")
     assert repr(host) in message
     assert "localhost" in message
     assert "api_key" in message
@@ -318,16 +280,16 @@ def test_another_name_is_refused(open_server, host):
 
 
 def test_the_name_that_the_server_was_given_is_known():
-    with serving(host="localhost") as (_, dial):
-        assert ask(dial, Host="localhost:80")[0] == 200
-        assert ask(dial, Host="example.com")[0] == 403
+    with serving(host="localhost") as (_, clients):
+        assert ask(clients, Host="localhost:80")[0] == 200
+        assert ask(clients, Host="example.com")[0] == 403
     headers = guard.Headers({"host": "my-machine.LOCAL:8000"})
     guard._check_host("My-Machine.local", headers)
 
 
 def test_with_a_key_any_name_is_known():
-    with serving(api_key="k") as (_, dial):
-        assert ask(dial, Host="example.com", Authorization="Bearer k")[0] == 200
+    with serving(api_key="k") as (_, clients):
+        assert ask(clients, Host="example.com", Authorization="Bearer k")[0] == 200
 
 
 # Origin, against foreign pages
@@ -345,9 +307,9 @@ def test_pages_of_the_server_and_programs_are_answered(open_server, scheme):
 )
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS"])
 def test_foreign_pages_are_refused(open_server, origin, method):
-    app, dial = open_server
+    app, clients = open_server
     app.paths.clear()
-    answer = ask(dial, method, Host="localhost:80", Origin=origin)
+    answer = ask(clients, method, Host="localhost:80", Origin=origin)
     assert "cors" in refused(answer, 403, "unknown_origin")
     assert not any(name.lower().startswith("access-control") for name in answer[1])
     assert app.paths == []
@@ -355,32 +317,34 @@ def test_foreign_pages_are_refused(open_server, origin, method):
 
 def test_pages_that_are_allowed_can_read_every_answer():
     page = "https://example.com:8443"
-    with serving(cors=[page], api_key="k") as (app, dial):
+    with serving(cors=[page], api_key="k") as (app, clients):
         preflight = {
             "Access_Control_Request_Method": "POST",
             "Access_Control_Request_Headers": "authorization,content-type,x-stainless-lang",
         }
-        status, headers, _ = ask(dial, "OPTIONS", Origin=page, **preflight)
+        status, headers, _ = ask(clients, "OPTIONS", Origin=page, **preflight)
         assert status == 200
         assert headers["access-control-allow-origin"] == page
         assert (
             headers["access-control-allow-headers"] == preflight["Access_Control_Request_Headers"]
         )
         assert app.paths == []
-        status, headers, body = ask(dial, Origin=page, Authorization="Bearer k")
+        status, headers, body = ask(clients, Origin=page, Authorization="Bearer k")
         assert (status, body) == (200, b"hello")
         assert headers["access-control-allow-origin"] == page
         assert headers["access-control-expose-headers"] == "Retry-After"
-        answer = ask(dial, Origin=page)
+        answer = ask(clients, Origin=page)
         refused(answer, 401, "invalid_api_key")
         assert answer[1]["access-control-allow-origin"] == page
-        refused(ask(dial, "OPTIONS", Origin="https://evil.com", **preflight), 403, "unknown_origin")
+        refused(
+            ask(clients, "OPTIONS", Origin="https://evil.com", **preflight), 403, "unknown_origin"
+        )
 
 
 def test_any_page_may_be_allowed():
-    with serving(cors=["*"], allow_anyone=True) as (_, dial):
+    with serving(cors=["*"], allow_anyone=True) as (_, clients):
         for origin in ("https://example.com", "null"):
-            status, headers, _ = ask(dial, Origin=origin)
+            status, headers, _ = ask(clients, Origin=origin)
             assert (status, headers["access-control-allow-origin"]) == (200, "*")
 
 
@@ -412,9 +376,9 @@ def test_the_key_opens(locked_server, header):
     ],
 )
 def test_another_key_is_refused(locked_server, header):
-    app, dial = locked_server
+    app, clients = locked_server
     app.paths.clear()
-    answer = ask(dial, Authorization=header)
+    answer = ask(clients, Authorization=header)
     message = refused(answer, 401, "invalid_api_key")
     assert answer[1]["www-authenticate"] == "Bearer"
     assert "right-key" not in message
@@ -433,63 +397,55 @@ def test_without_a_key_only_the_page_and_health_are_answered(locked_server):
 
 
 def test_a_body_comes_whole_in_one_event(open_server):
-    client = Client(open_server[1]())
-    body = os.urandom(3_000_000)
-    assert client.ask("POST", "/echo", body)[::2] == (200, body)
+    clients, body = open_server[1], os.urandom(3_000_000)
+    client = clients.client()
+    assert clients.ask("/echo", body, client=client)[::2] == (200, body)
     pieces = (body[i : i + 1000] for i in range(0, len(body), 1000))
-    assert client.ask("POST", "/echo", pieces, encode_chunked=True)[::2] == (200, body)
-    assert client.ask("GET", "/echo")[::2] == (200, b"")
-    client.close()
+    assert clients.ask("/echo", pieces, client=client)[::2] == (200, body)
+    assert clients.ask("/echo", client=client)[::2] == (200, b"")
 
 
 def test_a_body_may_have_the_size_and_no_byte_more():
-    with serving(max_body=1000) as (app, dial):
-        assert ask(dial, body=bytes(1000))[0] == 200
-        assert ask(dial, body=iter([bytes(500), bytes(500)]))[0] == 200
+    with serving(max_body=1000) as (app, clients):
+        assert ask(clients, body=bytes(1000))[0] == 200
+        assert ask(clients, body=iter([bytes(500), bytes(500)]))[0] == 200
         app.paths.clear()
-        assert "1000 bytes (max_body)" in refused(ask(dial, body=bytes(1001)), 413, "body_too_long")
-        refused(ask(dial, body=iter([bytes(500), bytes(501)])), 413, "body_too_long")
+        assert "1000 bytes (max_body)" in refused(
+            ask(clients, body=bytes(1001)), 413, "body_too_long"
+        )
+        refused(ask(clients, body=iter([bytes(500), bytes(501)])), 413, "body_too_long")
         assert app.paths == []
 
 
 def test_a_body_that_is_declared_too_long_is_refused_before_it_comes(open_server):
-    client = Client(open_server[1]())
-    client.putrequest("POST", "/echo")
-    client.putheader("Content-Length", "9" * 20)
-    client.putheader("Expect", "100-continue")
-    client.endheaders()
-    answer = client.getresponse()
-    refused((answer.status, {}, answer.read()), 413, "body_too_long")
-    client.close()
+    head = request_bytes(b"", "/echo", Content_Length="9" * 20, Expect="100-continue")
+    refused(answer_on(send(open_server[1], head)), 413, "body_too_long")
 
 
 def test_after_a_body_that_is_too_long_the_connection_goes_on():
-    with serving(max_body=1000) as (_, dial):
-        client = Client(dial())
+    with serving(max_body=1000) as (_, clients):
+        client = clients.client()
         for body in (bytes(300_000), iter([bytes(1000)] * 300)):
-            refused(client.ask("POST", "/echo", body), 413, "body_too_long")
-            assert client.ask("POST", "/echo", b"next")[::2] == (200, b"next")
-        client.close()
+            refused(clients.ask("/echo", body, client=client), 413, "body_too_long")
+            assert clients.ask("/echo", b"next", client=client)[::2] == (200, b"next")
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(open_server, monkeypatch):
-    app, dial = open_server
+    app, clients = open_server
     app.paths.clear()
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
-    connected = send(dial, HALF)
-    answer = http.client.HTTPResponse(connected)
-    answer.begin()
-    refused((answer.status, {}, answer.read()), 408, "body_too_slow")
-    assert ended(connected) == b""
+    connected = send(clients, HALF)
+    refused(answer_on(connected), 408, "body_too_slow")
+    assert bytes_on(connected) == b""
     assert app.paths == []
 
 
 def test_a_client_that_leaves_in_its_body_asks_nothing(open_server):
-    app, dial = open_server
+    app, clients = open_server
     app.paths.clear()
-    connected = send(dial, HALF)
+    connected = send(clients, HALF)
     connected.close()
-    assert ask(dial)[0] == 200
+    assert ask(clients)[0] == 200
     assert app.paths == ["/echo"]
 
 
@@ -497,11 +453,11 @@ def test_a_client_that_leaves_in_its_body_asks_nothing(open_server):
 
 
 def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
-    with serving(access_log=True, api_key="k", max_body=100) as (_, dial):
-        ask(dial, path="/echo?secret=1", Authorization="Bearer k")
-        ask(dial, path="/m%C3%BCll%0A", Authorization="Bearer secret")
-        ask(dial, body=b"secret" * 100, Authorization="Bearer k")
-        connected = send(dial, HALF.replace(b"Host: ", b"Authorization: Bearer k\r\nHost: "))
+    with serving(access_log=True, api_key="k", max_body=100) as (_, clients):
+        ask(clients, path="/echo?secret=1", Authorization="Bearer k")
+        ask(clients, path="/m%C3%BCll%0A", Authorization="Bearer secret")
+        ask(clients, body=b"secret" * 100, Authorization="Bearer k")
+        connected = send(clients, HALF.replace(b"Host: ", b"Authorization: Bearer k\r\nHost: "))
         connected.close()
     errors = capfd.readouterr().err
     assert "secret" not in errors
@@ -518,36 +474,36 @@ def test_the_access_log_has_one_line_for_each_request_and_no_secrets(capfd):
 
 
 def test_without_the_flag_nothing_is_written(capfd):
-    with serving() as (_, dial):
-        ask(dial)
-        refused(ask(dial, Host="evil.com"), 403, "unknown_host")
-        connected = send(dial, b"garbage\r\n\r\n")
-        assert ended(connected).startswith(b"HTTP/1.1 400 ")
-        connected = send(dial, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
-        assert ended(connected).startswith(b"HTTP/1.1 400 ")
+    with serving() as (_, clients):
+        ask(clients)
+        refused(ask(clients, Host="evil.com"), 403, "unknown_host")
+        connected = send(clients, b"garbage\r\n\r\n")
+        assert bytes_on(connected).startswith(b"HTTP/1.1 400 ")
+        connected = send(clients, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
+        assert bytes_on(connected).startswith(b"HTTP/1.1 400 ")
         upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
-        assert ask(dial, "GET", body=None, **upgrade)[0] == 200
+        assert ask(clients, "GET", body=None, **upgrade)[0] == 200
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_client_that_leaves_is_not_written_down(capfd):
-    with serving() as (app, dial):
+    with serving() as (app, clients):
         for _ in range(20):
-            connected = send(dial, b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connected = send(clients, b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
             connected.recv(100)
             linger = struct.pack("ii", 1, 0)  # close at once
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             connected.close()
-        time.sleep(0.1)
+        time.sleep(0.1)  # until the server notices
         app.left.set()
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_closed_standard_error_does_not_stop_the_server(monkeypatch):
-    with serving(access_log=True) as (_, dial):
+    with serving(access_log=True) as (_, clients):
         for stderr in (None, os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")):
             monkeypatch.setattr(sys, "stderr", stderr)
-            assert ask(dial)[0] == 200
+            assert ask(clients)[0] == 200
         with suppress(OSError):
             stderr.close()
 
@@ -557,7 +513,7 @@ def test_a_bug_is_answered_and_its_traceback_is_written(open_server, caplog):
     assert "mistake" not in refused(answer, 500, "bug")
     assert "RuntimeError: a mistake" in caplog.text
     connected = send(open_server[1], b"GET /late-bug HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert ended(connected).endswith(b"begun\r\n")
+    assert bytes_on(connected).endswith(b"begun\r\n")
     assert len(caplog.records) == 2
 
 
@@ -566,16 +522,16 @@ def test_a_bug_in_a_route_is_answered_like_any_error(tiny, monkeypatch, caplog):
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr("gpt_cli.serve.app.read", read)
-    with serving_model(tiny) as dial:
-        answer = ask(dial, path="/v1/completions", body=b"{}")
+    with serving_model(tiny) as clients:
+        answer = ask(clients, path="/v1/completions", body=b"{}")
     assert "mistake" not in refused(answer, 500, "bug")
     assert answer[1]["content-type"] == "application/json"
     assert "RuntimeError: a mistake" in caplog.text
 
 
 def test_a_refusal_waits_for_no_thread(tiny):
-    with serving_model(tiny) as dial:
-        assert [ask(dial, path=path)[0] for path in ("/nope", "/tokenize")] == [404, 400]
+    with serving_model(tiny) as clients:
+        assert [ask(clients, path=path)[0] for path in ("/nope", "/tokenize")] == [404, 400]
         assert not [thread for thread in threading.enumerate() if "AnyIO" in thread.name]
 
 
@@ -588,64 +544,54 @@ def test_no_answer_names_the_software(open_server):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "IDLE_SECONDS", IDLE)
     with serving() as running:
         yield running
 
 
-@pytest.mark.parametrize("begin", [b"", b"GET / HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
-def test_a_client_that_sends_no_request_is_not_waited_for(hasty, begin):
-    connected = send(hasty[1], begin)
+def test_clients_that_send_no_request_are_not_waited_for(hasty):
+    beginnings = [b"", b"GET / HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n"]
+    connections = [send(hasty[1], begin) for begin in beginnings]
+    answered = send(hasty[1], b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer_on(answered).status == 200
     for _ in range(3):  # single bytes do not help
-        time.sleep(0.1)
-        if begin:
+        time.sleep(IDLE / 5)
+        for connected in connections[1:]:
             with suppress(OSError):  # this machine is busy, and it is closed by now
                 connected.send(b"x")
-    assert ended(connected) == b""
+    assert [bytes_on(connected) for connected in (*connections, answered)] == [b""] * 4
 
 
-def test_an_idle_connection_is_closed(hasty):
-    client = Client(hasty[1]())
-    assert client.ask("POST", "/echo", b"x")[0] == 200
-    assert ended(client.sock) == b""
-
-
-def test_a_client_that_takes_nothing_of_a_stream_is_not_waited_for(hasty):
-    app, dial = hasty
-    connected = send(dial, b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+def test_clients_that_take_nothing_of_an_answer_are_not_waited_for(hasty):
+    app, clients = hasty
+    connections = [
+        send(clients, b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
+        for path in (b"stream", b"big")
+    ]
     assert app.left.wait(10)
-    connected.close()
-
-
-def test_a_client_that_takes_nothing_of_an_answer_is_not_waited_for(hasty):
-    app, dial = hasty
-    connected = send(dial, b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n")
     while "/big" not in app.paths or app.connections:
-        time.sleep(0.1)
-    assert len(ended(connected)) < 20_000_000
+        time.sleep(0.01)
+    assert len(bytes_on(connections[1])) < 20_000_000
 
 
 def test_a_slow_client_and_a_slow_answer_are_waited_for(hasty):
-    connected = send(hasty[1], b"GET /big HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    big = b"GET /big HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     received = 0
-    while piece := connected.recv(500_000):
-        received += len(piece)
-        time.sleep(0.03)  # more than a second in all
+    with send(hasty[1], big) as connected:
+        while piece := connected.recv(500_000):
+            received += len(piece)
+            time.sleep(IDLE / 20)  # more than twice the limit in all
     assert received > 20_000_000
-    connected.close()
-
-
-def test_an_answer_that_takes_long_is_waited_for(hasty):
     assert ask(hasty[1], path="/slow")[2] == b"done"
 
 
 def test_connections_are_limited(monkeypatch):
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
-    with serving() as (_, dial):
-        connections = [dial() for _ in range(3)]
-        assert ended(dial()) == b""
+    with serving() as (_, clients):
+        connections = [clients.connect() for _ in range(3)]
+        assert bytes_on(clients.connect()) == b""
         connections.pop().close()
-        assert ask(dial)[0] == 200
+        assert ask(clients)[0] == 200
         for connection in connections:
             connection.close()
 
@@ -695,8 +641,8 @@ def test_the_address_is_that_of_a_client(host, start):
 
 def test_ipv6_is_answered():
     try:
-        with serving(host="::1") as (_, dial):
-            assert ask(dial, Host="[::1]:80", Origin="http://[::1]:80")[0] == 200
+        with serving(host="::1") as (_, clients):
+            assert ask(clients, Host="[::1]:80", Origin="http://[::1]:80")[0] == 200
     except ResourceError:
         pytest.skip("this machine has no IPv6")
 
@@ -704,7 +650,7 @@ def test_ipv6_is_answered():
 def test_all_addresses_are_those_of_ipv4_too():
     try:
         with server.bind(Settings(host="::", port=0, api_key="k")) as listening:
-            connect(socket.AF_INET, ("127.0.0.1", listening.getsockname()[1])).close()
+            socket.create_connection(("127.0.0.1", listening.getsockname()[1])).close()
     except ResourceError:
         pytest.skip("this machine has no IPv6")
 
@@ -714,9 +660,9 @@ def test_a_unix_socket_is_only_for_this_user_and_is_removed(tmp_path):
     path = tmp_path / "s.sock"
     mask = os.umask(0)
     try:
-        with serving(unix_socket=path) as (_, dial):
+        with serving(unix_socket=path) as (_, clients):
             assert path.stat().st_mode & 0o777 == 0o600
-            assert ask(dial, Host="any.name")[0] == 200
+            assert ask(clients, Host="any.name")[0] == 200
     finally:
         assert os.umask(mask) == 0  # it is as before
     assert not path.exists()
@@ -741,8 +687,8 @@ def test_the_socket_of_a_killed_server_is_replaced(tmp_path):
     path = tmp_path / "s.sock"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
-    with serving(unix_socket=path) as (_, dial):
-        assert ask(dial)[0] == 200
+    with serving(unix_socket=path) as (_, clients):
+        assert ask(clients)[0] == 200
 
 
 @posix
@@ -755,7 +701,7 @@ def test_of_two_starts_at_one_moment_one_listens(tmp_path, monkeypatch):
     def slow_answers(path):
         answer = answers(path)
         with suppress(threading.BrokenBarrierError):
-            met.wait(1)  # both have looked at the socket of the killed server
+            met.wait(0.2)  # both have looked at the socket of the killed server
         return answer
 
     def start():
@@ -847,7 +793,7 @@ PROGRAM = """
 import asyncio, sys, types
 from gpt_cli.serve import server
 
-server.LAST_SECONDS = 1.0
+server.LAST_SECONDS = 1.0  # uvicorn knows whole seconds
 stopping = asyncio.Event()
 
 class Scheduler:
@@ -880,31 +826,31 @@ main()
 """
 
 
-class Process:
+class Process(Server):
     """The real command with the routes of `PROGRAM`."""
 
     def __init__(self, folder, kind, *flags, files=200):
         self.path = folder / "s.sock"
         limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
         arguments = [*limited, sys.executable, "-c", PROGRAM, kind, *flags]
-        self.process = subprocess.Popen(
-            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        super().__init__(subprocess.Popen(arguments, **pipes, cwd=folder), f"unix:{self.path}")
         assert self.process.stderr.readline() == b"gpt-cli: listening on unix:s.sock\n"
 
     def begin(self, seconds):
-        """Ask for an answer that takes a few seconds; return once it has begun."""
-        client = Client(connect(socket.AF_UNIX, str(self.path)))
+        """Ask for an answer that takes a few seconds; return it once it has begun."""
+        client = self.client()
         client.request("GET", f"/{seconds}")
         answer = client.getresponse()
         assert answer.read(6) == b"begun "
-        return client, answer
+        return answer
 
     def end(self):
         """Wait for the end; return the exit code. Nothing else was written."""
-        assert self.process.communicate(timeout=20) == (b"", b"")
+        code, errors = self.wait()
+        assert errors == ""
         assert not self.path.exists()
-        return self.process.returncode
+        return code
 
 
 @pytest.fixture
@@ -919,41 +865,38 @@ def start(tmp_path):
     for running in started:
         running.process.kill()
         running.process.communicate()
+        for connection in running.connections:
+            connection.close()
 
 
 @posix
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_requests_finish(start, number):
     running = start("obedient")
-    idle = connect(socket.AF_UNIX, str(running.path))
-    client, answer = running.begin(2)
+    idle, answer = running.connect(), running.begin(0.7)
     running.process.send_signal(number)
-    assert ended(idle) == b""
-    with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
-        late.connect(str(running.path))
+    assert bytes_on(idle) == b""
+    running.wait_until_refused()
     assert answer.read() == b"done"
-    client.close()
     assert running.end() == 0
 
 
 @posix
 def test_after_the_grace_running_requests_are_stopped(start):
-    running = start("obedient", "--grace", "0.5")
-    client, answer = running.begin(60)
+    running = start("obedient", "--grace", "0.1")
+    answer = running.begin(60)
     running.process.send_signal(signal.SIGTERM)
     assert answer.read() == b"stopped"
-    client.close()
     assert running.end() == 0
 
 
 @posix
 def test_soon_after_the_grace_the_server_ends_anyway(start):
-    running = start("stubborn", "--grace", "0.5")
-    client, answer = running.begin(60)
+    running = start("stubborn", "--grace", "0.1")
+    answer = running.begin(60)
     running.process.send_signal(signal.SIGTERM)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
         answer.read()
-    client.close()
     assert running.end() == 0
 
 
@@ -962,14 +905,13 @@ def test_soon_after_the_grace_the_server_ends_anyway(start):
 @pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_second_signal_ends_at_once(start, first, second, code):
     running = start("stubborn")
-    client, answer = running.begin(60)
+    answer = running.begin(60)
     running.process.send_signal(first)
-    time.sleep(0.3)
+    running.wait_until_refused()
     begun = time.monotonic()
     running.process.send_signal(second)
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
         answer.read()
-    client.close()
     assert running.end() == code
     assert time.monotonic() - begun < 5
 
@@ -977,11 +919,10 @@ def test_a_second_signal_ends_at_once(start, first, second, code):
 @posix
 def test_two_signals_at_the_same_time_end_it(start):
     running = start("stubborn")
-    client, _ = running.begin(60)
+    running.begin(60)
     running.process.send_signal(signal.SIGTERM)
     running.process.send_signal(signal.SIGINT)
     assert running.end() in (130, 143)
-    client.close()
 
 
 @posix
@@ -991,12 +932,10 @@ def test_more_connections_than_the_system_allows_are_no_trouble(start, files):
     connections = []
     for _ in range(2 * files):
         with suppress(OSError):
-            connections.append(connect(socket.AF_UNIX, str(running.path)))
+            connections.append(running.connect())
     assert len(connections) > files / 2
     for connection in connections:
         connection.close()
-    client, answer = running.begin(0.1)
-    assert answer.read() == b"done"
-    client.close()
-    running.process.send_signal(signal.SIGTERM)
-    assert running.end() == 0
+    assert running.begin(0.1).read() == b"done"
+    assert running.stop() == (0, "")
+    assert not running.path.exists()

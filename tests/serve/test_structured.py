@@ -94,13 +94,13 @@ FIELDS = {
 # fmt: on
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("fields", "options"), FIELDS.values(), ids=FIELDS)
-def test_texts_are_those_of_the_engine(fields, options, stream, server, tiny):
+def test_texts_are_those_of_the_engine_streamed_or_not(fields, options, server, tiny):
     sampling = {"seed": 3, "n": 3, "max_tokens": 20, "logprobs": 2}
     body = {"prompt": PROMPT} | sampling | fields
     expected = computed(tiny, PROMPT, **sampling, **options)
-    choices = choices_of(server.ask(COMPLETIONS, body | {"stream": stream}))
+    choices = server.complete(**body)["choices"]
+    assert choices_of(server.ask(COMPLETIONS, body | {"stream": True})) == choices
     assert told(choices) == texts_of(expected)
     for choice, completion in zip(choices, expected, strict=True):
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(completion.logprobs, rel=1e-4)
@@ -141,26 +141,17 @@ def test_an_echo_and_the_best_may_be_constrained(server):
 # --- company -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def mixed(tiny):
-    """Return bodies, constrained and not, with what they give alone."""
-    bodies = []
+def test_a_text_is_the_same_in_company(server, tiny):
+    """Of texts that are constrained, and others."""
+    bodies, expected = [], []
     for index in range(2 * len(FIELDS)):
         fields, options = [*FIELDS.values()][index // 2] if index % 2 else ({}, {})
         sampling = {"seed": index, "max_tokens": 8 + index % 5 * 8}
-        expected = computed(tiny, PROMPT, **sampling, **options)
-        body = {"prompt": PROMPT, "stream": index % 3 == 0} | sampling | fields
-        bodies.append((body, texts_of(expected)))
-    return bodies
-
-
-@pytest.mark.parametrize("clients", [1, 8])
-def test_a_text_is_the_same_in_any_company(clients, server, mixed):
-    def ask(body):
-        return told(choices_of(server.ask(COMPLETIONS, body)))
-
-    with ThreadPoolExecutor(clients) as pool:
-        assert list(pool.map(ask, (body for body, _ in mixed))) == [texts for _, texts in mixed]
+        expected.append(texts_of(computed(tiny, PROMPT, **sampling, **options)))
+        bodies.append({"prompt": PROMPT, "stream": index % 3 == 0} | sampling | fields)
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda body: server.ask(COMPLETIONS, body), bodies)
+        assert [told(choices_of(answer)) for answer in answers] == expected
     server.wait_until_idle()
 
 
@@ -253,7 +244,6 @@ BAD = [
 )
 def test_what_is_not_valid_is_refused_with_its_field(fields, param, says, server):
     error = server.ask(COMPLETIONS, {"prompt": PROMPT} | fields).error(400)
-    assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert says in error["message"]
     assert len(error["message"]) < 500

@@ -8,9 +8,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -49,9 +50,10 @@ class Answer(NamedTuple):
         assert self.headers["Content-Type"] == "application/json"
         body = self.json()
         assert body.keys() == {"error"}
-        assert body["error"].keys() == {"message", "type", "param", "code"}
+        assert [*body["error"]] == ["message", "type", "param", "code"]
         assert body["error"]["message"].isprintable()
-        assert isinstance(body["error"]["type"], str)
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        assert body["error"]["type"] == kind
         return body["error"]
 
 
@@ -59,45 +61,64 @@ class Server:
     """A server that is ready.
 
     Attributes:
+        process: None for a server in this process.
         address: `http://HOST:PORT`, or `unix:PATH`.
         headers: of every request.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", address: str):
+    def __init__(self, process: "subprocess.Popen[bytes] | None", address: str):
         self.process, self.address = process, address
         self.headers: dict[str, str] = {}
         self.connections: list[socket.socket] = []
 
     def connect(self, receives: int | None = None) -> socket.socket:
         """Return a new connection, whose buffer may be small."""
-        path = self.address.removeprefix("unix:")
-        plain = socket.socket(socket.AF_INET if path == self.address else socket.AF_UNIX)
+        if self.address.startswith("unix:"):
+            family, name = socket.AF_UNIX, self.address.removeprefix("unix:")
+        else:
+            url = urlsplit(self.address)
+            family = socket.AF_INET6 if ":" in url.hostname else socket.AF_INET
+            name = url.hostname, url.port
+        plain = socket.socket(family)
         self.connections.append(plain)
         plain.settimeout(LIMIT)
         if receives is not None:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
-        if path == self.address:
-            host, port = self.address.removeprefix("http://").split(":")
-            plain.connect((host, int(port)))
-        else:
-            plain.connect(path)
+        plain.connect(name)
         return plain
 
-    def ask(self, path: str, body: Any = None, method: str = "", **headers: str) -> Answer:
-        """Send a request, with a body of JSON or of bytes; return the whole answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", timeout=LIMIT)
-        connection.sock = self.connect()
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        method = method or ("GET" if data is None else "POST")
+    def client(self) -> http.client.HTTPConnection:
+        """Return a client for several requests on a new connection."""
+        client = http.client.HTTPConnection("127.0.0.1", timeout=LIMIT)
+        client.sock = self.connect()
+        return client
+
+    def ask(
+        self,
+        path: str,
+        body: Any = None,
+        method: str = "",
+        client: http.client.HTTPConnection | None = None,
+        **headers: str,
+    ) -> Answer:
+        """Send a request, with a body of JSON, of bytes, or of an iterator over bytes, in chunks.
+
+        Return the whole answer. Without a client, the request has its own connection.
+        """
+        is_raw = body is None or isinstance(body, bytes | Iterator)
+        data = body if is_raw else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         if data is not None:
             named = {"Content-Type": "application/json"} | named
+        connection = client or self.client()
         try:
+            method = method or ("GET" if data is None else "POST")
             connection.request(method, path, data, self.headers | named)
             response = connection.getresponse()
             return Answer(response.status, response.headers, response.read())
         finally:
-            connection.close()
+            if not client:
+                connection.close()
 
     def complete(self, **fields: Any) -> dict[str, Any]:
         """Return the completions of a request."""
@@ -130,6 +151,15 @@ class Server:
             time.sleep(0.01)
         return values
 
+    def wait_until_refused(self) -> None:
+        """Wait until no more connections are accepted."""
+        end = time.monotonic() + LIMIT
+        with suppress(OSError):
+            while True:
+                self.connect().close()
+                assert time.monotonic() < end
+                time.sleep(0.01)
+
     def wait_until_idle(self) -> dict[str, float]:
         """Wait until no text runs or waits; return the metrics."""
         return self.wait_for(
@@ -153,6 +183,15 @@ def answer_on(connection: socket.socket) -> Answer:
     response = http.client.HTTPResponse(connection, method="POST")
     response.begin()
     return Answer(response.status, response.headers, response.read())
+
+
+def bytes_on(connection: socket.socket) -> bytes:
+    """Return all bytes that come until a connection ends, and close it."""
+    data = b""
+    with connection, suppress(ConnectionResetError):
+        while piece := connection.recv(1 << 20):
+            data += piece
+    return data
 
 
 def request_bytes(body: Any, path: str = COMPLETIONS, **headers: str) -> bytes:

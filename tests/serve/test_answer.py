@@ -6,8 +6,8 @@ import json
 import pytest
 
 pytest.importorskip("uvicorn")
-from gpt_cli.serve import completion
-from gpt_cli.serve.completion import CompletionResponse, Service
+from gpt_cli.serve import answer
+from gpt_cli.serve.answer import Answer, Service
 from gpt_cli.serve.metrics import Metrics
 from gpt_cli.serve.protocol import read
 from gpt_cli.serve.refusals import QueueFullError, StoppedError
@@ -30,7 +30,7 @@ class Client:
     def __init__(self, service, **fields):
         body = {"prompt": "Once", "seed": 1, "max_tokens": 5} | fields
         self.request = read(service.engine, body)
-        self.response = CompletionResponse(service, self.request)
+        self.response = Answer(service, self.request)
         self.reads, self.leaves, self.sent = asyncio.Event(), asyncio.Event(), []
         self.has_begun = asyncio.Event()
 
@@ -93,7 +93,7 @@ def test_the_answer_of_a_client_that_leaves_counts_no_more(stream, service):
 
 
 def test_an_answer_beyond_the_bound_is_not_computed(service, monkeypatch):
-    monkeypatch.setattr(completion, "_MOST_UNREAD", 9)
+    monkeypatch.setattr(answer, "_MOST_UNREAD", 9)
 
     async def run():
         client = Client(service, n=2)
