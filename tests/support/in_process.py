@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def finished(
         code = app.run([str(argument) for argument in arguments])
         stdout.flush()
         stderr.flush()
+    logging.getLogger("gpt_cli").setLevel(logging.NOTSET)  # --verbose has changed it
     written = stdout.buffer.getvalue(), stderr.buffer.getvalue()
     return subprocess.CompletedProcess(arguments, code, *written)
 
