@@ -8,8 +8,7 @@ import pytest
 
 from gpt_cli.errors import ContextError
 from gpt_cli.records import json_line
-from support.in_process import records_here, refusal, run_here
-from support.processes import posix, run_on_terminal
+from support.in_process import records_here, refusal, run_here, terminal_here
 
 RANK = ["rank", "--model", "tiny"]
 
@@ -110,12 +109,11 @@ def test_a_choice_in_a_file_ends_only_with_its_line():
 
 
 def shown_on_terminal(*arguments):
-    code, shown = run_on_terminal(*RANK, "The sky was", "--choices", *arguments)
+    code, shown = terminal_here(*RANK, "The sky was", "--choices", *arguments)
     assert code == 0
     return shown
 
 
-@posix
 def test_a_terminal_gets_a_table_or_json_without_control_characters():
     header, *rows, end = shown_on_terminal("red,blue").split("\r\n")
     assert header.split() == ["probability", "log-lik.", "tokens", "choice"]
