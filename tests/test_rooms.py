@@ -34,7 +34,6 @@ COVERED = {
     "checks/test_verify.py": ["cli/commands/checks"],
     "cli/test_app.py": [
         "cli/commands/generate",
-        "cli/inputs",
         "cli/options",
         "cli/output",
         "system/startup",

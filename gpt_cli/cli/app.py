@@ -1,7 +1,6 @@
 """The application: joins the commands, and turns every error into one line and an exit code."""
 
 import atexit
-import logging
 import os
 import re
 import signal
@@ -20,7 +19,7 @@ from gpt_cli import __version__
 from gpt_cli.cli.commands import checks, compress, generate, models, rank, score, serve, tokens
 from gpt_cli.cli.help import HelpFormatter, add_command
 from gpt_cli.cli.options import command as with_groups
-from gpt_cli.cli.output import note, silence
+from gpt_cli.cli.output import note, silence, verbose
 from gpt_cli.cli.show.commands import show
 from gpt_cli.errors import GPTCLIError, InputError, ResourceError
 from gpt_cli.options.declare import option
@@ -28,7 +27,7 @@ from gpt_cli.options.declare import option
 _LONGEST = 1000  # characters of a message
 _TEXT = re.compile(r"-(?!-?[a-z][a-z-]*(=|$))")  # begins with - and does not look like a flag
 _LESS = "use fewer or shorter texts at a time, or a smaller model"
-# Parts of the loader's and of threads' messages if memory is missing.
+# Parts of messages of the dynamic linker and of the threading module when memory is missing.
 _NO_ROOM = ("failed to map segment", "annot allocate memory", "can't start new thread")
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -52,8 +51,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-def _print_version(context: typer.Context, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:  # a shell completes with TAB
+def _print_version(context: typer.Context, value: bool) -> None:
+    if value and not context.resilient_parsing:  # a shell completes with TAB
         typer.echo(f"gpt-cli {__version__}")
         raise typer.Exit
 
@@ -65,7 +64,7 @@ def _options(
 
 
 def application(name: str | None = None) -> typer.Typer:
-    """Return the application with one command, which starts sooner, or with all commands."""
+    """Return the application with the command `name`, which starts sooner, or with all."""
     app = typer.Typer(
         help="GPT-2 in a terminal, without PyTorch.",
         epilog="Begin with: gpt-cli generate --model tiny 'Once upon a time'",
@@ -103,23 +102,17 @@ _terminated: list[int] = []
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Treat SIGTERM as an interrupt with another exit code: what is ready is written."""
+    """Treat SIGTERM as an interrupt with another exit code, so that partial results are written."""
     _terminated.append(number)
     raise KeyboardInterrupt
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
-    verbose = False
     try:
         command = get_command(application(arguments[0] if arguments else None))
         with command.make_context("gpt-cli", arguments) as context:
-            try:
-                command.invoke(context)
-            finally:
-                log = logging.getLogger("gpt_cli")
-                verbose = log.level == logging.INFO
-                log.setLevel(logging.NOTSET)
+            command.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()
     except typer.Exit as finished:
@@ -135,7 +128,7 @@ def run(arguments: list[str]) -> int:
         explained = _explain(error, arguments)
         if explained is None:
             raise
-        if verbose:
+        if verbose():
             note(traceback.format_exc().rstrip())
         # One line of bounded length, whatever a path, a server or a damaged file contributes.
         note(f"gpt-cli: error: {' '.join(str(explained).split())[:_LONGEST]}")

@@ -133,8 +133,8 @@ def _points(result: Benchmark) -> tuple[list[int], dict[str, list[float]]]:
     """Return positions, and milliseconds per mode."""
     # The first token, if there are others, would flatten the curves: it includes the prompt's time.
     start = 1 if len(result.positions) > 1 else 0
-    modes = [name for name in _STYLES if name in result.modes]
-    times = {name: [1000 * s for s in result.modes[name].token_s[start:]] for name in modes}
+    modes = {name: result.modes[name] for name in _STYLES if name in result.modes}
+    times = {name: [1000 * s for s in mode.token_s[start:]] for name, mode in modes.items()}
     return result.positions[start:], times
 
 
@@ -168,8 +168,7 @@ def save(result: Benchmark, file: Path) -> None:
         parse_math=False,  # the name of a folder may contain a $
     )
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above the curves
-    axes.set(xlabel=_X_LABEL, ylabel=_Y_LABEL)
-    axes.set_ylim(bottom=0)
+    axes.set(xlabel=_X_LABEL, ylabel=_Y_LABEL, ylim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -4,7 +4,7 @@ import inspect
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from textwrap import dedent, indent
+from textwrap import dedent, indent, wrap
 
 import typer
 
@@ -41,13 +41,12 @@ class HelpFormatter(typer.Context.formatter_class):  # type: ignore[valid-type,m
 
 
 def _wrap_command(line: str, width: int) -> str:
-    """Break an indented command at spaces that are not in quotes."""
-    first, *words = re.findall(r"(?:'[^']*'|\S)+", line)
-    lines = [f"  {first}"]
-    for number, word in enumerate(words, 1):
-        room = width - (len(" \\") if number < len(words) else 0)
-        if len(f"{lines[-1]} {word}") > room:
-            lines.append(f"    {word}")
-        else:
-            lines[-1] += f" {word}"
-    return " \\\n".join(lines)
+    """Break an indented command at spaces that are not in quotes, unless it fits."""
+    if len(line) <= width:
+        return line
+    unbroken = re.sub("'[^']*'", lambda quotation: quotation[0].replace(" ", "\xa0"), line)
+    room = width - len(" \\")
+    lines = wrap(
+        unbroken, room, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return " \\\n".join(lines).replace("\xa0", " ")

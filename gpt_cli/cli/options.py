@@ -1,7 +1,8 @@
 """The flags of commands: groups that several commands take, and flags that are used alone.
 
 A command has one parameter for a group, whose annotation is a dataclass of options. A parameter
-whose default is an `option` is a single flag. `command` turns both into typer's parameters.
+whose default is an `option` is a single flag. `command` turns both into typer's parameters. The
+functions at the end read the inputs that arguments and flags name.
 """
 
 import functools
@@ -9,6 +10,7 @@ import inspect
 import logging
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, replace
 from glob import escape, glob
@@ -19,6 +21,7 @@ import typer
 
 import gpt_cli
 from gpt_cli import jobs
+from gpt_cli.cli.output import on_terminal
 from gpt_cli.errors import InputError, import_extra
 from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
 from gpt_cli.options import declare
@@ -30,7 +33,7 @@ from gpt_cli.system.startup import prepare
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameters of a command that are a group or an `option` by flags."""
+    """Replace the parameters of a command that are a group or an `option` with flags."""
     groups: dict[str, type[Declared]] = {}
     options: dict[str, Option] = {}
     parameters: list[inspect.Parameter] = []
@@ -89,7 +92,7 @@ def _parameter(declared: Option) -> inspect.Parameter:
 
 
 def _shown_flags(options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of an option and its flag; the option may have the name of the flag, too."""
+    """Yield pairs of a name in an error and the flag; the name may be that of the flag, too."""
     for name, declared in options.items():
         flag = _flag(declared).partition("/")[0]  # of --cache/--no-cache
         variable = declared.typer.get("envvar", "")
@@ -112,12 +115,12 @@ def _read_content(
 
 
 def argument(metavar: str, help: str) -> Any:
-    """Return the default of a parameter that is an argument, with a pipe as its fallback."""
+    """Return the declaration of an argument that falls back to a pipe."""
     return typer.Argument(None, metavar=metavar, help=f"{help}; read from a pipe if not given.")
 
 
 def check_picture(option: str, file: Path, endings: Sequence[str]) -> None:
-    """Raise an error before costly work if the option of a picture cannot be used."""
+    """Raise an error before costly work if a picture cannot be written to the file."""
     check_file(option, file, endings)
     import_extra(f"{option} needs matplotlib", "matplotlib", "matplotlib.figure")
 
@@ -128,10 +131,10 @@ def dash_as_none(name: str | Path | None) -> str | Path | None:
 
 
 def _set_verbose(verbose: bool) -> bool:
-    """Show messages of level INFO; errors, too, are then shown with their traceback."""
+    """Show messages of level INFO; see also `gpt_cli.cli.output.verbose`."""
     if verbose:
         logging.basicConfig(format="gpt-cli: %(message)s")
-        logging.getLogger("gpt_cli").setLevel(logging.INFO)
+    logging.getLogger("gpt_cli").setLevel(logging.INFO if verbose else logging.NOTSET)
     return verbose
 
 
@@ -171,11 +174,6 @@ class Model(Declared):
     def named(self, name: str | None) -> Self:
         """Return these options with the name of an argument, if there is one."""
         return self if name is None else replace(self, model=name)
-
-    @property
-    def lookup(self) -> dict[str, Any]:
-        """Return keywords of the functions of `gpt_cli.hub` that find a model."""
-        return {"revision": self.revision, "offline": self.offline}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -275,35 +273,18 @@ class Where(Declared):
         metavar="G",
     )
 
-    def prepare(self, threads: int | None) -> None:
-        """Prepare this process unless Ray computes; raise InputError for flags that need Ray."""
-        if self.engine == "ray":
-            return
+    def validate(self) -> None:
+        """Raise OptionError for flags that need Ray."""
         for name in ("address", "workers", "gpus_per_worker"):
-            if getattr(self, name) is not None:
+            if self.engine == "local" and getattr(self, name) is not None:
                 raise OptionError(name, "applies only to --engine ray")
-        prepare(threads)
 
     def cluster(self, threads: int | None) -> "jobs.Cluster | None":
-        """Return the cluster to compute on; None is this process."""
-        if self.engine == "local":
-            return None
-        return jobs.Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
-
-
-def read_template(source: str | None) -> "jobs.Template | None":
-    """Return the template, if any; raise InputError if the file or the text is not valid."""
-    if source is None:
+        """Return the cluster to compute on, or prepare this process and return None."""
+        if self.engine == "ray":
+            return jobs.Cluster(self.address, self.workers, self.gpus_per_worker or 0, threads)
+        prepare(threads)
         return None
-    if not is_address(source) and exists(source):
-        text = read_text(source).replace("\r\n", "\n")  # as the lines of an input
-        return jobs.Template(without_line_end(text))
-    if "{" not in source:
-        raise InputError(
-            f"--template {source:.80}: there is no such file, and a text needs "
-            "{line} or {NAME} for a field"
-        )
-    return jobs.Template(source)
 
 
 TEMPLATE = option(
@@ -334,3 +315,52 @@ REVISION: Any = Model.__dataclass_fields__["revision"]
 SPECIAL: Any = Options.__dataclass_fields__["special"]
 THREAD_COUNT: Any = Loading.__dataclass_fields__["threads"]
 VERBOSE: Any = Model.__dataclass_fields__["verbose"]
+
+
+# --- the inputs that arguments and flags name ---------------------------------------------------
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """Return the text of `file` ("-" is standard input) followed by `prompt`.
+
+    Without both, the prompt is read from a pipe. One line end is dropped from the end of a file or
+    a pipe, where editors and `echo` put it.
+    """
+    if file is None and prompt is not None:
+        return prompt
+    text = read_text(or_pipe(file, "no prompt: give a PROMPT, --file FILE"))
+    return text + prompt if prompt is not None else without_line_end(text)
+
+
+def input_file(argument: str | None, option: str | None, rows: str) -> str:
+    """Return an argument or --file, else "-" for a pipe; both, or none, is an InputError."""
+    refuse_both(argument, option)
+    return or_pipe(argument if option is None else option, f"no {rows}: give a FILE")
+
+
+def refuse_both(argument: object, option: object) -> None:
+    """Raise InputError if there is an argument and the option file."""
+    if argument is not None and option is not None:
+        raise InputError("--file and an argument are both given: leave one of them out")
+
+
+def or_pipe(file: Path | str | None, missing: str) -> str:
+    """Return the name of a file, or "-" for a pipe; raise InputError if there is neither."""
+    if file is None and (sys.stdin is None or on_terminal(sys.stdin)):
+        raise InputError(f"{missing}, or a pipe on standard input")
+    return str(file or "-")
+
+
+def read_template(source: str | None) -> "jobs.Template | None":
+    """Return the template in a file or a text; raise InputError if it is not valid."""
+    if source is None:
+        return None
+    if not is_address(source) and exists(source):
+        text = read_text(source).replace("\r\n", "\n")  # as the lines of an input
+        return jobs.Template(without_line_end(text))
+    if "{" not in source:
+        raise InputError(
+            f"--template {source:.80}: there is no such file, and a text needs "
+            "{line} or {NAME} for a field"
+        )
+    return jobs.Template(source)

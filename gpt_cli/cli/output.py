@@ -56,8 +56,13 @@ def remark(*lines: str) -> None:
 
     Vim's `:r !` and other tools insert standard error into the text, too.
     """
-    if on_terminal(sys.stderr) or logging.getLogger("gpt_cli").isEnabledFor(logging.INFO):
+    if on_terminal(sys.stderr) or verbose():
         note(*(f"gpt-cli: note: {line}" for line in lines))
+
+
+def verbose() -> bool:
+    """Return whether --verbose is set."""
+    return logging.getLogger("gpt_cli").isEnabledFor(logging.INFO)
 
 
 def note(*lines: str) -> None:
@@ -138,7 +143,7 @@ def hanging(head: str, text: str) -> str:
 def quoted(data: bytes) -> str:
     r"""Return bytes as quoted text on one line, like JSON but safe for any terminal.
 
-    Characters that are not printable are escaped, and a byte that is not UTF-8 is shown as `\xf0`.
+    Characters that are not printable are escaped, and bytes that are not UTF-8 look like `\xf0`.
     """
     return f'"{"".join(map(_escaped, data.decode(errors="surrogateescape")))}"'
 

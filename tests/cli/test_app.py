@@ -1,4 +1,4 @@
-"""`gpt-cli generate`, `info` and what all commands share; pipes and terminals are real."""
+"""`gpt-cli generate`, `info` and what all commands share, in pipes and on terminals."""
 
 import itertools
 import json
@@ -17,13 +17,14 @@ import gpt_cli
 from gpt_cli.cli import app
 from gpt_cli.cli.options import command as with_flags
 from gpt_cli.generation.sampling import sample
+from gpt_cli.jobs import runner
 from gpt_cli.ops import bindings
 from gpt_cli.options.declare import OptionError, OptionResourceError, option
 from gpt_cli.options.request import Options
 from gpt_cli.records import COMPLETION
 from gpt_cli.system.startup import THREAD_VARIABLES
 from support.commands import ENDLESS, GENERATE, LONG, PIPES, TINY, generated, text_of
-from support.in_process import records_here, refusal, run_here
+from support.in_process import finished, records_here, refusal, run_here, terminal_here
 from support.processes import COMMAND, on_terminal, posix, run_on_terminal
 
 TINY_FOLDER = Path(__file__).parents[2] / "weights" / "tiny"
@@ -48,7 +49,7 @@ def assert_one_line_error(finished, code):
 
 @pytest.fixture(scope="module")
 def story():
-    """What seed 1 continues "Once upon a time" with, by the Python API."""
+    """The text after "Once upon a time" with seed 1, by the Python API."""
     engine = gpt_cli.load("tiny")
     return engine.generate(["Once upon a time"], max_tokens=60, seed=1)[0].text
 
@@ -63,7 +64,7 @@ def test_a_pipe_gets_the_text_byte_for_byte_and_nothing_else(story):
         assert generated(*STORY, *flags.split()) == (story, "")
 
 
-def test_json_has_the_same_text_and_says_how_it_came_about(story):
+def test_json_has_the_same_text_with_its_model_seed_and_finish_reason(story):
     line = json_of(*STORY)
     assert set(line.pop("timing")) == set(COMPLETION["timing"])
     assert line.pop("usage")["completion_tokens"] == 60
@@ -104,18 +105,23 @@ def test_escapes_are_read_in_the_prompt_and_in_stop_strings(story):
     assert kept == story[: story.index(letter) + 1]
 
 
+CUT = "gpt-cli: note: the text was cut at --max-tokens 3"
+
+
 @posix
 def test_a_text_that_is_cut_in_a_file_is_noted_with_its_seed(tmp_path):
-    def noted(*flags):
-        command = f"{shlex.join([*TINY, 'Once', '-n', '3', *flags])} > out"
-        return on_terminal(["sh", "-c", command], 300, {}, tmp_path)[1]
+    command = f"{shlex.join([*TINY, 'Once', '-n', '3'])} > out"
+    cut, seed = on_terminal(["sh", "-c", command], 300, {}, tmp_path)[1].splitlines()
+    assert cut == CUT
+    assert re.fullmatch(r"gpt-cli: note: --seed \d+ gives this text again", seed)
 
-    cut = "gpt-cli: note: the text was cut at --max-tokens 3"
-    lines = noted().splitlines()
-    assert lines[0] == cut
-    assert re.fullmatch(r"gpt-cli: note: --seed \d+ gives this text again", lines[1])
-    assert noted("-s", "1").splitlines() == [cut]
-    assert noted("-s", "1", "--json") == noted("-q") == ""
+
+@pytest.mark.parametrize(("flags", "notes"), [("-s 1", [CUT]), ("-s 1 --json", []), ("-q", [])])
+def test_what_is_known_or_not_wanted_is_not_noted(monkeypatch, flags, notes):
+    regular = Path(__file__).stat()
+    monkeypatch.setattr("gpt_cli.cli.commands.generate.os.fstat", lambda _: regular)
+    errors = generated("Once", "-n", "3", "-v", *flags.split())[1]
+    assert [line for line in errors.splitlines() if " note: " in line] == notes
 
 
 def test_statistics_go_to_standard_error_although_notes_are_not_shown(story):
@@ -145,14 +151,20 @@ def test_the_prompt_may_come_from_a_pipe_a_file_or_both(story, tmp_path):
 
 
 class Recorder:
-    """Stand in for `gpt_cli.load` and for the engine; keep the arguments of both."""
+    """Replace `load` and the engine; record their arguments."""
+
+    name = "recorder"
 
     def load(self, name, **options):
         self.loaded = {"name": name} | options
         return self
 
     def run(self, prompts, options):
-        self.prompts, self.options = prompts, options
+        self.prompts, self.options, self.batch_size = prompts, options, None
+        raise KeyboardInterrupt
+
+    def batch(self, rows, options, *, batch_size, indices):
+        self.prompts, self.options, self.batch_size = rows, options, batch_size
         raise KeyboardInterrupt
 
 
@@ -160,18 +172,30 @@ class Recorder:
 def recorder(monkeypatch):
     recorder = Recorder()
     monkeypatch.setattr(gpt_cli, "load", recorder.load, raising=False)
+    monkeypatch.setattr(runner, "load", recorder.load)
     return recorder
 
 
-def test_every_flag_arrives_where_it_has_its_effect(recorder):
+@pytest.mark.parametrize(
+    ("command", "more", "prompts", "top", "batch_size"),
+    [
+        ("generate", "--samples 2 --", ["text", "text"], 0, None),
+        ("batch", "--logprobs 4 --batch-size 9 --file", [{"prompt": "text"}], 4, 9),
+    ],
+)
+def test_every_flag_arrives_where_it_has_its_effect(
+    recorder, monkeypatch, tmp_path, command, more, prompts, top, batch_size
+):
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("text\n")
     flags = (
         "-m some/model --max-tokens 5 --temp 0.5 --top-k 6 --top-p 0.7 --min-p 0.08 "
         "--repeat-penalty 1.9 --presence-penalty 0.1 --frequency-penalty 0.2 --logit-bias 7=-3 "
-        "--logit-bias 9=1 --include-stop --stop a --stop b --seed 11 --samples 2 --no-cache "
+        "--logit-bias 9=1 --include-stop --stop a --stop b --seed 11 --no-cache "
         "--device cpu --dtype float16 --revision v1 --offline --overflow shift --ignore-eos "
-        "--special -q --no-speculate"
+        f"--special -q --no-speculate {more} text"
     )
-    assert app.run(["generate", "text", *flags.split()]) == 130
+    assert app.run([command, *flags.split()]) == 130
     assert recorder.loaded == {
         "name": "some/model",
         "device": "cpu",
@@ -181,7 +205,7 @@ def test_every_flag_arrives_where_it_has_its_effect(recorder):
         "quiet": True,
         "speculate": False,
     }
-    assert recorder.prompts == ["text", "text"]
+    assert (recorder.prompts, recorder.batch_size) == (prompts, batch_size)
     assert recorder.options == Options(
         max_tokens=5,
         temperature=0.5,
@@ -199,15 +223,17 @@ def test_every_flag_arrives_where_it_has_its_effect(recorder):
         overflow="shift",
         ignore_eos=True,
         special=True,
+        top_logprobs=top,
     )
 
 
-def test_flags_that_are_not_given_have_the_defaults_of_the_library(recorder, monkeypatch):
-    assert app.run(["generate", "text", "--seed", "1"]) == 130
-    assert recorder.options == Options(seed=1)
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_the_defaults_of_flags_are_those_of_the_library(recorder, monkeypatch, command):
+    monkeypatch.delenv("GPT_CLI_MODEL", raising=False)
+    assert finished(command, "--seed", "1", input=b"text\n").returncode == 130
+    assert (recorder.options, recorder.batch_size) == (Options(seed=1), None)
     assert recorder.loaded["name"] == "gpt2"
-    monkeypatch.setenv("GPT_CLI_MODEL", "distilgpt2")
-    app.run(["generate", "text"])
+    finished(command, input=b"text\n", GPT_CLI_MODEL="distilgpt2")
     assert recorder.loaded["name"] == "distilgpt2"
 
 
@@ -227,7 +253,9 @@ def threads_of_the_library_and_numpy():
         (["--threads", "2"], {"GPT_CLI_THREADS": "3"}, True, (2, 1)),
     ],
 )
-def test_threads_are_told_to_what_computes(recorder, thread_variables, flags, env, native, threads):
+def test_the_library_and_numpy_have_the_number_of_threads(
+    recorder, thread_variables, flags, env, native, threads
+):
     thread_variables.delenv("GPT_CLI_OPS", raising=False)
     thread_variables.setattr("gpt_cli.system.startup.native_computes", lambda: native)
     for name, value in env.items():
@@ -236,9 +264,7 @@ def test_threads_are_told_to_what_computes(recorder, thread_variables, flags, en
     assert threads_of_the_library_and_numpy() == threads
 
 
-def test_threads_are_the_cores_that_may_be_used_unless_the_user_has_said_so(
-    recorder, thread_variables
-):
+def test_threads_are_the_usable_cores_unless_a_variable_sets_them(recorder, thread_variables):
     thread_variables.setattr("gpt_cli.system.startup.native_computes", lambda: True)
     thread_variables.setattr("gpt_cli.system.startup.cores", lambda: 5)
     thread_variables.delenv("GPT_CLI_THREADS")
@@ -252,7 +278,7 @@ def test_threads_are_the_cores_that_may_be_used_unless_the_user_has_said_so(
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "257", "4294967296"])
-def test_a_number_of_threads_in_the_environment_that_is_none_is_refused(value):
+def test_an_invalid_number_of_threads_in_the_environment_is_refused(value):
     assert "GPT_CLI_THREADS" in refusal(*GENERATE, "x", GPT_CLI_THREADS=value)
 
 
@@ -263,7 +289,7 @@ def test_the_library_and_numpy_give_the_same_text():
 
 
 def records_of(*arguments, **env):
-    """The records of `--json`, without their times."""
+    """Return the records of `--json`, without their times."""
     records = records_here(*GENERATE, *arguments, "--json", **env)
     return [record | {"timing": None} for record in records]
 
@@ -283,7 +309,7 @@ def test_every_digit_is_the_same_on_any_number_of_threads_at_any_level(dtype):
     assert [first] == expected
 
 
-# --- what the weights are held in ----------------------------------------------------------------
+# --- the dtype of weights ------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("library")
@@ -367,7 +393,7 @@ def test_an_error_about_an_option_is_shown_with_its_flag(
         assert message == "gpt-cli: error: --threads (or GPT_CLI_THREADS) cannot be that\n"
 
 
-def test_a_flag_of_one_command_is_named_too():
+def test_an_error_names_the_flag_of_a_single_command():
     @with_flags
     def command(*, sort_by: str = option("name", "An order.")):
         raise OptionError("sort_by", "must be name")
@@ -482,7 +508,7 @@ def test_without_a_standard_error_the_text_is_the_same(story, redirection):
 
 
 @posix
-def test_a_path_that_is_no_unicode_is_no_obstacle(tmp_path):
+def test_a_path_may_have_bytes_that_are_not_unicode(tmp_path):
     folder = os.fsencode(tmp_path) + b"/m\xff"
     try:
         shutil.copytree(os.fsencode(TINY_FOLDER), folder)
@@ -504,7 +530,7 @@ def test_text_streams_and_a_reader_that_leaves_ends_it_quietly():
 
 
 @posix
-def test_an_interrupt_keeps_what_there_is_and_is_exit_code_130():
+def test_an_interrupt_keeps_the_text_so_far_and_is_exit_code_130():
     # Without a buffer: `communicate` would lose what is in it.
     with subprocess.Popen(ENDLESS, **PIPES, bufsize=0) as process:
         beginning = process.stdout.read(10)
@@ -517,7 +543,7 @@ def test_an_interrupt_keeps_what_there_is_and_is_exit_code_130():
     assert whole.startswith(text[: len(whole)])
 
 
-def test_an_interrupt_writes_the_record_of_what_there_is(monkeypatch):
+def test_an_interrupt_writes_the_record_of_the_text_so_far(monkeypatch):
     steps = itertools.count(1)
 
     def interrupted(*arguments):
@@ -546,18 +572,15 @@ def test_an_interrupt_while_a_module_is_imported_is_quiet(monkeypatch):
 
 
 @posix
-def test_a_terminal_gets_a_line_end_after_the_text_and_is_told_a_drawn_seed(story):
-    code, output = run_on_terminal(*GENERATE, *STORY)
-    assert code == 0
-    assert output == (story + "\n").replace("\n", "\r\n")
+def test_a_terminal_shows_a_line_end_after_the_text_and_a_drawn_seed(story):
+    assert run_on_terminal(*GENERATE, *STORY) == (0, (story + "\n").replace("\n", "\r\n"))
     drawn = [*GENERATE, "Once", "-n", "3"]
-    assert "gives this text again" in run_on_terminal(*drawn)[1]
-    assert "gives this text again" not in run_on_terminal(*drawn, "-q")[1]
+    assert "gives this text again" in terminal_here(*drawn)[1]
+    assert "gives this text again" not in terminal_here(*drawn, "-q")[1]
 
 
-@posix
-def test_a_terminal_without_a_prompt_is_told_to_give_one():
-    code, output = run_on_terminal(*GENERATE)
+def test_a_terminal_is_no_prompt():
+    code, output = terminal_here(*GENERATE)
     assert code == 2
     assert output.startswith("gpt-cli: error: no prompt")
 
@@ -574,7 +597,7 @@ def test_the_locale_does_not_change_the_bytes():
 def test_the_help_of_every_command_needs_no_numpy():
     code = (
         "import sys; from gpt_cli.cli import app;"
-        "assert {app.run([name, '--help']) for name in app.COMMANDS} == {0};"
+        "assert {app.run([*name, '--help']) for name in [(), *zip(app.COMMANDS)]} == {0};"
         "assert not {'numpy', 'tiktoken', 'rich'} & sys.modules.keys()"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
@@ -584,12 +607,11 @@ def test_the_help_of_every_command_needs_no_numpy():
 
 
 def test_without_arguments_it_shows_the_commands_and_its_version_is_the_packages():
-    shown, version = (subprocess.check_output([*COMMAND, *flags]) for flags in ([], ["--version"]))
-    assert b"generate" in shown
-    assert version.decode().split() == ["gpt-cli", gpt_cli.__version__]
+    assert b"generate" in subprocess.check_output(COMMAND)
+    assert run_here("--version") == (f"gpt-cli {gpt_cli.__version__}\n".encode(), "")
 
 
-def test_info_counts_what_is_in_the_file():
+def test_info_shows_the_sizes_of_a_model():
     (facts,) = records_here("info", "tiny", "--json")
     model = gpt_cli.load("tiny", device="cpu").model
     assert facts["n_layer"] == len(model.h)
@@ -604,7 +626,7 @@ def test_info_counts_what_is_in_the_file():
 @pytest.mark.parametrize(
     ("case", "dtype"), [("saved", "float32"), ("f16", "float16"), ("bf16", "bfloat16")]
 )
-def test_info_tells_what_the_weights_are_held_in(case_folder, tmp_path, case, dtype):
+def test_info_shows_the_dtype_of_weights_in_memory(case_folder, tmp_path, case, dtype):
     held, full = (
         records_here("info", case_folder(case), "--json", GPT_CLI_OPS=ops)[0]
         for ops in ("native", "numpy")
@@ -637,7 +659,7 @@ __main__.main()
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+@posix
 def test_an_interrupt_in_a_callback_is_not_lost_and_quiet():
     finished = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=30)
     assert (finished.returncode, finished.stderr) == (130, b"")

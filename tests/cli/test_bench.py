@@ -15,8 +15,7 @@ from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2.memory import weights_bytes
 from gpt_cli.hub.local import bundled
 from gpt_cli.system.machine import native_library
-from support.in_process import records_here, refusal, run_here
-from support.processes import posix, run_on_terminal
+from support.in_process import records_here, refusal, run_here, terminal_here
 
 BENCH = ["bench", "--model", "tiny"]
 FEW = [*BENCH, "-p", "4", "-n", "5", "-r", "2"]
@@ -236,9 +235,8 @@ def test_numbers_have_three_digits(value, shown):
     assert bench_format.number(value) == shown
 
 
-@posix
 def test_a_terminal_shows_progress_unless_quiet():
-    code, shown = run_on_terminal(*FEW)
+    code, shown = terminal_here(*FEW)
     assert code == 0
     for what in ("warming up", "cache on, repetition 1 of 2", "cache off, repetition 2 of 2"):
         assert f"\rgpt-cli: {what} " in shown
@@ -249,7 +247,7 @@ def test_a_terminal_shows_progress_unless_quiet():
     assert last.startswith("gpt-cli: cache off, repetition 2 of 2 ")
     assert blank.isspace()
     assert len(blank) == len(last)
-    code, shown = run_on_terminal(*FEW, "--quiet")
+    code, shown = terminal_here(*FEW, "--quiet")
     assert code == 0
     assert shown.startswith("tiny: ")
 

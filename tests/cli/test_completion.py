@@ -12,7 +12,7 @@ from typer.main import get_command
 from gpt_cli.cli import app
 from gpt_cli.hub.local import bundled
 from gpt_cli.ops import _IMPLEMENTATIONS
-from support.processes import COMMAND, path_with_command, posix
+from support.processes import path_with_command, posix
 
 SHELLS = ["bash", "zsh", "fish"]
 RC = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/config.fish"}
@@ -62,15 +62,25 @@ def press_tab(shell, *lines):
     return [line.rstrip() for line in re.findall(r"[\r\n]<(.*?)>\r", shown)], shown
 
 
-def answers(line):
-    """Return the completions of a line for bash."""
+def asking(line):
+    """Return the variables by which bash asks for the completions of a line."""
     words = line.split(" ")
-    env = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
-    env["_GPT_CLI_COMPLETE"] = "complete_bash"
-    finished = subprocess.run(
-        COMMAND, env={**os.environ, **env}, capture_output=True, timeout=60, check=True
-    )
-    return finished.stdout.decode().split()
+    variables = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    return variables | {"_GPT_CLI_COMPLETE": "complete_bash"}
+
+
+@pytest.fixture
+def answers(monkeypatch, capsys):
+    """Return a function that returns the completions of a line for bash."""
+
+    def answers(line):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            for name, value in asking(line).items():
+                patch.setenv(name, value)
+            app.main()
+        return capsys.readouterr().out.split()
+
+    return answers
 
 
 # --- in the shells -------------------------------------------------------------------------------
@@ -111,7 +121,7 @@ def test_completion_can_be_installed(home, shell):
 # --- completions ---------------------------------------------------------------------------------
 
 
-def test_models_are_bundled_published_and_local_ones(home):
+def test_models_are_bundled_published_and_local_ones(home, answers):
     cached = home / ".cache/huggingface/hub/models--ann--mine/snapshots" / ("0" * 40)
     cached.parent.mkdir(parents=True)
     cached.symlink_to(bundled("tiny"))
@@ -125,23 +135,20 @@ def test_models_are_bundled_published_and_local_ones(home):
     assert answers("gpt-cli download ") == names[1:]
 
 
-def test_commands_types_and_devices_are_the_implemented_ones():
+def test_commands_types_and_devices_are_the_implemented_ones(answers):
     devices, dtypes, _ = zip(*_IMPLEMENTATIONS.values(), strict=True)
     assert set(answers("gpt-cli score --device ")) == {"auto", *devices}
     assert set(answers("gpt-cli score --dtype ")) == {"auto", *sum(dtypes, ())}
     assert sorted(answers("gpt-cli ")) == sorted(get_command(app.application()).commands)
 
 
-def test_completion_reads_no_file_that_a_flag_names(tmp_path):
+def test_completion_reads_no_file_that_a_flag_names(tmp_path, answers):
     os.mkfifo(tmp_path / "pipe")  # to open it would wait
     assert answers(f"gpt-cli generate --grammar {tmp_path}/pipe --reg") == ["--regex"]
 
 
 @pytest.mark.parametrize("line", ["gpt-cli ", "gpt-cli bench --", "gpt-cli next --model "])
 def test_completion_imports_no_slow_packages(line):
-    words = line.split(" ")
-    env = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    env["_GPT_CLI_COMPLETE"] = "complete_bash"
     code = (
         "import atexit, sys; from gpt_cli.__main__ import main;"
         "heavy = ('numpy', 'huggingface_hub', 'tiktoken', 'rich');"
@@ -149,7 +156,10 @@ def test_completion_imports_no_slow_packages(line):
         "main()"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, timeout=60
+        [sys.executable, "-c", code],
+        env={**os.environ, **asking(line)},
+        capture_output=True,
+        timeout=60,
     )
     assert finished.stderr == b""
     *offered, loaded = finished.stdout.decode().splitlines()

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from gpt_cli.ops.numpy_ops import softmax
-from support.in_process import records_here, refusal
-from support.processes import posix, run_on_terminal
+from support.in_process import records_here, refusal, terminal_here
 
 NEXT = ["next", "--model", "tiny"]
 PROMPT = "Every day, the fox"
@@ -41,7 +40,7 @@ def test_the_tokens_are_the_likeliest_with_their_probabilities(tiny):
         assert record["token"] == tiny.decode([record["id"]])
 
 
-def test_as_many_are_shown_as_are_wanted_and_at_most_all(tiny):
+def test_top_limits_the_number_of_tokens_to_at_most_all(tiny):
     few = run("-k", "3", input=f"{PROMPT}\n".encode())
     every = run(PROMPT, "--top", "1000000")
     assert few == every[:3]
@@ -54,10 +53,9 @@ def test_as_many_are_shown_as_are_wanted_and_at_most_all(tiny):
 # --- on a terminal -------------------------------------------------------------------------------
 
 
-@posix
 @pytest.mark.parametrize("columns", [300, 40])
 def test_a_terminal_gets_bars_that_fit_and_are_as_long_as_the_tokens_are_likely(tiny, columns):
-    code, shown = run_on_terminal(*NEXT, PROMPT, "-k", "20", columns=columns)
+    code, shown = terminal_here(*NEXT, PROMPT, "-k", "20", columns=columns)
     *lines, end = shown.split("\r\n")
     assert (code, end) == (0, "")
     assert len(lines) == 20

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import gpt_cli
 from gpt_cli.cli.show import picture, terminal, views
-from support.in_process import records_here, refusal, run_here
+from support.in_process import records_here, refusal, run_here, terminal_here
 from support.processes import COMMAND, posix, run_on_terminal
 
 VIEWS = ["attention", "lens", "surprise", "tree"]
@@ -35,12 +35,9 @@ def record(view, *arguments):
 
 
 def look(tiny, view, text=TEXT, top=5):
-    return {
-        "attention": lambda: views.attention(tiny, text, None, None, special=False),
-        "lens": lambda: views.lens(tiny, text, top, special=False),
-        "surprise": lambda: views.surprise(tiny, text),
-        "tree": lambda: views.tree(tiny, text, top, special=False),
-    }[view]()
+    details = {"attention": [None, None], "lens": [top], "surprise": [], "tree": [top]}[view]
+    special = {} if view == "surprise" else {"special": False}
+    return getattr(views, view)(tiny, text, *details, **special)
 
 
 # --- JSON ----------------------------------------------------------------------------------------
@@ -48,26 +45,28 @@ def look(tiny, view, text=TEXT, top=5):
 
 def test_attention_equals_the_trace(tiny):
     inner = tiny.trace(TEXT)
-    every = record("attention", TEXT)
-    assert (every["layers"], every["heads"]) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    assert [token["id"] for token in every["tokens"]] == inner.ids
-    assert "".join(token["token"] for token in every["tokens"]) == TEXT
-    assert np.allclose(every["weights"], inner.attention, atol=1e-5)
-    layer = record("attention", TEXT, "--layer", "2")
-    assert np.allclose(layer["weights"], inner.attention[2:3], atol=1e-5)
-    head = record("attention", TEXT, "--layer", "2", "--head", "1")
-    assert (head["layers"], head["heads"]) == ([2], [1])
-    assert np.allclose(head["weights"], inner.attention[2:3, 1:2], atol=1e-5)
+    every = [0, 1, 2, 3]
+    for layers, heads, flags in (
+        (every, every, []),
+        ([2], every, ["--layer", "2"]),
+        ([2], [1], ["--layer", "2", "--head", "1"]),
+    ):
+        shown = record("attention", TEXT, *flags)
+        assert (shown["layers"], shown["heads"]) == (layers, heads)
+        assert [token["id"] for token in shown["tokens"]] == inner.ids
+        assert "".join(token["token"] for token in shown["tokens"]) == TEXT
+        assert np.allclose(shown["weights"], inner.attention[np.ix_(layers, heads)], atol=1e-5)
 
 
 def test_lens_equals_the_trace(tiny):
     ids, logprobs = tiny.trace(TEXT).lens(3)
     lens = record("lens", TEXT, "-k", "3")
     assert lens["layers"] == ["embedding", "h.0", "h.1", "h.2", "h.3"]
-    shown = [[[token["id"] for token in at] for at in layer] for layer in lens["predictions"]]
-    assert np.array_equal(shown, ids)
-    shown = [[[token["logprob"] for token in at] for at in layer] for layer in lens["predictions"]]
-    assert np.allclose(shown, logprobs, atol=1e-3)
+    shown = [
+        [[(token["id"], token["logprob"]) for token in at] for at in layer]
+        for layer in lens["predictions"]
+    ]
+    assert np.allclose(shown, np.stack([ids, logprobs], axis=-1), atol=1e-3)
 
 
 def test_surprise_equals_the_score(tiny):
@@ -104,15 +103,12 @@ def test_the_end_token_is_text_unless_it_is_special(view, tmp_path):
         assert record(view, "") == special  # an empty prompt starts a text
 
 
-def test_a_tree_can_be_one_long_branch(tiny):
-    def chain(length):
-        token = {"id": 1, "token": "a", "bytes": [97], "logprob": 0.0}
-        branches = []
-        for _ in range(length):
-            branches = [{"token": token, "probability": 1.0, "branches": branches}]
-        return branches
-
-    view = views.TreeView("x", "a", chain(200))
+def test_a_tree_can_be_one_long_branch():
+    token = {"id": 1, "token": "a", "bytes": [97], "logprob": 0.0}
+    branches = []
+    for _ in range(200):
+        branches = [{"token": token, "probability": 1.0, "branches": branches}]
+    view = views.TreeView("x", "a", branches)
     assert len(shown(view, 80)) == 200 + 4
     assert json.dumps(view.record()).count('"branches"') == 201
 
@@ -287,14 +283,11 @@ def test_ids_unknown_to_the_tokenizer_have_a_name(case_folder):
 
 def on_terminal(view, *arguments, columns=80, **env):
     settings = {"TERM": "xterm-256color", "COLORTERM": "truecolor"} | env
-    code, text = run_on_terminal(
-        "show", view, "-m", "tiny", *arguments, columns=columns, **settings
-    )
+    code, text = terminal_here("show", view, "-m", "tiny", *arguments, columns=columns, **settings)
     assert code == 0
     return text
 
 
-@posix
 @pytest.mark.parametrize("view", VIEWS)
 def test_output_to_a_terminal_has_colours_but_no_other_control_codes(view):
     for columns in (80, 40):
@@ -307,7 +300,6 @@ def test_output_to_a_terminal_has_colours_but_no_other_control_codes(view):
         assert max(map(cell_len, plain.replace("\t", " " * 8).split("\r\n"))) <= columns
 
 
-@posix
 @pytest.mark.parametrize(
     ("view", "env"),
     [
@@ -322,10 +314,12 @@ def test_output_to_a_terminal_without_colours_equals_that_to_a_pipe(view, env):
 
 @posix
 def test_surprise_colours_the_unchanged_text_by_its_bits(tiny):
-    text = on_terminal("surprise", "Once upon a time, there was hungry.")
-    line = text.split("\r\n")[0]
-    assert re.sub(r"\x1b\[[^m]*m", "", line) == "Once upon a time, there was hungry."
-    score = tiny.score("Once upon a time, there was hungry.")
+    text = "Once upon a time, there was hungry."
+    env = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    code, output = run_on_terminal("show", "surprise", "-m", "tiny", text, columns=80, **env)
+    line = output.split("\r\n")[0]
+    assert (code, re.sub(r"\x1b\[[^m]*m", "", line)) == (0, text)
+    score = tiny.score(text)
     colours = ["fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000"]
     for id, logprob in list(zip(score.ids, score.token_logprobs, strict=True))[1:]:
         step = sum(-logprob / math.log(2) >= bound for bound in (1, 2, 4, 8, 16))
@@ -420,8 +414,7 @@ def test_a_dot_of_a_large_map_shows_the_maximum_of_its_tokens():
 def test_a_picture_that_is_too_long_is_refused_and_no_other_file_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     files = ["--html", tmp_path / "a.html", "--png", tmp_path / "a.png"]
-    arguments = ["show", "surprise", "-m", "tiny", "\n" * 1100, *files]
-    assert "shorten the text" in refusal(*arguments)
+    assert "shorten the text" in refusal("show", "surprise", "-m", "tiny", "\n" * 1100, *files)
     assert not [*tmp_path.iterdir()]
 
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from support.checkpoints import END, END_ID, VOCAB, write_tokenizer
-from support.in_process import refusal, run_here
-from support.processes import COMMAND, posix, run_on_terminal
+from support.in_process import refusal, run_here, terminal_here
+from support.processes import COMMAND, posix
 
 # Of the tokenizer of `checkpoints`: its ids, and where each token's bytes are.
 TEXT = 'He said:\n"é😀" \\'.encode() + b" \xff\xc2\x9b\xc2"
@@ -48,12 +48,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(folder, monkeypatch):
-    """Run a command with that model; return its standard output, or with `code` its one error."""
+    """Run a command with that model, which writes nothing to standard error; return its output."""
     monkeypatch.setenv("GPT_CLI_MODEL", str(folder))
 
-    def run(*arguments, code=0, **options):
-        if code:
-            return refusal(*arguments, code=code, **options)
+    def run(*arguments, **options):
         out, errors = run_here(*arguments, **options)
         assert errors == ""
         return out
@@ -95,10 +93,9 @@ def test_the_text_is_an_argument_a_file_or_a_pipe(run, folder, tmp_path):
     data = " aé\r\n".encode()
     expected = run("tokenize", input=data)
     (tmp_path / "text").write_bytes(data)
-    assert run("tokenize", data.decode()) == expected
-    assert run("tokenize", "-f", str(tmp_path / "text")) == expected
+    for arguments in ([data.decode()], ["-f", tmp_path / "text"], [data.decode(), "-m", folder]):
+        assert run("tokenize", *arguments, input=b"not read") == expected
     assert run("tokenize", "-f", "-", input=data) == expected
-    assert run("tokenize", data.decode(), "-m", str(folder), input=b"not read") == expected
     assert run("tokenize", "", input=b"not read") == b"\n"
 
 
@@ -146,11 +143,10 @@ def test_json_has_an_object_for_each_token_and_the_offsets_tile_the_input(run, t
     assert run("tokenize", "--json", input=b"") == b""
 
 
-@posix
 def test_a_terminal_gets_a_table_as_wide_as_its_offsets(folder, tmp_path):
     def shown(text):
         (tmp_path / "text").write_bytes(text)
-        return run_on_terminal("tokenize", "-m", str(folder), "-f", str(tmp_path / "text"))
+        return terminal_here("tokenize", "-m", folder, "-f", tmp_path / "text")
 
     assert shown(TEXT) == (0, TABLE.removeprefix("\n").replace("\n", "\r\n"))
     lines = shown(b"a!" * 50_000)[1].splitlines()
@@ -158,18 +154,16 @@ def test_a_terminal_gets_a_table_as_wide_as_its_offsets(folder, tmp_path):
     assert lines[-1] == '     0   99999  100000  "!"'
 
 
-@posix
-def test_a_terminal_gets_what_it_is_asked_for_and_a_line_end(folder):
-    model = ("-m", str(folder))
-    assert run_on_terminal("tokenize", *model, "--count", "the the") == (0, "3\r\n")
-    assert run_on_terminal("tokenize", *model, "--json", "the")[1].startswith('{"id": 83,')
-    assert run_on_terminal("detokenize", *model, "83", "257") == (0, "the\r\n")
+def test_a_terminal_gets_numbers_json_and_texts_with_a_line_end(folder):
+    model = ("-m", folder)
+    assert terminal_here("tokenize", *model, "--count", "the the") == (0, "3\r\n")
+    assert terminal_here("tokenize", *model, "--json", "the")[1].startswith('{"id": 83,')
+    assert terminal_here("detokenize", *model, "83", "257") == (0, "the\r\n")
 
 
-@posix
 @pytest.mark.parametrize("command", ["tokenize", "detokenize"])
-def test_a_terminal_without_input_is_told_to_give_some(command, folder):
-    code, shown = run_on_terminal(command, "-m", str(folder))
+def test_a_terminal_is_no_input(command, folder):
+    code, shown = terminal_here(command, "-m", folder)
     assert code == 2
     assert shown.startswith("gpt-cli: error: no input: give an argument")
 
@@ -189,17 +183,18 @@ def test_a_terminal_without_input_is_told_to_give_some(command, folder):
         (f"83 {len(VOCAB)}".encode(), f"{len(VOCAB)} is not a token id of this model"),
     ],
 )
-def test_what_is_no_id_is_refused_before_anything_is_written(run, ids, says):
-    error = run("detokenize", input=ids, code=2)
+@pytest.mark.usefixtures("run")
+def test_an_invalid_id_is_refused_before_anything_is_written(ids, says):
+    error = refusal("detokenize", input=ids)
     assert says in error
     assert len(error) < 200
 
 
-def test_input_that_cannot_be_used_is_refused(run, tmp_path):
+def test_input_that_cannot_be_used_is_refused(tmp_path):
     for arguments in (["tokenize", "text"], ["tokenize", ""], ["detokenize", "1"]):
-        assert "--file and an argument are both given" in run(*arguments, "-f", "-", code=2)
-    assert "cannot read" in run("tokenize", "-f", tmp_path / "none", code=2)
-    assert "cannot read" in run("detokenize", "-f", tmp_path, code=2)
+        assert "--file and an argument are both given" in refusal(*arguments, "-f", "-")
+    assert "cannot read" in refusal("tokenize", "-f", tmp_path / "none")
+    assert "cannot read" in refusal("detokenize", "-f", tmp_path)
 
 
 @posix
@@ -214,11 +209,11 @@ def test_closed_standard_input_is_refused(arguments, says):
 
 
 @pytest.mark.parametrize("command", ["tokenize", "detokenize"])
-def test_the_model_must_be_here_when_offline(run, command, tmp_path, monkeypatch):
+def test_the_model_must_be_local_when_offline(command, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     for model in ("gpt2", "acme/none"):
-        assert "cannot fetch" in run(command, "-m", model, "--offline", "1", code=3)
-    assert "has no tokenizer" in run(command, "-m", str(tmp_path), "1", code=4)
+        assert "cannot fetch" in refusal(command, "-m", model, "--offline", "1", code=3)
+    assert "has no tokenizer" in refusal(command, "-m", tmp_path, "1", code=4)
 
 
 @pytest.mark.parametrize("command", ["tokenize", "detokenize"])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -13,22 +14,40 @@ import pytest
 from gpt_cli.cli import app
 
 
+class Stream(io.TextIOWrapper):
+    """A standard stream in memory, in a pipe or on a terminal."""
+
+    def __init__(self, buffer: io.BytesIO, terminal: bool):
+        super().__init__(buffer, "utf-8", "backslashreplace", newline="")
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
 def finished(
-    *arguments: object, input: bytes = b"", **env: str
+    *arguments: object, input: bytes = b"", terminal: bool = False, **env: str
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run a command as in a pipe; return its exit code, standard output and error."""
-    stdin, stdout, stderr = (
-        io.TextIOWrapper(io.BytesIO(data), "utf-8", "backslashreplace", newline="")
-        for data in (input, b"", b"")
-    )
+    """Run a command; return its exit code, standard output and error, together on a terminal."""
+    out = io.BytesIO()
+    buffers = io.BytesIO(input), out, out if terminal else io.BytesIO()
+    stdin, stdout, stderr = (Stream(buffer, terminal) for buffer in buffers)
     with mock.patch.dict(os.environ, env), pytest.MonkeyPatch.context() as patch:
         for name, stream in {"stdin": stdin, "stdout": stdout, "stderr": stderr}.items():
             patch.setattr(sys, name, stream)
         code = app.run([str(argument) for argument in arguments])
         stdout.flush()
         stderr.flush()
+    logging.getLogger("gpt_cli").setLevel(logging.NOTSET)  # --verbose has changed it
     written = stdout.buffer.getvalue(), stderr.buffer.getvalue()
     return subprocess.CompletedProcess(arguments, code, *written)
+
+
+def terminal_here(*arguments: object, columns: int = 300, **env: str) -> tuple[int, str]:
+    """Run a command as on a terminal; return its exit code and its output."""
+    env = {"TERM": "xterm", "COLUMNS": str(columns)} | env
+    process = finished(*arguments, terminal=True, **env)
+    return process.returncode, process.stdout.decode().replace("\n", "\r\n")
 
 
 def run_here(*arguments: object, code: int = 0, **options: Any) -> tuple[bytes, str]:

@@ -14,7 +14,6 @@ import typer
 import gpt_cli
 from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import input_file, read_prompt
 from gpt_cli.cli.jobs import run as run_job
 from gpt_cli.cli.output import counted, note, on_terminal, remark, write, write_json
 from gpt_cli.cli.progress import LONG, StatusLine
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
     from gpt_cli.generation.generate import Run
 
 _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
-_SAMPLES = option(
-    1,
-    "Number of texts, up to 10,000; several are printed together at the end, separated by ---.",
-    between(1, 10_000),  # all are computed side by side
-)
 
 
 def generate(
@@ -39,7 +33,11 @@ def generate(
     file: Path | None = flags.PROMPT_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
     options: Options,
-    samples: int = _SAMPLES,
+    samples: int = option(
+        1,
+        "Number of texts, up to 10,000; several are printed together at the end, separated by ---.",
+        between(1, 10_000),  # all are computed side by side
+    ),
     echo: bool = option(False, "Print the prompt before the text."),
     stream: bool = option(
         True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
@@ -58,7 +56,7 @@ def generate(
     """
     if logprobs is not None and not as_json:
         raise InputError("--logprobs is part of the JSON: add --json")
-    text = read_prompt(prompt, file)
+    text = flags.read_prompt(prompt, file)
     if escape:
         text = _unescape(text)
         options = _with_escapes(options)
@@ -93,7 +91,10 @@ def _with_escapes(options: Options) -> Options:
 
 
 def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
-    """Run to the end, and write the text after `prefix` unless it is None; False if interrupted."""
+    """Generate to the end, and write the text after `prefix` unless it is None.
+
+    Return False if it was interrupted.
+    """
     shown = len(run.completions) > 1 and not quiet
     try:
         with StatusLine(shown=shown, delay=LONG) as status:
@@ -109,7 +110,7 @@ def _finish(run: "Run", prefix: str | None, *, quiet: bool) -> bool:
 
 
 def _remarks(prompt: str, run: "Run", options: Options, *, reported: bool) -> list[str]:
-    """Return notes about what a user may not expect; the output has `reported` reason and seed."""
+    """Return notes about surprises, without reason and seed if those are `reported` anyway."""
     reasons = {completion.finish_reason for completion in run.completions}
     notes = []
     if prompt.endswith(" "):
@@ -174,14 +175,12 @@ def batch(
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20
         printf 'Once\nThe fox\n' | gpt-cli batch -m tiny -n 20 -o new.jsonl
     """
-    file = input_file(file, from_file, "prompts")
+    file = flags.input_file(file, from_file, "prompts")
     size = _batch_size(batch_size)
-    where.prepare(loading.threads)
     if escape:
         options = _with_escapes(options)
     options = replace(options, top_logprobs=logprobs or 0)
-    filled = flags.read_template(template)
-    task = jobs.Generation(options, size, logprobs is not None, filled)
+    task = jobs.Generation(options, size, logprobs is not None, flags.read_template(template))
     run_job(task, file, rows, loading, where)
 
 

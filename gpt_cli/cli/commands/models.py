@@ -106,7 +106,7 @@ def info(
     from gpt_cli.gpt2.memory import cache_bytes, count_parameters, weights_bytes
 
     model = model.named(name)
-    config = hub.read_config(model.model, **model.lookup)
+    config = hub.read_config(model.model, revision=model.revision, offline=model.offline)
     folder = hub.find(model.model, model.revision)
     dtype = config.dtype
     if folder and any(folder.glob("*.safetensors*")):  # else only the configuration is here

@@ -11,7 +11,6 @@ from typing import Literal
 
 from gpt_cli import jobs
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import input_file, read_prompt
 from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
 from gpt_cli.errors import InputError
@@ -86,9 +85,8 @@ def rank(
     listed, filled = question.listed(), flags.read_template(template)
     many = from_file or filled or rows.used or where.engine != "local"
     if prompt is None or many or _is_input(prompt):
-        file = input_file(prompt, from_file, "rows")
+        file = flags.input_file(prompt, from_file, "rows")
         task = jobs.Ranking(listed, question.by, question.exact, filled)
-        where.prepare(loading.threads)
         sink = None if as_json else BestChoices(task.layout.texts)
         run(task, file, rows, loading, where, sink)
         return
@@ -155,7 +153,7 @@ def next_tokens(
     Examples:
         gpt-cli next -m tiny 'Every day, the fox' -k 5
     """
-    text = read_prompt(prompt, file)
+    text = flags.read_prompt(prompt, file)
     engine = loading.load()
     tokens = [
         {"rank": rank} | of_token(engine, id, logprob) | {"probability": math.exp(logprob)}

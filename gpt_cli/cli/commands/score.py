@@ -7,7 +7,6 @@ from typing import Any
 
 from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import input_file
 from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import on_terminal, quoted, write
 from gpt_cli.errors import InputError
@@ -105,13 +104,12 @@ def score(
         echo 'The fox was happy.' | gpt-cli score -m tiny --words --bos
         printf 'The fox ran.\nFox ran the.\n' | gpt-cli score -m tiny --lines
     """
-    file = input_file(file, from_file, "text")
+    file = flags.input_file(file, from_file, "text")
     filled = flags.read_template(template)
     as_rows = rows.output is not None or rows.format is not None or filled is not None
     form.check(as_rows=as_rows)
     if not as_rows:
         _check_text(file, rows, where)
-    where.prepare(loading.threads)
     task = jobs.Scoring(form.stride, form.tokens, form.words, form.bos, filled)
     if as_rows:
         rows = replace(rows, format=rows.format or ("lines" if form.lines else "auto"))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_cli.cli import options as flags
-from gpt_cli.cli.inputs import or_pipe, refuse_both
 from gpt_cli.cli.output import on_terminal, remark, token_label, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import read_bytes
@@ -82,16 +81,16 @@ def detokenize(
 
 def _read(argument: bytes | None, file: Path | None) -> bytes:
     """Return an argument, or else the content of `file` or a pipe; raise InputError for both."""
-    refuse_both(argument, file)
+    flags.refuse_both(argument, file)
     if argument is None:
-        return read_bytes(or_pipe(file, "no input: give an argument, --file FILE"))
+        return read_bytes(flags.or_pipe(file, "no input: give an argument, --file FILE"))
     return argument
 
 
 def _read_tokenizer(model: flags.Model) -> "Tokenizer":
     from gpt_cli import hub
 
-    tokenizer = hub.read_tokenizer(model.model, **model.lookup)
+    tokenizer = hub.read_tokenizer(model.model, revision=model.revision, offline=model.offline)
     if not model.quiet and hub.find(model.model, model.revision) is None:
         remark(
             f"{model.model} is not on this machine: its tokenizer is downloaded each time; "

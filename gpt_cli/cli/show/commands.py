@@ -7,7 +7,6 @@ import typer
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.help import add_command
-from gpt_cli.cli.inputs import read_prompt
 from gpt_cli.cli.output import note, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, option
@@ -40,7 +39,7 @@ class Output(Declared):
             check_file("--html", self.html, (".html", ".htm"))
         if self.png is not None:
             flags.check_picture("--png", self.png, (".png",))
-        text = read_prompt(prompt, file)
+        text = flags.read_prompt(prompt, file)
         engine = loading.load()
         from gpt_cli.cli.show import page, views
 

@@ -31,7 +31,7 @@ class View:
 
 @dataclass(frozen=True)
 class AttentionView(View):
-    """The attention weights of chosen heads, from tokens (rows) to tokens (columns)."""
+    """The attention weights of heads, from tokens (rows) to tokens (columns)."""
 
     kind = "attention"
     tokens: list[Record]
@@ -142,6 +142,4 @@ def tree(engine: Engine, prompt: str, top: int, *, special: bool) -> TreeView:
 def _tokens(engine: Engine, ids: list[int]) -> list[Record]:
     """Return records without log-probabilities."""
     tokens = [records.of_token(engine, id, None) for id in ids]
-    for token in tokens:
-        del token["logprob"]
-    return tokens
+    return [{name: token[name] for name in ("id", "token", "bytes")} for token in tokens]
