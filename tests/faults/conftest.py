@@ -1,7 +1,8 @@
 """Fixtures for faults: a separate, watched world, a time limit, and rows of the tables."""
 
+import functools
 import platform
-import subprocess
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import gpt_cli
-from support.checkpoints import CASES
-from support.in_process import run_here
 from support.world import Suffer, World
 
 
@@ -25,9 +24,9 @@ def world(tmp_path) -> World:
 
 
 @pytest.fixture
-def model(world) -> Path:
+def model(world, case_folder) -> Path:
     """Return a small complete model to damage."""
-    return CASES["saved"].write(world.root / "model")
+    return shutil.copytree(case_folder("saved"), world.root / "model")
 
 
 @pytest.fixture
@@ -43,19 +42,9 @@ def suffer(world, record_property) -> Suffer:
 
 
 @pytest.fixture
-def suffer_here(world, record_property) -> Suffer:
-    """Return the same for a command in this process, which takes a tenth of the time."""
-
-    def run(*arguments: object, code: int, says: str, do: str) -> str:
-        before = world.tree()
-        out, errors = run_here(*arguments, code=code)
-        finished = subprocess.CompletedProcess(arguments, code, out, errors.encode())
-        message = world.check(finished, code, says, do)
-        assert world.tree() == before
-        record_property("message", message)
-        return message
-
-    return run
+def suffer_here(world, suffer) -> Suffer:
+    """Return the same for a command in this process."""
+    return functools.partial(suffer, run=world.run_here)
 
 
 @pytest.fixture

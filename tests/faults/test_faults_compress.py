@@ -1,11 +1,11 @@
 """Faults of compressed data: damage, hostile files, full disks, pipes that close, and signals."""
 
+import os
 import random
 import signal
-import threading
 import time
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -28,23 +28,23 @@ from support.in_process import run_here
 from support.processes import posix
 from support.signals import (
     ENDS,
-    SIGNALS,
     TINY,
+    at_each_limit,
     drip,
     each_signal,
+    interrupt,
     leave,
     limit_addresses,
+    limits,
     linux,
-    text_of,
 )
-from support.world import check_failure
+from support.world import fault_row
 
-resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = posix
 
 SLOW = pytest.mark.slow
 HEADER = 26  # bytes
-SHORT = 2000  # tokens of a block
+SHORT = 2000  # tokens of a segment
 ONE = (*TINY, "--threads", 1)  # several would wait for each other on a busy machine
 TEXT = b"Once upon a time there was a fox.\n"
 NOISE = random.Random(0).randbytes(1_200_000)
@@ -56,15 +56,15 @@ class Packed(NamedTuple):
     """A compressed file in its parts."""
 
     header: Header
-    blocks: list[Segment]
-    texts: list[bytes]  # the data of each block
+    segments: list[Segment]
+    texts: list[bytes]  # the data of each segment
 
     @property
     def parts(self) -> list[bytes]:
-        """Return the bytes of the header, of each block and of the end."""
+        """Return the bytes of the header, of each segment and of the end."""
         data = b"".join(self.texts)
-        last = end(len(self.blocks), len(data), crc32(data))
-        return [part.pack() for part in (self.header, *self.blocks, last)]
+        last = end(len(self.segments), len(data), crc32(data))
+        return [part.pack() for part in (self.header, *self.segments, last)]
 
     @property
     def file(self) -> bytes:
@@ -72,8 +72,13 @@ class Packed(NamedTuple):
         return b"".join(self.parts)
 
     def but(self, **changes: object) -> bytes:
-        """Return a file whose first block is another one, with a right CRC-32."""
-        return b"".join([self.parts[0], replace(self.blocks[0], **changes).pack(), *self.parts[2:]])
+        """Return a file with another first segment, which has a correct CRC-32."""
+        first = replace(self.segments[0], **changes)
+        return b"".join([self.parts[0], first.pack(), *self.parts[2:]])
+
+    def ended(self, last: Segment) -> bytes:
+        """Return a file with another end."""
+        return b"".join([*self.parts[:-1], last.pack()])
 
 
 @pytest.fixture(autouse=True)
@@ -89,32 +94,31 @@ def codec(tiny, library):
 
 @pytest.fixture(scope="session")
 def packed(tiny, codec) -> Packed:
-    """Return a story in short blocks, the last of which is noise."""
-    (row,) = tiny.generate(["Once upon a time"], max_tokens=150, seed=1, ignore_eos=True)
+    """Return a story in short segments, the last of which is noise."""
+    (row,) = tiny.generate(["Once upon a time"], max_tokens=60, seed=1, ignore_eos=True)
     data = f"Once upon a time{row.text}".encode() + NOISE[:100]
-    reader = ArchiveReader(BytesIO(b"".join(codec.compress(BytesIO(data), 40))))
-    blocks = list(reader.segments())
-    texts = codec._decoded(blocks, lambda _: None)
+    reader = ArchiveReader(BytesIO(b"".join(codec.compress(BytesIO(data), 20))))
+    segments = list(reader.segments())
+    texts = codec._decoded(segments, lambda _: None)
     assert b"".join(texts) == data
-    assert {block.stored for block in blocks} == {False, True}
-    return Packed(reader.header, blocks, texts)
+    assert {segment.stored for segment in segments} == {False, True}
+    return Packed(reader.header, segments, texts)
 
 
 # --- damaged and hostile files -------------------------------------------------------------------
 
 
-def flipped(file: bytes, place: int) -> bytes:
-    place %= len(file)
-    return file[:place] + bytes([file[place] ^ 1]) + file[place + 1 :]
+def flipped(file: bytes, index: int) -> bytes:
+    index %= len(file)
+    return file[:index] + bytes([file[index] ^ 1]) + file[index + 1 :]
 
 
 def row(number, name, damage, says, kept=slice(None)):
-    """Return a function that damages a file, and the blocks that are left."""
-    marks = pytest.mark.fault(number, name, 2, intact=REST)
-    return pytest.param(damage, says, kept, id=name, marks=marks)
+    """Return a row of the table: a damaged file, its message, and the segments that are left."""
+    return fault_row(number, name, 2, damage, says, kept, intact=REST)
 
 
-ALL, NONE, FIRST_TWO, OTHERS = slice(None), slice(0), slice(2), slice(1, None)
+NONE, FIRST_TWO, OTHERS = slice(0), slice(2), slice(1, None)
 HEAD, END, BLOCK = "its header is damaged", "its end is missing", "block 0 is damaged"
 WRONG = "block 0 does not have its checksum"
 # fmt: off
@@ -160,24 +164,23 @@ DAMAGED = [
         slice(1)),
     row(88, "numbers without an end", lambda it: it.parts[0] + b"\xb5" + b"\xff" * 10**6, END,
         NONE),
-    row(88, "20,000 false marks", lambda it: it.parts[0] + b"\xb5\0\2\x90\x4e" * 20_000, END,
-        NONE),
-    row(88, "an end of another size", lambda it: b"".join(it.parts[:-1]) + end(
-        len(it.blocks), 5, 0).pack(), "the data does not have its checksum"),
-    row(88, "an end without a size", lambda it: b"".join(it.parts[:-1]) + Segment(
-        len(it.blocks), 0, False, 0, b"").pack(), "its end is damaged"),
-    row(88, "an end of 400 kB", lambda it: b"".join(it.parts[:-1]) + Segment(
-        len(it.blocks), 0, False, 0, NOISE[:400_000]).pack(), "does not have its checksum"),
+    row(88, "20,000 false marks", lambda it: it.parts[0] + b"\xb5\0\2\x90\x4e" * 20_000, END, NONE),
+    row(88, "an end of another size", lambda it: it.ended(end(len(it.segments), 5, 0)),
+        "the data does not have its checksum"),
+    row(88, "an end without a size",
+        lambda it: it.ended(Segment(len(it.segments), 0, False, 0, b"")), "its end is damaged"),
+    row(88, "an end of 400 kB",
+        lambda it: it.ended(Segment(len(it.segments), 0, False, 0, NOISE[:400_000])),
+        "does not have its checksum"),
 ]
 # fmt: on
 
 
 @pytest.mark.parametrize(("damage", "says", "kept"), DAMAGED)
-def test_damage_is_told_and_costs_no_other_block(damage, says, kept, packed, world, suffer_here):
-    path = world.place / "in"
-    path.write_bytes(damage(packed))
-    command = ("decompress", *TINY, path)
-    suffer_here(*command, "-o", world.place / "out", code=2, says=says, do="")
+def test_damage_is_told_and_costs_no_other_segment(damage, says, kept, packed, world, suffer_here):
+    (world.place / "in").write_bytes(damage(packed))
+    command = ("decompress", *ONE, world.place / "in")
+    suffer_here(*command, "-o", "out", code=2, says=says, do="")
     if kept == NONE:
         suffer_here(*command, "--salvage", code=2, says="no undamaged block is left", do="another")
         return
@@ -188,63 +191,61 @@ def test_damage_is_told_and_costs_no_other_block(damage, says, kept, packed, wor
 
 
 @pytest.mark.fault(87, "bytes between the blocks, and a block twice", 0, intact="every byte")
-def test_what_costs_nothing_is_no_damage(packed, world):
+def test_what_costs_nothing_is_no_damage(packed):
     head, first, *others = packed.parts
-    (world.place / "in").write_bytes(head + TEXT + first * 2 + NOISE[:1000] + b"".join(others))
-    out, errors = run_here("decompress", *TINY, world.place / "in")
-    assert (out, errors) == (b"".join(packed.texts), "")
+    file = head + TEXT + first * 2 + NOISE[:1000] + b"".join(others)
+    assert run_here("decompress", *TINY, input=file) == (b"".join(packed.texts), "")
 
 
 @pytest.mark.fault(87, "a damaged block that stores a compressed file", 6, intact=REST)
-def test_a_file_within_a_damaged_one_is_not_taken_for_it(packed, codec, world):
+def test_a_file_within_a_damaged_one_is_not_taken_for_it(packed, compressed):
     data = NOISE[:3000] + packed.file + NOISE[3000:9000] + TEXT
-    file = b"".join(codec.compress(BytesIO(data), 2000))
-    blocks = list(ArchiveReader(BytesIO(file)).segments())
-    assert packed.file in blocks[1].code
-    (world.place / "in").write_bytes(file.replace(NOISE[2900:3000][::-1], bytes(100)))
-    out, error = run_here("decompress", *TINY, world.place / "in", "--salvage", code=6)
+    file = compressed(data)
+    stored = list(ArchiveReader(BytesIO(file)).segments())[1].code
+    assert packed.file in stored
+    damaged = file.replace(NOISE[2900:3000][::-1], bytes(100))
+    out, error = run_here("decompress", *TINY, "--salvage", input=damaged, code=6)
     assert "block 1 is damaged; all else" in error
-    assert out == data.replace(blocks[1].code, b"")
+    assert out == data.replace(stored, b"")
 
 
 @SLOW
 @pytest.mark.fault(87, "a file cut at each place, and each of its bits", 2, intact=REST)
-def test_any_damage_is_told_and_costs_no_other_block(packed, codec):
+def test_any_damage_is_told_and_costs_no_other_segment(packed, codec):
     parts, file = packed.parts, packed.file
     decode = codec._decoded
-    decoded = cache(lambda block: decode([block], lambda _: None)[0])  # it would take minutes
+    decoded = cache(lambda segment: decode([segment], lambda _: None)[0])  # it would take minutes
     ends = [sum(map(len, parts[: n + 1])) for n in range(len(parts))]
 
-    def found(data: bytes, **flags: bool) -> bytes:
+    def decompressed(data: bytes, **flags: bool) -> bytes:
         return b"".join(codec.decompress(ArchiveReader(BytesIO(data), **flags)))
 
-    with mock.patch.object(codec, "_decoded", lambda blocks, _: list(map(decoded, blocks))):
-        assert found(file) == b"".join(packed.texts)
-        for place in range(len(file)):
-            number = next(n for n, stop in enumerate(ends) if place < stop) - 1
+    with mock.patch.object(codec, "_decoded", lambda segments, _: list(map(decoded, segments))):
+        assert decompressed(file) == b"".join(packed.texts)
+        for index in range(len(file)):
+            number = next(n for n, stop in enumerate(ends) if index < stop) - 1
             whole = [text for n, text in enumerate(packed.texts) if n != number]
-            changes = [bytes([file[place] ^ 1 << bit]) for bit in range(8)]
-            damaged = [file[:place] + change + file[place + 1 :] for change in changes]
+            changes = [bytes([file[index] ^ 1 << bit]) for bit in range(8)]
+            damaged = [file[:index] + change + file[index + 1 :] for change in changes]
             expected = [b"".join(whole)] * 8 + [b"".join(packed.texts[: max(0, number)])]
-            for data, kept in zip([*damaged, file[:place]], expected, strict=True):
+            for data, kept in zip([*damaged, file[:index]], expected, strict=True):
                 with pytest.raises(InputError):
-                    found(data)
+                    decompressed(data)
                 if kept:
-                    assert found(data, salvage=True) == kept
+                    assert decompressed(data, salvage=True) == kept
                     continue
                 with pytest.raises(InputError, match="no undamaged block is left"):
-                    found(data, salvage=True)
+                    decompressed(data, salvage=True)
 
 
 @SLOW
 @pytest.mark.fault(88, "three blocks of 65,536 tokens without a code", 2, intact=REST)
 def test_the_most_tokens_end_in_time(model, world, suffer):
-    (world.place / "empty").touch()
-    header = world.run("compress", "-m", model, "empty").stdout[:HEADER]
+    header = world.output("compress", "-m", model)[:HEADER]
     codes = (b"", b"\xff" * 99, NOISE[:400_000])
-    blocks = [Segment(n, MAX_SEGMENT_TOKENS, False, 0, code) for n, code in enumerate(codes)]
-    blocks += Segment(3, len(TEXT), True, check(TEXT), TEXT), end(4, 1, 0)
-    (world.place / "in").write_bytes(header + b"".join(block.pack() for block in blocks))
+    segments = [Segment(n, MAX_SEGMENT_TOKENS, False, 0, code) for n, code in enumerate(codes)]
+    segments += Segment(3, len(TEXT), True, check(TEXT), TEXT), end(4, 1, 0)
+    (world.place / "in").write_bytes(header + b"".join(segment.pack() for segment in segments))
     options = {"limit": 300, "says": WRONG, "do": "see `gpt-cli verify`"}
     suffer("decompress", "-m", model, "in", code=2, **options)
     finished = world.run("decompress", "-m", model, "in", "--salvage", limit=300)
@@ -255,10 +256,10 @@ def test_the_most_tokens_end_in_time(model, world, suffer):
 
 
 @pytest.mark.parametrize(
-    ("place", "says", "do"),
+    ("index", "says", "do"),
     [
-        pytest.param(place, says, do, id=name, marks=pytest.mark.fault(89, name, 2, intact=EMPTY))
-        for name, place, says, do in (
+        fault_row(89, name, 2, index, says, do, intact=EMPTY)
+        for name, index, says, do in (
             ("a later version of the format", 4, "has version 0", "use the gpt-cli that has"),
             ("data of another model", 6, "with another model", "use that model"),
             ("data of a machine that computes other bits", 14, "other bits", "gpt-cli verify"),
@@ -266,19 +267,20 @@ def test_the_most_tokens_end_in_time(model, world, suffer):
     ],
 )
 @pytest.mark.parametrize("salvage", [[], ["--salvage"]], ids=["strictly", "salvaged"])
-def test_what_cannot_be_read_here_is_refused(place, says, do, salvage, packed, world, suffer_here):
-    lead = flipped(packed.parts[0], place)[:-4]
+def test_what_cannot_be_read_here_is_refused(index, says, do, salvage, packed, world, suffer_here):
+    lead = flipped(packed.parts[0], index)[:-4]
     header = lead + crc32(lead).to_bytes(4, "little")
     (world.place / "in").write_bytes(header + packed.file[HEADER:])
-    command = ("decompress", *TINY, world.place / "in", "-o", world.place / "out")
+    command = ("decompress", *TINY, world.place / "in", "-o", "out")
     suffer_here(*command, *salvage, code=2, says=says, do=do)
 
 
 @pytest.mark.fault(89, "a machine without the compiled library", 5, intact=EMPTY)
 @pytest.mark.parametrize("command", ["compress", "decompress"])
-def test_without_the_library_there_is_no_promise(command, packed, suffer):
+def test_without_the_library_there_is_no_promise(command, packed, suffer_here):
     options = {"env": {"GPT_CLI_OPS": "numpy"}, "stdin": packed.file}
-    suffer(command, *TINY, code=5, says="numpy does not", do="use the compiled library", **options)
+    says, do = "numpy does not", "use the compiled library"
+    suffer_here(command, *TINY, code=5, says=says, do=do, **options)
 
 
 # --- disks and pipes -----------------------------------------------------------------------------
@@ -286,13 +288,13 @@ def test_without_the_library_there_is_no_promise(command, packed, suffer):
 
 @pytest.fixture(scope="session")
 def compressed(codec):
-    """Return a function that compresses data in short blocks."""
+    """Return a function that compresses data in short segments."""
     return cache(lambda data: b"".join(codec.compress(BytesIO(data), SHORT)))
 
 
 @pytest.fixture
 def job(compressed, world):
-    """Return a function that returns a command and what it must write; its input is a file."""
+    """Return a function that returns a command with its input, and what it must write."""
 
     def make(command: str, data: bytes) -> tuple[tuple[object, ...], bytes]:
         file = compressed(data)
@@ -311,41 +313,37 @@ COMMANDS = pytest.mark.parametrize("command", ["compress", "decompress"])
 @COMMANDS
 @pytest.mark.fault(90, "a full disk behind standard output", 5, intact="-")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_is_told(command, job, world, suffer):
+def test_a_full_disk_is_told(command, job, world):
     arguments, _ = job(command, TEXT)
-    with Path("/dev/full").open("wb") as full, world.start(*arguments, stdout=full) as process:
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 5
-    assert errors == (b"gpt-cli: error: cannot write to standard output: No space left on device\n")
+    with Path("/dev/full").open("wb") as full:
+        finished = world.run(*arguments, stdout=full)
+    message = b"gpt-cli: error: cannot write to standard output: No space left on device\n"
+    assert (finished.returncode, finished.stderr) == (5, message)
 
 
 @COMMANDS
 @pytest.mark.fault(90, "a disk that fills under an output", 5, intact="there is no output")
 def test_an_output_that_finds_no_room_does_not_appear(command, job, suffer):
     arguments, _ = job(command, NOISE[:100_000])
-
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-
-    options = {"preexec_fn": small_files, "code": 5}
+    options = {"preexec_fn": limits(FSIZE=50_000), "code": 5}
     suffer(*arguments, "-o", "out", says="cannot write out", do="File too large", **options)
 
 
 @COMMANDS
 @pytest.mark.fault(90, "an output that is there already", 2, intact="the output")
-def test_an_output_is_not_written_over(command, job, world, suffer):
+def test_an_output_is_not_written_over(command, job, suffer_here):
     arguments, _ = job(command, TEXT)
     for name in ("data", "file"):  # one of them is the input
-        suffer(*arguments, "-o", name, code=2, says=f"{name} exists", do="give a new name")
+        suffer_here(*arguments, "-o", name, code=2, says=f"{name} exists", do="give a new name")
 
 
 @linux
 @COMMANDS
 @pytest.mark.fault(90, "an input that cannot be read", 2, intact="there is no output")
-def test_an_input_that_cannot_be_read_is_told(command, suffer):
+def test_an_input_that_cannot_be_read_is_told(command, suffer_here):
     memory = "/proc/self/mem"  # its first page cannot be read
     options = {"says": f"cannot read {memory}", "do": "name a file that can be read"}
-    suffer(command, *TINY, memory, "-o", "out", code=2, **options)
+    suffer_here(command, *TINY, memory, "-o", "out", code=2, **options)
 
 
 @COMMANDS
@@ -353,23 +351,15 @@ def test_an_input_that_cannot_be_read_is_told(command, suffer):
 def test_standard_output_must_be_open(command, job, suffer):
     arguments, _ = job(command, TEXT)
     closed = ["sh", "-c", 'exec "$@" >&-', "sh"]
-    options = {"says": "standard output is closed", "do": "redirect it"}
-    suffer(*arguments, before=closed, code=5, **options)
+    says, do = "standard output is closed", "redirect it"
+    suffer(*arguments, before=closed, code=5, says=says, do=do)
 
 
 @COMMANDS
 @pytest.mark.fault(91, "a reader that leaves", 141, intact="nothing is said")
 def test_a_reader_that_leaves_ends_it_quietly(command, job, world):
-    arguments, expected = job(command, NOISE[:300_000])
-    with world.start(*arguments) as process:
-        guard = threading.Timer(60, process.kill)
-        guard.start()
-        beginning = process.stdout.read(10)
-        process.stdout.close()
-        errors = process.stderr.read()
-        guard.cancel()
-    assert expected.startswith(beginning)
-    assert (process.returncode, errors) == (141, b"")
+    arguments, expected = job(command, NOISE[:100_000])
+    assert leave(world, *arguments, size=10) == (expected[:10], 141)
 
 
 @COMMANDS
@@ -377,7 +367,7 @@ def test_a_reader_that_leaves_ends_it_quietly(command, job, world):
 def test_input_may_come_a_byte_at_a_time(command, job, world):
     arguments, expected = job(command, TEXT * 3)
     data = (world.place / arguments[-1]).read_bytes()
-    assert drip(world.start(*arguments[:-1], bufsize=0), data) == expected
+    assert drip(world, *arguments[:-1], stdin=data) == expected
 
 
 # --- signals -------------------------------------------------------------------------------------
@@ -400,11 +390,9 @@ def wait_for_output(world) -> None:
 @each_signal(92, "in the middle of an output", "there is no output")
 def test_a_signal_leaves_no_output(number, command, job, world, survive):
     arguments, _ = job(command, TEXT * 600)
-    with world.start(*arguments, "-o", "out") as process:
-        wait_for_output(world)
-        process.send_signal(number)
-        out, errors = process.communicate(timeout=60)
-    assert (process.returncode, out, errors) == (SIGNALS[number], b"", b"")
+    until = partial(wait_for_output, world)
+    ended = interrupt(world, number, *arguments, "-o", "out", until=until)
+    assert ended == (ENDS[number], b"", b"")
     assert {path.name for path in world.place.iterdir()} == {"data", "file"}
     survive(1)
 
@@ -450,9 +438,10 @@ def test_a_reader_may_leave_at_any_moment(command, job, world, survive):
     chance = random.Random(command)
     left = 0
     for _ in range(25):
-        out, noticed = leave(world, arguments, 1, chance)
+        out, code = leave(world, *arguments, size=1, wait=chance.uniform(0, 0.5))
         assert expected.startswith(out)
-        left += noticed
+        assert code in (0, 141)
+        left += code != 0
     survive(left)
 
 
@@ -474,19 +463,11 @@ def test_too_little_address_space_is_known_before(command, job, suffer):
 @pytest.mark.fault(93, "each limit of address space from 50 to 1600 MiB", 5, intact="-")
 def test_any_limit_of_address_space_is_enough_or_told(command, job, world):
     arguments, expected = job(command, TEXT * 60)
-    codes = []
-    for mebibytes in range(50, 1601, 50):
-        options = {"preexec_fn": limit_addresses(mebibytes)}
-        finished = world.run(*arguments, "-o", "out", **options)
-        codes.append(finished.returncode)
-        if finished.returncode:
-            check_failure(finished, 5)
-        else:
+    for finished in at_each_limit(world, *arguments, "-o", "out"):
+        if not finished.returncode:
             assert (world.place / "out").read_bytes() == expected
             (world.place / "out").unlink()
         assert {path.name for path in world.place.iterdir()} == {"data", "file"}
-    assert codes == sorted(codes, reverse=True), "from one limit on it is always enough"
-    assert codes[-1] == 0
 
 
 @SLOW
@@ -501,14 +482,8 @@ def test_any_limit_of_address_space_is_enough_or_told(command, job, world):
 )
 def test_input_without_end_is_compressed_as_it_comes(arguments, size, world):
     options = {"preexec_fn": limit_addresses(1000), "env": {"OPENBLAS_NUM_THREADS": "1"}}
-    with world.start(*arguments, *ONE, **options) as process:
-        guard = threading.Timer(60, process.kill)
-        guard.start()
-        assert len(process.stdout.read(size)) == size
-        process.stdout.close()
-        errors = process.stderr.read()
-        guard.cancel()
-    assert (process.returncode, errors) == (141, b"")
+    out, code = leave(world, *arguments, *ONE, size=size, **options)
+    assert (len(out), code) == (size, 141)
 
 
 @SLOW
@@ -516,11 +491,8 @@ def test_input_without_end_is_compressed_as_it_comes(arguments, size, world):
 @pytest.mark.fault(93, "a damaged file without end, in 1000 MiB", 130, intact="memory is bounded")
 def test_damage_without_end_is_searched_in_bounded_memory(world):
     command = ("decompress", *ONE, "/dev/zero", "--salvage", "-o", "out")
-    with world.start(*command, preexec_fn=limit_addresses(1000)) as process:
-        time.sleep(3)
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=60)
-    assert (process.returncode, out, errors) == (130, b"", b"")
+    options = {"until": partial(time.sleep, 3), "preexec_fn": limit_addresses(1000)}
+    assert interrupt(world, signal.SIGINT, *command, **options) == (130, b"", b"")
     assert list(world.place.iterdir()) == []
 
 
@@ -528,17 +500,16 @@ def test_damage_without_end_is_searched_in_bounded_memory(world):
 @pytest.mark.fault(94, "a file that changes its size while it is read", 0, intact="what was read")
 @pytest.mark.parametrize("change", ["it grows", "it shrinks"])
 def test_a_file_that_changes_its_size_is_what_was_read(change, world):
-    place = world.place / "data"
-    place.write_bytes(NOISE)
+    path = world.place / "data"
+    path.write_bytes(NOISE)
     with world.start("compress", *ONE, "data", "-o", "out") as process:
         wait_for_output(world)
         if change == "it grows":
-            with place.open("ab") as file:
+            with path.open("ab") as file:
                 file.write(TEXT)
         else:
-            with place.open("r+b") as file:
-                file.truncate(1 << 20)
+            os.truncate(path, 1 << 20)
         assert (process.wait(60), process.stderr.read()) == (0, b"")
-    found = text_of(world.run("decompress", *TINY, "out"))
-    assert len(found) >= 1 << 20
-    assert (NOISE + TEXT).startswith(found)
+    data = world.output("decompress", *TINY, "out")
+    assert len(data) >= 1 << 20
+    assert (NOISE + TEXT).startswith(data)

@@ -3,15 +3,27 @@
 import json
 import os
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from support.in_process import run_here
 from support.processes import posix
 from support.server_process import COMPLETIONS, serving
-from support.signals import LONG, SIGNALS, TINY, each_signal, limit_addresses, linux, text_of
+from support.signals import (
+    LONG,
+    SIGNALS,
+    SLOWLY,
+    TINY,
+    each_signal,
+    interrupt,
+    limit_addresses,
+    linux,
+)
+from support.world import fault_row
 
 pytest.importorskip("llguidance")
 pytestmark = posix
@@ -34,31 +46,33 @@ def deep(count, inner="{}"):
 
 def chain(count):
     """Return a grammar in which each rule needs the next one."""
-    rules = "".join(f'r{each}: "x" r{each + 1}\n' for each in range(count))
+    rules = "".join(f'r{n}: "x" r{n + 1}\n' for n in range(count))
     return f'start: r0\n{rules}r{count}: "y"'
 
 
-def references(count, inner):
-    """Return a schema in which each definition needs the next one, at a depth."""
+def references(count, depth):
+    """Return a schema in which each definition needs the next one, nested to a depth."""
     definitions = {
-        f"d{each}": json.loads(deep(inner, json.dumps({"$ref": f"#/$defs/d{each + 1}"})))
-        for each in range(count)
+        f"d{n}": json.loads(deep(depth, json.dumps({"$ref": f"#/$defs/d{n + 1}"})))
+        for n in range(count)
     }
     return json.dumps({"$ref": "#/$defs/d0", "$defs": definitions | {f"d{count}": {}}})
 
 
 def properties(count):
     """Return a schema of many properties with ten values each, of 150 bytes."""
-    values = {f"field_{n}": {"enum": [f"v{n}_{each}" for each in range(10)]} for n in range(count)}
+    values = {f"field_{n}": {"enum": [f"v{n}_{i}" for i in range(10)]} for n in range(count)}
     return json.dumps({"type": "object", "properties": values})
 
 
 # --- what is not valid ---------------------------------------------------------------------------
 
 
+EMPTY = "standard output is empty"
+
+
 def row(number, name, flag, content, says, do="--"):
-    marks = pytest.mark.fault(number, name, 2, intact="standard output is empty")
-    return pytest.param(flag, content, says, do, id=name, marks=marks)
+    return fault_row(number, name, 2, flag, content, says, do, intact=EMPTY)
 
 
 REGEX, SCHEMA, GRAMMAR = "--regex", "--json-schema", "--grammar"
@@ -135,10 +149,10 @@ TOO_LARGE = [
 
 
 def argument(flag, content, world):
-    """Return the argument of a flag: a file, which the world has then, or the text itself."""
+    """Return a flag's argument: the constraint itself, or a new file of it."""
     if flag == REGEX or (content.startswith("{") and flag == SCHEMA and len(content) < 100_000):
         return content
-    path = world.place / "given"
+    path = world.place / "constraint"
     path.write_text(content, encoding="utf-8")
     return str(path)
 
@@ -151,26 +165,26 @@ def test_what_is_not_valid_is_told(flag, content, says, do, world, suffer_here):
 @SLOW
 @pytest.mark.parametrize(("flag", "content", "says", "do"), TOO_LARGE)
 def test_what_is_too_large_is_told_in_time(flag, content, says, do, world, suffer):
-    began = time.monotonic()
-    given = argument(flag, content, world)
-    if len(given) < 100_000:
-        suffer(*generate(flag, given), code=2, says=says, do=do)
+    start = time.monotonic()
+    text = argument(flag, content, world)
+    if len(text) < 100_000:
+        suffer(*generate(flag, text), code=2, says=says, do=do)
     else:  # too long for an argument
-        line = json.dumps({"prompt": "Once", "regex": given})
+        line = json.dumps({"prompt": "Once", "regex": text})
         finished = world.run("batch", *TINY, "-q", "-n", 3, stdin=line.encode())
         assert finished.returncode == 6
         message = json.loads(finished.stdout)["error"]["message"]
         assert says in message
         assert len(message) < 500
-    assert time.monotonic() - began < MOST_SECONDS
+    assert time.monotonic() - start < MOST_SECONDS
 
 
-@pytest.mark.fault(82, "half of a surrogate in a regex", 2, intact="standard output is empty")
+@pytest.mark.fault(82, "half of a surrogate in a regex", 2, intact=EMPTY)
 def test_half_of_a_surrogate_is_told(suffer):
     suffer(*generate(REGEX, b"a\xed\xa0\x80"), code=2, says="not valid Unicode", do="")
 
 
-@pytest.mark.fault(82, "two constraints", 2, intact="standard output is empty")
+@pytest.mark.fault(82, "two constraints", 2, intact=EMPTY)
 def test_two_constraints_are_told(suffer_here):
     flags = (REGEX, "a", "--choices", "a,b")
     suffer_here(*generate(*flags), code=2, says="must be the only", do="constraint")
@@ -202,20 +216,14 @@ HARD = {
 @SLOW
 @pytest.mark.parametrize(
     ("flag", "content"),
-    [
-        pytest.param(
-            flag, content, id=name, marks=pytest.mark.fault(83, name, 0, intact="its reason")
-        )
-        for name, (flag, content) in HARD.items()
-    ],
+    [fault_row(83, name, 0, *hard, intact="its reason") for name, hard in HARD.items()],
 )
 def test_what_is_hard_ends_in_time(flag, content, world):
-    given = argument(flag, content, world)
-    began = time.monotonic()
-    finished = world.run(*generate(flag, given, "--json"))
-    assert time.monotonic() - began < MOST_SECONDS
-    told = json.loads(text_of(finished))
-    assert told["finish_reason"] in ("complete", "eos", "length", "stuck")
+    text = argument(flag, content, world)
+    start = time.monotonic()
+    record = json.loads(world.output(*generate(flag, text, "--json")))
+    assert time.monotonic() - start < MOST_SECONDS
+    assert record["finish_reason"] in ("complete", "eos", "length", "stuck")
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -223,25 +231,21 @@ def test_what_is_hard_ends_in_time(flag, content, world):
 
 @pytest.mark.parametrize("flag", [SCHEMA, GRAMMAR])
 @pytest.mark.parametrize(
-    ("content", "says", "do"),
+    ("make", "says", "do"),
     [
-        pytest.param(content, says, do, id=name, marks=pytest.mark.fault(
-            84, name, 2, intact="standard output is empty"
-        ))
-        for name, content, says, do in (
-            ("a constraint that is nowhere", None, "No such file", "given"),
-            ("a folder for a constraint", "folder", "cannot read", "given"),
-            ("an empty constraint", b"", "is empty", "a text is needed"),
-            ("a constraint that is no UTF-8", b"{\xff}", "is not UTF-8: byte 1", "convert it"),
+        fault_row(84, name, 2, make, says, do, intact=EMPTY)
+        for name, make, says, do in (
+            ("a constraint that is nowhere", Path.exists, "No such file", "constraint"),
+            ("a folder for a constraint", Path.mkdir, "cannot read", "constraint"),
+            ("an empty constraint", Path.touch, "is empty", "a text is needed"),
+            ("a constraint that is no UTF-8", partial(Path.write_bytes, data=b"{\xff}"),
+             "is not UTF-8: byte 1", "convert it"),
         )
     ],
 )  # fmt: skip
-def test_a_bad_file_is_told(flag, content, says, do, world, suffer_here):
-    path = world.place / "given"
-    if content == "folder":
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
+def test_a_bad_file_is_told(flag, make, says, do, world, suffer_here):
+    path = world.place / "constraint"
+    make(path)
     suffer_here(*generate(flag, path), code=2, says=says, do=do)
 
 
@@ -251,40 +255,39 @@ def test_a_constraint_may_come_through_a_pipe(world):
     reader, writer = os.pipe()
     os.write(writer, b'start: " cat"')
     os.close(writer)
-    finished = world.run(*generate(GRAMMAR, f"/dev/fd/{reader}"), pass_fds=[reader])
+    text = world.output(*generate(GRAMMAR, f"/dev/fd/{reader}"), pass_fds=[reader])
     os.close(reader)
-    assert text_of(finished) == b" cat"
+    assert text == b" cat"
     schema = b'\xef\xbb\xbf{"const": "cat"}\r\n'
-    assert text_of(world.run(*generate("-n", 9, SCHEMA, "/dev/stdin"), stdin=schema)) == b'"cat"'
+    assert world.output(*generate("-n", 9, SCHEMA, "/dev/stdin"), stdin=schema) == b'"cat"'
 
 
 # --- rows, processes and the server --------------------------------------------------------------
 
 
 @pytest.mark.fault(85, "rows with a bad constraint", 6, intact="all other rows")
-def test_a_bad_constraint_is_an_error_of_its_row(world):
+def test_a_bad_constraint_is_an_error_of_its_row():
     rows = [
         {"regex": " cat"}, {"regex": "("}, {}, {"json_schema": {"type": 3}}, {"choices": []},
         {"grammar": chain(9000)}, {"choices": ["cat"]}, {"regex": "a", "choices": ["a"]},
     ]  # fmt: skip
-    lines = [json.dumps({"prompt": "Once"} | row) for row in rows]
-    flags = ("-q", "-n", 3, "-s", 1, "-o", "out")
-    finished = world.run("batch", *TINY, *flags, stdin="\n".join(lines).encode())
-    assert finished.returncode == 6
-    assert finished.stderr.count(b"\n") == 1
-    found = [json.loads(line) for line in (world.place / "out").read_text().splitlines()]
-    bad = [place for place, record in enumerate(found) if "error" in record]
-    assert {1, 3, 5, 7} <= set(bad) <= {1, 3, 4, 5, 7}
-    assert found[0]["text"] == found[6]["text"] == " cat"
+    lines = "\n".join(json.dumps({"prompt": "Once"} | row) for row in rows)
+    flags = ("-q", "-n", 3, "-s", 1, "--format", "jsonl")
+    out, errors = run_here("batch", *TINY, *flags, input=lines.encode(), code=6)
+    assert errors.count("\n") == 1
+    records = [json.loads(line) for line in out.splitlines()]
+    bad = {index for index, record in enumerate(records) if "error" in record}
+    assert {1, 3, 5, 7} <= bad <= {1, 3, 4, 5, 7}
+    assert records[0]["text"] == records[6]["text"] == " cat"
 
 
 @SLOW
 @pytest.mark.fault(85, "two processes with one constraint", 0, intact="their texts")
 def test_two_processes_do_not_disturb_one_another(world):
-    (world.place / "given").write_text(properties(500), encoding="ascii")
-    command = generate(SCHEMA, "given")
+    (world.place / "constraint").write_text(properties(500), encoding="ascii")
+    command = generate(SCHEMA, "constraint")
     with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda _: text_of(world.run(*command)), range(2))
+        one, other = pool.map(lambda _: world.output(*command), range(2))
     assert one == other
     assert one.startswith(b"{")
 
@@ -293,13 +296,13 @@ def test_two_processes_do_not_disturb_one_another(world):
 @pytest.mark.fault(85, "a request without an end of compiling", "HTTP 400", intact="the server")
 def test_an_endless_constraint_is_refused_by_the_server(world, record_property):
     short = {"prompt": "Once", "max_tokens": 4, "seed": 1}
-    # A Rust thread cannot be ended: the server may be, all the same.
+    # A Rust thread cannot be ended, but the server can.
     with serving(start=world.start) as server, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.ask, COMPLETIONS, short | {"guided_grammar": ENDLESS})
+        answer = pool.submit(server.ask, COMPLETIONS, short | {"guided_grammar": ENDLESS})
         time.sleep(1)
         assert server.ask("/health").status == 200
         assert server.complete(**short)["choices"]
-        error = asked.result().error(400)
+        error = answer.result().error(400)
         assert error["param"] == "guided_grammar"
         assert "takes more than 10 seconds" in error["message"]
         record_property("message", error["message"])
@@ -308,27 +311,31 @@ def test_an_endless_constraint_is_refused_by_the_server(world, record_property):
 # --- resources and signals -----------------------------------------------------------------------
 
 
+@pytest.fixture
 def without_llguidance(world):
     """Return the environment of a process that cannot import llguidance."""
-    (world.root / "hidden").mkdir()
-    (world.root / "hidden" / "llguidance.py").write_text("raise ImportError('not installed')\n")
-    paths = [str(world.root / "hidden"), os.environ.get("PYTHONPATH", "")]
-    found = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return found | {"PYTHONDONTWRITEBYTECODE": "1"}
+    hidden = world.root / "hidden"
+    hidden.mkdir()
+    (hidden / "llguidance.py").write_text("raise ImportError('not installed')\n")
+    paths = [str(hidden), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 @pytest.mark.fault(86, "llguidance is not installed", 5, intact="texts without a constraint")
-def test_a_missing_package_is_told(world, suffer):
-    env = without_llguidance(world)
-    suffer(*generate(REGEX, "a"), env=env, code=5, says="llguidance", do="pip install llguidance")
-    assert text_of(world.run(*generate(), env=env))
+def test_a_missing_package_is_told(world, without_llguidance, suffer):
+    options = {"env": without_llguidance, "says": "llguidance", "do": "pip install llguidance"}
+    suffer(*generate(REGEX, "a"), code=5, **options)
+    assert world.output(*generate(), env=without_llguidance)
 
 
 @pytest.mark.fault(86, "a server without llguidance", "HTTP 501", intact="other requests")
-def test_a_server_without_the_package_tells_it(world, record_property):
-    with serving(start=world.start, env=without_llguidance(world)) as server:
-        asked = {"prompt": "Once", "guided_regex": "a"}
-        error = server.ask(COMPLETIONS, asked).error(501)
+def test_a_server_without_the_package_tells_it(world, without_llguidance, record_property):
+    with serving(start=world.start, env=without_llguidance) as server:
+        request = {"prompt": "Once", "guided_regex": "a"}
+        error = server.ask(COMPLETIONS, request).error(501)
         assert "pip install llguidance" in error["message"]
         record_property("message", error["message"])
         assert server.complete(prompt="Once")["choices"]
@@ -340,22 +347,21 @@ def test_a_server_without_the_package_tells_it(world, record_property):
 @pytest.mark.parametrize("name", ["a regex that explodes", "a schema of 200 KB", "an endless rule"])
 def test_constraints_need_little_memory(name, world):
     flag, content = HARD[name]
-    given = argument(flag, content, world)
-    options = {"preexec_fn": limit_addresses(800)}
-    assert text_of(world.run(*generate(flag, given, "--threads", 1), **options))
+    command = generate(flag, argument(flag, content, world), "--threads", 1)
+    assert world.output(*command, preexec_fn=limit_addresses(800))
 
 
 @SLOW
 @each_signal(86, "while a constraint is compiled", "nothing is said")
 def test_a_signal_ends_compiling(number, world, survive):
-    (world.place / "given").write_text(ENDLESS, encoding="ascii")
+    (world.place / "constraint").write_text(ENDLESS, encoding="ascii")
     for wait in (0.5, 1, 2):
-        with world.start(*generate(GRAMMAR, "given")) as process:
+        with world.start(*generate(GRAMMAR, "constraint")) as process:
             time.sleep(wait)
             process.send_signal(number)
-            began = time.monotonic()
+            start = time.monotonic()
             out, errors = process.communicate(timeout=60)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - start < 5
         assert process.returncode in (SIGNALS[number], -number)
         assert (out, errors) == (b"", b"")
     survive(3)
@@ -366,17 +372,9 @@ def test_a_signal_ends_compiling(number, world, survive):
     86, "in the middle of a constrained text", "standard output is a beginning of the whole"
 )
 def test_a_signal_leaves_the_constrained_text_so_far(number, world, survive):
-    command = (*LONG, "--no-cache", "--threads", 1, "--stats", REGEX, r"(?s:.*)")
-    with world.start(*command) as process:
-        guard = threading.Timer(60, process.kill)
-        guard.start()
-        beginning = process.stdout.read(10)
-        process.send_signal(number)
-        process.stdout.read()
-        errors = process.stderr.read()
-        guard.cancel()
-    assert len(beginning) == 10
-    assert process.returncode == SIGNALS[number]
+    command = (*LONG, *SLOWLY, "--stats", REGEX, r"(?s:.*)")
+    code, out, errors = interrupt(world, number, *command, size=10)
+    assert code == SIGNALS[number]
+    assert len(out) >= 10
     assert b"finish reason interrupted" in errors
-    assert b"Traceback" not in errors
     survive(1)

@@ -10,44 +10,41 @@ from pathlib import Path
 
 import pytest
 
-from support.checkpoints import (
-    CONFIG,
-    VOCAB,
-    write_checkpoint,
-)
+from support.checkpoints import CONFIG, VOCAB, write_checkpoint
 from support.damaged import INDEX, WEIGHTS, poison, tensor, tensors
 from support.in_process import records_here, run_here
 from support.processes import posix
+from support.world import fault_row
 
 FOLDER = "the model's folder"
+Damage = Callable[[Path], object]
 
 
-def fault(number: int, name: str, damage: Callable[[Path], object], says: str, do: str):
+def fault(number: int, name: str, damage: Damage, says: str, do: str):
     """Return a row of the table: a change of the folder, and the expected message."""
-    marks = [pytest.mark.fault(number, name, 4, intact=FOLDER)]
-    return pytest.param(number, damage, says, do, id=name, marks=marks)
+    return fault_row(number, name, 4, number, damage, says, do, intact=FOLDER)
 
 
-def write(name: str, content: bytes | str) -> Callable[[Path], object]:
+def write(name: str, content: bytes | str) -> Damage:
     data = content.encode() if isinstance(content, str) else content
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+def edit(name: str, change: Callable[[bytes], bytes]) -> Damage:
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
-def configure(**changes: object) -> Callable[[Path], object]:
+def configure(**changes: object) -> Damage:
     return edit("config.json", lambda raw: json.dumps(json.loads(raw) | changes).encode())
 
 
-def header(text: bytes, data: bytes = b"", length: int | None = None) -> Callable[[Path], object]:
+def header(text: bytes, data: bytes = b"", length: int | None = None) -> Damage:
     """Write a file with this header, whose declared length may be wrong."""
     lead = struct.pack("<Q", len(text) if length is None else length)
     return write(WEIGHTS, lead + text + data)
 
 
-def entries(*spans: tuple[object, object, object], data: int = 8) -> Callable[[Path], object]:
+def entries(*spans: tuple[object, object, object], data: int = 8) -> Damage:
     """Write a file of tensors t0, t1, ... of (shape, begin, end), with `data` bytes of data."""
     fields = {
         f"t{i}": {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
@@ -56,7 +53,7 @@ def entries(*spans: tuple[object, object, object], data: int = 8) -> Callable[[P
     return header(json.dumps(fields).encode(), bytes(data))
 
 
-def sharded(change: Callable[[dict[str, str]], object]) -> Callable[[Path], object]:
+def sharded(change: Callable[[dict[str, str]], object]) -> Damage:
     """Make it a model of three shards, with an index that was changed."""
 
     def damage(folder: Path) -> None:
@@ -69,8 +66,9 @@ def sharded(change: Callable[[dict[str, str]], object]) -> Callable[[Path], obje
     return damage
 
 
-def first_in(file: str) -> Callable[[dict[str, str]], object]:
-    return lambda weight_map: weight_map.update({next(iter(weight_map)): file})
+def first_in(file: str) -> Damage:
+    """Name another shard for the first tensor."""
+    return sharded(lambda weight_map: weight_map.update({next(iter(weight_map)): file}))
 
 
 def only_a_pickle(folder: Path) -> None:
@@ -78,7 +76,7 @@ def only_a_pickle(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.")
 
 
-def without(name: str) -> Callable[[Path], object]:
+def without(name: str) -> Damage:
     return lambda folder: (folder / name).unlink()
 
 
@@ -90,11 +88,13 @@ def swapped_merges(folder: Path) -> None:
 AGAIN = "get it again"
 MATCHING = "get the weights and the config.json of the same GPT-2"
 MEND = "correct the file or get it again"
+SAFETENSORS = "get the model as safetensors"
+SAME = "of the same model"
 ONE = b'"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'  # a tensor, in a header
 HUGE = 2**63
 
 
-def odd_file(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+def odd_file(name: str, make: Damage) -> Damage:
     """Replace a file by something that is not a regular file."""
 
     def damage(folder: Path) -> None:
@@ -102,6 +102,10 @@ def odd_file(name: str, make: Callable[[Path], object]) -> Callable[[Path], obje
         make(folder / name)
 
     return damage
+
+
+def link(target: str) -> Damage:
+    return lambda path: path.symlink_to(target)
 
 
 def pipe(path: Path) -> None:
@@ -129,12 +133,11 @@ FAULTS = [
           "a Git LFS pointer", "run `git lfs pull`"),
     fault(5, "a web page", write(WEIGHTS, "\n<!DOCTYPE html><html>404</html>"), "a web page",
           AGAIN),
-    fault(6, "only a pickle", only_a_pickle, "no model.safetensors",
-          "get the model as safetensors"),
+    fault(6, "only a pickle", only_a_pickle, "no model.safetensors", SAFETENSORS),
     fault(6, "a pickle under the name of the weights", write(WEIGHTS, b"\x80\x04\x95}\x94."),
-          "a pickle file, which can run code", "get the model as safetensors"),
+          "a pickle file, which can run code", SAFETENSORS),
     fault(6, "a PyTorch archive under that name", write(WEIGHTS, b"PK\x03\x04\x14\0\0"),
-          "a PyTorch archive", "get the model as safetensors"),
+          "a PyTorch archive", SAFETENSORS),
     *(fault(7, f"a header that claims {length} bytes", header(b"{}", bytes(16), length),
             "is not safetensors", AGAIN)
       for length in (0, 1, 3, 17, 18, 19, 10_000_001, 2**31, 2**32 + 2, HUGE - 1, HUGE, 2**64 - 1)),
@@ -143,15 +146,17 @@ FAULTS = [
     fault(8, "a field named twice",
           header(b'{"x":{"dtype":"F32","dtype":"F16","shape":[1],"data_offsets":[0,4]}}', bytes(4)),
           "duplicate field", AGAIN),
-    fault(9, "tensors that overlap", entries(([1], 0, 4), ([1], 2, 6)), "invalid offset", AGAIN),
-    fault(9, "a shape of another size", entries(([2], 0, 4)), "", AGAIN),
-    fault(9, "a hole between tensors", entries(([1], 4, 8)), "invalid offset", AGAIN),
-    fault(9, "an end before its beginning", entries(([1], 4, 0)), "invalid offset", AGAIN),
-    fault(9, "an end beyond the file", entries(([3], 0, 12)), "is not safetensors", AGAIN),
-    fault(9, "an offset of 2**64", entries(([1], 0, 2**64)), "expected usize", AGAIN),
-    fault(9, "an offset below 0", entries(([1], -4, 0)), "expected usize", AGAIN),
-    fault(9, "an offset that is no whole number", entries(([1], 0.0, 4.0)), "expected", AGAIN),
-    fault(9, "an offset that is text", entries(([1], "0", "4")), "expected usize", AGAIN),
+    *(fault(9, name, entries(*spans), says, AGAIN)
+      for name, says, *spans in (
+          ("tensors that overlap", "invalid offset", ([1], 0, 4), ([1], 2, 6)),
+          ("a shape of another size", "", ([2], 0, 4)),
+          ("a hole between tensors", "invalid offset", ([1], 4, 8)),
+          ("an end before its beginning", "invalid offset", ([1], 4, 0)),
+          ("an end beyond the file", "is not safetensors", ([3], 0, 12)),
+          ("an offset of 2**64", "expected usize", ([1], 0, 2**64)),
+          ("an offset below 0", "expected usize", ([1], -4, 0)),
+          ("an offset that is no whole number", "expected", ([1], 0.0, 4.0)),
+          ("an offset that is text", "expected usize", ([1], "0", "4")))),
     fault(10, "a tensor is missing", tensors(lambda all: all.pop("h.1.mlp.c_fc.bias")),
           "the tensor h.1.mlp.c_fc.bias is missing", MATCHING),
     fault(10, "a tensor too many", tensor("h.3.ln_1.weight", (32,)), "h.3.ln_1.weight", MATCHING),
@@ -166,17 +171,16 @@ FAULTS = [
     fault(11, "a shape below 0", entries(([-1], 0, 4)), "expected usize", AGAIN),
     fault(12, "a matrix transposed", tensor("h.2.mlp.c_fc.weight", (128, 32)),
           "has the shape [128, 32], but config.json requires [32, 128]", MATCHING),
-    fault(13, "a tensor in F8", tensor("ln_f.bias", (32,), "F8_E4M3"),
-          "ln_f.bias is F8_E4M3, which is not supported", "save the model in F32, F16 or BF16"),
-    fault(13, "a tensor in F64", tensor("ln_f.bias", (32,), "F64"),
-          "ln_f.bias is F64, which is not supported", "save the model in F32, F16 or BF16"),
+    *(fault(13, f"a tensor in {name}", tensor("ln_f.bias", (32,), dtype),
+            f"ln_f.bias is {dtype}, which is not supported", "save the model in F32, F16 or BF16")
+      for name, dtype in (("F8", "F8_E4M3"), ("F64", "F64"))),
     *(fault(14, f"a weight that is {value}", poison(value), "results are not finite",
           "get the model again")
       for value in (math.nan, math.inf, -math.inf, 3e38)),
     # shards
-    fault(15, "a shard is missing", sharded(first_in("model-00009-of-00003.safetensors")),
+    fault(15, "a shard is missing", first_in("model-00009-of-00003.safetensors"),
           "model-00009-of-00003.safetensors is missing", "get it too"),
-    *(fault(16, f"a shard named {name}", sharded(first_in(name)),
+    *(fault(16, f"a shard named {name}", first_in(name),
             "not a safetensors file beside it", "do not trust this model")
       for name in ("../model.safetensors", "/etc/hosts.safetensors", "a/../../b.safetensors",
             "..")),
@@ -192,8 +196,7 @@ FAULTS = [
     fault(17, "a config.json nested too deeply", write("config.json", "[" * 200_000), "JSON",
           AGAIN),
     fault(17, "a config.json without end", lambda folder: os.truncate(folder / "config.json",
-          2**40),
-          "1099511627776 bytes", AGAIN),
+          2**40), "1099511627776 bytes", AGAIN),
     *(fault(17, f"{name} is {value!r:.20}", configure(**{name: value}), f"{name} must be ", MEND)
       for name, value in (("n_layer", "12"), ("n_embd", -1), ("n_layer", 10**4000), ("n_head", 0),
                           ("n_positions", 2**21), ("vocab_size", 1.5), ("n_inner", True),
@@ -208,29 +211,25 @@ FAULTS = [
     fault(20, "an unknown quantization", configure(quantization_config={"bits": 4}),
           "quantization_config", "use a GPT-2"),
     # the tokenizer
-    fault(21, "merges in another order", swapped_merges, "not in the order of the merges",
-          "of the same model"),
+    fault(21, "merges in another order", swapped_merges, "not in the order of the merges", SAME),
     fault(21, "merges of another model", edit("merges.txt", lambda raw: raw + b"zz zz\n"),
-          "not in the vocabulary", "of the same model"),
-    fault(21, "merges cut short", edit("merges.txt", lambda raw: raw[:60]), "no merge makes",
-          "of the same model"),
+          "not in the vocabulary", SAME),
+    fault(21, "merges cut short", edit("merges.txt", lambda raw: raw[:60]), "no merge makes", SAME),
     fault(21, "a merge that is missing", edit("merges.txt", lambda raw: raw.replace(b"h e\n", b"")),
-          "", "of the same model"),
-    fault(21, "merges that are no UTF-8", write("merges.txt", b"\xff"), "damaged", "get it again"),
+          "", SAME),
+    fault(21, "merges that are no UTF-8", write("merges.txt", b"\xff"), "damaged", AGAIN),
     fault(21, "no vocabulary", without("vocab.json"), "has no tokenizer",
           "add the model's vocab.json"),
     fault(21, "a vocabulary that is no JSON", write("vocab.json", "{"),
-          "vocab.json cannot be read", "get it again"),
-    fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "JSON object",
-          "get it again"),
+          "vocab.json cannot be read", AGAIN),
+    fault(21, "a vocabulary that is a list", write("vocab.json", "[]"), "JSON object", AGAIN),
     *(fault(21, f"an id that is {value}", edit("vocab.json", lambda raw, value=value:
-            raw.replace(b": 5,", b": " + value.encode() + b",")), "damaged", "get it again")
+            raw.replace(b": 5,", b": " + value.encode() + b",")), "damaged", AGAIN)
       for value in ("-5", "5.5", '"5"', "1e5", "null", "9" * 30)),
     fault(21, "an id that is true",
-          edit("vocab.json", lambda raw: raw.replace(b": 5,", b": true,")),
-          "", "get it again"),
+          edit("vocab.json", lambda raw: raw.replace(b": 5,", b": true,")), "", AGAIN),
     fault(21, "two tokens of one id", edit("vocab.json", lambda raw: raw.replace(b": 5,", b": 6,")),
-          "", "get it again"),
+          "", AGAIN),
     # other files
     fault(54, "a header that is a list", header(b"[]"), "is not safetensors", AGAIN),
     fault(54, "a header that is no JSON", header(b"{nothing"), "", AGAIN),
@@ -251,16 +250,13 @@ FAULTS = [
     fault(56, "a name of 100,000 letters", tensor("x" * 100_000, (1,)), "such as xxx", "x"),
     fault(57, "a pipe in place of config.json", odd_file("config.json", pipe),
           "not a regular file", AGAIN),
-    fault(57, "a device in place of config.json", odd_file("config.json", lambda path:
-          path.symlink_to("/dev/zero")), "not a regular file", AGAIN),
-    fault(57, "a link to itself in place of config.json", odd_file("config.json", lambda path:
-          path.symlink_to(path)), "is missing", "get the model again"),
-    fault(57, "a pipe in place of the weights", odd_file(WEIGHTS, pipe),
-          "no model.safetensors", "get the model as safetensors"),
-    fault(57, "a device in place of the weights", odd_file(WEIGHTS, lambda path:
-          path.symlink_to("/dev/zero")), "no model.safetensors", "get the model as safetensors"),
-    fault(57, "a folder in place of the weights", odd_file(WEIGHTS, Path.mkdir),
-          "no model.safetensors", "get the model as safetensors"),
+    fault(57, "a device in place of config.json", odd_file("config.json", link("/dev/zero")),
+          "not a regular file", AGAIN),
+    fault(57, "a link to itself in place of config.json",
+          odd_file("config.json", link("config.json")), "is missing", "get the model again"),
+    *(fault(57, f"a {kind} in place of the weights", odd_file(WEIGHTS, make),
+            "no model.safetensors", SAFETENSORS)
+      for kind, make in (("pipe", pipe), ("device", link("/dev/zero")), ("folder", Path.mkdir))),
     fault(57, "a pipe in place of the vocabulary", odd_file("vocab.json", pipe),
           "has no tokenizer", "add the model's vocab.json"),
 ]
@@ -273,11 +269,11 @@ PROCESSES = {"weights cut short", "a weight that is nan", "no config.json", "no 
 
 @posix
 @pytest.mark.parametrize(("number", "damage", "says", "do"), FAULTS)
-def test_a_damaged_model_is_refused(number, damage, says, do, model, request):
+def test_a_damaged_model_is_refused(number, damage, says, do, model, world, suffer, request):
     damage(model)
     alone = number == 57 or request.node.callspec.id in PROCESSES  # 57 might never end
-    suffer = request.getfixturevalue("suffer" if alone else "suffer_here")
-    message = suffer("generate", "-m", model, "-n", 3, "Once", code=4, says=says, do=do)
+    options = {"run": world.run if alone else world.run_here, "says": says, "do": do}
+    message = suffer("generate", "-m", model, "-n", 3, "Once", code=4, **options)
     if do == AGAIN:
         assert message.startswith("PATH/model/")
         assert number not in OF_WEIGHTS or f"{WEIGHTS} is not safetensors: " in message
@@ -289,37 +285,33 @@ def text_of(folder) -> bytes:
     return out
 
 
-# fmt: off
 UNUSUAL = [
     (13, "weights in BF16", lambda folder: write_checkpoint(folder, CONFIG, dtype="BF16")),
     (21, "merges without a line end", edit("merges.txt", bytes.rstrip)),
-    (21, "merges with the line ends of Windows",
-     edit("merges.txt", lambda raw: raw.replace(b"\n", b"\r\n"))),
+    (
+        21,
+        "merges with the line ends of Windows",
+        edit("merges.txt", lambda raw: raw.replace(b"\n", b"\r\n")),
+    ),
     (9, "tensors named in another order", reordered),
 ]
-# fmt: on
 
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        pytest.param(change, id=name, marks=pytest.mark.fault(number, name, 0, intact="the text"))
-        for number, name, change in UNUSUAL
-    ],
+    [fault_row(number, name, 0, damage, intact="the text") for number, name, damage in UNUSUAL],
 )
 def test_what_is_unusual_but_right_gives_the_text(damage, model):
     expected = text_of(model)
     damage(model)
-    found = text_of(model)
-    assert found == expected or b'"BF16"' in (model / WEIGHTS).read_bytes()
+    assert text_of(model) == expected or b'"BF16"' in (model / WEIGHTS).read_bytes()
 
 
 @pytest.mark.fault(14, "a weight that is nan, with -v", 4, intact=FOLDER)
-def test_verbose_names_the_weight_that_is_damaged(model, world):
+def test_verbose_names_the_weight_that_is_damaged(model):
     poison(math.nan)(model)
-    finished = world.run("generate", "-m", model, "-v", "-n", 3, "Once")
-    assert finished.returncode == 4
-    assert b"gpt-cli: not finite: h.1.mlp.c_fc.weight\n" in finished.stderr
+    _, errors = run_here("generate", "-m", model, "-v", "-n", 3, "Once", code=4)
+    assert "gpt-cli: not finite: h.1.mlp.c_fc.weight\n" in errors
 
 
 @pytest.mark.fault(22, "rows of wte that are no tokens", 0, intact="no such token is drawn")

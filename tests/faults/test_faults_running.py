@@ -6,45 +6,49 @@ import random
 import shutil
 import signal
 import struct
-import threading
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-import gpt_cli
 from gpt_cli.folder.config import GPT2Config, expected_shapes
 from gpt_cli.system import gpu
 from gpt_cli.system.machine import native_library
 from support.checkpoints import CONFIG, write_checkpoint
-from support.processes import posix, run_on_terminal
+from support.in_process import records_here, run_here
+from support.processes import on_terminal, posix, run_on_terminal
 from support.signals import (
     ENDS,
     LONG,
     SIGNALS,
+    SLOWLY,
     TINY,
+    at_each_limit,
     drip,
     each_signal,
+    interrupt,
     leave,
     limit_addresses,
+    limits,
     linux,
-    resource,
-    text_of,
 )
-from support.world import World, check_failure
+from support.world import check_failure, fault_row
 
 pytestmark = posix
 
 SLOW = pytest.mark.slow
 STORY = ("generate", *TINY, "-s", 1, "-n", 60, "Once upon a time")
+STORY_LINE = b"Once upon a time there was a fox.\n"
 
 
 # --- input ---------------------------------------------------------------------------------------
 
 
 def row(number, name, arguments, says, do, *, stdin=b"", code=2):
-    marks = pytest.mark.fault(number, name, code, intact="standard output is empty")
-    return pytest.param(arguments, stdin, code, says, do, id=name, marks=marks)
+    intact = "standard output is empty"
+    return fault_row(number, name, code, arguments, stdin, code, says, do, intact=intact)
 
 
 def generate(*arguments: object) -> tuple[object, ...]:
@@ -99,77 +103,89 @@ BAD_INPUT = [
 # fmt: on
 
 
+PROCESSES = {
+    "an empty pipe",
+    "a prompt longer than the context",
+    "half of a surrogate",
+    "a million letters",
+    "a temperature of nan",
+    "a seed that is text",
+    "an unknown command",
+    "a model that is nowhere",
+}
+
+
 @pytest.mark.parametrize(("arguments", "stdin", "code", "says", "do"), BAD_INPUT)
-def test_bad_input_is_refused(arguments, stdin, code, says, do, suffer):
-    suffer(*arguments, stdin=stdin, code=code, says=says, do=do)
+def test_bad_input_is_refused(arguments, stdin, code, says, do, world, suffer, request):
+    run = world.run if request.node.callspec.id in PROCESSES else world.run_here
+    suffer(*arguments, stdin=stdin, code=code, says=says, do=do, run=run)
 
 
 @pytest.mark.fault(38, "an empty prompt as an argument", 0, intact="it begins a text")
-def test_an_empty_prompt_begins_a_text(world):
-    assert text_of(world.run(*generate("")))
+def test_an_empty_prompt_begins_a_text():
+    assert run_here(*generate(""))[0]
 
 
 @pytest.mark.fault(40, "a text that fills the context", 0, intact="the text so far, and its reason")
-def test_a_full_context_is_told(world):
-    finished = world.run("generate", *TINY, "-n", 2000, "--ignore-eos", "--json", "-v", "Once")
-    assert json.loads(text_of(finished))["finish_reason"] == "context"
-    assert b"--overflow shift" in finished.stderr
+def test_a_full_context_is_told():
+    flags = ("-n", 2000, "--ignore-eos", "--json", "-v")
+    out, errors = run_here("generate", *TINY, *flags, "Once")
+    assert json.loads(out)["finish_reason"] == "context"
+    assert "--overflow shift" in errors
 
 
 @pytest.mark.fault(41, "<|endoftext|> in a prompt", 0, intact="it is text")
-def test_the_name_of_a_token_is_text(world):
-    ids = text_of(world.run("tokenize", *TINY, "<|endoftext|>")).split()
+def test_the_name_of_a_token_is_text():
+    ids, special = (
+        run_here("tokenize", *TINY, *flags, "<|endoftext|>")[0].split()
+        for flags in ((), ("--special",))
+    )
     assert len(ids) > 1
-    assert len(text_of(world.run("tokenize", *TINY, "--special", "<|endoftext|>")).split()) == 1
+    assert len(special) == 1
 
 
 @pytest.mark.fault(42, "zero bytes in a prompt", 0, intact="every byte")
 def test_zero_bytes_come_back(world):
     data = b"a\0b\0\0"
-    found = world.run("generate", *TINY, "-n", 1, "--echo", "-f", "-", stdin=data)
-    assert text_of(found).startswith(data)
+    assert world.output(*generate("--echo", "-f", "-"), stdin=data).startswith(data)
 
 
 @pytest.mark.fault(44, "top-k above the vocabulary", 0, intact="the text")
-def test_more_tokens_than_there_are_may_be_chosen_among(world):
-    assert text_of(world.run(*generate("--top-k", 10**9, "Once")))
+def test_more_tokens_than_there_are_may_be_chosen_among():
+    assert run_here(*generate("--top-k", 10**9, "Once"))[0]
 
 
 @pytest.mark.fault(48, "a character in several tokens", 0, intact="no U+FFFD in the text")
-def test_no_character_comes_in_pieces(world):
-    model = write_checkpoint(world.root / "model", CONFIG)
-    arguments = ("generate", "-m", model, "-n", 60, "--echo", "-f", "-")
-    finished = world.run(*arguments, stdin="🦊".encode())
-    assert text_of(finished).startswith("🦊".encode())
-    text_of(finished).decode()
+def test_no_character_comes_in_pieces(case_folder):
+    arguments = ("generate", "-m", case_folder("hub"), "-n", 60, "--echo", "-f", "-")
+    out, _ = run_here(*arguments, input="🦊".encode())
+    assert out.decode().startswith("🦊")
 
 
 @pytest.mark.fault(49, "the end token comes first", 0, intact="an empty text")
-def test_a_text_may_end_before_it_begins(world):
-    model = write_checkpoint(world.root / "model", CONFIG | {"eos_token_id": list(range(290))})
-    finished = world.run("generate", "-m", model, "--json", "Once")
-    told = json.loads(text_of(finished))
-    assert (told["text"], told["finish_reason"]) == ("", "eos")
+def test_a_text_may_end_before_it_begins(tmp_path):
+    model = write_checkpoint(tmp_path / "model", CONFIG | {"eos_token_id": list(range(290))})
+    (record,) = records_here("generate", "-m", model, "--json", "Once")
+    assert (record["text"], record["finish_reason"]) == ("", "eos")
 
 
 @pytest.mark.fault(50, "rows that are malformed", 6, intact="all other rows")
-def test_bad_rows_are_told_with_their_lines(world):
+def test_bad_rows_are_told_with_their_lines():
     lines = [b'{"prompt": "Once"}', b"{", b'{"prompt": 3}', b"\xff", b'{"prompt": "One"}']
     flags = (*TINY, "-q", "-n", 3, "--format", "jsonl")
-    finished = world.run("batch", *flags, stdin=b"\n".join(lines))
-    assert finished.returncode == 6
-    assert finished.stderr.startswith(b"gpt-cli: error: 3 of 5 rows failed")
-    records = [json.loads(line) for line in finished.stdout.splitlines()]
+    out, errors = run_here("batch", *flags, input=b"\n".join(lines), code=6)
+    assert errors.startswith("gpt-cli: error: 3 of 5 rows failed")
+    records = [json.loads(line) for line in out.splitlines()]
     assert ["error" in record for record in records] == [False, True, True, True, False]
     assert [record["line"] for record in records if "error" in record] == [2, 3, 4]
 
 
 @pytest.mark.fault(52, "an output that is there already", 2, intact="the output")
-def test_an_output_is_not_written_over(world, suffer):
+def test_an_output_is_not_written_over(world, suffer_here):
     (world.place / "out").write_bytes(b"precious\n")
     for flags, says, do in ((), "exists", "resume it"), (("--resume",), "not a record", "another"):
         arguments = ("batch", *TINY, "-o", "out", *flags)
-        suffer(*arguments, stdin=b"Once\n", code=2, says=says, do=do)
+        suffer_here(*arguments, stdin=b"Once\n", code=2, says=says, do=do)
 
 
 @pytest.mark.fault(52, "an output that is the input", 2, intact="the input")
@@ -182,38 +198,36 @@ def test_the_input_is_not_written_over(flags, world, suffer):
 
 
 @pytest.mark.fault(53, "rows of all lengths", 0, intact="each row's own text")
-def test_rows_do_not_change_one_another(world):
+def test_rows_do_not_change_one_another(tiny):
     prompts = ["Once " * length for length in (1, 40, 3, 90)]
-    flags = (*TINY, "-n", 8, "--temperature", 0)
     data = "".join(prompt + "\n" for prompt in prompts).encode()
-    records = text_of(world.run("batch", *flags, stdin=data)).splitlines()
-    engine = gpt_cli.load("tiny")
-    alone = [engine.generate([prompt], max_tokens=8, temperature=0)[0].text for prompt in prompts]
-    assert [json.loads(record)["text"] for record in records] == alone
+    records = records_here("batch", *TINY, "-q", "-n", 8, "--temperature", 0, input=data)
+    alone = [tiny.generate([prompt], max_tokens=8, temperature=0)[0].text for prompt in prompts]
+    assert [record["text"] for record in records] == alone
 
 
 @pytest.mark.fault(63, "input a byte at a time", 0, intact="the same output")
-@pytest.mark.parametrize("command", ["generate", "score", "tokenize"])
-def test_input_may_come_a_byte_at_a_time(command, world):
-    flags = {"generate": ("-n", 5, "-s", 1), "score": ("--lines",), "tokenize": ()}[command]
+@pytest.mark.parametrize(
+    "arguments",
+    [generate("-s", 1), ("score", *TINY, "--lines"), ("tokenize", *TINY)],
+    ids=lambda arguments: arguments[0],
+)
+def test_input_may_come_a_byte_at_a_time(arguments, world):
     data = "Once upon a time\nthere was a fox 🦊\n".encode() * 3
-    expected = text_of(world.run(command, *TINY, *flags, stdin=data))
-    assert drip(world.start(command, *TINY, *flags, bufsize=0), data) == expected
+    assert drip(world, *arguments, stdin=data) == run_here(*arguments, input=data)[0]
 
 
 @SLOW
 @pytest.mark.fault(64, "100 MB of input", 2, intact="memory, and the other commands' output")
 def test_a_hundred_megabytes_are_input_like_any_other(world, suffer):
-    data = b"Once upon a time there was a fox.\n" * 3_000_000
-    options = {"stdin": data, "limit": 300}
+    options = {"stdin": STORY_LINE * 3_000_000, "limit": 300}
     suffer(*generate(), code=2, says="leaves no room", do="shorten it", **options)
-    counted = text_of(world.run("tokenize", *TINY, "--count", **options))
-    assert int(counted) > 10_000_000
+    assert int(world.output("tokenize", *TINY, "--count", **options)) > 10_000_000
+    batch = ("batch", *TINY, "-q", "-n", 2, "in")
     (world.place / "in").write_bytes(b"Once\n" + b"\n" * 100_000_000 + b"One\n")
-    finished = world.run("batch", *TINY, "-q", "-n", 2, "in", limit=300)
-    assert len(text_of(finished).splitlines()) == 2
-    (world.place / "long").write_bytes(b"Once\n" + b"a" * 100_000_000 + b"\nOne\n")
-    finished = world.run("batch", *TINY, "-q", "-n", 2, "long", limit=300)
+    assert len(world.output(*batch, limit=300).splitlines()) == 2
+    (world.place / "in").write_bytes(b"Once\n" + b"a" * 100_000_000 + b"\nOne\n")
+    finished = world.run(*batch, limit=300)
     assert finished.returncode == 6
     records = [json.loads(line) for line in finished.stdout.splitlines()]
     codes = [record.get("error", {}).get("code") for record in records]
@@ -227,29 +241,25 @@ def test_a_hundred_megabytes_are_input_like_any_other(world, suffer):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("command", ["generate", "batch", "score", "tokenize", "next", "models"])
 def test_a_full_disk_is_told(command, world):
-    arguments = {"models": (), "generate": (*TINY, "-n3"), "batch": (*TINY, "-n3")}.get(
+    flags = {"models": (), "generate": (*TINY, "-n", 3), "batch": (*TINY, "-n", 3)}.get(
         command, TINY
     )
     with Path("/dev/full").open("wb") as full:
-        process = world.start(command, *arguments, stdout=full)
-        _, errors = process.communicate(b"Once upon a time", timeout=60)
-    lines = [line for line in errors.splitlines() if b"error" in line]
-    assert process.returncode == 5
+        finished = world.run(command, *flags, stdin=b"Once upon a time", stdout=full)
+    lines = [line for line in finished.stderr.splitlines() if b"error" in line]
+    assert finished.returncode == 5
     assert lines == [b"gpt-cli: error: cannot write to standard output: No space left on device"]
 
 
 @pytest.mark.fault(33, "a disk that fills under an output", 5, intact="every row, with --resume")
 def test_an_output_that_finds_no_room_can_be_resumed(world, suffer):
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-
     (world.place / "in").write_bytes(b"Once\n" * 12)
     job = ("batch", *TINY, "-s", 1, "-n", 5, "-q", "in", "-o", "out")
-    options = {"changes": True, "preexec_fn": small_files}
+    options = {"changes": True, "preexec_fn": limits(FSIZE=2000)}
     suffer(*job, code=5, says="File too large", do="resume the job", **options)
     assert 0 < (world.place / "out").stat().st_size <= 2000
-    assert world.run(*job, "--resume").returncode == 0
-    assert ids_of(world.place / "out") == list(range(12))
+    assert world.run_here(*job, "--resume").returncode == 0
+    assert [record["index"] for record in records_in(world.place / "out")] == list(range(12))
 
 
 @linux
@@ -291,15 +301,9 @@ def test_too_many_texts_are_known_before_they_are_computed(suffer):
 @pytest.mark.parametrize("flags", [(), ("--dtype", "int8")], ids=["float32", "int8"])
 def test_any_limit_of_address_space_is_enough_or_told(flags, world):
     world.env.pop("GPT_CLI_OPS", None)
-    codes = []
-    for mebibytes in range(50, 1601, 50):
-        arguments = ("generate", *TINY, *flags, "-n", 300, "--threads", 1, "Once")
-        finished = world.run(*arguments, preexec_fn=limit_addresses(mebibytes))
-        codes.append(finished.returncode)
-        if finished.returncode:
-            check_failure(finished, 5)
-    assert codes == sorted(codes, reverse=True), "from one limit on it is always enough"
-    assert codes[-1] == 0
+    command = ("generate", *TINY, *flags, "-n", 300, "--threads", 1, "Once")
+    *_, last = at_each_limit(world, *command)
+    assert last.stdout
 
 
 @linux
@@ -321,20 +325,18 @@ def test_input_without_end_is_told(arguments, suffer):
 
 @pytest.mark.fault(36, "--device cuda without a GPU", 5, intact="no CPU computes instead")
 @pytest.mark.skipif(gpu.problem() is None, reason="there is a GPU")
-def test_without_a_gpu_none_is_taken_instead(suffer):
+def test_without_a_gpu_none_is_taken_instead(suffer_here):
     arguments = (*generate("Once"), "--device", "cuda")
-    suffer(*arguments, code=5, says="--device cuda: ", do="is installed")
+    suffer_here(*arguments, code=5, says="--device cuda: ", do="is installed")
 
 
 @pytest.mark.fault(65, "a HOME that is missing, read-only, or not set", 0, intact="the text")
 @pytest.mark.parametrize("home", ["/nonexistent", "/proc", None])
 def test_no_home_is_needed(home, world, story):
-    del world.env["HF_HOME"]
+    del world.env["HF_HOME"], world.env["HOME"]
     world.env |= {"HOME": home} if home else {}
-    if home is None:
-        del world.env["HOME"]
-    assert text_of(world.run(*STORY)) == story
-    assert text_of(world.run("models")).startswith(b"tiny\t")
+    assert world.output(*STORY) == story
+    assert world.output("models").startswith(b"tiny\t")
 
 
 @pytest.mark.usefixtures("library")
@@ -345,15 +347,16 @@ def test_without_a_library_that_works_numpy_computes(world, model):
     damaged = world.root / "libkernels"
     damaged.write_bytes(b"of another machine\n" * 100)
     script = f"mount --bind {damaged} {native_library()}"
-    expected = text_of(world.run(*command))
-    assert text_of(world.run_in_namespace(script, *command)) == expected
+    finished = world.run_in_namespace(script, *command)
+    expected, _ = run_here(*command, GPT_CLI_OPS="native")
+    assert (finished.returncode, finished.stdout) == (0, expected)
     finished = world.run_in_namespace(script, *command, "--dtype", "int8")
     assert "native does not work here" in check_failure(finished, 5)
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory) -> bytes:
-    return text_of(World(tmp_path_factory.mktemp("story")).run(*STORY))
+def story() -> bytes:
+    return run_here(*STORY)[0]
 
 
 @pytest.mark.fault(71, "odd environment variables", 0, intact="the text")
@@ -369,8 +372,7 @@ def story(tmp_path_factory) -> bytes:
 )
 def test_odd_variables_change_nothing(variables, world, story):
     finished = world.run(*STORY, env=dict(pair.split("=") for pair in variables.split()))
-    assert text_of(finished) == story
-    assert finished.stderr == b""
+    assert (finished.stdout, finished.stderr) == (story, b"")
 
 
 @pytest.mark.fault(71, "variables of gpt-cli that mean nothing", 2, intact="nothing is begun")
@@ -394,35 +396,31 @@ def test_a_variable_that_means_nothing_is_told(variable, do, world, suffer, requ
 
 @pytest.mark.fault(72, "a limit of 12 open files and of 256 kB of stack", 0, intact="the text")
 def test_few_files_and_little_stack_are_enough(world, story):
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
-        resource.setrlimit(resource.RLIMIT_STACK, (256 << 10, 256 << 10))
-
-    assert text_of(world.run(*STORY, preexec_fn=limit)) == story
+    assert world.output(*STORY, preexec_fn=limits(NOFILE=12, STACK=256 << 10)) == story
 
 
 @pytest.mark.fault(66, "no /proc", 0, intact="the text")
 def test_no_proc_is_needed(world, story):
-    assert text_of(world.run_in_namespace("umount -l /proc", *STORY)) == story
-    command = ("bench", *TINY, "-n", 3, "--json")
-    assert json.loads(text_of(world.run_in_namespace("umount -l /proc", *command)))
+    finished = world.run_in_namespace("umount -l /proc", *STORY)
+    assert (finished.returncode, finished.stdout) == (0, story)
+    finished = world.run_in_namespace("umount -l /proc", "bench", *TINY, "-n", 3, "--json")
+    assert finished.returncode == 0
+    assert json.loads(finished.stdout)
 
 
 @pytest.mark.fault(67, "locale C, without UTF-8", 0, intact="every byte")
 def test_the_locale_does_not_matter(world):
     world.env["LC_ALL"] = "C"
     text = "Zoë 🦊".encode()
-    assert text_of(world.run(*generate("--echo", text))).startswith(text)
+    assert world.output(*generate("--echo", text)).startswith(text)
     world.env |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    assert text_of(world.run(*generate("--echo"), stdin=text)).startswith(text)
-    finished = world.run("generate", "-m", "./Zoë", "x")
-    assert check_failure(finished, 3)
+    assert world.output(*generate("--echo"), stdin=text).startswith(text)
+    assert check_failure(world.run("generate", "-m", "./Zoë", "x"), 3)
 
 
 @pytest.mark.fault(68, "a terminal of 10 columns", 0, intact="-")
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_a_narrow_terminal_is_no_obstacle():
+    commands = [
         generate("Once", "--stats"),
         ("next", *TINY, "Once upon a"),
         ("rank", *TINY, "Once", "--choices", "upon,below"),
@@ -432,77 +430,64 @@ def test_the_locale_does_not_matter(world):
         ("bench", *TINY, "-n", 3),
         ("generate", "--help"),
         ("nope",),
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_a_narrow_terminal_is_no_obstacle(arguments):
-    code, shown = run_on_terminal(*map(str, arguments), columns=10)
-    assert code == (2 if arguments[0] == "nope" else 0)
+    ]
+    lines = [[str(argument) for argument in command] for command in commands]
+    code = f"from gpt_cli.cli import app; print([app.run(line) for line in {lines}])"
+    code, shown = on_terminal([sys.executable, "-c", code], columns=10, env={})
+    assert code == 0
     assert "Traceback" not in shown
+    assert shown.endswith("[0, 0, 0, 0, 0, 0, 0, 0, 2]\r\n")
 
 
 @pytest.mark.fault(56, "tokens that drive a terminal", 0, intact="the terminal")
-def test_bytes_of_tokens_cannot_drive_a_terminal(world):
-    ids = text_of(world.run("tokenize", *TINY, stdin=b"\x1b[2J\x9b")).decode()
+def test_bytes_of_tokens_cannot_drive_a_terminal():
+    ids = run_here("tokenize", *TINY, input=b"\x1b[2J\x9b")[0].decode()
     code, shown = run_on_terminal("detokenize", *TINY, ids)
     assert code == 0
     assert "␛[2J\ufffd" in shown
-    assert text_of(world.run("detokenize", *TINY, ids)) == b"\x1b[2J\x9b"
+    assert run_here("detokenize", *TINY, ids)[0] == b"\x1b[2J\x9b"
 
 
 @pytest.mark.fault(56, "a model that writes control characters", 0, intact="the terminal")
-def test_a_model_cannot_drive_a_terminal(world):
-    arguments = ("generate", *TINY, "-n", "1", "--echo", "-m", "tiny", "\x1b[2J\x9b\x07\x7f\r")
+def test_a_model_cannot_drive_a_terminal():
+    arguments = ("generate", *TINY, "-n", "1", "--echo", "\x1b[2J\x9b\x07\x7f\r")
     code, shown = run_on_terminal(*arguments)
     assert code == 0
     assert "␛[2J\ufffd␇␡␍" in shown
     assert not {"\x1b", "\x9b", "\x07", "\x7f"} & set(shown)
-    piped = text_of(world.run(*arguments))
-    assert piped.startswith("\x1b[2J\x9b\x07\x7f\r".encode())
+    assert run_here(*arguments)[0].startswith("\x1b[2J\x9b\x07\x7f\r".encode())
 
 
 # --- signals -------------------------------------------------------------------------------------
 
-SLOWLY = ("--no-cache", "--threads", 1)  # the same text, slowly on any machine
-
-
-def moment(fault, name, number, *arguments, marks=()):
-    """Return the arguments of a test that sends a signal."""
-    intact = "standard output is a beginning of the whole"
-    mark = pytest.mark.fault(fault, name, SIGNALS[number], intact=intact)
-    return pytest.param(number, *arguments, id=name, marks=[mark, *marks])
-
-
-@pytest.fixture(scope="module")
-def long_text(tmp_path_factory) -> bytes:
-    return text_of(World(tmp_path_factory.mktemp("whole")).run(*LONG))
+BEGINNING = "standard output is a beginning of the whole"
 
 
 @pytest.mark.parametrize(
     ("number", "flags"),
     [
-        moment(46, f"{number.name} in the middle of generate {flags}", number, flags, marks=marks)
-        for number in SIGNALS
+        fault_row(46, f"{number.name} in the middle of generate {flags}", code, number, flags,
+                  intact=BEGINNING, marks=marks)
+        for number, code in SIGNALS.items()
         for flags, marks in (("", ()), ("--json", ()), ("--no-stream", [SLOW]))
     ],
-)
-def test_a_signal_leaves_the_text_so_far(number, flags, world, long_text, survive):
-    with world.start(*LONG, *SLOWLY, "--stats", *flags.split()) as process:
-        guard = threading.Timer(60, process.kill)
-        guard.start()
-        beginning = b"" if flags else process.stdout.read(10)
-        time.sleep(2 if flags else 0)  # nothing shows that it has started
-        process.send_signal(number)
-        rest, errors = process.stdout.read(), process.stderr.read()
-        guard.cancel()
-    assert process.returncode == SIGNALS[number]
+)  # fmt: skip
+def test_a_signal_leaves_the_text_so_far(number, flags, world, tiny, survive):
+    command = (*LONG, *SLOWLY, "--stats", *flags.split())
+    # Without a stream, nothing shows that the text has begun.
+    for wait in (0.5, 2, 10) if flags else (0,):
+        options = {"size": 0 if flags else 10, "until": partial(time.sleep, wait)}
+        code, out, errors = interrupt(world, number, *command, **options)
+        if out:
+            break
+    assert code == SIGNALS[number]
     assert b"finish reason interrupted" in errors
-    assert b"Traceback" not in errors
-    text = beginning + rest
-    if flags == "--json":
-        text = json.loads(text)["text"].encode()
-    assert 0 < len(text) < len(long_text)
-    assert long_text.startswith(text)
+    text = json.loads(out)["text"] if flags == "--json" else out.decode()
+    options = {"ignore_eos": True, "overflow": "shift", "seed": 1}
+    # A token has about four characters.
+    (whole,) = tiny.generate(["Once"], max_tokens=min(2000, 10 + len(text) // 2), **options)
+    assert text
+    assert whole.text.startswith(text)
     survive(1)
 
 
@@ -520,15 +505,16 @@ MOMENTS = {
 @pytest.mark.parametrize(
     ("number", "command"),
     [
-        moment(46, f"{number.name} at 25 moments of {command}", number, command)
+        fault_row(46, f"{number.name} at 25 moments of {command}", code, number, command,
+                  intact=BEGINNING)
         for command in MOMENTS
-        for number in SIGNALS
+        for number, code in SIGNALS.items()
     ],
-)
+)  # fmt: skip
 def test_a_signal_at_any_moment_is_quiet(number, command, world, survive):
-    (world.place / "in").write_bytes(b"Once upon a time there was a fox.\n" * 150)
+    (world.place / "in").write_bytes(STORY_LINE * 150)
     generates = command.startswith("generate")
-    expected = text_of(world.run(*(LONG if generates else MOMENTS[command])))
+    expected = world.output(*(LONG if generates else MOMENTS[command]))
     chance = random.Random(f"{command} {number}")
     killed = 0
     for _ in range(25):
@@ -553,73 +539,64 @@ def test_a_signal_at_any_moment_is_quiet(number, command, world, survive):
 @pytest.mark.fault(47, "a reader that leaves", 141, intact="nothing is said")
 @pytest.mark.parametrize("command", ["generate", "score --lines", "batch", "rank"])
 def test_a_reader_that_leaves_ends_it_quietly(command, world):
-    (world.place / "in").write_bytes(b"Once upon a time there was a fox.\n" * 300)
-    with world.start(*MOMENTS[command], "-q") as process:
-        guard = threading.Timer(60, process.kill)
-        guard.start()
-        assert process.stdout.read(10)
-        process.stdout.close()
-        errors = process.stderr.read()
-        guard.cancel()
-    assert process.returncode == 141
-    assert errors == b""
+    (world.place / "in").write_bytes(STORY_LINE * 300)
+    out, code = leave(world, *MOMENTS[command], "-q", size=10)
+    assert (len(out), code) == (10, 141)
 
 
 @SLOW
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(command, marks=pytest.mark.fault(
-            47, f"a reader that leaves {command} at 25 moments", 141, intact="nothing is said"
-        ))
+        fault_row(47, f"a reader that leaves {command} at 25 moments", 141, command,
+                  intact="nothing is said")
         for command in ("generate", "score --lines", "batch")
     ],
 )  # fmt: skip
 def test_a_reader_may_leave_at_any_moment(command, world, survive):
-    (world.place / "in").write_bytes(b"Once upon a time there was a fox.\n" * 150)
+    (world.place / "in").write_bytes(STORY_LINE * 150)
     chance = random.Random(command)
     left = 0
     for _ in range(25):
-        size = 1 + chance.randrange(200)
-        left += leave(world, (*MOMENTS[command], "-q"), size, chance)[1]
+        options = {"size": 1 + chance.randrange(200), "wait": chance.uniform(0, 0.5)}
+        _, code = leave(world, *MOMENTS[command], "-q", **options)
+        assert code in (0, 141)
+        left += code != 0
     survive(left)
 
 
 ROWS = 80
-JOB = ("batch", *TINY, "-s", 5, "-n", 40, "--ignore-eos", "--batch-size", 4, "in", "-o", "out")
+JOB = ("batch", *TINY, "-s", 5, "-n", 40, "--ignore-eos", "--batch-size", 4, "in", "-o")
 
 
-def ids_of(file: Path) -> list[int]:
-    return [json.loads(line)["index"] for line in file.read_bytes().splitlines()]
+def records_in(file: Path) -> list[dict[str, object]]:
+    """Return the records, which are the same in every run, without their times."""
+    return [json.loads(line) | {"timing": None} for line in file.read_bytes().splitlines()]
 
 
 @SLOW
 @each_signal(51, "at 25 moments of batch --resume", "every row, once", ENDS)
 def test_no_row_is_lost_and_none_comes_twice(number, world, survive, record_property):
     (world.place / "in").write_bytes(b"".join(b"Once, %d\n" % row for row in range(ROWS)))
-    whole = World(world.root / "whole")
-    shutil.copy(world.place / "in", whole.place / "in")
-    assert whole.run(*JOB).returncode == 0
+    world.output(*JOB, "whole")
+    expected = records_in(world.place / "whole")
+    assert len(expected) == ROWS
     chance = random.Random(number)
     killed, output = 0, world.place / "out"
     for _ in range(25):
-        with world.start(*JOB, "--resume") as process:
+        with world.start(*JOB, "out", "--resume") as process:
             time.sleep(chance.uniform(0.2, 1.6))
             process.send_signal(number)
             _, errors = process.communicate(timeout=60)
         assert b"Traceback" not in errors
         assert process.returncode in (0, -number, SIGNALS.get(number)), errors
         killed += process.returncode != 0
-        if process.returncode == 0:  # it was finished: start again
-            assert ids_of(output) == list(range(ROWS))
+        if process.returncode == 0:  # the job is done: start again
+            assert records_in(output) == expected
             output.unlink()
     survive(killed)
-    assert world.run(*JOB, "--resume", limit=120).returncode == 0
-    told = [json.loads(line) for line in output.read_bytes().splitlines()]
-    expected = [json.loads(line) for line in (whole.place / "out").read_bytes().splitlines()]
-    assert [record | {"timing": 0} for record in told] == [
-        record | {"timing": 0} for record in expected
-    ]
+    world.output(*JOB, "out", "--resume", limit=120)
+    assert records_in(output) == expected
     record_property("rows", ROWS)
 
 
@@ -628,11 +605,10 @@ def test_no_row_is_lost_and_none_comes_twice(number, world, survive, record_prop
 
 @pytest.mark.fault(37, "the model's folder is replaced while it generates", 0, intact="the text")
 def test_a_model_that_is_loaded_needs_its_folder_no_more(world):
-    folder = world.root / "model"
-    shutil.copytree(Path(__file__).parents[2] / "weights" / "tiny", folder)
-    command = ("generate", *TINY, "-s", 1, "-n", 100, "--ignore-eos", "Once")
-    expected = text_of(world.run(*command))
-    with world.start(*command, *SLOWLY, "-m", folder) as process:
+    folder = shutil.copytree(Path(__file__).parents[2] / "weights" / "tiny", world.root / "model")
+    command = ("generate", "-m", folder, "-s", 1, "-n", 100, "--ignore-eos", "Once")
+    expected, _ = run_here(*command)
+    with world.start(*command, *SLOWLY) as process:
         beginning = process.stdout.read(10)
         for file in folder.iterdir():
             file.write_bytes(b"something else")
@@ -652,7 +628,7 @@ def test_a_model_is_never_a_mixture_of_two(world):
         write_checkpoint(world.root / f"model{seed}", config, seed=seed) for seed in (1, 2)
     )
     command = ("generate", "-n", 8, "-s", 1, "Once", "-m")
-    possible = {text_of(world.run(*command, folder)) for folder in (one, other)}
+    possible = {world.output(*command, folder) for folder in (one, other)}
     assert len(possible) == 2
     shown, hidden = world.root / "shown", world.root / "hidden"
     one.rename(shown)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from targets import TARGETS
@@ -30,11 +30,11 @@ SHM = Path("/dev/shm")  # for the files of a target: writing them to a disk woul
 
 @dataclass
 class Result:
-    """The result of fuzzing one target."""
+    """The result of fuzzing one target: a row of the table, in this order."""
 
     target: str
     executions: int
-    seconds: float
+    rate: float  # a second
     corpus: int
     edges: int
     features: int
@@ -42,12 +42,8 @@ class Result:
     hangs: int
 
     def row(self) -> str:
-        """Return a row of the table."""
-        rate = self.executions / self.seconds
-        return (
-            f"| {self.target} | {self.executions:,} | {rate:,.0f} | {self.corpus} "
-            f"| {self.edges} | {self.features} | {self.crashes} | {self.hangs} |"
-        )
+        cells = [self.target, f"{self.executions:,}", f"{self.rate:,.0f}", *astuple(self)[3:]]
+        return f"| {' | '.join(map(str, cells))} |"
 
 
 HEADER = """\
@@ -79,16 +75,9 @@ def fuzz(target: str, seconds: int) -> Result:
     kinds = [path.name.partition("-")[0] for path in findings.iterdir()]
     status = re.findall(r"^#(\d+)\s.*cov: (\d+) ft: (\d+) corp: (\d+)", log, re.MULTILINE)
     executions, edges, features, corpus = map(int, status[-1]) if status else (0, 0, 0, 0)
-    return Result(
-        target,
-        executions,
-        elapsed,
-        corpus,
-        edges,
-        features,
-        crashes=sum(kind in ("crash", "oom") for kind in kinds),
-        hangs=kinds.count("timeout"),
-    )
+    crashes = sum(kind in ("crash", "oom") for kind in kinds)
+    rate, hangs = executions / elapsed, kinds.count("timeout")
+    return Result(target, executions, rate, corpus, edges, features, crashes, hangs)
 
 
 def keep(target: str) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -122,15 +123,15 @@ def _compile(source: str, options: tuple[str, ...], folder: Path) -> ctypes.CDLL
     launchers = []
     for name, parameters in re.findall(r"__global__ void (\w+)\(([^)]*)\)", source):
         kinds = [re.sub(r"\w+$", "", part.strip()) for part in parameters.split(",")]
-        given = ", ".join(f"*({kind}*)arguments[{i}]" for i, kind in enumerate(kinds))
+        values = ", ".join(f"*({kind}*)arguments[{i}]" for i, kind in enumerate(kinds))
         sizes = ", ".join(f"sizeof({kind})" for kind in kinds)
         launchers.append(
             f'extern "C" int sizes_{name}[] = {{{sizes}}};\n'
             f"static void** arguments_of_{name};\n"
-            f'extern "C" void launch_{name}(int grid, int block, void** given)\n'
-            f"{{ arguments_of_{name} = given;\n"
+            f'extern "C" void launch_{name}(int grid, int block, void** arguments)\n'
+            f"{{ arguments_of_{name} = arguments;\n"
             f"  run_blocks(grid, block, [] {{ void** arguments = arguments_of_{name};"
-            f" {name}({given}); }}); }}\n"
+            f" {name}({values}); }}); }}\n"
         )
     source = source.replace(
         "extern __shared__ float weights[];", "float* weights = (float*)dynamic_shared;"
@@ -174,62 +175,49 @@ class DeviceArray:
     def get(self) -> np.ndarray:
         return self._host.copy()
 
-    def __getitem__(self, place):
-        found = self._host[_on_host(place, index=True)]
-        if not np.may_share_memory(found, self._host):
-            found = np.asarray(found, order="C")  # like a copy by CuPy; NumPy's may be transposed
-        return _on_device(found)
+    def __getitem__(self, index):
+        part = self._host[_on_host(index, index=True)]
+        if not np.may_share_memory(part, self._host):
+            part = np.asarray(part, order="C")  # like a copy by CuPy; NumPy's may be transposed
+        return _on_device(part)
 
-    def __setitem__(self, place, value):
-        self._host[_on_host(place, index=True)] = _on_host(value)
+    def __setitem__(self, index, value):
+        self._host[_on_host(index, index=True)] = _on_host(value)
 
     def __iter__(self):
         return (_on_device(row) for row in self._host)
 
-    def __len__(self) -> int:
-        return len(self._host)
-
-    def __float__(self) -> float:
-        return float(self._host)
-
-    def __int__(self) -> int:
-        return int(self._host)
-
-    def __bool__(self) -> bool:
-        return bool(self._host)
-
 
 def _operator(name: str):
-    return lambda self, *others: _on_device(
-        getattr(self._host, name)(*(_on_host(other) for other in others))
-    )
+    return lambda self, *others: _on_device(getattr(self._host, name)(*map(_on_host, others)))
 
 
 for _name in (
     *("add", "sub", "mul", "truediv", "pow", "and", "or", "xor", "matmul", "mod", "floordiv"),
     *("radd", "rsub", "rmul", "rtruediv", "rpow", "rand", "ror", "rmatmul"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "invert", "abs"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "invert", "abs", "float", "int", "bool", "len"),
 ):
     setattr(DeviceArray, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-def _on_device(found):
+def _on_device(result):
     """Wrap arrays and scalars that a function of NumPy has returned."""
-    if isinstance(found, np.ndarray | np.generic):
-        return DeviceArray(np.asarray(found))
-    if isinstance(found, tuple) and any(isinstance(part, np.ndarray) for part in found):
-        return tuple(map(_on_device, found))
-    return found
+    if isinstance(result, np.ndarray | np.generic):
+        return DeviceArray(np.asarray(result))
+    if isinstance(result, tuple) and any(isinstance(part, np.ndarray) for part in result):
+        return tuple(map(_on_device, result))
+    return result
 
 
-def _on_host(given, *, index: bool = False):
-    if isinstance(given, DeviceArray):
-        return given._host
-    if isinstance(given, tuple | list):
-        return type(given)(_on_host(part, index=index) for part in given)
-    if isinstance(given, np.ndarray) and not index:
+def _on_host(value, *, index: bool = False):
+    """Unwrap arrays; refuse those of NumPy, except as an index."""
+    if isinstance(value, DeviceArray):
+        return value._host
+    if isinstance(value, tuple | list):
+        return type(value)(_on_host(part, index=index) for part in value)
+    if isinstance(value, np.ndarray) and not index:
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
-    return given
+    return value
 
 
 def _wrapped(function):
@@ -240,8 +228,8 @@ def _wrapped(function):
     return call
 
 
-def _asarray(given, *args, **kwargs):
-    host = given._host if isinstance(given, DeviceArray) else np.array(given)
+def _asarray(value, *args, **kwargs):
+    host = value._host if isinstance(value, DeviceArray) else np.array(value)
     return DeviceArray(np.asarray(host, *args, **kwargs))
 
 
@@ -260,46 +248,43 @@ class _Module(ModuleType):
         return _wrapped(found) if callable(found) and not isinstance(found, type) else found
 
 
-def _argument(given):
-    if isinstance(given, DeviceArray):
-        assert given._host.flags.c_contiguous or given._host.strides[-1] == given._host.itemsize
-        return ctypes.c_void_p(given._host.ctypes.data)
-    return np.ctypeslib.as_ctypes_type(np.dtype(type(given)))(given)
+def _argument(value):
+    if isinstance(value, DeviceArray):
+        assert value._host.flags.c_contiguous or value._host.strides[-1] == value._host.itemsize
+        return ctypes.c_void_p(value._host.ctypes.data)
+    return np.ctypeslib.as_ctypes_type(np.dtype(type(value)))(value)
 
 
-def _raw_module(folder: Path):
-    class RawModule:
-        def __init__(self, code: str, options: tuple[str, ...] = ()):
-            self._library = _compile(code, options, folder)
+class RawModule:
+    def __init__(self, folder: Path, code: str, options: tuple[str, ...] = ()):
+        self._library = _compile(code, options, folder)
 
-        def get_function(self, name: str):
-            def launch(grid, block, given, shared_mem=0):
-                (blocks,), (threads,) = grid, block
-                assert shared_mem <= 48 * 1024 - 256
-                assert blocks > 0
-                values = [_argument(x) for x in given]
-                sizes = (ctypes.c_int * len(values)).in_dll(self._library, f"sizes_{name}")
-                assert list(sizes) == [ctypes.sizeof(value) for value in values]
-                pointers = (ctypes.c_void_p * len(values))(
-                    *(ctypes.addressof(value) for value in values)
-                )
-                self._library[f"launch_{name}"](blocks, threads, pointers)
+    def get_function(self, name: str):
+        def launch(grid, block, arguments, shared_mem=0):
+            (blocks,), (threads,) = grid, block
+            assert shared_mem <= 48 * 1024 - 256
+            assert blocks > 0
+            values = list(map(_argument, arguments))
+            sizes = (ctypes.c_int * len(values)).in_dll(self._library, f"sizes_{name}")
+            assert list(sizes) == list(map(ctypes.sizeof, values))
+            pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+            self._library[f"launch_{name}"](blocks, threads, pointers)
 
-            return launch
-
-    return RawModule
+        return launch
 
 
 _KINDS = {0: np.float32, 2: np.float16}  # CUDA_R_32F, CUDA_R_16F
 
 
-def _matrix(address: int, kind: int, rows: int, columns: int, ld: int) -> np.ndarray:
-    """Return the transpose of a column-major matrix with leading dimension `ld`."""
-    count = (columns - 1) * ld + rows
-    size = np.dtype(_KINDS[kind]).itemsize * count
-    numbers = np.frombuffer((ctypes.c_char * size).from_address(address), _KINDS[kind])
-    item = numbers.itemsize
-    return np.lib.stride_tricks.as_strided(numbers, (columns, rows), (ld * item, item))
+def _matrix(array: int, start: int, kind: int, rows: int, columns: int, ld: int) -> np.ndarray:
+    """Return the transpose of a column-major matrix, whose leading dimension is `ld`.
+
+    It starts at this number of the array at an address.
+    """
+    item = np.dtype(_KINDS[kind]).itemsize
+    size = item * ((columns - 1) * ld + rows)
+    buffer = (ctypes.c_char * size).from_address(array + start * item)
+    return np.ndarray((columns, rows), _KINDS[kind], buffer, strides=(ld * item, item))
 
 
 def _gemm_strided_batched_ex(
@@ -309,53 +294,40 @@ def _gemm_strided_batched_ex(
     """Emulate the product of cuBLAS, for the arguments that are used here."""
     assert (transb, compute) == (0, 68)
     assert [ctypes.c_float.from_address(factor).value for factor in (alpha, beta)] == [1, 0]
-    sizes = [np.dtype(_KINDS[kind]).itemsize for kind in (a_kind, b_kind, c_kind)]
     for i in range(count):
-        at, bt, ct = (
-            start + i * step * size
-            for start, step, size in zip((a, b, c), (a_step, b_step, c_step), sizes, strict=True)
-        )
-        left = _matrix(at, a_kind, *((k, m) if transa else (m, k)), lda)  # transposed
+        left = _matrix(a, i * a_step, a_kind, *((k, m) if transa else (m, k)), lda)  # transposed
         left = left.T if transa else left
-        right = _matrix(bt, b_kind, k, n, ldb)
-        result = _matrix(ct, c_kind, m, n, ldc)
+        right = _matrix(b, i * b_step, b_kind, k, n, ldb)
+        result = _matrix(c, i * c_step, c_kind, m, n, ldc)
         result[...] = right.astype(np.float32) @ left.astype(np.float32)
 
 
-def modules(folder: Path) -> dict[str, ModuleType]:
-    """Return modules for sys.modules; kernels are compiled in the folder."""
-    cupy, cupyx = _Module("cupy"), ModuleType("cupyx")
-    cuda, device = ModuleType("cupy.cuda"), ModuleType("cupy.cuda.device")
-    runtime, cublas = ModuleType("cupy.cuda.runtime"), ModuleType("cublas")
+def modules(folder: Path) -> dict[str, object]:
+    """Return what to put into sys.modules; kernels are compiled in the folder."""
+    cupy = _Module("cupy")
     cupy.__spec__ = ModuleSpec("cupy", None)
-    cupy.asarray = _asarray
-    cupy.empty = _empty
-    cupy.asnumpy = lambda array: array.get()
+    cupy.asarray, cupy.empty, cupy.asnumpy = _asarray, _empty, DeviceArray.get
     cupy.ndarray = DeviceArray
-    cupy.RawModule = _raw_module(folder)
+    cupy.RawModule = partial(RawModule, folder)
     cupy.get_default_memory_pool = lambda: SimpleNamespace(free_bytes=lambda: 0)
-    cupy.cuda, cuda.device, cuda.runtime = cuda, device, runtime
-    cuda.get_current_stream = lambda: SimpleNamespace(synchronize=lambda: None)
-    device.get_cublas_handle = lambda: 1
-    runtime.CUDA_R_32F, runtime.CUDA_R_16F = 0, 2
-    runtime.memGetInfo = lambda: (1 << 33, 1 << 34)
-    cupyx.empty_pinned = np.empty
-    cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_T = 0, 1
-    cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT = 68, -1
-    cublas.gemmStridedBatchedEx = _gemm_strided_batched_ex
-    backends, inner, libs = (
-        ModuleType(name) for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.libs")
+    cupy.cuda = SimpleNamespace(
+        device=SimpleNamespace(get_cublas_handle=lambda: 1),
+        runtime=SimpleNamespace(CUDA_R_32F=0, CUDA_R_16F=2, memGetInfo=lambda: (1 << 33, 1 << 34)),
+        get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None),
     )
-    backends.cuda, inner.libs, libs.cublas = inner, libs, cublas
+    cublas = SimpleNamespace(
+        CUBLAS_OP_N=0,
+        CUBLAS_OP_T=1,
+        CUBLAS_COMPUTE_32F=68,
+        CUBLAS_GEMM_DEFAULT=-1,
+        gemmStridedBatchedEx=_gemm_strided_batched_ex,
+    )
     return {
         "cupy": cupy,
-        "cupyx": cupyx,
-        "cupy.cuda": cuda,
-        "cupy.cuda.runtime": runtime,
-        "cupy_backends": backends,
-        "cupy_backends.cuda": inner,
-        "cupy_backends.cuda.libs": libs,
-        "cupy_backends.cuda.libs.cublas": cublas,
+        "cupyx": SimpleNamespace(empty_pinned=np.empty),
+        "cupy.cuda": cupy.cuda,
+        "cupy.cuda.runtime": cupy.cuda.runtime,
+        "cupy_backends.cuda.libs": SimpleNamespace(cublas=cublas),
     }
 
 

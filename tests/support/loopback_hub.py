@@ -22,24 +22,10 @@ import pytest
 
 LFS = (".safetensors", ".bin")
 
-# Faults that are an answer: the status and the Hub's X-Error-Code.
-STATUS_FAULTS = {
-    "401": (401, None),
-    "401-token": (401, None),  # with the Hub's message for a bad token
-    "403": (403, None),
-    "403-gated": (403, "GatedRepo"),
-    "404-bare": (404, None),
-    "404-entry": (404, "EntryNotFound"),
-    "404-repo": (404, "RepoNotFound"),
-    "404-revision": (404, "RevisionNotFound"),
-    "416": (416, None),
-    "418": (418, None),
-    "429": (429, None),
-    "429-wait": (429, None),  # with a Retry-After of a day
-    "500": (500, None),
-    "503": (503, None),
-}
-# Other faults:
+# Faults:
+#   STATUS      an answer with this status, such as 503; "403-gated" also has an X-Error-Code
+#   401-token   with the Hub's message for a bad token
+#   429-wait    with a Retry-After of a day
 #   stall       accept the request and send nothing
 #   drop        close the connection without an answer
 #   html        a web page, as from a captive portal
@@ -50,6 +36,12 @@ STATUS_FAULTS = {
 #   too-short   a body without its last byte; too-long: with one more; both with their own length
 #   trickle     a body in 20 pieces, with pauses
 #   416-resume  close the connection after half of the body, and refuse to resume
+ERROR_CODES = {
+    "403-gated": "GatedRepo",
+    "404-entry": "EntryNotFound",
+    "404-repo": "RepoNotFound",
+    "404-revision": "RevisionNotFound",
+}
 CUT = ("drop-half", "stall-half", "416-resume", "trickle")
 
 
@@ -125,11 +117,9 @@ class LoopbackHub:
     def fetched(self) -> list[str]:
         """Return the names of the files whose content was sent."""
         paths = [request.path for request in self.requests if request.method == "GET"]
-        return [path.rsplit("/", 1)[1] for path in paths if path.startswith("/cdn/")] + [
-            path.rsplit("/", 1)[1]
-            for path in paths
-            if "/resolve/" in path and not path.endswith(LFS)
-        ]
+        large = [path for path in paths if path.startswith("/cdn/")]
+        small = [path for path in paths if "/resolve/" in path and not path.endswith(LFS)]
+        return [path.rsplit("/", 1)[1] for path in large + small]
 
     def _take(self, request: Request) -> str:
         """Record the request; return the fault to inject, or ""."""
@@ -157,9 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
             hub._closing.wait()
         if self.fault in ("stall", "drop"):
             self.close_connection = True
-        elif self.fault in STATUS_FAULTS:
-            message = "Invalid credentials in Authorization header"
-            self.error(*STATUS_FAULTS[self.fault], message if self.fault == "401-token" else None)
+        elif self.fault[:3].isdigit() and self.fault not in CUT:
+            self.error(int(self.fault[:3]), ERROR_CODES.get(self.fault))
         elif self.fault == "html":
             self.answer(200, b"<html>Please log in</html>", {"Content-Type": "text/html"})
         elif url.path.startswith("/api/models/"):
@@ -171,8 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
             revision, _, name = rest.partition("/")
             self.resolve(repo, unquote(revision), unquote(name))
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
+    do_HEAD = do_GET  # noqa: N815
 
     def model_info(self, path: str, query: dict[str, list[str]]) -> None:
         hub: LoopbackHub = self.server.hub
@@ -217,6 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer(302, b"", headers)
 
     def known(self, repo: str, revision: str) -> bool:
+        """Return whether there is this revision; if not, answer that."""
         hub: LoopbackHub = self.server.hub
         if not (hub.root / repo).is_dir():
             self.error(404, "RepoNotFound")
@@ -236,28 +225,32 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[:-1] + bytes([body[-1] ^ 1])
         body = body[start:]
         body = {"too-short": body[:-1], "too-long": body + b"\0"}.get(self.fault, body)
-        half = len(body) // 2
         if self.command == "HEAD" or self.fault not in CUT:
             self.answer(status, body, headers)
         elif self.fault == "trickle":
             self.answer(status, body, headers, send=0)
-            for start in range(0, len(body), len(body) // 20 + 1):
-                self.wfile.write(body[start : start + len(body) // 20 + 1])
+            step = len(body) // 20 + 1
+            for start in range(0, len(body), step):
+                self.wfile.write(body[start : start + step])
                 self.wfile.flush()
                 time.sleep(0.05)
         elif self.fault == "416-resume" and range_:
             self.error(416, None)
         else:
-            self.answer(status, body, headers, send=half)
+            self.answer(status, body, headers, send=len(body) // 2)
             if self.fault == "stall-half":
                 self.wfile.flush()
                 hub.half_sent.set()
                 hub._closing.wait()
             self.close_connection = True
 
-    def error(self, status: int, code: str | None, message: str | None = None) -> None:
-        wait = "86400" if self.fault == "429-wait" else None
-        headers = {"X-Error-Code": code, "X-Error-Message": message, "Retry-After": wait}
+    def error(self, status: int, code: str | None) -> None:
+        headers = {
+            "X-Error-Code": code,
+            "X-Error-Message": self.fault == "401-token"
+            and "Invalid credentials in Authorization header",
+            "Retry-After": self.fault == "429-wait" and "86400",
+        }
         body = b'{"error": "two\\nlines"}'
         self.answer(status, body, {name: value for name, value in headers.items() if value})
 

@@ -1,88 +1,130 @@
-"""Processes that get a signal or have little memory."""
+"""Processes that get a signal, lose their reader, or have few resources."""
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
+
+from support.world import LIMIT, World, check_failure, fault_row
 
 resource = pytest.importorskip("resource")  # not on Windows
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps these limits")
 
 TINY = ("-m", "tiny")
-
-MEBIBYTE = 1 << 20
-
-
-def text_of(finished: "subprocess.CompletedProcess[bytes]") -> bytes:
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
-def drip(process: "subprocess.Popen[bytes]", data: bytes) -> bytes:
-    """Send a process its input a byte at a time; return its output."""
-    guard = threading.Timer(60, process.kill)
-    guard.start()
-
-    def feed() -> None:
-        for place in range(len(data)):
-            process.stdin.write(data[place : place + 1])
-            process.stdin.flush()
-        process.stdin.close()
-
-    with process:
-        feeder = threading.Thread(target=feed)
-        feeder.start()
-        out = process.stdout.read()
-        feeder.join()
-    guard.cancel()
-    return out
-
-
-def limit_addresses(mebibytes: int) -> Callable[[], None]:
-    size = mebibytes * MEBIBYTE
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
-
 LONG = ("generate", *TINY, "-s", 1, "-n", 2000, "--ignore-eos", "--overflow", "shift", "Once")
+SLOWLY = ("--no-cache", "--threads", 1)  # the same text, slowly on any machine
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
-
 ENDS = {signal.SIGKILL: -9, **SIGNALS}
 
 
-def each_signal(fault, moment, intact, ends=SIGNALS):
-    """Run a test with each of these signals as its `number`."""
+def limits(**amounts: int) -> Callable[[], None]:
+    """Return a `preexec_fn` that sets limits, such as `NOFILE=12`."""
+
+    def limit() -> None:
+        for name, amount in amounts.items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (amount, amount))
+
+    return limit
+
+
+def limit_addresses(mebibytes: int) -> Callable[[], None]:
+    return limits(AS=mebibytes << 20)
+
+
+def at_each_limit(
+    world: World, *arguments: object
+) -> "Iterator[subprocess.CompletedProcess[bytes]]":
+    """Run a command with ever more address space: it fails as it should until it has enough."""
+    codes = []
+    for mebibytes in range(50, 1601, 50):
+        finished = world.run(*arguments, preexec_fn=limit_addresses(mebibytes))
+        codes.append(finished.returncode)
+        if finished.returncode:
+            check_failure(finished, 5)
+        yield finished
+    assert codes == sorted(codes, reverse=True), "from one limit on it is always enough"
+    assert codes[-1] == 0
+
+
+def each_signal(number, moment, intact, ends=SIGNALS):
+    """Run a test with each of these signals."""
     params = [
-        pytest.param(
-            number,
-            id=number.name,
-            marks=pytest.mark.fault(fault, f"{number.name} {moment}", code, intact=intact),
-        )
-        for number, code in ends.items()
+        fault_row(number, f"{end.name} {moment}", code, end, intact=intact)
+        for end, code in ends.items()
     ]
     return pytest.mark.parametrize("number", params)
 
 
-def leave(world, arguments, size, chance):
-    """Read the first bytes of a command's output, and close it at some moment.
-
-    Returns:
-        The bytes, and whether the command has noticed.
-    """
-    with world.start(*arguments) as process:
-        guard = threading.Timer(60, process.kill)
-        guard.start()
-        out = os.read(process.stdout.fileno(), size)
-        time.sleep(chance.uniform(0, 0.5))
-        process.stdout.close()
-        errors = process.stderr.read()
+@contextmanager
+def started(
+    world: World, *arguments: object, **options: object
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start a command, and kill it if it takes too long."""
+    process = world.start(*arguments, **options)
+    guard = threading.Timer(LIMIT, process.kill)
+    guard.start()
+    try:
+        with process:
+            yield process
+    finally:
         guard.cancel()
-    assert process.returncode in (0, 141)
-    assert errors == b""
-    return out, process.returncode == 141
+
+
+def drip(world: World, *arguments: object, stdin: bytes) -> bytes:
+    """Send a command its input a byte at a time; return its output."""
+
+    def feed() -> None:
+        with process.stdin:
+            for byte in stdin:
+                process.stdin.write(bytes([byte]))
+
+    with started(world, *arguments, bufsize=0) as process:
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        out = process.stdout.read()
+        feeder.join()
+    return out
+
+
+def leave(
+    world: World, *arguments: object, size: int, wait: float = 0, **options: object
+) -> tuple[bytes, int]:
+    """Read the first bytes of a command's output and close it after a while.
+
+    The command must not say anything. Return the bytes and its exit code.
+    """
+    with started(world, *arguments, **options) as process:
+        out = process.stdout.read(size)
+        time.sleep(wait)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    return out, process.returncode
+
+
+def interrupt(
+    world: World,
+    number: signal.Signals,
+    *arguments: object,
+    size: int = 0,
+    until: Callable[[], object] = lambda: None,
+    **options: object,
+) -> tuple[int, bytes, bytes]:
+    """Send a signal to a command after its first bytes of output, and after `until` has returned.
+
+    Return its exit code, and all that is on its standard output and error.
+    """
+    with started(world, *arguments, **options) as process:
+        out = process.stdout.read(size)
+        until()
+        process.send_signal(number)
+        out += process.stdout.read()
+        errors = process.stderr.read()
+    assert b"Traceback" not in errors
+    return process.returncode, out, errors
