@@ -9,7 +9,7 @@ endif
 
 # The library is compiled from these if there is a C compiler ($CC, else cc).
 NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
-# One line on standard error.
+# Print one line on standard error.
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
@@ -25,7 +25,7 @@ test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(COMPUTED_BY)
 	$(BIN)/python -m pytest --numprocesses 2
 
-faults: $(VENV)/.dev  ## every fault with a table of what became of them, and every other test that takes long
+faults: $(VENV)/.dev  ## every fault, with a table of the results, and all other slow tests
 	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md
 
 MINUTES ?= 30
@@ -33,7 +33,7 @@ soak: $(VENV)/.dev  ## mixed commands in one process: memory, files and threads 
 	$(BIN)/python tests/faults/soak.py $(MINUTES) --save tests/faults/SOAK.md
 
 REQUESTS ?= 10000
-soak-serve: $(VENV)/.dev  ## mixed requests to one server: the engine's answers, and flat memory, files and threads
+soak-serve: $(VENV)/.dev  ## mixed requests to one server: the answers must be the engine's, and memory, files and threads flat
 	$(BIN)/python tests/faults/serve_soak.py $(REQUESTS) --save tests/faults/SOAK_SERVE.md
 
 MEGABYTES ?= 300
@@ -48,7 +48,7 @@ test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` and `gpt-c
 
 # Ray's clusters would send a report of their use to its makers.
 test-ray: export RAY_USAGE_STATS_ENABLED = 0
-test-ray: $(VENV)/.ray  ## what Ray computes on a cluster of nodes on this machine, and the lines of docs/cluster.md
+test-ray: $(VENV)/.ray  ## --engine ray and gpt_cli.ray on a cluster of nodes on this machine, and the lines of docs/cluster.md
 	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py -k "ray or cluster"
 
 test-s3: $(VENV)/.s3  ## files at s3://, from a server on this machine
@@ -57,8 +57,8 @@ test-s3: $(VENV)/.s3  ## files at s3://, from a server on this machine
 test-eval: $(VENV)/.eval  ## lm-evaluation-harness with the model gpt-cli, and the lines of docs/evaluate.md
 	$(BIN)/python -m pytest tests/test_lm_eval.py tests/test_docs.py -k "lm_eval or evaluate"
 
-test-serve: $(VENV)/.clients  ## `gpt-cli serve` with the clients openai, llm, curl and lm-evaluation-harness
-	$(BIN)/python -m pytest tests/serve/test_clients.py
+test-serve: $(VENV)/.clients  ## `gpt-cli serve` with the clients openai, llm, curl and lm-evaluation-harness, and the lines of docs/serve.md
+	$(BIN)/python -m pytest tests/serve/test_clients.py tests/test_docs.py -k "test_clients or serve.md"
 
 sanitize: $(VENV)/.dev  ## the C code under the sanitizers of GCC (Linux)
 	$(BIN)/python -m tools.sanitize
@@ -90,14 +90,14 @@ pictures: $(VENV)/.dev  ## the pictures in docs/
 	$(BIN)/python tools/record.py
 
 SECONDS ?= 60
-fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 if any goes wrong
+fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 after a finding
 	$(BIN)/python tests/fuzz/run.py $(SECONDS)
 
 mutants: export OPENBLAS_NUM_THREADS = 1
 mutants: $(VENV)/.mutants  ## break each detail of MODULE, or of all in tools/mutants.py, and list what no test notices
 	$(BIN)/python -m tools.mutants $(MODULE)
 
-# A clean environment with nothing on its PATH takes the wheel and computes, outside of this folder.
+# The wheel computes in a clean environment with an empty PATH, outside of this folder.
 CLEAN := build/wheel
 CLEAN_BIN := $(subst $(VENV),$(CLEAN),$(BIN))
 wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
