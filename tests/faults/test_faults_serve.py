@@ -228,7 +228,7 @@ def test_a_socket_that_cannot_be_made_is_told(path, suffer):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 @fault(75, "an open address without a key", 2, "nothing is begun")
 def test_an_open_address_needs_a_key(host, suffer):
-    suffer(*TINY, "--host", host, code=2, says="api_key", do="allow_anyone")
+    suffer(*TINY, "--host", host, code=2, says="set a key by GPT_CLI_API_KEY", do="allow anyone")
 
 
 @pytest.mark.parametrize(
