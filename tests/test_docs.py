@@ -168,9 +168,9 @@ def test_every_line_prints_what_is_shown(page, forking, tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     steps = [step for step in steps_of(page) if step.is_run()]
-    for what, found in NEEDS.items():
-        if not found and any(what in step.line for step in steps):
-            pytest.skip(f"needs what {what} needs")
+    for part, available in NEEDS.items():
+        if not available and any(part in step.line for step in steps):
+            pytest.skip(f"needs what {part} needs")
     script = tmp_path / "script"
     script.write_text("".join(step.script() for step in steps), encoding="utf-8")
     monkeypatch.delenv("GPT_CLI_MODEL", raising=False)

@@ -33,6 +33,7 @@ server.sendall(marshal.dumps((sys.argv[2:], dict(os.environ), os.getcwd())))
 server.shutdown(socket.SHUT_WR)
 os._exit(server.recv(1)[0])
 """
+# What commands import. If a name does not exist here, each fork imports what it needs.
 MODULES = [
     "gpt_cli.loading",
     "gpt_cli.jobs",
