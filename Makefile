@@ -13,7 +13,7 @@ NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures wheel clean
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures wheel clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -37,7 +37,7 @@ soak-serve: $(VENV)/.dev  ## mixed requests to one server: the answers must be t
 	$(BIN)/python tests/faults/serve_soak.py $(REQUESTS) --save tests/faults/SOAK_SERVE.md
 
 MEGABYTES ?= 300
-round-trips: $(VENV)/.dev  ## compress and decompress random and hostile files, of this many megabytes
+round-trips: $(VENV)/.dev  ## compress and decompress MEGABYTES of random and hostile files
 	$(BIN)/python tests/faults/round_trips.py $(MEGABYTES) --save tests/faults/ROUND_TRIPS.md
 
 test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; install the extra cuda12 or cuda13 first
@@ -72,7 +72,7 @@ check: $(VENV)/.dev  ## formatting, lint, types, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev  ## format the code, and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -108,8 +108,11 @@ wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
 	cd / && PATH= GPT_CLI_OPS=native "$(CURDIR)/$(CLEAN_BIN)/gpt-cli" generate --model tiny -n 20 "Once upon a time" && echo
 	ls -l dist/*.whl
 
-clean:
+clean:  ## remove the environments and the compiled library
 	rm -rf $(VENV) $(CLEAN) gpt_cli/ops/native/libkernels.*
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1: /p' Makefile
 
 $(VENV)/.demo: pyproject.toml $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed" if sys.version_info < (3, 11) else 0)'
