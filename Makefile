@@ -9,11 +9,11 @@ endif
 
 # The library is compiled from these if there is a C compiler ($CC, else cc).
 NATIVE := hatch_build.py $(wildcard gpt_cli/ops/native/*.[ch])
-# One line on standard error.
+# Print one line on standard error.
 COMPUTED_BY = @$(BIN)/python -c 'from gpt_cli.ops import get_ops; ops = get_ops("cpu", "float32"); \
   print("computed by", "native " + ops.level if ops.name == "native" else "NumPy: see `gpt-cli doctor`")' >&2
 
-.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures wheel clean
+.PHONY: demo test faults soak soak-serve round-trips fuzz mutants test-gpu test-browser test-ray test-s3 test-eval test-serve sanitize test-arm check format bench pictures wheel clean help
 
 demo: $(VENV)/.demo  ## stream a story from the bundled model
 	$(COMPUTED_BY)
@@ -25,7 +25,7 @@ test: $(VENV)/.dev  ## run the tests: no network, no GPU, no PyTorch
 	$(COMPUTED_BY)
 	$(BIN)/python -m pytest --numprocesses 2
 
-faults: $(VENV)/.dev  ## every fault with a table of what became of them, and every other test that takes long
+faults: $(VENV)/.dev  ## every fault, with a table of the results, and all other slow tests
 	$(BIN)/python -m pytest tests/faults tests -m "(fault or slow) and not gpu" --hypothesis-profile thorough --numprocesses 2 --table tests/faults/RESULTS.md
 
 MINUTES ?= 30
@@ -33,11 +33,11 @@ soak: $(VENV)/.dev  ## mixed commands in one process: memory, files and threads 
 	$(BIN)/python tests/faults/soak.py $(MINUTES) --save tests/faults/SOAK.md
 
 REQUESTS ?= 10000
-soak-serve: $(VENV)/.dev  ## mixed requests to one server: the engine's answers, and flat memory, files and threads
+soak-serve: $(VENV)/.dev  ## mixed requests to one server: the answers must be the engine's, and memory, files and threads flat
 	$(BIN)/python tests/faults/serve_soak.py $(REQUESTS) --save tests/faults/SOAK_SERVE.md
 
 MEGABYTES ?= 300
-round-trips: $(VENV)/.dev  ## compress and decompress random and hostile files, of this many megabytes
+round-trips: $(VENV)/.dev  ## compress and decompress MEGABYTES of random and hostile files
 	$(BIN)/python tests/faults/round_trips.py $(MEGABYTES) --save tests/faults/ROUND_TRIPS.md
 
 test-gpu: $(VENV)/.dev  ## the tests that need an NVIDIA GPU, and nothing else; install the extra cuda12 or cuda13 first
@@ -48,7 +48,7 @@ test-browser: $(VENV)/.browser  ## the pages of `gpt-cli show --html` and `gpt-c
 
 # Ray's clusters would send a report of their use to its makers.
 test-ray: export RAY_USAGE_STATS_ENABLED = 0
-test-ray: $(VENV)/.ray  ## what Ray computes on a cluster of nodes on this machine, and the lines of docs/cluster.md
+test-ray: $(VENV)/.ray  ## --engine ray and gpt_cli.ray on a cluster of nodes on this machine, and the lines of docs/cluster.md
 	$(BIN)/python -m pytest tests/test_ray.py tests/test_docs.py -k "ray or cluster"
 
 test-s3: $(VENV)/.s3  ## files at s3://, from a server on this machine
@@ -57,8 +57,8 @@ test-s3: $(VENV)/.s3  ## files at s3://, from a server on this machine
 test-eval: $(VENV)/.eval  ## lm-evaluation-harness with the model gpt-cli, and the lines of docs/evaluate.md
 	$(BIN)/python -m pytest tests/test_lm_eval.py tests/test_docs.py -k "lm_eval or evaluate"
 
-test-serve: $(VENV)/.clients  ## `gpt-cli serve` with the clients openai, llm, curl and lm-evaluation-harness
-	$(BIN)/python -m pytest tests/serve/test_clients.py
+test-serve: $(VENV)/.clients  ## `gpt-cli serve` with the clients openai, llm, curl and lm-evaluation-harness, and the lines of docs/serve.md
+	$(BIN)/python -m pytest tests/serve/test_clients.py tests/test_docs.py -k "test_clients or serve.md"
 
 sanitize: $(VENV)/.dev  ## the C code under the sanitizers of GCC (Linux)
 	$(BIN)/python -m tools.sanitize
@@ -72,7 +72,7 @@ check: $(VENV)/.dev  ## formatting, lint, types, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev  ## format the code, and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -90,14 +90,14 @@ pictures: $(VENV)/.dev  ## the pictures in docs/
 	$(BIN)/python tools/record.py
 
 SECONDS ?= 60
-fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 if any goes wrong
+fuzz: $(VENV)/.fuzz  ## SECONDS of damaged files and odd texts, two processes at a time; exit code 1 after a finding
 	$(BIN)/python tests/fuzz/run.py $(SECONDS)
 
 mutants: export OPENBLAS_NUM_THREADS = 1
 mutants: $(VENV)/.mutants  ## break each detail of MODULE, or of all in tools/mutants.py, and list what no test notices
 	$(BIN)/python -m tools.mutants $(MODULE)
 
-# A clean environment with nothing on its PATH takes the wheel and computes, outside of this folder.
+# The wheel computes in a clean environment with an empty PATH, outside of this folder.
 CLEAN := build/wheel
 CLEAN_BIN := $(subst $(VENV),$(CLEAN),$(BIN))
 wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
@@ -108,8 +108,11 @@ wheel: $(VENV)/.demo  ## the wheel for this platform, in dist/
 	cd / && PATH= GPT_CLI_OPS=native "$(CURDIR)/$(CLEAN_BIN)/gpt-cli" generate --model tiny -n 20 "Once upon a time" && echo
 	ls -l dist/*.whl
 
-clean:
+clean:  ## remove the environments and the compiled library
 	rm -rf $(VENV) $(CLEAN) gpt_cli/ops/native/libkernels.*
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1: /p' Makefile
 
 $(VENV)/.demo: pyproject.toml $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed" if sys.version_info < (3, 11) else 0)'

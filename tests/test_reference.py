@@ -41,8 +41,8 @@ def names_of(section: str) -> set[str]:
 
 def test_environment_variables():
     sources = [*ROOT.glob("gpt_cli/**/*.py"), ROOT / "hatch_build.py"]
-    found = VARIABLE.findall("\n".join(path.read_text("utf-8") for path in sources))
-    variables = {name for names in found for name in names if name}
+    matches = VARIABLE.findall("\n".join(path.read_text("utf-8") for path in sources))
+    variables = {name for names in matches for name in names if name}
     assert names_of("Environment variables") - OF_LIBRARIES == variables
 
 

@@ -70,7 +70,7 @@ class Settings(Declared):
         super().__post_init__()
         if self.api_key or self.allow_anyone:
             return
-        cure = "set api_key (or GPT_CLI_API_KEY), or allow_anyone"
+        cure = "set a key by GPT_CLI_API_KEY, or allow anyone"
         if self.unix_socket is None and not _is_loopback(self.host):
             reason = "other machines may reach this address"
             raise OptionError("host", f"{self.host}: {reason}; {cure}")

@@ -239,7 +239,8 @@ def test_a_socket_that_cannot_be_made_is_told(path, suffer_here):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 @fault(75, "an open address without a key", 2, "nothing is begun")
 def test_an_open_address_needs_a_key(host, suffer_here):
-    suffer_here(*TINY, "--host", host, code=2, says="api_key", do="allow_anyone")
+    says, do = "set a key by GPT_CLI_API_KEY", "allow anyone"
+    suffer_here(*TINY, "--host", host, code=2, says=says, do=do)
 
 
 @faults(
