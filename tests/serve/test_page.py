@@ -79,6 +79,10 @@ class Handler(BaseHTTPRequestHandler):
             ids = list(range(len(body["prompt"].split())))
             self.reply(200, {"tokens": ids, "count": len(ids), "max_model_len": 64})
             return
+        if not body.get("stream"):
+            words = self.server.scripted[0][0] if self.server.scripted else WORDS[:1]
+            self.reply(200, {"choices": [{"text": words[0], "logprobs": logprobs(words)}]})
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
@@ -319,7 +323,8 @@ def test_one_continuation_is_written_into_the_text(look, server):
     assert value(tab) == "Once" + joined(3, 0, 3)
     assert not tab.locator("#editor").is_editable()  # the server writes
     server.gate.set()
-    wait(status(tab), "Done.")
+    touched = tab.evaluate("navigator.maxTouchPoints")
+    wait(status(tab), re.compile("Done. Tap a word of the model" if touched else "^Done.$"))
     assert value(tab) == "Once" + joined(3, 0, 9)
     tab.locator("#editor").press("End")
     tab.keyboard.type(" mine")
@@ -419,6 +424,22 @@ def test_a_token_shows_its_alternatives_and_another_makes_a_branch(look, server)
     assert tab.locator("#place").inner_text() == "2 of 2"
     tab.keyboard.press("Alt+ArrowLeft")
     assert value(tab) == "Once" + "".join(tokens)
+
+
+@browser_only
+@once
+def test_the_keyboard_offers_next_tokens_at_the_end(look, server):
+    tab = look()
+    server.scripted = [[[" fox"]]]
+    tab.locator("#editor").fill("The old")
+    tab.keyboard.press("Alt+Enter")
+    wait(tab.locator("#token h2"), "Next tokens")
+    assert server.asked[-1][1] == {
+        "prompt": "The old", "max_tokens": 1, "temperature": 0, "logprobs": 10
+    }  # fmt: skip
+    tab.locator(".bars button", has_text="fox").click()
+    assert value(tab) == "The old fox"
+    assert tab.evaluate("document.activeElement.id") == "editor"
 
 
 @browser_only
@@ -562,16 +583,30 @@ def test_a_key_is_asked_for_only_if_the_server_wants_one(look, server):
     assert not look().locator("#unlock").is_visible()
     server.key = "secret"
     tab = look(expected=["401"])
-    wait(status(tab), "the API key is missing or wrong")
+    wait(status(tab), re.compile("This server is locked. Type its API key"))
     assert tab.evaluate("document.activeElement.id") == "key"
     tab.keyboard.type("wrong")
     tab.keyboard.press("Enter")
-    wait(status(tab), "the API key is missing or wrong")
+    wait(status(tab), "That is not the key of this server. Try again.")
     tab.locator("#key").fill("secret")
     tab.keyboard.press("Enter")
+    wait(status(tab), "The key is right: the server is open.")
     wait(tab.locator("#model"), "· tiny")
     assert not tab.locator("#unlock").is_visible()
     write_and_continue(tab)
+
+
+@browser_only
+@once
+def test_a_request_that_waits_for_the_key_goes_on(look, server):
+    tab = look(expected=["401"])
+    wait(tab.locator("#model"), "· tiny")
+    server.key = "secret"
+    write_and_continue(tab, "Once", re.compile("This server is locked"), n=1, seed=7, max_tokens=3)
+    tab.locator("#key").fill("secret")
+    tab.keyboard.press("Enter")
+    wait(status(tab), "Done.")
+    assert value(tab) == "Once" + "".join(text_of(7, 0, 3))
 
 
 @browser_only
@@ -903,7 +938,7 @@ def test_odd_texts_reach_the_real_server_unchanged(look, real):
 def test_the_real_server_asks_for_its_key_and_may_die(look):
     with serving("--api-key", "secret") as server:
         tab = look(["401", "ERR_"], server.address)
-        wait(status(tab), re.compile("an API key is needed"))
+        wait(status(tab), re.compile("This server is locked"))
         tab.keyboard.type("secret")
         tab.keyboard.press("Enter")
         wait(tab.locator("#model"), "· tiny")

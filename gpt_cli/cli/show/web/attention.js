@@ -1,20 +1,25 @@
 // The attention of heads: a map of all heads, and the weights of the chosen one.
 
 const ONE = 65535; // the weight 1
+const MEAN = "mean"; // of the heads of a layer, after its heads
+const headName = (head) => (head === MEAN ? "mean of the heads" : `head ${head}`);
 
 function attention({ tokens, layers, heads, weights }) {
   const last = tokens.length - 1;
-  let [l, h, row] = [0, 0, last]; // l and h are indices into `layers` and `heads`
+  const columns = heads.length > 1 ? [...heads, MEAN] : heads; // of the grid
+  let [l, h, row] = [0, 0, last]; // l and h are indices into `layers` and `columns`
 
   function matrix(l, h) {
-    if (typeof weights[l][h] === "string") weights[l][h] = unpacked(weights[l][h]);
-    return weights[l][h];
+    const layer = weights[l];
+    if (columns[h] === MEAN) layer[h] ??= mean(heads.map((_, head) => matrix(l, head)));
+    else if (typeof layer[h] === "string") layer[h] = unpacked(layer[h]);
+    return layer[h];
   }
   const share = (i, j) => matrix(l, h)[(i * (i + 1)) / 2 + j] / ONE;
 
   function chooseHead(newL, newH) {
     [l, h] = [newL, newH];
-    title.textContent = `Layer h.${layers[l]}, head ${heads[h]}`;
+    title.textContent = `Layer h.${layers[l]}, ${headName(columns[h])}`;
     grid.mark(l, h);
     choice.mark(l, h);
     plane.draw(matrix(l, h), title.textContent);
@@ -39,8 +44,8 @@ function attention({ tokens, layers, heads, weights }) {
   }
 
   const title = el("h2");
-  const grid = headGrid(layers, heads, tokens.length, matrix, chooseHead);
-  const choice = headPickers(layers, heads, chooseHead);
+  const grid = headGrid(layers, columns, tokens.length, matrix, chooseHead);
+  const choice = headPickers(layers, columns, chooseHead);
   const text = tokenFlow(tokens, chooseRow);
   const plane = attentionMap(tokens, choosePair);
   const panel = el("output", { class: "panel" });
@@ -59,6 +64,11 @@ function unpacked(text) {
   const bytes = new Uint8Array(binary.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
   return new Uint16Array(bytes.buffer); // all browsers run on little-endian machines
+}
+
+/** Return the mean of the weights of several heads. */
+function mean(matrices) {
+  return matrices[0].map((_, k) => matrices.reduce((sum, matrix) => sum + matrix[k], 0) / matrices.length);
 }
 
 /** Draw a triangle of weights, `size` pixels wide. A pixel for several weights shows the maximum. */
@@ -84,7 +94,7 @@ function drawWeights(canvas, matrix, T, size) {
 /** Return a grid of small maps, with rows of layers and columns of heads. */
 function headGrid(layers, heads, T, matrix, choose) {
   const maps = layers.map((layer) => heads.map((head) => (
-    el("button", { "aria-label": `layer ${layer}, head ${head}`, tabindex: -1 }, el("canvas")))));
+    el("button", { "aria-label": `layer ${layer}, ${headName(head)}`, tabindex: -1 }, el("canvas")))));
   const buttons = maps.flat();
   function position(button) {
     const i = buttons.indexOf(button);
@@ -184,4 +194,4 @@ function attentionMap(tokens, choose) {
 }
 
 show("How much each token attends to itself and to the tokens before it, in one head of one layer "
-  + "(counted from 0). Choose a token of the text, or another head if there are several.", attention);
+  + "(counted from 0). Choose a token of the text, or another head, or the mean of a layer's heads.", attention);

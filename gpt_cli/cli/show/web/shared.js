@@ -77,6 +77,13 @@ function printable(text) {
   return text.replace(/[\u202a-\u202e\u2066-\u2069]|(?![\n\t])\p{Cc}/gu, shown);
 }
 
+/** Fade the right edge of a box while there is more to scroll to. */
+function hintMore(box) {
+  const draw = () => box.classList.toggle("more-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  box.addEventListener("scroll", draw);
+  new ResizeObserver(draw).observe(box);
+}
+
 const named = (tokens, i) => `token ${i} “${label(tokens[i])}”`;
 const number = (value) => value.toLocaleString("en", { maximumSignificantDigits: 5 });
 const percent = (share) => `${(100 * share).toFixed(1)}%`;

@@ -1,7 +1,7 @@
 // Surprise: the bits of the tokens of a text, as colours in steps.
 
-const STEPS = [1, 2, 4, 8, 16];
-const OR_RD = ["#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000"].map(rgb);
+const STEPS = [1, 2, 4, 8, 16, 32];
+const OR_RD = ["#fef0d9", "#fdcc8a", "#fc8d59", "#e34a33", "#b30000", "#5c0010"].map(rgb);
 
 function surprise({ tokens, perplexity }) {
   const pieces = characters(tokens);
@@ -20,7 +20,7 @@ function surprise({ tokens, perplexity }) {
   main.append(
     el("p", {}, `${tokens.length.toLocaleString("en")} tokens (${bits.length.toLocaleString("en")} scored), ${mean} bits each, perplexity ${shownPerplexity}`),
     el("p", { class: "legend" },
-      "bits: ", ...["<1", ...STEPS].map((step) => painted(String(step), stepColour(step)))),
+      "bits: ", ...["<1", ...STEPS].map((step) => painted(String(step), stepColour(step))), " or more"),
     text,
     el("output", { class: "panel" }, details, strip.box),
   );

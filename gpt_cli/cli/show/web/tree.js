@@ -4,7 +4,7 @@ function tree({ prompt, branches }) {
   const nodes = new Map(); // from lines to their branches and parent lines
   const panel = el("output", { class: "panel" });
 
-  /** Return the lines of branches. Without a choice, they are neither indented nor foldable. */
+  /** Return the lines of branches. The only branch has a mark, and is neither indented nor foldable. */
   function list(branches, parent) {
     const fork = branches.length > 1;
     return el("ul", { class: fork ? "fork" : "" }, ...branches.map((branch) => {
@@ -63,4 +63,5 @@ function ending(text) {
 }
 
 show("The likeliest continuations. Each token has its probability after the tokens before it, and the "
-  + "probability of its path from the prompt. A click folds or unfolds a branch.", tree);
+  + "probability of its path from the prompt. ↳ marks a token that continues the line above it. A click "
+  + "folds or unfolds a branch.", tree);
