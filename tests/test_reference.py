@@ -82,9 +82,11 @@ def fields_of(value: Any, objects: Sequence[set[str]], path: str = "") -> Iterat
             yield from fields_of(first[name], objects, f"{path}.{name}" if path else name)
 
 
-def fields_of_output(*arguments: object, input: bytes = b"", code: int = 0) -> set[str]:
+def fields_of_output(
+    *arguments: object, model: object = "tiny", input: bytes = b"", code: int = 0
+) -> set[str]:
     """Run a command that prints JSON Lines; return the fields in all of them."""
-    out, _ = run_here(*arguments, "--model", "tiny", input=input, code=code)
+    out, _ = run_here(*arguments, "--model", model, input=input, code=code)
     objects = [names_of("A token"), tables_of(CHOICES)[0], tables_of(MEASUREMENTS)[1]]
     lines = [json.loads(line) for line in out.decode().split("\n")[:-1]]
     return {name for line in lines for name in fields_of(line, objects)} - {""}
@@ -147,10 +149,10 @@ def test_fields_of_models():
     assert info | names == names_of("Models: `info --json`, `models --json`")
 
 
-def test_fields_of_checks():
+def test_fields_of_checks(case_folder):
     verify, doctor = tables_of("Checks: `verify --json`, `doctor --json`")
-    assert fields_of_output("verify", "--json") == verify
-    done = finished("doctor", "--json")
+    assert fields_of_output("verify", "--json", model=case_folder("saved")) == verify
+    done = finished("doctor", "--json", HF_HUB_OFFLINE="1")
     assert set(json.loads(done.stdout.splitlines()[0])) == doctor
 
 

@@ -58,14 +58,14 @@ def test_prompts_have_exactly_the_tokens_that_are_wanted(tiny, engine, tokens, b
         assert len(set(texts)) == batch
 
 
-def test_prompts_begin_again_where_there_are_no_more_places(tiny):
+def test_prompts_repeat_after_the_last_position(tiny):
     texts = prompts(tiny, 20, 1000)
-    places = len(set(texts))
-    assert 50 < places < 1000
-    assert texts[places:] == texts[: 1000 - places]
+    positions = len(set(texts))
+    assert 50 < positions < 1000
+    assert texts[positions:] == texts[: 1000 - positions]
 
 
-def test_prompts_have_fewer_tokens_where_no_place_gives_as_many():
+def test_prompts_have_fewer_tokens_where_no_position_gives_enough():
     class Melting:
         """A character is a token; but 9 have 8 after a capital, and else 10."""
 
@@ -91,31 +91,26 @@ def test_prompts_have_fewer_tokens_where_no_place_gives_as_many():
 def test_the_modes_take_turns_after_a_warm_up_and_all_is_greedy(engine, watch, monkeypatch):
     loaded = replace(engine.loaded, speculator=Speculator(engine.model))  # is not used
     monkeypatch.setattr(engine, "loaded", loaded)
-    runs, told = watch(), []
-    measure(engine, replace(SMALL, max_tokens=25), told.append)
+    runs, steps = watch(), []
+    measure(engine, replace(SMALL, max_tokens=25), steps.append)
     modes, _, texts, options = zip(*runs, strict=True)
     assert modes == ("cache on", "cache off") * 3
-    assert [each.max_tokens for each in options] == [20] * 2 + [25] * 4
+    assert [row.max_tokens for row in options] == [20] * 2 + [25] * 4
     assert set(map(tuple, texts)) == {tuple(prompts(engine, 5, 2))}
     assert {(o.temperature, o.ignore_eos, o.stop) for o in options} == {(0, True, ())}
-    assert told == [
-        "warming up",
-        "cache on, repetition 1 of 2",
-        "cache off, repetition 1 of 2",
-        "cache on, repetition 2 of 2",
-        "cache off, repetition 2 of 2",
-    ]
+    repetitions = [f"{mode}, repetition {n} of 2" for n in (1, 2) for mode in modes[:2]]
+    assert steps == ["warming up", *repetitions]
 
 
 @pytest.mark.usefixtures("library")
-def test_speculation_takes_turns_with_the_cache_and_its_twin_is_warm(engine, watch):
+def test_speculation_takes_turns_with_the_cache_and_its_draft_model_is_warm(engine, watch):
     runs = watch()
     found = measure(engine, replace(SMALL, max_tokens=25, modes=SPECULATION))
     modes, speculators, _, options = zip(*runs, strict=True)
     assert modes == SPECULATION * 3
-    assert [each.max_tokens for each in options] == [25, 20] + [25] * 4
-    assert {each.use_cache for each in options} == {True}
-    assert len(set(speculators)) == 2  # one with its twin, and None
+    assert [row.max_tokens for row in options] == [25, 20] + [25] * 4
+    assert {row.use_cache for row in options} == {True}
+    assert len(set(speculators)) == 2  # one with its draft model, and None
     assert list(found.modes) == ["cache on", "speculation"]
     assert (found.cache_off, found.ids_equal) == (None, True)
 
@@ -130,22 +125,19 @@ def test_speculation_is_refused_where_it_could_change_results(engine, watch, mon
     assert runs == []
 
 
-def test_what_was_measured_is_told(engine):
+def test_the_result_describes_what_was_measured(engine):
     found = measure(engine, SMALL)
-    texts = prompts(engine, 5, 2)
+    texts, ops, config = prompts(engine, 5, 2), engine.model.ops, engine.model.config
     greedy = engine.generate(texts, temperature=0.0, max_tokens=6, ignore_eos=True, seed=0)
-    assert found.ids == [completion.ids for completion in greedy]
+    facts = {"ids": [completion.ids for completion in greedy], "ids_equal": True}
+    facts |= {"prompt_tokens": 5, "max_tokens": 6, "batch": 2, "repetitions": 2}
+    facts |= {"positions": [6, 7, 8, 9, 10, 11], "early": (7, 8), "late": (10, 11)}
+    facts |= {"model": engine.name, "load_s": engine.load_seconds}
+    facts |= {"ops": ops.name, "dtype": ops.dtype, "threads": ops.threads}
+    facts |= {"parameters": count_parameters(config)}
+    facts |= {"weights_bytes": weights_bytes(config, ops.dtype)}
+    assert {name: getattr(found, name) for name in facts} == facts
     assert found.ids[0] != found.ids[1]
-    assert found.ids_equal is True
-    config = engine.model.config
-    assert found.parameters == count_parameters(config)
-    assert found.weights_bytes == weights_bytes(config, engine.model.ops.dtype)
-    assert (found.model, found.ops) == (engine.name, engine.model.ops.name)
-    assert (found.dtype, found.threads) == (engine.model.ops.dtype, engine.model.ops.threads)
-    assert found.load_s == engine.load_seconds
-    assert (found.prompt_tokens, found.max_tokens, found.batch, found.repetitions) == (5, 6, 2, 2)
-    assert found.positions == [6, 7, 8, 9, 10, 11]
-    assert (found.early, found.late) == ((7, 8), (10, 11))
     assert list(found.modes) == ["cache on", "cache off"]
     for mode in found.modes.values():
         assert len(mode.token_s) == 6
@@ -162,13 +154,9 @@ def test_one_mode_may_be_measured_alone(engine, watch, mode):
     found = measure(engine, replace(SMALL, modes=(mode,)))
     assert [run[0] for run in runs] == [mode] * 3
     assert list(found.modes) == [mode]
-    assert (found.cache_on is None, found.cache_off is None) == (
-        mode == "cache off",
-        mode == "cache on",
-    )
-    assert (found.speculation, found.drafted, found.accepted) == (None, None, None)
-    assert found.ratio is None
-    assert found.ids_equal is None
+    others = {"cache_on", "cache_off", "speculation"} - {mode.replace(" ", "_")}
+    others |= {"drafted", "accepted", "ratio", "ids_equal"}
+    assert {getattr(found, name) for name in others} == {None}
 
 
 def test_a_text_may_fill_the_context_and_not_more(engine, watch):
@@ -215,11 +203,11 @@ def test_ids_that_differ_are_an_error_that_names_the_first(
 
 
 class Clockwork:
-    """Two rows whose every part takes a time that is known, on a clock of its own.
+    """Two rows, all of whose parts take a known time, on another clock.
 
     A repetition takes `pace` times as long as the first. With the cache, a pass takes 3 in the
-    model; without, as many as there are tokens before it. With speculation, a pass gives each row
-    a number of tokens, those of `passes`, from 4 drafts times the pace.
+    model; without it, as many as there are tokens before it. With speculation, a pass gives a row a
+    number of tokens, in `passes`, from 4 drafts times the pace.
     """
 
     def __init__(self, pace, passes):
@@ -260,14 +248,15 @@ def clockwork(engine, monkeypatch):
     """Return a function that returns an engine with the times of a clockwork."""
 
     def make(*pace, passes=()):
-        made = Clockwork(pace, passes)
-        for name, replacement in {
-            "encode": lambda engine, text: made.encode(text),
-            "run": lambda engine, *given: made.run(*given, engine.loaded.speculator),
-        }.items():
-            monkeypatch.setattr(Engine, name, replacement)
+        clock = Clockwork(pace, passes)
+
+        def run(engine, *arguments):
+            return clock.run(*arguments, engine.loaded.speculator)
+
+        monkeypatch.setattr(Engine, "encode", lambda engine, text: clock.encode(text))
+        monkeypatch.setattr(Engine, "run", run)
         monkeypatch.setattr(engine.model.ops, "batch_invariant", True)
-        monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: made.now))
+        monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: clock.now))
         monkeypatch.setattr(bench, "_WARM_UP", 8)
         monkeypatch.setattr(bench, "prompts", lambda engine, tokens, batch: ["text"] * batch)
         return engine
@@ -275,8 +264,8 @@ def clockwork(engine, monkeypatch):
     return make
 
 
-def test_every_figure_is_what_it_is_called(clockwork):
-    # With the cache thrice as fast, as fast and twice as slow; without it always as fast.
+def test_every_figure_is_what_its_name_says(clockwork):
+    # With the cache, repetitions take 1/4, 1 and 2 times as long; without it, they do not differ.
     found = measure(clockwork(1 / 4, 1, 1, 1, 2, 1), Plan(4, 12, batch=2, repetitions=3))
     on, off = found.cache_on, found.cache_off
     assert on.tokenize_s == off.tokenize_s == Spread(0.25, 0.25, 0.25)
@@ -316,9 +305,8 @@ def test_the_time_of_a_token_is_its_median_over_the_repetitions(clockwork):
 
 def test_tokens_of_a_pass_share_its_time_evenly(clockwork):
     passes = [[1], [4], [2], [1], [4]]
-    found = measure(
-        clockwork(1, 1, 1, passes=passes), Plan(4, 12, repetitions=1, modes=SPECULATION)
-    )
+    plan = Plan(4, 12, repetitions=1, modes=SPECULATION)
+    found = measure(clockwork(1, 1, 1, passes=passes), plan)
     # A pass takes 4, and each of its tokens 0.5; the first 5, and tokenization 2.
     times = [7.5, *[6 / 4] * 4, *[5 / 2] * 2, 4.5, *[6 / 4] * 4]
     assert found.speculation.token_s == times
@@ -330,7 +318,7 @@ def test_tokens_of_a_pass_share_its_time_evenly(clockwork):
     assert found.ratio["total_s"] == pytest.approx((7.5 + 11 * 4.5) / sum(times))
 
 
-def test_a_token_has_come_when_every_row_has_it(clockwork):
+def test_a_token_arrives_when_every_row_has_it(clockwork):
     passes = [[1, 1], [1, 2], [4, 1], [2, 8], [4, 0]]
     plan = Plan(4, 12, batch=2, repetitions=3, modes=SPECULATION)
     found = measure(clockwork(1, 1, 1, 1 / 4, 1, 2, 1, passes=passes), plan)
@@ -349,7 +337,7 @@ def test_a_token_has_come_when_every_row_has_it(clockwork):
     ("tokens", "early", "late"),
     [(1, None, None), (2, None, None), (3, (7, 7), (8, 8)), (40, (7, 16), (36, 45))],
 )
-def test_few_tokens_say_less(engine, tokens, early, late):
+def test_few_tokens_have_fewer_figures(engine, tokens, early, late):
     found = measure(engine, Plan(5, tokens, repetitions=1))
     assert (found.early, found.late) == (early, late)
     for mode in found.modes.values():
