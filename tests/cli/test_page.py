@@ -9,25 +9,18 @@ import re
 import numpy as np
 import pytest
 
-from gpt_cli.cli import app
 from gpt_cli.cli.show import page, views
 from gpt_cli.errors import InputError
-from support.pages import HOSTILE, Parts
+from support.in_process import run_here
+from support.pages import HOSTILE, KINDS, Parts, view_of
 
-KINDS = ["attention", "lens", "surprise", "tree"]
 PROMPT = "The moon was round.\nThe fox"
 
 
 @pytest.fixture(scope="module")
 def see(tiny):
-    """Compute a view of a text."""
-    ways = {
-        "attention": lambda text: views.attention(tiny, text, None, None, special=False),
-        "lens": lambda text: views.lens(tiny, text, 5, special=False),
-        "surprise": lambda text: views.surprise(tiny, text),
-        "tree": lambda text: views.tree(tiny, text, 20, special=False),
-    }
-    return lambda kind, text=PROMPT: ways[kind](text)
+    """Return a function that computes a view of a text."""
+    return lambda kind, text=PROMPT: view_of(tiny, kind, text, 20 if kind == "tree" else 5)
 
 
 def data_of(text):
@@ -53,14 +46,10 @@ def test_a_page_is_one_file_that_loads_nothing(kind, see):
     assert not re.search(r"https?:|url\(|@import|fetch\(|import\(|eval\(|innerHTML", text)
     attributes = {name for _, attributes in parts.tags for name in attributes}
     assert attributes <= {"lang", "charset", "http-equiv", "content", "name", "type", "id"}
-    (policy,) = [
-        attributes["content"] for _, attributes in parts.tags if "http-equiv" in attributes
-    ]
-    style, script = parts.texts["style"][0], parts.texts["script"][1]
-    hashes = [
-        base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
-        for part in (style, script)
-    ]
+    (policy,) = [named["content"] for _, named in parts.tags if "http-equiv" in named]
+    texts = parts.texts["style"][0], parts.texts["script"][1]
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    hashes = [base64.b64encode(digest).decode() for digest in digests]
     assert policy == (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         "base-uri 'none'; form-action 'none'"
@@ -125,10 +114,10 @@ def test_a_text_with_too_many_tokens_is_refused(see):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_command_writes_a_page(kind, see, tmp_path, capsys):
+def test_the_command_writes_a_page(kind, see, tmp_path):
     file = tmp_path / "page.html"
-    assert app.run(["show", kind, "--model", "tiny", "--html", str(file), PROMPT]) == 0
-    assert capsys.readouterr() == ("", f"gpt-cli: wrote {file}\n")
+    command = ["show", kind, "--model", "tiny", "--html", file, PROMPT]
+    assert run_here(*command) == (b"", f"gpt-cli: wrote {file}\n")
     view = json.loads(json.dumps(see(kind).record()))
     written = data_of(file.read_text(encoding="utf-8"))
     assert list(written) == list(view)
@@ -175,22 +164,18 @@ def point(tab, locator, **options):
         locator.hover(**options)
 
 
-def percents(view, layer, head, row):
-    T = len(view.tokens)
-    return [f"{weight:.1%}" for weight in view.weights[layer, head, row, : row + 1]] + [""] * (
-        T - row - 1
-    )
+def check_percents(shown, shares):
+    """Compare percentages with shares, up to rounding."""
+    numbers = [float(text.removesuffix("%")) for text in shown]
+    assert numbers == pytest.approx([100 * float(share) for share in shares], abs=0.11)
 
 
-def check_percents(shown, expected):
-    """Compare percentages, up to rounding."""
-    assert [text == "" for text in shown] == [text == "" for text in expected]
-    for one, other in zip(shown, expected, strict=True):
-        assert float(one.rstrip("%") or 0) == pytest.approx(float(other.rstrip("%") or 0), abs=0.11)
-
-
-def chips(tab):
-    return tab.locator(".flow .token").evaluate_all("all => all.map(one => one.dataset.percent)")
+def check_chips(tab, view, layer, head, row):
+    """Check that the tokens up to a row show its weights, and those after it nothing."""
+    flow = tab.locator(".flow .token")
+    shown = flow.evaluate_all("all => all.map(one => one.dataset.percent)")
+    assert shown[row + 1 :] == [""] * (len(view.tokens) - row - 1)
+    check_percents(shown[: row + 1], view.weights[layer, head, row, : row + 1])
 
 
 def chosen(tab, selector):
@@ -206,22 +191,19 @@ def test_a_chosen_token_shows_its_attention_in_the_chosen_head(look, see):
     tokens = tab.locator(".flow .token")
     labels = ["The", "·moon", "·was", "·round", ".", "↵", "The", "·fox"]
     assert tokens.evaluate_all("all => all.map(one => one.textContent)") == labels
-    check_percents(chips(tab), percents(view, 0, 0, len(view.tokens) - 1))
+    check_chips(tab, view, 0, 0, len(view.tokens) - 1)
     point(tab, tokens.nth(3))
-    check_percents(chips(tab), percents(view, 0, 0, 3))
+    check_chips(tab, view, 0, 0, 3)
     assert chosen(tab, ".flow .token").get_attribute("data-i") == "3"
-    first = view.weights[0, 0, 3]
-    best = int(first.argmax())
-    assert f"→ token {best} " in tab.locator(".panel strong").inner_text()
+    assert f"→ token {view.weights[0, 0, 3].argmax()} " in tab.locator(".panel strong").inner_text()
 
     tab.get_by_label("layer 2, head 1", exact=True).click()
-    check_percents(chips(tab), percents(view, 2, 1, 3))
+    check_chips(tab, view, 2, 1, 3)
     assert tab.locator("h2").inner_text() == "Layer h.2, head 1"
     tab.locator(".pickers select").nth(1).select_option("3")
-    check_percents(chips(tab), percents(view, 2, 3, 3))
-    assert tab.locator(".heads [aria-pressed=true]").get_attribute("aria-label") == (
-        "layer 2, head 3"
-    )
+    check_chips(tab, view, 2, 3, 3)
+    pressed = tab.locator(".heads [aria-pressed=true]")
+    assert pressed.get_attribute("aria-label") == "layer 2, head 3"
 
 
 @browser_only
@@ -234,14 +216,14 @@ def test_the_map_describes_each_pair_of_tokens(look, see):
     point(tab, canvas, position={"x": 1.5 * size, "y": 3.5 * size}, force=True)
     pair = tab.locator(".panel strong").inner_text()
     assert re.fullmatch(r"token 3 “·round” → token 1 “·moon”: [\d.]+%", pair)
-    check_percents([pair.split()[-1]], [f"{view.weights[0, 0, 3, 1]:.1%}"])
-    check_percents(chips(tab), percents(view, 0, 0, 3))
+    check_percents([pair.split()[-1]], [view.weights[0, 0, 3, 1]])
+    check_chips(tab, view, 0, 0, 3)
     canvas.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight"):
         canvas.press(key)
     pair = tab.locator(".panel strong").inner_text()
     assert pair.startswith("token 4 “.” → token 4 “.”: ")
-    check_percents([pair.split()[-1]], [f"{view.weights[0, 0, 4, 4]:.1%}"])
+    check_percents([pair.split()[-1]], [view.weights[0, 0, 4, 4]])
 
 
 @browser_only
@@ -251,10 +233,8 @@ def test_the_maps_have_the_colours_of_the_weights(look, see):
     tab.get_by_label("layer 1, head 2", exact=True).click()
     read = """canvas => [canvas.width,
         ...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]"""
-    for canvas in (
-        tab.locator(".plane canvas"),
-        tab.get_by_label("layer 1, head 2", exact=True).locator("canvas"),
-    ):
+    maps = tab.locator(".plane"), tab.get_by_label("layer 1, head 2", exact=True)
+    for canvas in (map.locator("canvas") for map in maps):
         width, *data = canvas.evaluate(read)
         assert width == len(view.tokens)
         pixels = np.reshape(data, (width, width, 4))
@@ -272,7 +252,7 @@ def test_a_page_of_one_head_has_no_grid(look, tiny):
     tab = look(view)
     assert tab.locator("h2").inner_text() == "Layer h.2, head 3"
     assert tab.locator(".heads").count() == 0
-    check_percents(chips(tab), percents(view, 0, 0, len(view.tokens) - 1))
+    check_chips(tab, view, 0, 0, len(view.tokens) - 1)
 
 
 @browser_only
@@ -325,11 +305,9 @@ def test_a_cell_of_the_lens_shows_its_likeliest_tokens(look, see):
         row[0]["token"].replace(" ", "·") for layer in view.predictions for row in layer
     ]
     ids = [token["id"] for token in view.tokens]
-    right = [
-        token[0]["id"] == next
-        for layer in view.predictions
-        for token, next in zip(layer, [*ids[1:], None], strict=True)
-    ]
+    first = [[token[0]["id"] for token in layer] for layer in view.predictions]
+    right = (np.array(first)[:, :-1] == ids[1:]).tolist()
+    right = [hit for layer in right for hit in (*layer, False)]  # nothing follows the last token
     assert any(right)
     marked = cells.evaluate_all("all => all.map(one => one.classList.contains('right'))")
     assert marked == right
@@ -352,10 +330,8 @@ def test_surprise_shows_the_bits_of_each_token(look, see):
     assert tab.locator(".text").evaluate("one => one.textContent") == text
     bits = [-(token["logprob"] or 0) / math.log(2) for token in view.tokens]
     mean = math.fsum(bits[1:]) / (len(bits) - 1)
-    assert (
-        f"{len(bits)} tokens ({len(bits) - 1} scored), {mean:.2f} bits each"
-        in tab.locator("main > p").first.inner_text()
-    )
+    totals = f"{len(bits)} tokens ({len(bits) - 1} scored), {mean:.2f} bits each"
+    assert totals in tab.locator("main > p").first.inner_text()
     point(tab, pieces.nth(0))
     assert "the first token has no prediction" in tab.locator(".panel").inner_text()
     point(tab, pieces.nth(1))
@@ -439,7 +415,7 @@ def test_the_tree_shows_and_folds_branches(look, see):
         token = branch["token"]["token"].replace(" ", "·")
         assert line.locator(".token").inner_text() == token
         numbers = line.locator(".number").all_inner_texts()
-        check_percents(numbers, [f"{probability:.1%}", f"{branch['probability']:.1%}"])
+        check_percents(numbers, [probability, branch["probability"]])
     lines.first.focus()
     for _ in range(5):
         tab.keyboard.press("ArrowDown")

@@ -15,9 +15,9 @@ from rich.console import Console
 import gpt_cli
 from gpt_cli.cli.show import picture, terminal, views
 from support.in_process import records_here, refusal, run_here, terminal_here
+from support.pages import KINDS, view_of
 from support.processes import COMMAND, posix, run_on_terminal
 
-VIEWS = ["attention", "lens", "surprise", "tree"]
 TEXT = "Every day, the fox"
 ODD = 'Zoë 😀 said:\n"\x1b[31m中文字很宽\x07\t$\\'
 
@@ -34,10 +34,8 @@ def record(view, *arguments):
     return record
 
 
-def look(tiny, view, text=TEXT, top=5):
-    details = {"attention": [None, None], "lens": [top], "surprise": [], "tree": [top]}[view]
-    special = {} if view == "surprise" else {"special": False}
-    return getattr(views, view)(tiny, text, *details, **special)
+def look(engine, view, text=TEXT, top=5):
+    return view_of(engine, view, text, top)
 
 
 # --- JSON ----------------------------------------------------------------------------------------
@@ -116,7 +114,7 @@ def test_a_tree_can_be_one_long_branch():
 # --- text ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", KINDS)
 def test_output_to_a_pipe_is_plain_text_within_the_width(tiny, view):
     out, err = run(view, ODD, COLUMNS="80")
     assert err == ""
@@ -288,7 +286,7 @@ def on_terminal(view, *arguments, columns=80, **env):
     return text
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", KINDS)
 def test_output_to_a_terminal_has_colours_but_no_other_control_codes(view):
     for columns in (80, 40):
         text = on_terminal(view, ODD, columns=columns)
@@ -303,7 +301,7 @@ def test_output_to_a_terminal_has_colours_but_no_other_control_codes(view):
 @pytest.mark.parametrize(
     ("view", "env"),
     [
-        *((view, {"NO_COLOR": "1"}) for view in VIEWS),
+        *((view, {"NO_COLOR": "1"}) for view in KINDS),
         ("lens", {"TERM": "dumb"}),
         ("lens", {"TERM": "xterm", "COLORTERM": ""}),
     ],
@@ -350,7 +348,7 @@ def test_text_is_readable_on_every_colour():
 
 
 @pytest.mark.parametrize(
-    "view", [VIEWS[0], *(pytest.param(view, marks=pytest.mark.slow) for view in VIEWS[1:])]
+    "view", [KINDS[0], *(pytest.param(view, marks=pytest.mark.slow) for view in KINDS[1:])]
 )
 def test_a_picture_is_a_colour_png(view, tmp_path):
     image = pytest.importorskip("matplotlib.image")

@@ -1,6 +1,19 @@
-"""Pages of HTML, taken apart."""
+"""Views of `gpt-cli show`, and pages of HTML, taken apart."""
 
 from html.parser import HTMLParser
+
+from gpt_cli.cli.show import views
+
+KINDS = ["attention", "lens", "surprise", "tree"]
+
+
+def view_of(engine, kind, text, top):
+    """Return a view of a text, with `top` tokens or continuations if it is a lens or a tree."""
+    if kind == "surprise":
+        return views.surprise(engine, text)
+    details = [None, None] if kind == "attention" else [top]
+    return getattr(views, kind)(engine, text, *details, special=False)
+
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
