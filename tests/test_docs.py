@@ -2,8 +2,7 @@
 
 One bash runs the lines after `$ ` in the ```console blocks of a page, in order, on a terminal of 80
 columns, in a new folder. So a page can create a file in one line and use it in the next. If `cat`
-shows a file that no line has created, the file is created from what is shown. Each `gpt-cli` of
-README.md starts Python; those of docs/ are forks of one process, which takes half of the time.
+shows a file that no line has created, the file is created from what is shown.
 """
 
 import math
@@ -22,8 +21,7 @@ import pytest
 
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import native_library
-from support.forked import client_of_a_server
-from support.processes import COMMAND, on_terminal, path_with_command
+from support.processes import on_terminal, path_with_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -151,19 +149,9 @@ def python_of(page: Path) -> str:
     return "\n".join(block for block in blocks_of(page, "python") if block not in model)
 
 
-@pytest.fixture(scope="module")
-def forking():
-    """Return a command that does what `gpt-cli` does, without starting Python and NumPy."""
-    if sys.platform != "linux":  # on macOS, some libraries cannot be used after a fork
-        yield COMMAND
-        return
-    with client_of_a_server() as command:
-        yield command
-
-
 @pytest.mark.skipif(os.name != "posix" or not shutil.which("bash"), reason="needs bash")
 @pytest.mark.parametrize("page", [page for page in PAGES if steps_of(page)], ids=lambda p: p.name)
-def test_every_line_prints_what_is_shown(page, forking, tmp_path, monkeypatch):
+def test_every_line_prints_what_is_shown(page, tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     steps = [step for step in steps_of(page) if step.is_run()]
@@ -173,9 +161,8 @@ def test_every_line_prints_what_is_shown(page, forking, tmp_path, monkeypatch):
     script = tmp_path / "script"
     script.write_text("".join(step.script() for step in steps), encoding="utf-8")
     monkeypatch.delenv("GPT_CLI_MODEL", raising=False)
-    command = COMMAND if page.name == "README.md" else forking
     env = {
-        "PATH": f"{path_with_command(tmp_path / 'bin', command)}:{Path(sys.executable).parent}",
+        "PATH": f"{path_with_command(tmp_path / 'bin')}:{Path(sys.executable).parent}",
         "HF_HOME": str(tmp_path / "empty"),
         "HF_HUB_OFFLINE": "1",
     }

@@ -12,12 +12,12 @@ COMMAND = [sys.executable, "-P", "-m", "gpt_cli"]  # -P: do not import from the 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and terminals")
 
 
-def path_with_command(folder: Path, command: list[str] = COMMAND) -> str:
+def path_with_command(folder: Path) -> str:
     """Make the scripts `gpt-cli` and `python` in a new folder; return a PATH with it first."""
     folder.mkdir()
-    for name, words in (("gpt-cli", command), ("python", [sys.executable])):
+    for name, command in (("gpt-cli", COMMAND), ("python", [sys.executable])):
         script = folder / name
-        script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
     return os.pathsep.join([str(folder), os.environ["PATH"]])
 
