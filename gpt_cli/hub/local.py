@@ -57,7 +57,7 @@ def cache_folder() -> Path:
 
 
 def _bundled_folders(name: str) -> list[Path]:
-    """Return where a bundled model may be."""
+    """Return the folders in which a bundled model may be."""
     package = Path(__file__).parent.parent
     return [package / "weights" / name, package.parent / "weights" / name]  # wheel, checkout
 

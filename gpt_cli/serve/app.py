@@ -86,7 +86,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 def _page() -> Response:
-    """Return the page; it may run its code and connect to this server only."""
+    """Return the page, which may only run its own code and connect to this server."""
     page = files("gpt_cli.serve").joinpath("page.html").read_text("utf-8")
 
     def digest(tag: str) -> str:
@@ -120,7 +120,7 @@ class _Handlers:
     def __init__(self, service: Service):
         self._service = service
         self._compiling = asyncio.Semaphore(_COMPILED)
-        # Not the loop's executor: to end that starts a thread, for which memory may be missing.
+        # Not the loop's executor: its shutdown starts a thread, and memory may be short.
         self._workers = ThreadPoolExecutor()
 
     async def health(self, request: Request) -> Response:
@@ -136,11 +136,11 @@ class _Handlers:
         return JSONResponse(model)
 
     async def compute(self, function: Callable[[Engine, Json], Json], request: Request) -> Response:
-        """Answer what a function returns for the body of a request."""
+        """Answer with what a function returns for the body of a request."""
         return JSONResponse(await self._in_thread(function, await _json(request)))
 
     async def _in_thread(self, function: Callable[[Engine, Json], Any], body: Json) -> Any:
-        """Call a function in another thread: to tokenize a long text takes a while."""
+        """Call a function in another thread, since a long text takes a while to tokenize."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._workers, function, self._service.engine, body)
 

@@ -26,9 +26,9 @@ _logger = logging.getLogger("gpt_cli")
 
 
 def guarded(app: ASGIApp, settings: Settings, count: Callable[[str, int | None], None]) -> ASGIApp:
-    """Return the application behind the checks that the settings ask for.
+    """Return the application behind the checks that the settings require.
 
-    `count` receives the path and the status of each request; None without an answer.
+    `count` receives the path and the status of each request, or None if it had no answer.
     """
 
     async def with_body(scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +126,7 @@ async def _received(headers: Headers, receive: Receive, most: int) -> Receive:
 
 
 def _watched(app: ASGIApp, log: bool, count: Callable[[str, int | None], None]) -> ASGIApp:
-    """Answer refusals and bugs, count requests, and log them if the settings ask for it."""
+    """Answer refusals and bugs, count requests, and log them if `log`."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         start, status, sent = time.perf_counter(), None, 0

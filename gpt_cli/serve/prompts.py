@@ -43,7 +43,7 @@ class PendingText:
 
     @property
     def known(self) -> list[int]:
-        """Return the tokens to compute before the first new one: `Batch` computes the last."""
+        """Return the tokens of the prompt but the last, which `Batch` computes."""
         return self.request.prompt[:-1]
 
     def fail(self, error: Exception) -> None:

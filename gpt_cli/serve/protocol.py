@@ -65,7 +65,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: its ids, at least one, and its text if it is to be echoed."""
+    """A prompt: its ids, at least one, and its text, which ids have only for an echo."""
 
     ids: list[int]
     text: str

@@ -60,7 +60,7 @@ class Scheduler:
         self._loaded = replace(loaded, kept_bytes=cache_budget(loaded.model))
         self._max_batch, self._max_queue = _fitting(self._model, max_batch), max_queue
         self._batch = Batch(self._loaded, self._max_batch)
-        self._running: set[PendingText] = set()  # those that do not wait
+        self._running: set[PendingText] = set()  # all that do not wait
         self._decoded: dict[int, PendingText] = {}  # by `BatchRow.number`
         self._prompts: deque[Prompts] = deque()
         self._waiting: list[_Waiting] = []  # a heap

@@ -15,7 +15,7 @@ _ORIGIN = re.compile(r"https?://[^\s/?#@]+")
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # an error must not show the key
 class Settings(Declared):
-    """The options of a server; without a key, they must not let anyone use it."""
+    """The options of a server; without a key, they must not let everyone use it."""
 
     host: str = option(
         "127.0.0.1",
@@ -87,5 +87,5 @@ def is_address(host: str) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address; False for a name that is not known."""
+    """Return whether only this machine reaches an address; False for any name but localhost."""
     return ip_address(host).is_loopback if is_address(host) else host.lower() == "localhost"

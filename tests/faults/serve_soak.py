@@ -30,20 +30,16 @@ from client import Connection, Server, ask, command, request
 
 import gpt_cli
 from gpt_cli.checks.bench import TEXT
-from gpt_cli.generation import sampling
+from gpt_cli.generation.decode import top_logprobs
 from gpt_cli.generation.generate import Completion, Run
+from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
 from gpt_cli.options.request import Options
 from gpt_cli.scoring.score import score
 from gpt_cli.serve.answer import token_name
 
 CLIENTS = 24
-FLAGS = [
-    "--max-batch",
-    "16",
-    "--max-queue",
-    "24",
-]  # so few that requests wait, and some are refused
+FLAGS = ["--max-batch", "16", "--max-queue", "24"]  # so few that requests wait or are refused
 PHASES = 10  # with a sample of the resources after each
 GROWTH = 20e6  # bytes, most, from the first third to the last
 THREADS = 48  # most: the web framework keeps a pool of up to 40
@@ -115,6 +111,11 @@ class Reference:
     def __init__(self, name):
         self.engine = gpt_cli.load(name, speculate=False)
 
+    @property
+    def loaded(self):
+        """Return the model without the beginnings of earlier texts."""
+        return LoadedModel(self.engine.model, self.engine.tokenizer)
+
     def case(self, number):
         """Return a random request with its answer."""
         choose = random.Random(number)
@@ -123,8 +124,8 @@ class Reference:
         fields["prompt"] = self.prompt(choose)
         if choose.random() < 0.2:
             fields["prompt"] = [self.prompt(choose) for _ in range(choose.randint(1, 3))]
-            if len({type(each) for each in fields["prompt"]}) > 1:
-                fields["prompt"] = [each for each in fields["prompt"] if isinstance(each, str)]
+            if len({type(prompt) for prompt in fields["prompt"]}) > 1:
+                fields["prompt"] = [text for text in fields["prompt"] if isinstance(text, str)]
         if choose.random() < 0.2:
             fields["n"] = choose.randint(1, 3)
         elif choose.random() < 0.05:
@@ -151,60 +152,62 @@ class Reference:
 
     def answer(self, fields):
         """Return the choices that a request must have, and the numbers of tokens."""
-        given = fields["prompt"]
-        one = isinstance(given, str) or isinstance(given[0], int)
+        prompts = fields["prompt"]
+        if isinstance(prompts, str) or isinstance(prompts[0], int):
+            prompts = [prompts]
         n = fields.get("n", 1)
         candidates = fields.get("best_of", n)
-        choices, read, made = [], 0, 0
-        for place, prompt in enumerate([given] if one else given):
+        choices, read, generated = [], 0, 0
+        for number, prompt in enumerate(prompts):
             ids = self.engine.encode(prompt) if isinstance(prompt, str) else prompt
             text = prompt if isinstance(prompt, str) else self.engine.decode(prompt)
             ids = ids or [self.engine.model.config.start_token("the prompt is empty")]
-            first = place * candidates
-            found = [self.complete(fields, ids, first + index) for index in range(candidates)]
+            indices = range(number * candidates, (number + 1) * candidates)
+            completions = [self.complete(fields, ids, index) for index in indices]
             read += len(ids)
-            made += sum(len(completion.ids) for completion in found)
+            generated += sum(len(completion.ids) for completion in completions)
             if "best_of" in fields:
-                found.sort(key=lambda each: -sum(each.logprobs) / len(each.logprobs))
-            choices += [self.choice(fields, text, ids, completion) for completion in found[:n]]
-        return choices, (read, made)
+                completions.sort(key=lambda done: -sum(done.logprobs) / len(done.logprobs))
+            choices += [
+                self.choice(fields, text, ids, completion) for completion in completions[:n]
+            ]
+        return choices, (read, generated)
 
     def complete(self, fields, ids, index):
         """Return a text, computed alone."""
         names = {"prompt", "n", "best_of", "logprobs", "echo", "max_tokens"}
-        own = {name: value for name, value in fields.items() if name not in names}
+        sampling = {name: value for name, value in fields.items() if name not in names}
         options = Options(
-            **{"temperature": 1, "top_k": 0, "top_p": 1} | own,
+            **{"temperature": 1, "top_k": 0, "top_p": 1} | sampling,
             max_tokens=max(1, fields["max_tokens"]),
             top_logprobs=fields.get("logprobs", 0),
         )
         if not fields["max_tokens"]:
             return Completion(len(ids), options.seed, finish_reason="length")
-        run = Run(self.engine.loaded, [Request(ids, options, index)])
+        run = Run(self.loaded, [Request(ids, options, index)])
         list(run)
         return run.completions[0]
 
-    def choice(self, fields, text, ids, made):
+    def choice(self, fields, text, ids, done):
         """Return the text, finish reason and log-probabilities of a choice."""
-        echo, reason = fields.get("echo", False), made.finish_reason
-        reason = "stop" if reason in ("stop", "eos") else "length"
-        if "logprobs" not in fields:
-            return text * echo + made.text, reason, None
-        entries = list(zip(made.ids, made.logprobs, made.top_logprobs, strict=True))
-        if echo:
-            entries = self.scored(ids, fields["logprobs"]) + entries
-        return text * echo + made.text, reason, [self.entry(*each) for each in entries]
+        echo = fields.get("echo", False)
+        reason = "stop" if done.finish_reason in ("stop", "eos") else "length"
+        entries = None
+        if "logprobs" in fields:
+            entries = self.scored(ids, fields["logprobs"]) if echo else []
+            entries += zip(done.ids, done.logprobs, done.top_logprobs, strict=True)
+            entries = [self.entry(*entry) for entry in entries]
+        return text * echo + done.text, reason, entries
 
     def scored(self, ids, count):
         """Return the tokens of a prompt with their log-probabilities."""
-        ops = self.engine.model.ops
-        (found,) = score(self.engine.model, self.engine.tokenizer, [ids])
+        (measured,) = score(self.loaded, [ids])
         top = [[] for _ in ids]
         if count and len(ids) > 1:
-            likeliest = sampling.likeliest(ops, self.engine.logits([ids])[0, :-1], count)
-            rows = zip(*(each.tolist() for each in likeliest), strict=True)
-            top[1:] = [list(zip(*row, strict=True)) for row in rows]
-        return list(zip(ids, found.token_logprobs, top, strict=True))
+            top[1:] = top_logprobs(
+                self.engine.model.ops, self.engine.logits([ids])[0, :-1], [count] * (len(ids) - 1)
+            )
+        return list(zip(ids, measured.token_logprobs, top, strict=True))
 
     def entry(self, id, logprob, top):
         """Return a token as OpenAI writes it; the likeliest ones include itself."""
@@ -223,14 +226,14 @@ def answered(answer):
             raise RuntimeError("a stream has no end")
         objects = [event for _, event in answer.events()]
     choices, usage = {}, None
-    for each in objects:
-        if "error" in each:
-            raise RuntimeError(f"in a stream: {each}")
-        usage = each.get("usage", usage)
-        for choice in each["choices"]:
+    for chunk in objects:
+        if "error" in chunk:
+            raise RuntimeError(f"in a stream: {chunk}")
+        usage = chunk.get("usage", usage)
+        for choice in chunk["choices"]:
             text, _, entries = choices.get(choice["index"], ("", None, None))
-            if found := choice["logprobs"]:
-                columns = (found[n] for n in ("tokens", "token_logprobs", "top_logprobs"))
+            if logprobs := choice["logprobs"]:
+                columns = (logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
                 entries = (entries or []) + list(zip(*columns, strict=True))
             text += choice["text"]
             choices[choice["index"]] = text, choice["finish_reason"], entries
@@ -294,9 +297,9 @@ class Soak:
             self.done["refused for now (429)"] += 1
             await asyncio.sleep(choose.uniform(0.1, 0.5))
         self.expect(200, answer)
-        found, expected = answered(answer), (case.choices, case.usage)
-        if found != expected:
-            raise RuntimeError(f"{fields}: {found} and not {expected}")
+        actual, expected = answered(answer), (case.choices, case.usage)
+        if actual != expected:
+            raise RuntimeError(f"{fields}: {actual} and not {expected}")
         self.done["streams" if "stream" in fields else "whole answers"] += 1
 
     async def send_bad(self, choose):
@@ -360,9 +363,9 @@ class Sample:
 
     @classmethod
     def take(cls, pid):
-        place = Path("/proc", str(pid))
-        pages = int((place / "statm").read_text().split()[1])
-        files, threads = (len(list((place / name).iterdir())) for name in ("fd", "task"))
+        process = Path("/proc", str(pid))
+        pages = int((process / "statm").read_text().split()[1])
+        files, threads = (len(list((process / name).iterdir())) for name in ("fd", "task"))
         return cls(pages * os.sysconf("SC_PAGE_SIZE"), files, threads)
 
 
@@ -370,12 +373,12 @@ async def soak(server, cases, requests):
     """Send requests; return a sample after the warm-up and after each phase, and what was done."""
     clients = Soak(server.port, cases)
     samples = []
-    each = requests // PHASES
+    size = requests // PHASES
     for phase in range(PHASES + 1):  # the first warms up
-        await clients.run(range(phase * each, (phase + 1) * each))
+        await clients.run(range(phase * size, (phase + 1) * size))
         await clients.idle()
         samples.append(Sample.take(server.process.pid))
-        print(f"{(phase + 1) * each} requests: {samples[-1]}", file=sys.stderr)
+        print(f"{(phase + 1) * size} requests: {samples[-1]}", file=sys.stderr)
         if not phase:
             clients.done.clear()
     return samples, clients.done
@@ -385,11 +388,10 @@ def report(model, samples, done, minutes):
     """Return the table, and whether everything is flat."""
     third = (len(samples) - 1) // 3
     parts = samples[1 : 1 + third], samples[-third:]
-    memory, later_memory = (statistics.median(each.memory for each in part) for part in parts)
-    files, later_files = (max(each.files for each in part) for part in parts)
-    threads = [max(each.threads for each in part) for part in parts]
-    growth = later_memory - memory
-    flat = growth <= GROWTH and later_files <= files and max(threads) <= THREADS
+    memory, later = (statistics.median(sample.memory for sample in part) for part in parts)
+    files, later_files = (max(sample.files for sample in part) for part in parts)
+    threads = [max(sample.threads for sample in part) for part in parts]
+    flat = later - memory <= GROWTH and later_files <= files and max(threads) <= THREADS
     rows = "".join(f"| {count:,} | {name} |\n" for name, count in sorted(done.items()))
     return (
         f"""\
@@ -406,7 +408,7 @@ alone. Nothing is left running, standard error is empty, and the exit code is 0.
 {rows}
 | when idle | first third | last third |
 |-|-|-|
-| memory, median | {memory / 1e6:.1f} MB | {later_memory / 1e6:.1f} MB |
+| memory, median | {memory / 1e6:.1f} MB | {later / 1e6:.1f} MB |
 | open files, most | {files} | {later_files} |
 | threads, most | {threads[0]} | {threads[1]} |
 

@@ -3,8 +3,6 @@
 Most tests have a server that only pretends, so that it can be slow, busy or broken.
 """
 
-import base64
-import hashlib
 import json
 import math
 import re
@@ -19,23 +17,12 @@ from gpt_cli.options.request import Options
 from support.pages import HOSTILE, Parts
 from support.server_process import serving
 
+pytest.importorskip("uvicorn")
+from gpt_cli.serve.app import _page
+
 PAGE = (Path(gpt_cli.__file__).parent / "serve" / "page.html").read_text(encoding="utf-8")
 LIMIT = 30_000  # milliseconds that anything may take, on a busy machine
 WORDS = [" the", " old", " fox", " saw", " a", " red", " moon", ",", " and", " ran", "."]
-
-
-def policy() -> str:
-    """Return the strictest policy that the page runs under."""
-    parts = Parts(PAGE).texts
-    style, script = (
-        base64.b64encode(hashlib.sha256(parts[name][0].encode()).digest()).decode()
-        for name in ("style", "script")
-    )
-    return (
-        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'; require-trusted-types-for 'script'"
-    )
 
 
 def text_of(seed, index, count):
@@ -62,7 +49,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/":
-            self.reply(200, PAGE.encode(), "text/html", ("Content-Security-Policy", policy()))
+            policy = ("Content-Security-Policy", _page().headers["Content-Security-Policy"])
+            self.reply(200, PAGE.encode(), "text/html", policy)
         elif self.refused():
             pass
         elif self.path == "/v1/models":
@@ -148,20 +136,20 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.asked, found.refusals, found.scripted, found.key = [], [], None, ""
-    found.steps, found.breaks, found.error = 2, False, ""
-    found.gate, found.left = threading.Event(), threading.Event()
-    found.gate.set()
-    found.daemon_threads = True
-    thread = threading.Thread(target=found.serve_forever)
+    fake = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    fake.asked, fake.refusals, fake.scripted, fake.key = [], [], None, ""
+    fake.steps, fake.breaks, fake.error = 2, False, ""
+    fake.gate, fake.left = threading.Event(), threading.Event()
+    fake.gate.set()
+    fake.daemon_threads = True
+    thread = threading.Thread(target=fake.serve_forever)
     thread.start()
-    found.address = f"http://127.0.0.1:{found.server_port}/"
-    yield found
-    found.gate.set()
-    found.shutdown()
+    fake.address = f"http://127.0.0.1:{fake.server_port}/"
+    yield fake
+    fake.gate.set()
+    fake.shutdown()
     thread.join()
-    found.server_close()
+    fake.server_close()
 
 
 @pytest.fixture
@@ -208,8 +196,8 @@ def options(tab, **values):
     """Set options; on a phone they are folded."""
     if not tab.locator("#options").is_visible():
         tab.locator("#settings summary").click()
-    for name, found in values.items():
-        tab.locator(f"#options [name={name}]").fill(str(found))
+    for name, setting in values.items():
+        tab.locator(f"#options [name={name}]").fill(str(setting))
     tab.keyboard.press("Tab")
 
 
@@ -373,7 +361,7 @@ def test_every_text_stays_in_the_tree(look, server):
 
 @browser_only
 @once
-def test_a_typo_mended_is_no_branch_and_a_deleted_continuation_is_its_beginning(look, server):
+def test_a_corrected_typo_is_no_branch_and_a_deleted_continuation_is_its_beginning(look, server):
     tab = look()
     tab.locator("#editor").focus()
     tab.keyboard.type("The moom")
@@ -543,7 +531,7 @@ def test_stop_ends_the_request_and_keeps_what_came(look, server):
     write_and_continue(tab, "Once", "Writing", seed=7)
     wait(tab.locator(".cards p").first, joined(7, 0, 3))
     tab.keyboard.press("Escape")
-    wait(status(tab), "Stopped. What had come is kept.")
+    wait(status(tab), "Stopped. The text so far is kept.")
     assert server.left.wait(LIMIT / 1000)
     assert cards(tab) == [joined(7, index, 3) for index in range(3)]
     assert "stopped" in tab.locator(".cards").inner_text()
@@ -560,11 +548,11 @@ def test_faults_are_said_in_place_and_lose_nothing(look, server):
     assert tab.locator("[name=top_k]").get_attribute("aria-invalid") == "true"
     assert tab.locator(".cards p").count() == 0
     server.refusals = [(429, "busy", None, ("Retry-After", "1"))]
-    write_and_continue(tab, None, "The server is busy. Asking again in 1 s.")
+    write_and_continue(tab, None, "The server is busy. Trying again in 1 s.")
     wait(status(tab), "3 continuations: choose one.")
     assert tab.locator(".cards p").count() == 3
     server.breaks = True
-    write_and_continue(tab, None, "The connection was lost. What had come is kept.", seed=7)
+    write_and_continue(tab, None, "The connection was lost. The text so far is kept.", seed=7)
     assert cards(tab)[0] == joined(7, 0, 3)
     server.breaks, server.error = False, "the model's memory is too short"
     write_and_continue(tab, None, "the model's memory is too short")
@@ -907,7 +895,7 @@ def test_stop_frees_the_real_server(look, real):
     write_and_continue(tab, "Once", "Writing", n=16, max_tokens=1000)
     wait(tab.locator(".cards p").first, re.compile(r"\w+ \w+"))
     tab.keyboard.press("Escape")
-    wait(status(tab), "Stopped. What had come is kept.")
+    wait(status(tab), "Stopped. The text so far is kept.")
     real.wait_until_idle()
     assert tab.locator(".cards p").count() > 0
 
@@ -945,7 +933,7 @@ def test_the_real_server_asks_for_its_key_and_may_die(look):
         write_and_continue(tab, "Once", "Writing", n=3, max_tokens=1000)
         wait(tab.locator(".cards p").first, re.compile(r"\w+ \w+"))
         server.process.kill()
-        wait(status(tab), "The connection was lost. What had come is kept.")
+        wait(status(tab), "The connection was lost. The text so far is kept.")
         server.process.wait()
         assert value(tab) == "Once"
         assert tab.locator(".cards p").count() > 0
