@@ -115,12 +115,10 @@ def test_prompt_and_choice_may_be_as_long_as_the_context(load_case, tokenizer):
         ([[], [1, 2]], []),
     ],
 )
-def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(
-    rows, beginning, monkeypatch
-):
+def test_a_question_begins_with_the_ids_of_the_prompt_and_of_all_choices(rows, beginning):
     ids = {f"a{'b' * n}": row for n, row in enumerate(rows)} | {"": [9]}
-    monkeypatch.setattr("gpt_cli.scoring.rank.prompt_ids", lambda loaded, text: ids[text])
-    loaded = SimpleNamespace(config=SimpleNamespace(n_positions=80))
+    config = SimpleNamespace(n_positions=80)
+    loaded = SimpleNamespace(config=config, prompt_ids=ids.__getitem__)
     query = Question.of_texts(loaded, "a", ["b" * n for n in range(1, len(rows))])
     start = [] if beginning else [9]
     assert query.prompt == start + beginning
