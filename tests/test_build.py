@@ -1,4 +1,4 @@
-"""What hatch_build.py adds to a wheel and to an editable install. No network, and no pip."""
+"""Wheels and editable installs by hatch_build.py, without a network and without pip."""
 
 import ctypes
 import platform
@@ -28,7 +28,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """What a wheel is built from, as the working folder."""
+    """Return a folder with the files of a wheel, which is the working folder."""
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / NATIVE, tree / NATIVE, ignore=shutil.ignore_patterns("libkernels.*"))
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "gpt_cli/__init__.py"):
@@ -40,7 +40,7 @@ def tree(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """Write a script that is the compiler."""
+    """Return a function that makes a script the compiler."""
 
     def write(script):
         path = tmp_path / "compiler"
@@ -67,10 +67,15 @@ def names(wheel):
         return file.namelist()
 
 
-def without_kernels(tree):
-    """Make the source files empty, so that they compile sooner."""
-    for path in (tree / NATIVE).glob("*.c"):
-        path.write_text("typedef int nothing;")
+@pytest.fixture
+def no_kernels(tree):
+    """Replace the kernels of a level by its name, which compiles sooner."""
+    (tree / NATIVE / "kernels.c").write_text(
+        '#include "kernels.h"\n'
+        "#define NAMED(name) const struct kernels kernels_##name = {.level = #name};\n"
+        "#define EXPANDED(name) NAMED(name)\n"
+        "EXPANDED(LEVEL)\n"
+    )
 
 
 def libraries(tree):
@@ -78,9 +83,9 @@ def libraries(tree):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("no_kernels")
 def test_a_wheel_with_the_library_is_for_this_platform_and_every_python(tree, compiler):
-    without_kernels(tree)
-    compiler('exec cc "$@"')
+    compiler('exec cc "$@" -O0')
     wheel = build_wheel(tree)
     assert wheel.stem.startswith("gpt2_cli-")
     assert "-py3-none-" in wheel.stem
@@ -91,12 +96,20 @@ def test_a_wheel_with_the_library_is_for_this_platform_and_every_python(tree, co
 
 
 @needs_compiler
-def test_an_editable_install_has_the_library_in_the_tree(tree, compiler):
-    without_kernels(tree)
-    compiler('exec cc "$@"')
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize(
+    ("script", "unknown"), [("", set()), ('case "$*" in *mavxvnni*) exit 1;; esac;', {b"avxvnni"})]
+)
+def test_an_editable_install_has_the_levels_that_the_compiler_knows(
+    tree, compiler, script, unknown
+):
+    compiler(f'{script} exec cc "$@" -O0')
     build_editable(tree)
     (library,) = libraries(tree)
     assert library.parent == tree / NATIVE
+    if platform.machine() == "x86_64":
+        levels = set(re.findall(rb"(?<!\w)avx\w+(?=\0)", library.read_bytes()))
+        assert levels == {b"avx512vnni", b"avx512", b"avxvnni", b"avx2"} - unknown
 
 
 @needs_compiler
@@ -109,17 +122,7 @@ def test_the_library_is_small_and_compiles_without_a_warning(tree, compiler):
     assert ctypes.CDLL(str(library)).gpt2_linear
 
 
-@needs_compiler
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX-VNNI is of x86-64")
-def test_a_compiler_that_does_not_know_avxvnni_makes_the_other_levels(tree, compiler):
-    compiler('case "$*" in *mavxvnni*) exit 1;; esac; exec cc "$@" -O0')
-    build_editable(tree)
-    (library,) = libraries(tree)
-    named = re.findall(rb"(?<!\w)avx\w+(?=\0)", library.read_bytes())
-    assert set(named) == {b"avx512vnni", b"avx512", b"avx2"}
-
-
-# By which a compiler can leave us without a library, and what is said of it.
+# Compilers that make no library, and what the warning says.
 FAILURES = {
     "printf 'In file x.c:\nx.c:1: \aerror: no\n' >&2; exit 1": "NumPy computes: x.c:1: error: no",
     "exit 3": "the C compiler compiler: exit code 3",
@@ -128,9 +131,9 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("script", "said"), FAILURES.items())
-def test_where_the_compiler_fails_there_is_a_pure_wheel_and_one_line_that_says_why(
-    tree, compiler, capfd, script, said
+@pytest.mark.parametrize(("script", "message"), FAILURES.items())
+def test_a_compiler_that_fails_gives_a_pure_wheel_and_a_warning(
+    tree, compiler, capfd, script, message
 ):
     compiler(script)
     wheel = build_wheel(tree)
@@ -138,10 +141,10 @@ def test_where_the_compiler_fails_there_is_a_pure_wheel_and_one_line_that_says_w
     assert not any("libkernels" in name for name in names(wheel))
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("the C library was not compiled, so NumPy computes: ")
-    assert said in line
+    assert message in line
 
 
-def test_where_there_is_no_compiler_the_wheel_is_pure(tree, monkeypatch, capfd):
+def test_without_a_compiler_the_wheel_is_pure(tree, monkeypatch, capfd):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tree))
     assert build_wheel(tree).name.endswith("-py3-none-any.whl")
@@ -149,32 +152,31 @@ def test_where_there_is_no_compiler_the_wheel_is_pure(tree, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("system", ["linux_riscv64", "win_arm64", "linux_i686"])
-def test_a_platform_without_kernels_gets_a_pure_wheel_and_asks_no_compiler(
+def test_a_platform_without_kernels_gets_a_pure_wheel_without_a_compilation(
     tree, compiler, monkeypatch, capfd, system
 ):
-    compiler("touch asked")
+    compiler("touch called")
     monkeypatch.setattr(WheelBuilder, "get_best_matching_tag", lambda _: f"cp311-cp311-{system}")
     assert build_wheel(tree).name.endswith("-py3-none-any.whl")
     assert system in capfd.readouterr().err
-    assert not (tree / "asked").exists()
+    assert not (tree / "called").exists()
 
 
-@pytest.mark.parametrize("make", [build_wheel, build_editable])
-def test_no_library_of_before_is_taken_for_the_one_that_failed(tree, compiler, make):
-    """The wheel has none, but what is in the tree is no concern of a wheel."""
+def test_a_library_of_an_earlier_build_is_not_used_after_a_failure(tree, compiler):
     compiler("exit 1")
     before = tree / NATIVE / "libkernels.so"
     before.write_bytes(b"stale")
-    wheel = make(tree)
-    assert before.exists() == (wheel is not None)
-    assert wheel is None or not any("libkernels" in name for name in names(wheel))
+    assert not any("libkernels" in name for name in names(build_wheel(tree)))
+    assert before.exists()  # a wheel leaves the tree as it is
+    build_editable(tree)
+    assert not before.exists()
 
 
-def test_no_flag_from_outside_changes_what_is_computed(tree, compiler, monkeypatch):
+def test_cflags_do_not_change_what_is_computed(tree, compiler, monkeypatch):
     monkeypatch.setenv("CFLAGS", "-Ofast")
-    compiler(f'echo "$*" >> {tree}/asked')
+    compiler(f'echo "$*" >> {tree}/called')
     build_wheel(tree)
-    compiled = [line for line in (tree / "asked").read_text().splitlines() if " -c " in line]
+    compiled = [line for line in (tree / "called").read_text().splitlines() if " -c " in line]
     assert len(compiled) > 3
     for line in compiled:
         assert "-ffp-contract=off" in line
@@ -182,7 +184,7 @@ def test_no_flag_from_outside_changes_what_is_computed(tree, compiler, monkeypat
         assert "native " not in line.replace(str(NATIVE), "")
 
 
-def test_a_source_distribution_has_what_the_library_is_made_of(tree, compiler):
+def test_a_source_distribution_has_the_sources_of_the_library(tree):
     (tree / NATIVE / "libkernels.so").write_bytes(b"of this machine")
     with tarfile.open(tree / build.build_sdist(str(tree))) as file:
         packed = {Path(*Path(name).parts[1:]) for name in file.getnames()}
@@ -191,7 +193,7 @@ def test_a_source_distribution_has_what_the_library_is_made_of(tree, compiler):
     assert NATIVE / "libkernels.so" not in packed
 
 
-def test_no_text_says_to_install_the_other_program_of_that_name():
+def test_no_text_says_to_install_another_program_of_this_name():
     """On the Python index, `gpt-cli` is not this package."""
     files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("gpt_cli/**/*.py")]
     wrong = re.compile(r"\b(re)?install\s+(-\S+\s+)*['\"]?gpt-cli")
