@@ -308,10 +308,11 @@ def test_what_is_unusual_but_right_gives_the_text(damage, model):
 
 
 @pytest.mark.fault(14, "a weight that is nan, with -v", 4, intact=FOLDER)
-def test_verbose_names_the_weight_that_is_damaged(model):
+def test_verbose_names_the_weight_that_is_damaged(model, world):
     poison(math.nan)(model)
-    _, errors = run_here("generate", "-m", model, "-v", "-n", 3, "Once", code=4)
-    assert "gpt-cli: not finite: h.1.mlp.c_fc.weight\n" in errors
+    finished = world.run("generate", "-m", model, "-v", "-n", 3, "Once")
+    assert finished.returncode == 4
+    assert b"gpt-cli: not finite: h.1.mlp.c_fc.weight\n" in finished.stderr
 
 
 @pytest.mark.fault(22, "rows of wte that are no tokens", 0, intact="no such token is drawn")
