@@ -42,6 +42,14 @@ TESTS = {
 } | {
     "compression/archive": ["compression/test_archive.py", "compression/test_codec.py"],
     "compression/codec": ["compression/test_codec.py", "cli/test_compress.py"],
+    "engine": [
+        "test_engine.py",
+        *(f"scoring/test_{name}.py" for name in ("score", "rank", "words", "trace", "tree")),
+        "jobs/test_tasks.py",
+        "compression/test_codec.py",
+    ],
+    "hub/client": ["hub/test_client.py", "faults/test_faults_hub.py"],
+    "serve/completion": ["serve/test_completion.py", "serve/test_app.py"],
     "generation/generate": ["test_engine.py", "generation/test_generate.py"],
     "generation/row": [
         "test_engine.py",

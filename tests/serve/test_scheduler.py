@@ -221,7 +221,9 @@ def test_a_prompt_is_scored_without_new_tokens(tiny, running):
         long.logprobs == tiny.score("Once upon a time there was a girl. " * 30).token_logprobs[1:]
     )
     assert (short.logprobs, short.top_logprobs) == ([], [])
-    assert not caller.completions[0].ids
+    caller.compute(shared, [caller.task(Request([1], Options(max_tokens=1)))])
+    assert [len(completion.ids) for completion in caller.completions.values()] == [0, 0, 1]
+    assert shared.running == 0
 
 
 # --- sharing -------------------------------------------------------------------------------------
