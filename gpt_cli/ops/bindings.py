@@ -3,7 +3,6 @@
 import ctypes
 import os
 import weakref
-from contextlib import suppress
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
@@ -19,19 +18,21 @@ from gpt_cli.system.machine import native_library
 
 LEVELS = ("avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "neon")
 _VARIABLE = "GPT_CLI_LEVEL"  # environment variable that selects a level
-_VERSION = 8  # of native/native.h
+_VERSION = 7  # of native/native.h
 
 ACTIVATIONS = (None, *config.ACTIVATIONS)  # `enum activation`
 FLOAT32, FLOAT64, INT64 = np.dtype("f4"), np.dtype("f8"), np.dtype("i8")
-BYTE, _BITS = np.dtype("u1"), np.dtype("u2")
-# The names of `enum format`, and the types of panels.
-_FORMATS: dict[str, Any] = {"float32": FLOAT32, "bfloat16": _BITS, "float16": _BITS, "int8": BYTE}
+# By the bytes of a weight.
+_PANEL_TYPES: dict[int, np.dtype[Any]] = {4: FLOAT32, 2: np.dtype("u2"), 1: np.dtype("u1")}
+
+# The types of fields.
 _TYPES: dict[str, Any] = {"P": c_void_p, "N": c_int64, "I": c_int32, "F": c_float, "D": c_double}
 
 
 class Struct(ctypes.Structure):
     """A struct of native/kernels.h that keeps the arrays alive that its pointers point to."""
 
+    function: str  # the operation that takes the struct
     strides: dict[str, str]  # fields NAME_stride by NAME
 
     def __init__(self, **fields: Any):
@@ -51,15 +52,16 @@ class Struct(ctypes.Structure):
             setattr(self, self.strides[name], array.strides[0] // array.itemsize)
 
     def run(self, threads: int) -> int:
-        """Run the operation of this name; return 0, or the error that native/native.h describes."""
-        return getattr(library(), f"gpt2_{type(self).__name__}")(ctypes.byref(self), threads)
+        """Run the operation; return 0, or the error that native/native.h describes."""
+        error: int = getattr(library(), self.function)(ctypes.byref(self), threads)
+        return error
 
 
 STRUCTS: dict[str, type[Struct]] = {}  # by name, in the order of `gpt2_layout.sizes`
 
 
 def _fields(declarations: str) -> list[tuple[str, Any]]:
-    """Return fields from declarations as in C: a type (of `_TYPES`, or a struct), then names."""
+    """Return fields from declarations, as in C: a type, of `_TYPES` or a struct, and names."""
     types, split = _TYPES | STRUCTS, map(str.split, declarations.split(";"))
     return [(name, types[kind]) for kind, *names in split for name in names]
 
@@ -68,7 +70,8 @@ def _struct(name: str, declarations: str) -> type[Struct]:
     """Return the mirror of a struct in C."""
     fields = _fields(declarations)
     strides = {field[:-7]: field for field, _ in fields if field.endswith("_stride")}
-    kind = STRUCTS[name] = type(name, (Struct,), {"strides": strides, "_fields_": fields})
+    members = {"function": f"gpt2_{name}", "strides": strides, "_fields_": fields}
+    kind = STRUCTS[name] = type(name, (Struct,), members)
     return kind
 
 
@@ -112,11 +115,18 @@ Quantize = _struct("quantize", "P w to")
 Pack = _struct("pack", "P to rows scales; N first count offset; I file transposed")
 
 
+class _Storage(ctypes.Structure):
+    """`struct storage`."""
+
+    _fields_ = (("name", ctypes.c_char_p), *_fields("N weight_bytes unit_rows unit_bytes"))
+
+
 class _Layout(ctypes.Structure):
     """`struct layout`."""
 
     _fields_ = (
-        *_fields("N version columns group max_tile_rows row_padding digits_bytes"),
+        *_fields("N version columns group max_tile_rows row_padding digits_bytes formats"),
+        ("storage", ctypes.POINTER(_Storage)),
         ("sizes", c_int64 * len(STRUCTS)),
     )
 
@@ -126,24 +136,28 @@ class Layers:
 
     def __init__(self, h: tuple[Any, ...]):
         self.h = [weakref.ref(b) for b in h]
-        self.width = h[0].attn.c_attn.weight.n_in
-        self._blocks = [self._block(b, h[0]) for b in h]  # with the arrays that they point to
+        first, H, inner = h[0].attn.c_attn.weight, h[0].attn.n_head, h[0].mlp.c_fc.weight.n_out
+        C = self.width = first.n_in
+        for b in h:
+            matrices = [w.weight for w in _linears(b).values()]
+            shapes = [(w.n_in, w.n_out) for w in matrices]
+            right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)]
+            alike = {w.format for w in matrices} == {first.format} and b.attn.n_head == H
+            check(right and alike and C % H == 0, "a layer", matrices[0].panels)
+        self._blocks = [self._block(b) for b in h]  # with the arrays that they point to
         self._array = (BlockStruct * len(h))(*self._blocks)
         self.struct = ctypes.addressof(self._array)
 
-    def _block(self, b: Any, first: Any) -> Struct:
-        """Return a block as a struct, after a check that it is like the first one."""
-        C, H, inner = self.width, first.attn.n_head, first.mlp.c_fc.weight.n_out
-        linears = b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj
-        matrices = [w.weight for w in linears]
-        shapes = [(matrix.n_in, matrix.n_out) for matrix in matrices]
-        right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % H == 0
-        formats = {matrix.format for matrix in (*matrices, first.attn.c_attn.weight)}
-        check(right and len(formats) == 1 and b.attn.n_head == H, "a layer", matrices[0].panels)
-        fields = {"scale": b.attn.scale, "activation": ACTIVATIONS.index(b.mlp.activation)}
-        for name, w in zip(_LINEARS, linears, strict=True):
-            fields |= {name: w.weight.matrix, f"{name}_bias": vector_of(w.bias, w.weight.n_out)}
-        return BlockStruct(ln_1=norm_of(b.ln_1, C), ln_2=norm_of(b.ln_2, C), **fields)
+    def _block(self, b: Any) -> Struct:
+        linears = _linears(b)
+        return BlockStruct(
+            ln_1=norm_of(b.ln_1, self.width),
+            ln_2=norm_of(b.ln_2, self.width),
+            **{name: w.weight.matrix for name, w in linears.items()},
+            **{f"{name}_bias": vector_of(w.bias, w.weight.n_out) for name, w in linears.items()},
+            scale=b.attn.scale,
+            activation=ACTIVATIONS.index(b.mlp.activation),
+        )
 
 
 _layers: weakref.WeakKeyDictionary[Any, Layers] = weakref.WeakKeyDictionary()  # by the first
@@ -157,52 +171,77 @@ def layers_of(h: tuple[Any, ...]) -> Layers:
     return layers
 
 
+def _linears(b: Any) -> dict[str, Any]:
+    """Return the linear layers of a block, by their names in `struct block`."""
+    linears = b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj
+    return dict(zip(_LINEARS, linears, strict=True))
+
+
 class Packed:
     """A matrix (n_in, n_out) in panels, at first of zeros: see native/kernels.h."""
 
     def __init__(self, n_in: int, n_out: int, format: str, arena: Arena):
         self.n_in, self.n_out, self.format = n_in, n_out, format
-        columns = library().layout.columns
-        rows, size = 1, columns  # of a unit of a panel
-        if format == "int8":
-            rows, size = GROUP, (GROUP + 2) * columns  # with a scale of 2 bytes for each column
-        count = -(-n_out // columns)
-        self.panels = arena.zeros((count, -(-n_in // rows), size), _FORMATS[format])
-        self.width = count * columns  # padded to whole panels
+        index, storage = _formats()[format]
+        units, length = -(-n_in // storage.unit_rows), storage.unit_bytes // storage.weight_bytes
+        count = -(-n_out // layout().columns)
+        self.panels = arena.zeros((count, units, length), _PANEL_TYPES[storage.weight_bytes])
+        self.width = count * layout().columns  # padded to whole panels
         panels = {"panels": self.panels, "panel_bytes": self.panels.strides[0]}
-        self.matrix = Matrix(n_in=n_in, n_out=n_out, format=[*_FORMATS].index(format), **panels)
+        self.matrix = Matrix(n_in=n_in, n_out=n_out, format=index, **panels)
         self.struct = ctypes.addressof(self.matrix)
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, by the exponents of weights or scales."""
         if self.format == "float32":
             return bool(np.isfinite(self.panels).all())
-        scales = slice(-2 * library().layout.columns if self.format == "int8" else 0, None)
+        scales = slice(-2 * layout().columns if self.format == "int8" else 0, None)
         exponent = np.uint16(0x7C00 if self.format == "float16" else 0x7F80)
         return not ((self.panels[..., scales].view(np.uint16) & exponent) == exponent).any()
 
 
 @cache
-def library() -> Any:
-    """Load the library, and its constants as `layout`.
+def library() -> ctypes.CDLL:
+    """Load the library.
 
-    ImportError if it is missing, cannot be loaded or is another version.
+    Raises:
+        ImportError: it is missing, cannot be loaded, or is another version.
     """
     path = native_library()
     if path is None:
         raise ImportError("the library was not compiled when gpt-cli was installed")
     try:
-        lib: Any = ctypes.CDLL(str(path))
+        lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(str(error)) from error
+    if not _is_compatible(lib):
+        raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
+    lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = c_int64
+    lib.gpt2_use_level.restype = None
+    return lib
+
+
+def _is_compatible(lib: ctypes.CDLL) -> bool:
+    """Return whether the library has this version of the functions, and the same structs."""
+    try:
+        layout = _Layout.in_dll(lib, "gpt2_layout")
+    except ValueError:
+        return False
     sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
-    with suppress(ValueError):  # there is no layout
-        lib.layout = _Layout.in_dll(lib, "gpt2_layout")
-        if (lib.layout.version, lib.layout.group, [*lib.layout.sizes]) == (_VERSION, GROUP, sizes):
-            lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = c_int64
-            lib.gpt2_use_level.restype = None
-            return lib
-    raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
+    return layout.version == _VERSION and list(layout.sizes) == sizes and layout.group == GROUP
+
+
+@cache
+def layout() -> Any:
+    """Return `gpt2_layout`: the constants of the library."""
+    return _Layout.in_dll(library(), "gpt2_layout")
+
+
+@cache
+def _formats() -> dict[str, tuple[int, Any]]:
+    """Return the indices and the `struct storage` of the formats, by their names."""
+    storage = layout().storage[: layout().formats]
+    return {one.name.decode(): (index, one) for index, one in enumerate(storage)}
 
 
 def layers_scratch(layers: Struct, threads: int) -> int:
@@ -223,7 +262,9 @@ def use_level(level: str) -> None:
 def choose_level() -> str:
     """Select the level that GPT_CLI_LEVEL names, or the highest supported one; return its name.
 
-    ImportError if the library has no level for this processor.
+    Raises:
+        ImportError: the library cannot be used on this processor.
+        InputError: the variable names an unknown or unsupported level.
     """
     available = levels()
     if not available:

@@ -21,6 +21,7 @@ from gpt_cli.options.request import SamplingParams
 from gpt_cli.system.machine import MOST_THREADS, threads
 
 _PIECE = 256 * 1024  # numbers read and packed at a time: 1 MB, which stays in the cache
+_BYTE = np.dtype("u1")
 _CACHE_LINE = 64  # bytes
 LARGEST_TOP_K = 1024  # in C, whose sort is slower than NumPy's
 
@@ -38,7 +39,7 @@ class NativeOps(DraftOps):
     batch_invariant = True
 
     def __init__(self, dtype: str = "float32"):
-        layout = bindings.library().layout
+        layout = bindings.layout()
         self.level = bindings.choose_level()
         self.dtype, self._half = dtype, dtype == "int8"
         self.cache_type = np.dtype("f2") if self._half else FLOAT32
@@ -146,7 +147,7 @@ class NativeOps(DraftOps):
         scratch = None
         if self.dtype == "int8":
             size = len(x) * (-(-packed.n_in // GROUP) * self._digits_bytes + 4)
-            scratch = self._workspace.empty((size,), bindings.BYTE)
+            scratch = self._workspace.empty((size,), _BYTE)
         bias = None if w.bias is None else bindings.vector_of(w.bias, packed.n_out)
         result = {"y": y, "activation": bindings.ACTIVATIONS.index(activation), "scratch": scratch}
         return bindings.LinearRows(w=packed.struct, bias=bias, x=x, rows=len(x), **result)
@@ -240,7 +241,7 @@ class NativeOps(DraftOps):
         fields |= {"visible": visible, "past": past, "lengths": lengths, "n_layer": len(h), "T": T}
         call = bindings.AllLayers(blocks=layers.struct, x=x, **fields)
         size = bindings.layers_scratch(call, self.threads) + _CACHE_LINE
-        scratch = self._workspace.empty((size,), bindings.BYTE)
+        scratch = self._workspace.empty((size,), _BYTE)
         call.point("scratch", scratch[-address(scratch) % _CACHE_LINE :])
         return call
 

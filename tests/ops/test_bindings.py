@@ -18,7 +18,7 @@ COMPILER = shlex.split(os.environ.get("CC") or "cc")
 def test_each_struct_has_the_size_and_the_offsets_of_c(tmp_path):
     lines, expected = [], []
     for name, kind in bindings.STRUCTS.items():
-        tag = f"struct {name}"
+        tag = f"struct {kind.function.removeprefix('gpt2_')}"
         lines.append(f"sizeof({tag}), (size_t)0")
         expected.append([name, ctypes.sizeof(kind), 0])
         for field, type_ in kind._fields_:
@@ -36,3 +36,11 @@ def test_each_struct_has_the_size_and_the_offsets_of_c(tmp_path):
     numbers = [list(map(int, line.split())) for line in output.splitlines()]
     names = [name for name, *_ in expected]
     assert dict(zip(names, numbers, strict=True)) == {name: rest for name, *rest in expected}
+
+
+@pytest.mark.usefixtures("library")
+def test_the_library_exports_the_sizes_and_formats():
+    layout = bindings.layout()
+    assert list(layout.sizes) == [ctypes.sizeof(kind) for kind in bindings.STRUCTS.values()]
+    formats = [one.name for one in layout.storage[: layout.formats]]
+    assert formats == [b"float32", b"bfloat16", b"float16", b"int8"]

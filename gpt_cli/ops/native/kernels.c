@@ -205,7 +205,7 @@ static void attend(const void *operation, int64_t part, int slot)
     /* Later queries see more keys. They come first, so that all threads finish together. */
     int64_t first = (ceil_div(job->T, MAX_TILE_ROWS) - 1 - part / heads) * MAX_TILE_ROWS;
     int64_t rows = smaller(job->T - first, MAX_TILE_ROWS), longest = 0;
-    int64_t stride = scores_stride(job->cache_panels), bytes = weight_bytes[format];
+    int64_t stride = scores_stride(job->cache_panels), bytes = storage_of[format].weight_bytes;
     const int64_t *visible = job->visible + b * job->T + first;
     const char *keys = (const char *)job->keys + head * capacity * D * bytes;
     const char *values = (const char *)job->values + head * capacity * width * bytes;

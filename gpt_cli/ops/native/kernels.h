@@ -38,7 +38,7 @@ enum {
     MAX_PARTS = 2048,        /* that the panels of a matrix are cut into */
 };
 
-enum format { FLOAT32, BFLOAT16, FLOAT16, INT8 };
+enum format { FLOAT32, BFLOAT16, FLOAT16, INT8, FORMATS };
 
 enum activation { NONE, GELU_NEW, GELU, RELU, SILU, TANH };
 
@@ -57,7 +57,18 @@ struct int8_group {
     uint16_t scales[COLUMNS]; /* bfloat16 */
 };
 
-static const int64_t weight_bytes[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2, [INT8] = 1};
+/* How a format is stored: the bytes of a weight, and the rows and bytes of a unit of a panel. */
+struct storage {
+    const char *name;
+    int64_t weight_bytes, unit_rows, unit_bytes;
+};
+
+static const struct storage storage_of[FORMATS] = {
+    [FLOAT32] = {"float32", 4, 1, 4 * COLUMNS},
+    [BFLOAT16] = {"bfloat16", 2, 1, 2 * COLUMNS},
+    [FLOAT16] = {"float16", 2, 1, 2 * COLUMNS},
+    [INT8] = {"int8", 1, GROUP, sizeof(struct int8_group)},
+};
 
 /* A matrix (n_in, n_out). */
 struct matrix {

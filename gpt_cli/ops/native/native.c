@@ -89,12 +89,14 @@ static const struct level levels[] = {
 static const struct kernels *_Atomic kernels;
 
 const struct layout gpt2_layout = {
-    .version = 8,
+    .version = 7,
     .columns = COLUMNS,
     .group = GROUP,
     .max_tile_rows = MAX_TILE_ROWS,
     .row_padding = ROW_PADDING,
     .digits_bytes = sizeof(struct digits),
+    .formats = FORMATS,
+    .storage = storage_of,
     .sizes = {
         sizeof(struct matrix), sizeof(struct norm), sizeof(struct block), sizeof(struct embed),
         sizeof(struct layer_norm), sizeof(struct linear), sizeof(struct store),

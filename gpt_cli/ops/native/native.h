@@ -12,7 +12,8 @@
 /* Constants that bindings.py reads, or compares with those in Python. */
 struct layout {
     int64_t version; /* of this interface */
-    int64_t columns, group, max_tile_rows, row_padding, digits_bytes;
+    int64_t columns, group, max_tile_rows, row_padding, digits_bytes, formats;
+    const struct storage *storage;
     int64_t sizes[17]; /* of the structs in bindings.py, in its order */
 };
 EXPORT extern const struct layout gpt2_layout;

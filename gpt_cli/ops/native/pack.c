@@ -19,7 +19,7 @@ enum {
 static void pack_rows(const struct pack *pack)
 {
     const struct matrix *to = pack->to;
-    int64_t n_out = to->n_out, size = weight_bytes[to->format];
+    int64_t n_out = to->n_out, size = storage_of[to->format].weight_bytes;
     for (int64_t column = 0; column < n_out; column += COLUMNS) { /* one panel at a time */
         int64_t width = smaller(n_out - column, COLUMNS);
         char *panel = panel_of(to, column / COLUMNS) + pack->first * COLUMNS * size;
@@ -164,7 +164,7 @@ static int pack_file(const struct pack *pack)
     int64_t n_in = pack->to->n_in, n_out = pack->to->n_out, transposed = pack->transposed;
     int format = pack->to->format;
     int64_t rows = transposed ? n_out : n_in;
-    int64_t row_bytes = (transposed ? n_in : n_out) * weight_bytes[format];
+    int64_t row_bytes = (transposed ? n_in : n_out) * storage_of[format].weight_bytes;
     int64_t scales_per_row = transposed ? ceil_div(n_in, GROUP) : n_out;
     int64_t step = PIECE_BYTES / row_bytes + 1;
     if (format == INT8 && !transposed)

@@ -73,7 +73,7 @@ INLINE vf weights_at(const void *w, int64_t index, enum format format)
 /* Fetch the weights PREFETCH bytes after `index` to the second-level cache. */
 INLINE void prefetch(const void *w, int64_t index, enum format format)
 {
-    __builtin_prefetch((const char *)w + index * weight_bytes[format] + PREFETCH, 0, 2);
+    __builtin_prefetch((const char *)w + index * storage_of[format].weight_bytes + PREFETCH, 0, 2);
 }
 
 /* Compute R rows and V vectors of a product, from `column` on, without its activation. An
