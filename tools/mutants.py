@@ -34,8 +34,7 @@ for library in ("fsspec", "huggingface_hub", "hypothesis.extra.numpy", "numpy", 
 ALONE = (
     "scoring/score scoring/words gpt2/kv_cache folder/tokenizer folder/config "
     "options/declare records generation/speculate compression/range_coder "
-    "jobs/parts jobs/parquet jobs/outputs gpt2/model hub/client serve/scheduler serve/answer "
-    "engine"
+    "jobs/parts jobs/parquet jobs/outputs gpt2/model serve/scheduler"
 )
 TESTS = {
     name: [str(Path(name).with_name(f"test_{Path(name).name}.py"))] for name in ALONE.split()
@@ -49,7 +48,7 @@ TESTS = {
         "compression/test_codec.py",
     ],
     "hub/client": ["hub/test_client.py", "faults/test_faults_hub.py"],
-    "serve/completion": ["serve/test_completion.py", "serve/test_app.py"],
+    "serve/answer": ["serve/test_answer.py", "serve/test_app.py"],
     "generation/generate": ["test_engine.py", "generation/test_generate.py"],
     "generation/row": [
         "test_engine.py",
