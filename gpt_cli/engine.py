@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpt_cli.compression.archive import SEGMENT_TOKENS, ArchiveReader
 from gpt_cli.compression.codec import Codec
-from gpt_cli.errors import InputError, compute_valid
+from gpt_cli.errors import InputError, compute_valid, single
 from gpt_cli.generation import matcher, sampling
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.loaded import LoadedModel
@@ -133,9 +133,7 @@ class Engine:
 
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
         """Return the log-likelihood of a text, token by token; see `score_many`."""
-        (scored,) = self.score_many([text], **options)
-        if isinstance(scored, InputError):
-            raise scored
+        scored = single(self.score_many([text], **options))
         if not scored.tokens_scored:
             needed = "2 tokens: the first has nothing before it"
             raise InputError(f"a text needs at least {'1 token' if options.get('bos') else needed}")
@@ -212,10 +210,7 @@ class Engine:
         If the end of the prompt forms one token with the beginning of a choice, all choices are
         ranked with that end.
         """
-        (ranked,) = self.rank_many([(prompt, choices)], by=by)
-        if isinstance(ranked, InputError):
-            raise ranked
-        return ranked
+        return single(self.rank_many([(prompt, choices)], by=by))
 
     def rank_many(
         self, rows: Sequence[tuple[str, Sequence[str]]], *, by: RankBy = "total"

@@ -98,6 +98,14 @@ def compute_valid(
             return
 
 
+def single(results: Iterable[Result | InputError]) -> Result:
+    """Return the only one of results; raise it if it is an error."""
+    (result,) = results
+    if isinstance(result, InputError):
+        raise result
+    return result
+
+
 def import_extra(purpose: str, package: str, *modules: str) -> ModuleType:
     """Import modules of an optional package and return the first; raise ResourceError without it.
 

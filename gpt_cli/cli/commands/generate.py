@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from gpt_cli.generation.generate import Run
 
 _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
+_SAMPLES = option(
+    1,
+    "Number of texts, up to 10,000; several are printed together at the end, separated by ---.",
+    between(1, 10_000),  # all are computed side by side
+)
 
 
 def generate(
@@ -33,11 +38,7 @@ def generate(
     file: Path | None = flags.PROMPT_FILE,
     escape: bool = option(False, r"Read \n, \r, \t and \\ in PROMPT and --stop as escapes."),
     options: Options,
-    samples: int = option(
-        1,
-        "Number of texts, up to 10,000; several are printed together at the end, separated by ---.",
-        between(1, 10_000),  # all are computed side by side
-    ),
+    samples: int = _SAMPLES,
     echo: bool = option(False, "Print the prompt before the text."),
     stream: bool = option(
         True, "Print text as it is generated, or all at the end.", flag="--stream/--no-stream"
