@@ -1,3 +1,4 @@
+import compileall
 import ctypes
 import functools
 import json
@@ -23,6 +24,8 @@ from support.checkpoints import CASES, CONFIG, make_weights
 from support.loopback_hub import cache_fixture, hub_fixture  # noqa: F401 (fixtures)
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # commands buffer their output, as they do for users
+# Now, since a process whose files may not grow would leave a half-written module for all others.
+compileall.compile_dir(Path(gpt_cli.__file__).parent, quiet=1)
 
 GOLDEN = Path(__file__).parent / "golden"
 
