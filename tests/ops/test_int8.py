@@ -305,8 +305,8 @@ def test_int8_is_close_to_float32_on_texts_of_the_bundled_model(int8_ops, storie
     assert (engine.model.ops.name, engine.model.ops.dtype) == (int8_ops.name, "int8")
     expected = np.concatenate([logits for _, logits in stories])
     logits = np.concatenate([engine.logits([ids])[0] for ids, _ in stories])
-    exact, found = log_softmax(expected), log_softmax(logits)
-    assert (np.exp(exact) * (exact - found)).sum(axis=-1).mean() <= 1e-3
+    exact, rounded = log_softmax(expected), log_softmax(logits)
+    assert (np.exp(exact) * (exact - rounded)).sum(axis=-1).mean() <= 1e-3
     second, first = np.partition(expected, -2, axis=-1)[:, -2:].T
     clear = first - second >= np.median(first - second)
     assert (logits.argmax(axis=-1) == expected.argmax(axis=-1))[clear].mean() >= 0.99

@@ -67,7 +67,7 @@ def test_linear_is_a_chain_of_multiply_adds(
     start = np.zeros((rows, n_out), np.float32) + (bias if has_bias else 0)
     w = Linear(ops.place_matrix(stored, transposed=transposed), bias)
     sums = chain(x, stored[:].T if transposed else stored[:], start)
-    assert_same_bits(ops.linear(x, w, activation), activated(native, sums, activation))
+    assert_same_bits(ops.linear(x, w, activation), activated(native("float32"), sums, activation))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -107,7 +107,7 @@ def test_linear_with_int8_weights_is_a_chain_over_groups(
         sums = whole[:, group] @ quantized.weight[group].astype(np.int64)
         total = multiply_add(sums.astype(np.float32), scale, total)
     total = multiply_add(total, largest / most, bias if has_bias else np.float32(0))
-    assert_same_bits(y, activated(native, total, activation))
+    assert_same_bits(y, activated(native("float32"), total, activation))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
