@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 import gpt_cli
 from gpt_cli.errors import CheckpointError
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import Linear
 from gpt_cli.ops.int8 import GROUP, LARGEST, LARGEST_ACTIVATION, Int8Rows, quantize
 from gpt_cli.ops.numpy_ops import NumPyOps
-from support.checkpoints import CONFIG, VOCAB, make_weights, noise, write_damaged
+from support.checkpoints import VOCAB, noise, write_damaged
+from support.models import model_of
 from support.native_arrays import NAN_AND_INF, array
 
 ALMOST_NOTHING = 2e-36  # below it, weights may be rounded to 0
@@ -269,13 +268,10 @@ def test_attend_uses_keys_and_values_as_rounded_by_the_cache(int8_ops, cached, T
     ],
 )
 def test_compiled_logits_are_close_to_the_reference(compiled, changes):
-    config = CONFIG | {"n_embd": 64, "n_layer": 2} | changes
+    changes = {"n_embd": 64, "n_layer": 2} | changes
+    ids = np.arange(160).reshape(2, 80) * 7 % len(VOCAB)
     logits, expected = (
-        forward(
-            checkpoint.assemble(GPT2Config.from_dict(config), ops, make_weights(config)),
-            np.arange(160).reshape(2, 80) * 7 % len(VOCAB),
-        )
-        for ops in (compiled, NumPyOps("int8"))
+        forward(model_of(ops, **changes), ids) for ops in (compiled, NumPyOps("int8"))
     )
     assert logits.dtype == np.float32
     assert logits.shape == expected.shape

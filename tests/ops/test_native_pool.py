@@ -14,13 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt_cli.folder.config import GPT2Config
 from gpt_cli.folder.tensors import aligned_empty
-from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import memory
 from gpt_cli.ops.memory import Arena, Workspace, address
-from support.checkpoints import CONFIG, make_weights
+from support.models import model_of
 from support.native_arrays import assert_same_bits, misaligned
 from support.processes import posix
 
@@ -130,9 +128,7 @@ def test_workspace_hands_out_no_memory_twice_to_concurrent_threads():
 @pytest.fixture(scope="module", params=["float32", "int8"])
 def model(native, request):
     """Return a model that is large enough to use several threads."""
-    config = CONFIG | {"n_embd": 96, "n_layer": 2}
-    weights = make_weights(config)
-    return checkpoint.assemble(GPT2Config.from_dict(config), native(request.param), weights)
+    return model_of(native(request.param), n_embd=96, n_layer=2)
 
 
 def texts(count):
