@@ -3,6 +3,7 @@
 import ctypes
 import os
 import weakref
+from contextlib import suppress
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
@@ -32,7 +33,6 @@ _TYPES: dict[str, Any] = {"P": c_void_p, "N": c_int64, "I": c_int32, "F": c_floa
 class Struct(ctypes.Structure):
     """A struct of native/kernels.h that keeps the arrays alive that its pointers point to."""
 
-    function: str  # the operation that takes the struct
     strides: dict[str, str]  # fields NAME_stride by NAME
 
     def __init__(self, **fields: Any):
@@ -52,16 +52,15 @@ class Struct(ctypes.Structure):
             setattr(self, self.strides[name], array.strides[0] // array.itemsize)
 
     def run(self, threads: int) -> int:
-        """Run the operation; return 0, or the error that native/native.h describes."""
-        error: int = getattr(library(), self.function)(ctypes.byref(self), threads)
-        return error
+        """Run the operation of this name; return 0, or the error that native/native.h describes."""
+        return getattr(library(), f"gpt2_{type(self).__name__}")(ctypes.byref(self), threads)
 
 
 STRUCTS: dict[str, type[Struct]] = {}  # by name, in the order of `gpt2_layout.sizes`
 
 
 def _fields(declarations: str) -> list[tuple[str, Any]]:
-    """Return fields from declarations, as in C: a type, of `_TYPES` or a struct, and names."""
+    """Return fields from declarations as in C: a type (of `_TYPES`, or a struct), then names."""
     types, split = _TYPES | STRUCTS, map(str.split, declarations.split(";"))
     return [(name, types[kind]) for kind, *names in split for name in names]
 
@@ -70,8 +69,7 @@ def _struct(name: str, declarations: str) -> type[Struct]:
     """Return the mirror of a struct in C."""
     fields = _fields(declarations)
     strides = {field[:-7]: field for field, _ in fields if field.endswith("_stride")}
-    members = {"function": f"gpt2_{name}", "strides": strides, "_fields_": fields}
-    kind = STRUCTS[name] = type(name, (Struct,), members)
+    kind = STRUCTS[name] = type(name, (Struct,), {"strides": strides, "_fields_": fields})
     return kind
 
 
@@ -136,28 +134,24 @@ class Layers:
 
     def __init__(self, h: tuple[Any, ...]):
         self.h = [weakref.ref(b) for b in h]
-        first, H, inner = h[0].attn.c_attn.weight, h[0].attn.n_head, h[0].mlp.c_fc.weight.n_out
-        C = self.width = first.n_in
-        for b in h:
-            matrices = [w.weight for w in _linears(b).values()]
-            shapes = [(w.n_in, w.n_out) for w in matrices]
-            right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)]
-            alike = {w.format for w in matrices} == {first.format} and b.attn.n_head == H
-            check(right and alike and C % H == 0, "a layer", matrices[0].panels)
-        self._blocks = [self._block(b) for b in h]  # with the arrays that they point to
+        self.width = h[0].attn.c_attn.weight.n_in
+        self._blocks = [self._block(b, h[0]) for b in h]  # with the arrays that they point to
         self._array = (BlockStruct * len(h))(*self._blocks)
         self.struct = ctypes.addressof(self._array)
 
-    def _block(self, b: Any) -> Struct:
-        linears = _linears(b)
-        return BlockStruct(
-            ln_1=norm_of(b.ln_1, self.width),
-            ln_2=norm_of(b.ln_2, self.width),
-            **{name: w.weight.matrix for name, w in linears.items()},
-            **{f"{name}_bias": vector_of(w.bias, w.weight.n_out) for name, w in linears.items()},
-            scale=b.attn.scale,
-            activation=ACTIVATIONS.index(b.mlp.activation),
-        )
+    def _block(self, b: Any, first: Any) -> Struct:
+        """Return a block as a struct, after a check that it is like the first one."""
+        C, H, inner = self.width, first.attn.n_head, first.mlp.c_fc.weight.n_out
+        linears = b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj
+        matrices = [w.weight for w in linears]
+        shapes = [(matrix.n_in, matrix.n_out) for matrix in matrices]
+        right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % H == 0
+        formats = {matrix.format for matrix in (*matrices, first.attn.c_attn.weight)}
+        check(right and len(formats) == 1 and b.attn.n_head == H, "a layer", matrices[0].panels)
+        fields = {"scale": b.attn.scale, "activation": ACTIVATIONS.index(b.mlp.activation)}
+        for name, w in zip(_LINEARS, linears, strict=True):
+            fields |= {name: w.weight.matrix, f"{name}_bias": vector_of(w.bias, w.weight.n_out)}
+        return BlockStruct(ln_1=norm_of(b.ln_1, C), ln_2=norm_of(b.ln_2, C), **fields)
 
 
 _layers: weakref.WeakKeyDictionary[Any, Layers] = weakref.WeakKeyDictionary()  # by the first
@@ -169,12 +163,6 @@ def layers_of(h: tuple[Any, ...]) -> Layers:
     if layers is None or layers.h != [weakref.ref(b) for b in h]:
         layers = _layers[h[0]] = Layers(h)
     return layers
-
-
-def _linears(b: Any) -> dict[str, Any]:
-    """Return the linear layers of a block, by their names in `struct block`."""
-    linears = b.attn.c_attn, b.attn.c_proj, b.mlp.c_fc, b.mlp.c_proj
-    return dict(zip(_LINEARS, linears, strict=True))
 
 
 class Packed:
@@ -202,11 +190,7 @@ class Packed:
 
 @cache
 def library() -> ctypes.CDLL:
-    """Load the library.
-
-    Raises:
-        ImportError: it is missing, cannot be loaded, or is another version.
-    """
+    """Load the library; ImportError if it is missing, cannot be loaded or is another version."""
     path = native_library()
     if path is None:
         raise ImportError("the library was not compiled when gpt-cli was installed")
@@ -214,21 +198,14 @@ def library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(str(error)) from error
-    if not _is_compatible(lib):
-        raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
-    lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = c_int64
-    lib.gpt2_use_level.restype = None
-    return lib
-
-
-def _is_compatible(lib: ctypes.CDLL) -> bool:
-    """Return whether the library has this version of the functions, and the same structs."""
-    try:
-        layout = _Layout.in_dll(lib, "gpt2_layout")
-    except ValueError:
-        return False
     sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
-    return layout.version == _VERSION and list(layout.sizes) == sizes and layout.group == GROUP
+    with suppress(ValueError):  # it has no `gpt2_layout`
+        constants = _Layout.in_dll(lib, "gpt2_layout")
+        if (constants.version, constants.group, [*constants.sizes]) == (_VERSION, GROUP, sizes):
+            lib.gpt2_layers_scratch.restype = lib.gpt2_linear_ranges.restype = c_int64
+            lib.gpt2_use_level.restype = None
+            return lib
+    raise ImportError(f"{path} belongs to another version: reinstall gpt2-cli")
 
 
 @cache
@@ -262,9 +239,7 @@ def use_level(level: str) -> None:
 def choose_level() -> str:
     """Select the level that GPT_CLI_LEVEL names, or the highest supported one; return its name.
 
-    Raises:
-        ImportError: the library cannot be used on this processor.
-        InputError: the variable names an unknown or unsupported level.
+    ImportError if the library has no level for this processor.
     """
     available = levels()
     if not available:

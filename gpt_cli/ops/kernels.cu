@@ -1,4 +1,4 @@
-// The kernels of `cupy_ops`: all computation between the matrix products.
+// The kernels of `cupy_ops`: all computation except the matrix products.
 //
 // `number` is the type of weights and activations, float or half. Sums and the residual stream x
 // are float. Shapes are those of model.py: B batch, T new tokens, S = past + T, H heads, D head
@@ -69,9 +69,9 @@ extern "C" __global__ void embed(
     long long vocabulary, long long context, int C, float* x)
 {
     long long token = blockIdx.x, id = ids[token], position = positions[token];
-    bool there = id >= 0 && id < vocabulary && position >= 0 && position < context;
+    bool valid = id >= 0 && id < vocabulary && position >= 0 && position < context;
     for (int c = threadIdx.x; c < C; c += blockDim.x)
-        x[token * C + c] = there ? wide(wte[id * C + c]) + wpe[position * C + c] : nanf("");
+        x[token * C + c] = valid ? wide(wte[id * C + c]) + wpe[position * C + c] : nanf("");
 }
 
 // y (rows, C) = (x - mean) / sqrt(variance + epsilon) * weight + bias. A block computes
@@ -113,7 +113,7 @@ extern "C" __global__ void finish(
         y[i] = narrow(activate(wide(y[i]) + bias[i % width], activation));
 }
 
-// Appends k and v (B, H, T, D) to the `past` (B) tokens in the rows of keys and values
+// Append k and v (B, H, T, D) to the `past` (B) tokens in the rows of keys and values
 // (B, H, capacity, D): of the T new tokens of a row, only the first `lengths` (B). k and v have the
 // same strides, in elements. A block copies a token.
 extern "C" __global__ void store(

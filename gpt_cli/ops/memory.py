@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 _CACHE_LINE = 64  # bytes
 _PIECE, _LARGEST_PIECE = 4 << 20, 256 << 20  # bytes; pages that are not written take no memory
 _MIN_KEPT = 128 * 1024  # bytes; smaller arrays come from C's allocator without page faults
-_MOST_FREE = 128 << 20  # bytes of memory that long-lived arrays had, and may have again
+_MOST_FREE = 128 << 20  # bytes that are kept for later long-lived arrays
 
 # Offset of the data pointer in an array object (`PyArrayObject_fields` in NumPy's headers).
 _DATA_OFFSET = object.__basicsize__
@@ -86,7 +86,7 @@ class Workspace:
     """Memory for the results of operations, which is reused.
 
     Fresh memory costs a page fault per 4 kB: a fifth of the time of a pass over many tokens.
-    An array returns its memory to the workspace when it is garbage collected.
+    The memory of an array returns to the workspace when the array is garbage collected.
     """
 
     def __init__(self) -> None:

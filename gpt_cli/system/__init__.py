@@ -1,1 +1,1 @@
-"""The machine, files and the process: what does not know GPT-2."""
+"""The machine, its files and the process; nothing here is specific to GPT-2."""

@@ -18,7 +18,7 @@ COMPILER = shlex.split(os.environ.get("CC") or "cc")
 def test_each_struct_has_the_size_and_the_offsets_of_c(tmp_path):
     lines, expected = [], []
     for name, kind in bindings.STRUCTS.items():
-        tag = f"struct {kind.function.removeprefix('gpt2_')}"
+        tag = f"struct {name}"
         lines.append(f"sizeof({tag}), (size_t)0")
         expected.append([name, ctypes.sizeof(kind), 0])
         for field, type_ in kind._fields_:
@@ -39,8 +39,7 @@ def test_each_struct_has_the_size_and_the_offsets_of_c(tmp_path):
 
 
 @pytest.mark.usefixtures("library")
-def test_the_library_exports_the_sizes_and_formats():
+def test_the_library_exports_the_formats():
     layout = bindings.layout()
-    assert list(layout.sizes) == [ctypes.sizeof(kind) for kind in bindings.STRUCTS.values()]
-    formats = [one.name for one in layout.storage[: layout.formats]]
+    formats = [storage.name for storage in layout.storage[: layout.formats]]
     assert formats == [b"float32", b"bfloat16", b"float16", b"int8"]

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from gpt_cli.engine import Engine
-from gpt_cli.folder.config import GPT2Config
-from gpt_cli.generation.generate import Run
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
-from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.kv_cache import KVCache
 from gpt_cli.gpt2.model import forward
 from gpt_cli.ops import LayerNorm, Linear, get_ops
@@ -20,7 +17,7 @@ from gpt_cli.scoring.trace import trace
 from gpt_cli.scoring.tree import tree
 from gpt_cli.system import gpu
 from support import emulated_cuda
-from support.checkpoints import CONFIG, make_weights
+from support.models import completions_of, model_of
 
 NUMPY = NumPyOps()
 DTYPES = ("float32", "float16")
@@ -69,12 +66,6 @@ def assert_close(ops, compute):
     scale = 1e-5 if ops.dtype == "float32" else 5e-3
     np.testing.assert_allclose(host, expected, rtol=scale, atol=scale * abs(expected).max())
     return result
-
-
-def model_of(ops, **changes):
-    """Return a model of `checkpoints.CONFIG` with changes."""
-    config = CONFIG | changes
-    return checkpoint.assemble(GPT2Config.from_dict(config), ops, make_weights(config))
 
 
 def tolerance(ops):
@@ -247,12 +238,8 @@ def test_a_seed_gives_the_same_text_as_on_the_cpu(float32_ops, tokenizer, how, u
         for index, (prompt, new) in enumerate(rows)
     ]
 
-    def completions(ops):
-        run = Run(LoadedModel(model_of(ops), tokenizer), requests)
-        list(run)
-        return run.completions
-
-    for done, expected in zip(completions(float32_ops), completions(NUMPY), strict=True):
+    both = (completions_of(model_of(ops), tokenizer, requests) for ops in (float32_ops, NUMPY))
+    for done, expected in zip(*both, strict=True):
         assert (done.ids, done.text) == (expected.ids, expected.text)
         np.testing.assert_allclose(done.logprobs, expected.logprobs, rtol=1e-4)
 

@@ -37,12 +37,12 @@ def test_attend(level, native, dtype, B, H, T, more, D, seed):
     q = array("q", B, H, T, D, seed=seed)
     keys, values = array("keys", B, H, S, D, seed=seed), array("values", B, H, S, D, seed=seed)
     visible = np.random.default_rng(seed).integers(1, S + 1, (B, T))
-    found = ops.attend(q, *cache_of(ops, keys, values, S + 40), 0.3, visible)
+    attended = ops.attend(q, *cache_of(ops, keys, values, S + 40), 0.3, visible)
     if dtype == "int8":
         keys, values = (x.astype(np.float16) for x in (keys, values))
     exact = q.astype(np.float64), keys.astype(np.float64), values.astype(np.float64)
-    assert found.dtype == np.float32
-    assert abs(found - NUMPY.attend(*exact, 0.3, visible)).max() <= 8e-6
+    assert attended.dtype == np.float32
+    assert abs(attended - NUMPY.attend(*exact, 0.3, visible)).max() <= 8e-6
 
 
 @given(S=st.integers(1, 100), D=head_sizes, seed=seeds)
@@ -50,11 +50,11 @@ def test_attend(level, native, dtype, B, H, T, more, D, seed):
 def test_attention_adds_in_a_fixed_order(level, native, S, D, seed):
     ops, q = native("float32"), array("q", 1, 1, 1, D, seed=seed)
     keys, values = (array(name, 1, 1, S, D, seed=seed) for name in ("keys", "values"))
-    found = ops.attend(q, *cache_of(ops, keys, values, S), 0.3, np.array([[S]]))[0, 0]
+    attended = ops.attend(q, *cache_of(ops, keys, values, S), 0.3, np.array([[S]]))[0, 0]
     scores = chain(q[0, 0], keys[0, 0].T, np.zeros((1, S), np.float32)) * np.float32(0.3)
     weights = ops.exp(scores - scores.max())
     mixed = chain(weights, values[0, 0], np.zeros((1, D), np.float32))
-    assert_same_bits(found, mixed / added_up(weights[0]))
+    assert_same_bits(attended, mixed / added_up(weights[0]))
 
 
 @pytest.mark.parametrize("where", ["q", "keys"])
@@ -63,24 +63,23 @@ def test_attention_adds_in_a_fixed_order(level, native, S, D, seed):
 @settings(max_examples=15)
 def test_nan_and_inf_spoil_only_the_queries_that_see_them(native, where, damage, T, D, data):
     ops = native("float32")
-    given_ = {name: array(name, 2, 2, T, D) for name in ("q", "keys", "values")}
+    heads = {name: array(name, 2, 2, T, D) for name in ("q", "keys", "values")}
     visible = np.tile(np.arange(1, T + 1), (2, 1))
 
     def attended(q, keys, values):
         return ops.attend(q, *cache_of(ops, keys, values, T), 0.3, visible)
 
-    before = attended(**given_)
+    before = attended(**heads)
     t, d = data.draw(st.integers(0, T - 1)), data.draw(st.integers(0, D - 1))
-    given_[where][1, 0, t, d] = damage
-    found = attended(**given_)
+    heads[where][1, 0, t, d] = damage
+    after = attended(**heads)
     with np.errstate(all="ignore"):
-        scores = given_["q"] @ given_["keys"].swapaxes(-1, -2)
+        scores = heads["q"] @ heads["keys"].swapaxes(-1, -2)
         scores = np.where(np.arange(T) < visible[:, None, :, None], scores, -np.inf)
-        expected = softmax(scores) @ given_["values"]
-    assert np.array_equal(np.isfinite(found), np.isfinite(expected))
-    assert_same_bits(found[0], before[0])
-    assert_same_bits(found[1, 1], before[1, 1])
-    assert_same_bits(found[1, 0, :t], before[1, 0, :t])
+        expected = softmax(scores) @ heads["values"]
+    assert np.array_equal(np.isfinite(after), np.isfinite(expected))
+    for undamaged in (np.s_[0], np.s_[1, 1], np.s_[1, 0, :t]):
+        assert_same_bits(after[undamaged], before[undamaged])
 
 
 # --- the cache -----------------------------------------------------------------------------------
@@ -104,15 +103,15 @@ def test_store_writes_the_new_tokens_of_each_row_and_nothing_else(
         width = stored.shape[-1]
         expected = np.full((B, H, 128, width), untouched, stored.dtype)
         for row in range(B):
-            place = slice(past[row], past[row] + lengths[row])
-            expected[row, :, place] = 0  # values are padded with zeros to whole panels
-            expected[row, :, place, :D] = new[row, :, : lengths[row]]
+            tokens = slice(past[row], past[row] + lengths[row])
+            expected[row, :, tokens] = 0  # values are padded with zeros to whole panels
+            expected[row, :, tokens, :D] = new[row, :, : lengths[row]]
         assert np.array_equal(stored, expected)
 
 
 def test_store_and_attend_reject_tokens_beyond_the_capacity(parts):
     ops, heads, cache = parts["ops"], parts["heads"], parts["cache"]
-    before = [each.copy() for each in cache]
+    before = [panels.copy() for panels in cache]
     for past, lengths in (
         ([61, 0], [4, 0]),
         ([0, 65], [0, 0]),
@@ -123,13 +122,18 @@ def test_store_and_attend_reject_tokens_beyond_the_capacity(parts):
     ):
         with pytest.raises(IndexError, match="the cache has room for 64 tokens"):
             ops.store(heads, heads, *cache, np.array(past), np.array(lengths))
-        for each, other in zip(before, cache, strict=True):
-            assert np.array_equal(each, other, equal_nan=True)
+        for panels, other in zip(before, cache, strict=True):
+            assert np.array_equal(panels, other, equal_nan=True)
     for visible in (0, -1, 65, 2**62):
         seen = np.ones((2, 4), int)
         seen[1, 2] = visible
         with pytest.raises(IndexError, match="visible must be from 1 to 64 keys"):
             ops.attend(heads, *cache, 1.0, seen)
+
+
+def rejected(operation, *arguments, match="cannot be"):
+    with pytest.raises(ValueError, match=match):
+        operation(*arguments)
 
 
 def test_keys_and_values_of_wrong_shapes_are_rejected(parts):
@@ -149,40 +153,34 @@ def test_keys_and_values_of_wrong_shapes_are_rejected(parts):
         (keys, values[:, ::-1]),
     ]
     for cache in wrong_caches:
-        with pytest.raises(ValueError, match="cannot be"):
-            ops.store(heads, heads, *cache, none, four)
-        with pytest.raises(ValueError, match="cannot be"):
-            ops.attend(heads, *cache, 1.0, seen)
+        rejected(ops.store, heads, heads, *cache, none, four)
+        rejected(ops.attend, heads, *cache, 1.0, seen)
     for past, lengths in ((none[:1], four), (none, four[None]), (none, four[:1])):
-        with pytest.raises(ValueError, match="cannot be"):
-            ops.store(heads, heads, *parts["cache"], past, lengths)
+        rejected(ops.store, heads, heads, keys, values, past, lengths)
     for v in (heads[:1], heads[:, :2], heads[:, :, :3], heads[..., :4], heads[..., None]):
-        with pytest.raises(ValueError, match=r"cannot be|unpack"):
-            ops.store(heads, v, *parts["cache"], none, four)
+        rejected(ops.store, heads, v, keys, values, none, four, match=r"cannot be|unpack")
     for visible in (seen[:1], seen[:, :3], seen[0], seen[..., None]):
-        with pytest.raises(ValueError, match="cannot be"):
-            ops.attend(heads, *parts["cache"], 1.0, visible)
+        rejected(ops.attend, heads, keys, values, 1.0, visible)
     for q in (heads[..., :4], heads[:1], heads[:, :2], heads[0]):
-        with pytest.raises(ValueError, match=r"cannot be|unpack"):
-            ops.attend(q, *parts["cache"], 1.0, seen)
+        rejected(ops.attend, q, keys, values, 1.0, seen, match=r"cannot be|unpack")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_blocks_of_a_cache_are_converted_as_numpy_does(level, native, monkeypatch, threads):
+def test_panels_of_a_cache_are_converted_as_numpy_does(level, native, monkeypatch, threads):
     draft_ops = native("float32").draft_ops()
     monkeypatch.setattr(draft_ops, "threads", threads)
     floats = np.arange(3 * 2 * 2 * 3 * 30 * COLUMNS, dtype=np.uint32) * np.uint32(1_491_101)
     source = floats.view(np.float32).reshape(3, 2, 2, 3, 30, COLUMNS)  # enough for two threads
     source[0, 0, 0, 1, 0, :6] = np.nan, np.inf, -np.inf, 65519, 65520, -0.0
-    made = np.zeros(source.shape, np.float16)
-    draft_ops.copyto(made[:, :, :, 1:], source[:, :, :, 1:])
+    to = np.zeros(source.shape, np.float16)
+    copied = to[:, :, :, 1:]
+    draft_ops.copyto(copied, source[:, :, :, 1:])
     with np.errstate(all="ignore"):
-        expected = source.astype(np.float16)
-    assert not made[:, :, :, 0].any()
-    missing = np.isnan(expected[:, :, :, 1:])
-    assert np.array_equal(np.isnan(made[:, :, :, 1:]), missing)
-    bits = [x[:, :, :, 1:][~missing].view(np.uint16) for x in (made, expected)]
-    assert np.array_equal(*bits)
+        expected = source[:, :, :, 1:].astype(np.float16)
+    assert not to[:, :, :, 0].any()
+    missing = np.isnan(expected)
+    assert np.array_equal(np.isnan(copied), missing)
+    assert np.array_equal(copied[~missing].view("u2"), expected[~missing].view("u2"))
 
 
 def test_the_first_rows_of_a_cache_become_float16(native):
@@ -193,13 +191,10 @@ def test_the_first_rows_of_a_cache_become_float16(native):
     assert not narrow[:, 2].any()
 
 
-def test_blocks_of_a_cache_are_checked(native):
+def test_panels_of_a_cache_are_checked(native):
     draft_ops = native("float32").draft_ops()
-    wide, narrow = (
-        np.zeros((3, 2, 2, 4, 5, COLUMNS), np.float32),
-        np.zeros((3, 2, 2, 4, 5, COLUMNS), np.float16),
-    )
-    for to, blocks in (
+    wide, narrow = (np.zeros((3, 2, 2, 4, 5, COLUMNS), dtype) for dtype in ("f4", "f2"))
+    for to, panels in (
         (wide, wide),
         (narrow, narrow),
         (narrow[:, :, :, 1:], wide),
@@ -210,5 +205,4 @@ def test_blocks_of_a_cache_are_checked(native):
         (narrow[:, :, :, 2:], wide[:, :, :, :2].copy()),
         (np.zeros((1, 1, 1, 1, 3, 5), np.float16), np.zeros((1, 1, 1, 1, 3, 5), np.float32)),
     ):
-        with pytest.raises(ValueError, match="a cache cannot be float"):
-            draft_ops.copyto(to, blocks)
+        rejected(draft_ops.copyto, to, panels, match="a cache cannot be float")

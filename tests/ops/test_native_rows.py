@@ -48,19 +48,21 @@ def test_levels_agree_on_floats_of_every_kind(level, native):
 
     def computed(level):
         bindings.use_level(level)
-        return [native("float32").exp(x), *(activated(native, x, name) for name in ACTIVATIONS)]
+        return [
+            native("float32").exp(x),
+            *(activated(native("float32"), x, name) for name in ACTIVATIONS),
+        ]
 
-    expected, found = (computed(each) for each in (bindings.levels()[0], level))
-    for one_kind, other in zip(found, expected, strict=True):
-        assert_same_bits(one_kind, other)
+    for numbers, expected in zip(computed(level), computed(bindings.levels()[0]), strict=True):
+        assert_same_bits(numbers, expected)
 
 
 @given(rows=rows_of_x, C=st.integers(1, 200), seed=seeds)
 @at_each_level
 def test_layer_norm_adds_in_a_fixed_order(level, native, rows, C, seed):
     x, weight, bias = array("x", rows, C, seed=seed), array("weight", C), array("bias", C)
-    found = native("float32").layer_norm(x, LayerNorm(weight, bias, 1e-5))
-    for row, y in zip(x, found, strict=True):
+    normed = native("float32").layer_norm(x, LayerNorm(weight, bias, 1e-5))
+    for row, y in zip(x, normed, strict=True):
         centred = row - added_up(row) / np.float32(C)
         squares = np.zeros(PARTIAL_SUMS, np.float32)
         for piece in filled_up(centred):
@@ -73,21 +75,20 @@ def test_layer_norm_adds_in_a_fixed_order(level, native, rows, C, seed):
 @at_each_level
 def test_log_normalizer_adds_in_a_fixed_order(level, native, rows, n, scale, seed):
     ops, logits = native("float32"), scale * array("logits", rows, n, seed=seed)
-    for row, found in zip(logits, ops.log_normalizer(logits), strict=True):
+    for row, y in zip(logits, ops.log_normalizer(logits), strict=True):
         weights, sums = ops.exp(row - row.max()), np.zeros(PARTIAL_SUMS)
         for start in range(0, n, 256):
             sums += sum(filled_up(weights[start : start + 256]), np.zeros(PARTIAL_SUMS, np.float32))
-        assert abs(found - (float(row.max()) + math.log(sum_of(sums)))) <= 1e-15 * max(1, found)
+        assert abs(y - (float(row.max()) + math.log(sum_of(sums)))) <= 1e-15 * max(1, y)
 
 
 @given(rows=rows_of_x, n=st.integers(1, 1000), scale=st.sampled_from([1, 20]), seed=seeds)
 @at_each_level
 def test_cumulative_counts_are_those_of_the_weights(level, native, rows, n, scale, seed):
     ops, logits = native("float32"), scale * array("logits", rows, n + 3, seed=seed)[:, :n]
-    found = ops.cumulative_counts(logits)
     weights = ops.exp(logits - logits.max(axis=-1, keepdims=True)).astype(np.float64)
     counts = 1 + np.floor(weights * 2**30).astype(np.int64)
-    assert np.array_equal(found, np.cumsum(counts, axis=-1))
+    assert np.array_equal(ops.cumulative_counts(logits), np.cumsum(counts, axis=-1))
 
 
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
@@ -99,12 +100,12 @@ def test_nan_and_inf_spoil_only_their_row_of_a_norm_or_normalizer(native, damage
     row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, C - 1))
     before, normalizer = ops.layer_norm(x, ln), ops.log_normalizer(x)
     x[row, column] = damage
-    found, others = ops.layer_norm(x, ln), np.arange(rows) != row
-    assert np.isnan(found[row]).all()
-    assert_same_bits(found[others], before[others])
-    spoilt = ops.log_normalizer(x)
-    assert np.isfinite(spoilt[row]) == (damage == -np.inf)
-    assert np.array_equal(spoilt[others], normalizer[others])
+    after, others = ops.layer_norm(x, ln), np.arange(rows) != row
+    assert np.isnan(after[row]).all()
+    assert_same_bits(after[others], before[others])
+    after = ops.log_normalizer(x)
+    assert np.isfinite(after[row]) == (damage == -np.inf)
+    assert np.array_equal(after[others], normalizer[others])
 
 
 def test_other_operations_reject_wrong_shapes(parts):
@@ -153,8 +154,8 @@ def test_array_layout_changes_no_bit(native, dtype, layout):
         w = Linear(ops.place_matrix(laid(matrix)), laid(bias))
         wte = ops.place_matrix(laid(matrix), transposed=True)
         cache = [layers[0] for layers in ops.new_cache(1, B, H, T, D)]
-        for each in cache:
-            each[...] = 0
+        for panels in cache:
+            panels[...] = 0
         q, k, v = map(laid, heads)
         ops.store(k, v, *cache, laid(lengths * 0), laid(lengths))
         return [
@@ -167,8 +168,8 @@ def test_array_layout_changes_no_bit(native, dtype, layout):
             ops.log_normalizer(laid(x[0])).astype(np.float32),
         ]
 
-    for found, expected in zip(results(laid), results(np.copy), strict=True):
-        assert_same_bits(found, expected)
+    for result, expected in zip(results(laid), results(np.copy), strict=True):
+        assert_same_bits(result, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
@@ -180,9 +181,8 @@ def test_empty_inputs_give_empty_outputs(native, dtype):
     assert ops.layer_norm(x, LayerNorm(matrix[:, 0], matrix[:, 1], 1e-5)).shape == (0, 8)
     assert ops.exp(x).shape == (0, 8)
     assert ops.log_normalizer(x).shape == (0,)
-    assert (
-        ops.embed(w.weight, matrix[:, :8], np.empty((2, 0), int), np.empty((1, 0), int)).size == 0
-    )
+    ids = np.empty((2, 0), int)
+    assert ops.embed(w.weight, matrix[:, :8], ids, ids[:1]).size == 0
     for B, T in ((0, 3), (2, 0)):
         heads, counts = np.empty((B, 2, T, 8), np.float32), np.zeros(B, int)
         cache = [layers[0] for layers in ops.new_cache(1, B, 2, 5, 8)]

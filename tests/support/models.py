@@ -67,8 +67,8 @@ threads_and_levels = st.tuples(st.integers(1, 4), st.sampled_from(LEVELS or [""]
 
 
 def model_of(ops, weights_of=None, seed=0, head_size=8, **changes):
-    """Return a model whose matrices are stored as in a checkpoint for these operations."""
-    config = CONFIG | changes | {"n_embd": changes["n_head"] * head_size}
+    """Return a model of `CONFIG` with changes; its matrices may be stored in another dtype."""
+    config = CONFIG | {"n_embd": (CONFIG | changes)["n_head"] * head_size} | changes
     weights = make_weights(config, seed=seed)
     if weights_of in ("bfloat16", "float16"):
         weights = {

@@ -75,9 +75,8 @@ def chain(x, matrix, start):
     return start
 
 
-def activated(native, x, activation):
-    """Return the activation of each number (rows, n), by a product with 1."""
-    ops = native("float32")
+def activated(ops, x, activation):
+    """Return the activation of each number, by a product with 1."""
     one = Linear(ops.place_matrix(np.eye(1, dtype=np.float32)))
     return ops.linear(x.reshape(-1, 1), one, activation).reshape(x.shape)
 

@@ -1,4 +1,4 @@
-"""Small files are read whole; what is no file, or is too large, is refused."""
+"""Small files are read whole; other files are refused."""
 
 import os
 
@@ -19,7 +19,7 @@ def test_a_small_file_is_read_whole(tmp_path, monkeypatch):
 
 
 @posix
-def test_what_is_no_regular_file_is_not_opened(tmp_path):
+def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     for name in ("pipe", "device", "."):

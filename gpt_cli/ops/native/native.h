@@ -1,4 +1,4 @@
-/* The functions that Python calls. Python checks shapes, types and strides before.
+/* The functions that Python calls. Python has checked shapes, types and strides.
  *
  * An operation takes its struct, described in kernels.h, and the number of threads. It returns 0,
  * or 1 if a number in an array is out of range. */

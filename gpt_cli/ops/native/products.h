@@ -190,8 +190,8 @@ static void multiply(enum format format, const struct product *p)
     }
 }
 
-/* Compute one row of a product and of that with the next panel, `apart` elements after w: y (2 panels),
- * without start and activation. A single row is bound by the latency of the multiply-adds; two panels
+/* Compute one row of the products with two panels, the second `apart` elements after w, without start
+ * and activation: y (2 * COLUMNS). A single row is bound by the latency of the multiply-adds; two panels
  * have twice as many independent sums. */
 INLINE void multiply_pair_of(enum format format, const struct product *p, int64_t apart)
 {

@@ -75,7 +75,7 @@ static int64_t likeliest(
         bound = fmaxf(bound, kth_largest(ordered, spans, k));
     }
     count = gather(logits, n, largest, bound, kept, columns);
-    if (!count) { /* damaged weights: no number of the row is one */
+    if (!count) { /* damaged weights: no logit of the row is a number */
         kept[0] = 0;
         columns[0] = 0;
         return 1;
