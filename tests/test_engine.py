@@ -252,7 +252,7 @@ def test_the_keywords_are_the_fields_of_the_options(engine):
 
 
 def test_type_checkers_see_the_keywords(engine):
-    """What they say about them, `make check` tests: see tests/typed_calls.py."""
+    """`make check` tests what type checkers say of wrong ones: see tests/typed_calls.py."""
     assert get_type_hints(OptionFields).keys() == {field.name for field in fields(Options)}
     _, *keywords = inspect.signature(engine.score_many).parameters
     assert [*get_type_hints(ScoreOptions)] == keywords

@@ -1,4 +1,4 @@
-"""How many bytes a model and its results take, to check them against the free memory."""
+"""Estimate the bytes of a model and of its results, for checks against the free memory."""
 
 import math
 from dataclasses import replace

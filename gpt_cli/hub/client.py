@@ -261,10 +261,7 @@ def _explain(repo: str, revision: str, error: BaseException) -> str:
             return f"{endpoint} does not answer like a Hub: check HF_ENDPOINT and the proxy"
     if "Timeout" in kind:
         failure = "does not answer (HF_HUB_ETAG_TIMEOUT=30 waits longer)"
-    elif kind in (
-        "ConnectError",
-        "ProxyError",
-    ):  # httpx's, or httpx2's from version 2 of the client
+    elif kind in ("ConnectError", "ProxyError"):  # of httpx, or httpx2 since the client's version 2
         failure = f"cannot be reached ({reason})"
     else:
         return f"the download of {repo} failed ({kind}: {reason}): {_AGAIN}"

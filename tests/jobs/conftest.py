@@ -1,4 +1,4 @@
-"""What the tests of several modules of jobs need."""
+"""Fixtures that several modules of tests of jobs share."""
 
 import io
 
