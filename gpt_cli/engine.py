@@ -17,8 +17,11 @@ from gpt_cli.generation import matcher, sampling
 from gpt_cli.generation.generate import Completion, Run, complete
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.generation.row import Request
+from gpt_cli.generation.speculator import Speculator
+from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
 from gpt_cli.gpt2.prefill import next_logits
+from gpt_cli.gpt2.weights import Weights
 from gpt_cli.options.declare import AT_LEAST_1, check, takes
 from gpt_cli.options.request import OptionFields, Options
 from gpt_cli.scoring.rank import Choice, Question, RankBy, rank
@@ -51,6 +54,23 @@ class Engine:
     def check_constraint(self, options: Options) -> None:
         """Raise InputError if no text of this model matches the constraint of options."""
         matcher.check(self.tokenizer, self.model.config, options.constraint)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The weights by their names in the checkpoint: float32 copies in its layout."""
+        return Weights(self.model)
+
+    def with_weights(self, arrays: Mapping[str, Any]) -> "Engine":
+        """Return an engine with other weights, by their names in `weights`; the rest is shared.
+
+        They are kept in float32, or rounded to the type of an int8 model or a GPU. A tied head
+        follows `wte.weight`, unless there is a "lm_head.weight". InputError if a name or a shape is
+        not the model's.
+        """
+        model = checkpoint.with_weights(self.model, arrays)
+        speculator = self.loaded.speculator and Speculator(model)
+        loaded = replace(self.loaded, model=model, speculator=speculator)
+        return Engine(loaded, self.name, self.load_seconds)
 
     def logits(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return the logits of the next token at all positions.

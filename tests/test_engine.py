@@ -258,6 +258,14 @@ def test_type_checkers_see_the_keywords(engine):
     assert [*get_type_hints(ScoreOptions)] == keywords
 
 
+def test_an_engine_with_other_weights_computes_with_them_everywhere(engine):
+    name, text = "h.0.attn.c_proj.weight", "Once upon a time"
+    changed = engine.with_weights({name: 0 * engine.weights[name]})
+    assert changed.score(text) != engine.score(text)
+    assert changed.with_weights(engine.weights).score(text) == engine.score(text)
+    assert not changed.weights[name].any()
+
+
 def test_half_of_a_surrogate_pair_is_refused(engine):
     for use in (engine.encode, engine.score, lambda text: engine.generate([text])):
         with pytest.raises(InputError, match="not valid Unicode"):

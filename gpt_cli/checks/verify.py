@@ -1,8 +1,9 @@
 """Check that a model computes the right results on this machine.
 
-The files and greedy texts must be the published ones. Ways to compute the same result must agree:
-with and without the cache, in a batch and alone, with each implementation; with the compiled
-library to the last bit, for any threads and processor level. Digests of logits compare machines.
+The source, the files and greedy texts must be the published ones. Ways to compute the same result
+must agree: with and without the cache, in a batch and alone, with each implementation; with the
+compiled library to the last bit, for any threads and processor level. Digests of logits compare
+machines.
 """
 
 import itertools
@@ -29,6 +30,7 @@ from gpt_cli.generation.generate import Completion
 from gpt_cli.generation.loaded import LoadedModel
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.digests import TEXT, logits_digest
+from gpt_cli.gpt2.source import MODEL, is_edited
 from gpt_cli.gpt2.weights import named_weights
 from gpt_cli.hub.local import SHORT_NAMES
 from gpt_cli.ops import Array, Ops, bindings, get_ops
@@ -74,6 +76,7 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
     Raise GPTCLIError if it cannot be loaded.
     """
     facts = _facts(name, folder)
+    yield _check_source()
     yield _check_files(folder, facts.get("sha256", {}))
     tokenizer = Tokenizer.from_folder(folder)
     config, tensors = checkpoint.read(folder)
@@ -116,6 +119,8 @@ def verify(name: str, folder: Path) -> Iterator[Check]:
 
 def cure(failed: Sequence[str]) -> str:
     """Return what to do if these checks failed."""
+    if "source" in failed:
+        return f"undo the changes in {MODEL}, or reinstall gpt2-cli"
     if "files" in failed:
         return "get its files again, and report it if that does not help"
     return "this machine or this program computes wrong results; please report it"
@@ -129,6 +134,13 @@ def _facts(name: str, folder: Path) -> dict[str, Any]:
         return known().get(full_name, {})
     digest = file_hash(weights)
     return next((f for f in known().values() if f["sha256"][weights.name] == digest), {})
+
+
+def _check_source() -> Check:
+    """Check that model.py is the file of this release."""
+    if is_edited():
+        return Check("source", False, f"{MODEL} was edited")
+    return Check("source", True, f"{MODEL.name} is the file of this release")
 
 
 def _check_files(folder: Path, expected: dict[str, str]) -> Check:

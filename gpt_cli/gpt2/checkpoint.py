@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from gpt_cli.errors import CheckpointError
+from gpt_cli.errors import CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
 from gpt_cli.folder.tensors import DTYPES, Tensor, read_header, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
+from gpt_cli.gpt2.weights import untied_weights
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
 from gpt_cli.ops.int8 import Int8Rows, scales_shape
 from gpt_cli.system.machine import cores
@@ -118,10 +119,7 @@ def assemble(config: GPT2Config, ops: Ops, tensors: Mapping[str, Rows]) -> GPT2:
     tensors = without_tied_head(tensors, config)
 
     def placed(name: str) -> Any:
-        tensor = tensors[name]
-        if is_matrix(name, tensor.shape):
-            return ops.place_matrix(tensor, transposed=is_transposed(name))
-        return ops.xp.asarray(tensor[:])
+        return _placed(ops, name, tensors[name])
 
     # The largest first, so that the threads end at about the same time.
     names = sorted(tensors, key=lambda name: -math.prod(tensors[name].shape))
@@ -162,6 +160,31 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
             weights.get("lm_head.weight", weights["wte.weight"]), weights.get("lm_head.bias")
         ),
     )
+
+
+def _placed(ops: Ops, name: str, tensor: Rows) -> Any:
+    """Return a tensor on the device of `ops`, in the layout of its operations."""
+    if is_matrix(name, tensor.shape):
+        return ops.place_matrix(tensor, transposed=is_transposed(name))
+    return ops.xp.asarray(tensor[:])
+
+
+def with_weights(model: GPT2, arrays: Mapping[str, Any]) -> GPT2:
+    """Return a model with other weights, which shares all others; a tied head follows wte.
+
+    `arrays` are by their names in a checkpoint, in its layout; they are copied. InputError if a
+    name or a shape is not the model's.
+    """
+    weights, shapes = untied_weights(model), dict(expected_shapes(model.config, head=True))
+    for name, values in arrays.items():
+        if name not in shapes:
+            raise InputError(f"the model has no weight {name}{did_you_mean(name, shapes)}")
+        array = np.array(values, np.float32)
+        if array.shape != shapes[name]:
+            must = f"must have the shape {list(shapes[name])}, not {list(array.shape)}"
+            raise InputError(f"the weight {name} {must}")
+        weights[name] = _placed(model.ops, name, array)
+    return build(model.config, model.ops, weights)
 
 
 def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[str, Rows]:

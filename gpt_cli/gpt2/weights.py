@@ -1,13 +1,15 @@
 """The weights of a model by name, and the damaged ones among them."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpt_cli.errors import CheckpointError
+from gpt_cli.folder.config import expected_shapes, is_matrix, is_transposed
 from gpt_cli.ops import Array
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,44 @@ def named_weights(model: Any) -> Iterator[tuple[str, Any]]:
     for name, leaf in leaves(model):
         if hasattr(leaf, "is_finite") or hasattr(leaf, "shape"):  # a packed matrix, or an array
             yield f"{name}.weight" if name in ("wte", "wpe") else name, leaf
+
+
+def untied_weights(model: Any) -> dict[str, Any]:
+    """Return the arrays and packed matrices of a model by name, without a tied head."""
+    weights = dict(named_weights(model))
+    if weights["lm_head.weight"] is weights["wte.weight"]:
+        del weights["lm_head.weight"]
+    return weights
+
+
+class Weights(Mapping[str, NDArray[np.float32]]):
+    """The weights of a model by their names in the checkpoint, as copies on the host.
+
+    They are float32 in the checkpoint's layout, with the values that the model computes with. A
+    tied head is not among them. KeyError for another name.
+    """
+
+    def __init__(self, model: Any):
+        self._ops, self._weights = model.ops, untied_weights(model)
+        self._shapes = dict(expected_shapes(model.config, head=True))
+
+    def __getitem__(self, name: str, /) -> NDArray[np.float32]:
+        weight, shape = self._weights[name], self._shapes[name]
+        if not is_matrix(name, shape):
+            return np.array(self._ops.to_host(weight), np.float32)
+        transposed = is_transposed(name)
+        n_out, n_in = shape if transposed else shape[::-1]
+        # All columns of the matrix, as embeddings. The position -0.0 changes no bit of them.
+        ids, positions = self._ops.xp.arange(n_out)[None], self._ops.xp.zeros((1, 1), int)
+        nowhere = self._ops.xp.full((1, n_in), -0.0, np.float32)
+        columns = self._ops.to_host(self._ops.embed(weight, nowhere, ids, positions))[0]
+        return np.array(columns if transposed else columns.T, order="C")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 def damaged_weight(model: Any) -> str | None:

@@ -146,8 +146,8 @@ class Layers:
         matrices = [w.weight for w in linears]
         shapes = [(matrix.n_in, matrix.n_out) for matrix in matrices]
         right = shapes == [(C, 3 * C), (C, C), (C, inner), (inner, C)] and C % H == 0
-        formats = {matrix.format for matrix in (*matrices, first.attn.c_attn.weight)}
-        check(right and len(formats) == 1 and b.attn.n_head == H, "a layer", matrices[0].panels)
+        int8 = {matrix.format == "int8" for matrix in (*matrices, first.attn.c_attn.weight)}
+        check(right and len(int8) == 1 and b.attn.n_head == H, "a layer", matrices[0].panels)
         fields = {"scale": b.attn.scale, "activation": ACTIVATIONS.index(b.mlp.activation)}
         for name, w in zip(_LINEARS, linears, strict=True):
             fields |= {name: w.weight.matrix, f"{name}_bias": vector_of(w.bias, w.weight.n_out)}

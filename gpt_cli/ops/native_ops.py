@@ -67,24 +67,25 @@ class NativeOps(DraftOps):
         """Pack a matrix (n_in, n_out) into panels.
 
         If the stored type is the type in memory, C reads the file, without Python's lock.
-        Otherwise, convert and pack a range of rows at a time, while they are in the cache.
+        Otherwise, convert and pack a range of rows at a time, while they are in the cache. What is
+        not stored in 16 bits is never rounded to them, but kept in float32.
         """
         n_rows, length = rows.shape
         n_in, n_out = (length, n_rows) if transposed else (n_rows, length)
         if not n_in or not n_out:
             raise ValueError("a matrix must have rows and columns")
-        packed = Packed(n_in, n_out, self.dtype, self._weights)
-        target = {"to": packed.struct, "transposed": transposed}
         stored, scales = rows, None
         if self.dtype == "int8" and isinstance(rows, Int8Rows):
             stored, scales = rows.weight, contiguous(rows.scale[:], FLOAT32)
             check(scales.shape == scales_shape(n_rows, length, transposed), "the scales", scales)
-        if isinstance(stored, Tensor) and DTYPES.get(stored.dtype) == self.dtype:
+        as_stored = isinstance(stored, Tensor) and DTYPES.get(stored.dtype) == self.dtype
+        format = "float32" if self.dtype in SHORT and not as_stored else self.dtype
+        packed = Packed(n_in, n_out, format, self._weights)
+        target = {"to": packed.struct, "transposed": transposed}
+        if isinstance(stored, Tensor) and as_stored:
             with stored.opened() as (file, offset):
                 _pack(file.name, file=file.fileno(), offset=offset, scales=scales, **target)
             return packed
-        if self.dtype in SHORT:
-            raise ValueError(f"the matrix is not stored in {self.dtype}")
         step = max(1, _PIECE // length // GROUP) * GROUP
         for first in range(0, n_rows, step):
             part, scales = self._converted(rows, slice(first, first + step), transposed)
@@ -142,7 +143,7 @@ class NativeOps(DraftOps):
 
     def _linear(self, x: Array, w: Linear, y: Array, activation: str | None = None) -> Struct:
         packed: Packed = w.weight
-        check(packed.format == self.dtype, "the weight", packed.panels)
+        check((packed.format == "int8") == (self.dtype == "int8"), "the weight", packed.panels)
         check(x.shape[1] == packed.n_in, "x", x)
         scratch = None
         if self.dtype == "int8":

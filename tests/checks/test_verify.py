@@ -21,7 +21,15 @@ from gpt_cli.ops.numpy_ops import NumPyOps
 from support.in_process import records_here, run_here
 
 TINY = Path(__file__).parents[2] / "weights" / "tiny"
-NAMES = ["files", "known texts", "cache on = off", "batch = single", "bits", "native = numpy"]
+NAMES = [
+    "source",
+    "files",
+    "known texts",
+    "cache on = off",
+    "batch = single",
+    "bits",
+    "native = numpy",
+]
 
 
 def result(name, folder=TINY, model="tiny"):
@@ -71,7 +79,7 @@ def checks_of(model, **env):
 @pytest.mark.usefixtures("library", "thread_variables")
 def test_the_bundled_model_passes_everything_that_can_be_checked_offline():
     checks = checks_of("tiny", GPT_CLI_OPS="native")
-    assert list(checks)[:8] == [*NAMES, "cpu in int8 = float32", "bits in int8"]
+    assert list(checks)[:9] == [*NAMES, "cpu in int8 = float32", "bits in int8"]
     assert {checks[name]["passed"] for name in NAMES} == {True}
     assert checks["bits in int8"]["passed"] is True
     assert list(checks)[-1] == "compress, decompress"
@@ -89,8 +97,8 @@ def test_the_bundled_model_passes_everything_that_can_be_checked_offline():
 @pytest.mark.usefixtures("thread_variables")
 def test_numpy_passes_too_and_has_no_bits_to_compare():
     checks = checks_of("tiny", GPT_CLI_OPS="numpy")
-    assert list(checks)[:6] == NAMES
-    assert [checks[name]["passed"] for name in NAMES] == [True] * 4 + [None] * 2
+    assert list(checks)[:7] == NAMES
+    assert [checks[name]["passed"] for name in NAMES] == [True] * 5 + [None] * 2
     assert "only the compiled library" in checks["bits"]["detail"]
     assert {check["digest"] for check in checks.values()} == {None}
     for name in ("cache on = off", "batch = single"):
@@ -109,7 +117,7 @@ def test_a_model_of_a_user_always_has_the_same_digest(case_folder, case):
 def test_tiny_is_known_by_its_weights_in_any_folder_and_its_files_by_their_names(copy):
     assert result("known texts", copy, str(copy))[0].passed is True
     (copy / "merges.txt").unlink()
-    check = next(verify.verify("tiny", copy))
+    check, _ = result("files", copy)
     assert (check.passed, check.detail) == (False, "missing: merges.txt")
 
 
@@ -127,6 +135,13 @@ def test_a_flipped_bit_in_the_bundled_model_is_exit_code_4(copy, monkeypatch):
     )
 
 
+def test_an_edited_transformer_is_named_with_its_cure(monkeypatch):
+    monkeypatch.setattr(verify, "is_edited", lambda: True)
+    check, _ = result("source")
+    assert (check.passed, check.detail) == (False, f"{verify.MODEL} was edited")
+    assert verify.cure(["source", "files"]).startswith(f"undo the changes in {verify.MODEL}")
+
+
 @pytest.mark.parametrize("damaged", [None, "model.safetensors", "config.json"])
 def test_files_of_the_cache_have_the_hashes_that_name_them(case_folder, damaged, tmp_path):
     snapshot, blobs = tmp_path / "snapshots" / "x", tmp_path / "blobs"
@@ -141,7 +156,7 @@ def test_files_of_the_cache_have_the_hashes_that_name_them(case_folder, damaged,
         (snapshot / file.name).symlink_to(blobs / name)
     if damaged:
         flip_a_bit((snapshot / damaged).resolve())
-    check = next(verify.verify("acme/gpt", snapshot))
+    check, _ = result("files", snapshot, "acme/gpt")
     assert check.passed is (damaged is None)
     assert damaged is None or check.detail == f"not as published: {damaged}"
 
@@ -149,7 +164,7 @@ def test_files_of_the_cache_have_the_hashes_that_name_them(case_folder, damaged,
 def test_any_model_can_be_checked_without_known_files_and_texts(case_folder):
     # The context of this one is shorter than the prompts.
     _, checks = result("batch = single", case_folder("saved"), "x")
-    assert [checks[name].passed for name in NAMES[:4]] == [None, None, True, True]
+    assert [checks[name].passed for name in NAMES[:5]] == [True, None, None, True, True]
 
 
 class Wrong(NumPyOps):

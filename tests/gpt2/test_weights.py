@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from gpt_cli.errors import CheckpointError
+from gpt_cli.errors import CheckpointError, InputError
 from gpt_cli.folder.config import GPT2Config
 from gpt_cli.gpt2 import checkpoint
 from gpt_cli.gpt2.model import forward
-from gpt_cli.gpt2.weights import check_finite, damaged_weight, named_weights
+from gpt_cli.gpt2.weights import Weights, check_finite, damaged_weight, named_weights
 from support.checkpoints import CONFIG, make_weights
+from support.models import model_of
 
 
 def test_the_names_are_those_of_the_checkpoint_in_its_order(ops):
@@ -25,6 +26,74 @@ def test_a_model_is_built_from_its_weights(make_model):
     again = checkpoint.build(model.config, model.ops, dict(named_weights(model)))
     pairs = zip(named_weights(model), named_weights(again), strict=True)
     assert all(one == other and a is b for (one, a), (other, b) in pairs)
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_weights_are_copies_in_the_layout_of_the_checkpoint(ops, head):
+    config = CONFIG | {"tie_word_embeddings": not head}
+    weights = make_weights(config)
+    weights["h.0.mlp.c_fc.weight"][1, 2] = -0.0
+    model = checkpoint.assemble(GPT2Config.from_dict(config), ops, weights)
+    arrays = Weights(model)
+    assert list(arrays) == list(dict(named_weights(model)))[: len(weights)]
+    for name, array in arrays.items():
+        assert (array.dtype, array.shape) == (np.float32, weights[name].shape)
+        assert array.flags.c_contiguous and array.tobytes() == weights[name].tobytes()
+        array[:] = 0
+    assert arrays["ln_f.weight"].any()
+    assert ("lm_head.weight" in arrays) == head
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "bfloat16"])
+def test_weights_have_the_values_that_the_model_computes_with(native, dtype):
+    model = model_of(native(dtype), dtype)
+    embedded = model.ops.embed(model.wte, model.wpe * 0, np.arange(9)[None], np.zeros((1, 1), int))
+    assert np.array_equal(Weights(model)["wte.weight"][:9], embedded[0])
+
+
+def test_other_weights_are_used_and_the_rest_is_shared(make_model):
+    model, ids = make_model(), np.array([[1, 2, 3]])
+    bias = np.arange(model.config.n_embd)
+    changed = checkpoint.with_weights(model, {"h.1.mlp.c_proj.bias": bias})
+    assert changed.h[0].attn.c_attn.weight is model.h[0].attn.c_attn.weight
+    assert np.array_equal(Weights(changed)["h.1.mlp.c_proj.bias"], bias)
+    assert not np.array_equal(forward(changed, ids), forward(model, ids))
+    bias[:] = 0  # it was copied
+    again = checkpoint.with_weights(changed, {"h.1.mlp.c_proj.bias": model.h[1].mlp.c_proj.bias})
+    assert np.array_equal(forward(again, ids), forward(model, ids))
+
+
+def test_a_tied_head_follows_wte_and_another_head_does_not(make_model):
+    model, ids = make_model(), np.array([[1, 2, 3]])
+    wte = Weights(model)["wte.weight"]
+    both = checkpoint.with_weights(model, {"wte.weight": 2 * wte})
+    assert both.lm_head.weight is both.wte is not model.wte
+    head = checkpoint.with_weights(model, {"lm_head.weight": 2 * wte})
+    assert np.array_equal(forward(head, ids), 2 * forward(model, ids))
+    assert np.array_equal(Weights(head)["wte.weight"], wte)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_changed_weights_of_a_16_bit_model_stay_float32(native, dtype):
+    model, ids = model_of(native(dtype), dtype), np.array([[1, 2, 3, 4] * 8])
+    name = "h.0.attn.c_attn.weight"
+    array = Weights(model)[name] + np.float32(1e-7)
+    changed = checkpoint.with_weights(model, {name: array})
+    assert np.array_equal(Weights(changed)[name], array)
+    wide = checkpoint.assemble(model.config, native("float32"), dict(Weights(changed)))
+    assert np.array_equal(forward(changed, ids), forward(wide, ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "error"),
+    [
+        ("h.0.ln_1.wieght", 3, r"has no weight h.0.ln_1.wieght \(did you mean h.0.ln_1.weight\?\)"),
+        ("ln_f.bias", 3, r"weight ln_f.bias must have the shape \[\d+\], not \[3\]"),
+    ],
+)
+def test_a_wrong_name_or_shape_is_refused(make_model, name, shape, error):
+    with pytest.raises(InputError, match=error):
+        checkpoint.with_weights(make_model(), {name: np.zeros(shape)})
 
 
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])

@@ -1,0 +1,25 @@
+"""Whether model.py is the file that the compiled library was written beside."""
+
+import hashlib
+import logging
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+# SHA-256 of model.py, whose layers native/layers.c computes in one call. A test compares it: change
+# layers.c with model.py, then this.
+_SHA256 = "9a339a09906d486245d292c0284f456b31d315354de7a39acaa553f98bee1cc8"
+MODEL = Path(__file__).with_name("model.py")
+
+_log = logging.getLogger(__name__)
+
+
+@cache
+def is_edited() -> bool:
+    """Return whether model.py was edited; if so, warn once that its layers run in Python."""
+    with suppress(OSError):  # without its source, as in a bundled program, nobody edited it
+        text = MODEL.read_text("utf-8")  # with \n at the ends of lines
+        if hashlib.sha256(text.encode()).hexdigest() != _SHA256:
+            _log.warning("%s was edited: its layers run in Python, not in one call of C", MODEL)
+            return True
+    return False
