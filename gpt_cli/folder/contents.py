@@ -8,26 +8,39 @@ from gpt_cli.errors import MALFORMED, CheckpointError, ModelNotFoundError
 from gpt_cli.system.files import read_json
 
 CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # names the files of a model in shards
-_SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)  # a plain name, never a path
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+# Files of weights, the preferred ones first; an index names the files of a model in shards.
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_INDEX = ".index.json"  # after the name of the file that is in shards
+_SHARD = r"\w[\w.-]*"  # a plain name, never a path
+_OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 
 
-def model_files(names: Collection[str], repo: str, get_index: Callable[[], Path]) -> list[str]:
+def select_weights(
+    names: Collection[str], folder: str, get_index: Callable[[str], Path]
+) -> list[str]:
+    """Return the file of the weights, or an index and then the shards that it names.
+
+    CheckpointError if `names` has weights only in another format.
+    """
+    for name in _WEIGHTS:
+        if name in names:
+            return [name]
+        if name + _INDEX in names:
+            return [name + _INDEX, *_read_index(get_index(name + _INDEX), Path(name).suffix)]
+    if others := [name for name in names if name.endswith(_OTHERS)]:
+        raise CheckpointError(
+            f"{folder} has its weights only in {min(others)}, which is not supported: use a model "
+            f"that has {' or '.join(_WEIGHTS)}"
+        )
+    return [_WEIGHTS[0]]  # which is missing
+
+
+def model_files(names: Collection[str], repo: str, get_index: Callable[[str], Path]) -> list[str]:
     """Select the files of the model from `names`.
 
     config.json is last: in the cache, its presence means that the download is complete.
     """
-    weights = [WEIGHTS]
-    if WEIGHTS not in names and INDEX in names:
-        weights = [INDEX, *read_index(get_index())]
-    elif WEIGHTS not in names and (pickles := [n for n in names if n.endswith(_PICKLES)]):
-        raise CheckpointError(
-            f"{repo} has its weights only in {pickles[0]}, a format that can run code: "
-            "use a model that has safetensors"
-        )
-    needed = [*weights, *other_files(names), CONFIG]
+    needed = [*select_weights(names, repo, get_index), *other_files(names), CONFIG]
     if missing := [name for name in needed if name not in names]:
         raise ModelNotFoundError(f"{repo} has no {', '.join(missing)}: use a complete GPT-2")
     return needed
@@ -46,18 +59,19 @@ def tokenizer_files(names: Collection[str]) -> list[str]:
     return files + [name for name in names if name == "added_tokens.json"]
 
 
-def read_index(path: Path) -> list[str]:
+def _read_index(path: Path, ending: str) -> list[str]:
     """Return the names of the shards that an index lists; they are files beside it."""
+    shard = re.compile(_SHARD + re.escape(ending), re.ASCII)
     try:
         names = sorted(set(read_json(path)["weight_map"].values()))
-        unsafe = next((name for name in names if not _SHARD.fullmatch(name)), None)
+        unsafe = next((name for name in names if not shard.fullmatch(name)), None)
         if not names:
             raise ValueError("it lists no files")
     except MALFORMED as error:
         raise CheckpointError(f"{path} is damaged ({error!r:.80}): get another copy") from None
     if unsafe is not None:
         raise CheckpointError(
-            f"{path} names {unsafe!r:.80}, not a safetensors file beside it: do not trust this "
+            f"{path} names {unsafe!r:.80}, not a {ending[1:]} file beside it: do not trust this "
             "model, get another copy"
         )
     return names

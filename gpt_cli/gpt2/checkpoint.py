@@ -1,10 +1,11 @@
-"""From safetensors to GPT2. All quirks of the published checkpoints are handled here.
+"""From files of weights to GPT2. All quirks of the published checkpoints are handled here.
 
 Matrices may be in int8, as `quantize` writes them and `ops.int8` defines them: `NAME.weight` as I8,
 and the scales of its groups as F32, `NAME.weight_scale`: (groups, n_out), or (n_out, groups) for
 wte and lm_head.
 """
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,8 @@ import numpy as np
 
 from gpt_cli.errors import CheckpointError, InputError, did_you_mean
 from gpt_cli.folder.config import SCALE, GPT2Config, expected_shapes, is_matrix, is_transposed
-from gpt_cli.folder.tensors import DTYPES, Tensor, read_header, weight_files
+from gpt_cli.folder.tensors import DTYPES, Tensor
+from gpt_cli.folder.weight_files import read_tensors, weight_files
 from gpt_cli.gpt2.model import GPT2, MLP, Attention, Block
 from gpt_cli.gpt2.weights import untied_weights
 from gpt_cli.ops import LayerNorm, Linear, Ops, Rows
@@ -26,9 +28,12 @@ from gpt_cli.system.machine import cores
 # Causal masks, which old versions of transformers stored with the weights.
 _MASK_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _PREFIX = "transformer."  # of the names in files written by save_pretrained
+_TRANSFORMER = ("wte.", "wpe.", "h.", "ln_f.", "lm_head.")
 _READERS = 4  # threads at most: copying from the page cache takes most of the time
 _COMPARED = 1024  # rows at a time
 _MATCHING = "get the weights and the config.json of the same GPT-2"
+
+_log = logging.getLogger(__name__)
 
 
 def load(folder: Path, ops: Ops) -> GPT2:
@@ -50,18 +55,28 @@ def read(folder: Path) -> tuple[GPT2Config, dict[str, Tensor | Int8Rows]]:
 
 
 def find_tensors(folder: Path) -> dict[str, Tensor | Int8Rows]:
-    """Return the tensors of a folder by the names in GPT-2, without reading their data."""
+    """Return the tensors of a folder by the names in GPT-2, without reading their data.
+
+    Tensors beside the transformer, such as the heads of classifiers, are left out.
+    """
     tensors: dict[str, Tensor] = {}
+    others = []
     for path in weight_files(folder):
-        for name, tensor in read_header(path):
-            name = name.removeprefix(_PREFIX)
+        for stored_name, tensor in read_tensors(path):
+            name = stored_name.removeprefix(_PREFIX)
             if _MASK_BUFFER.fullmatch(name):
+                continue
+            if not stored_name.startswith((_PREFIX, *_TRANSFORMER)):
+                others.append(name)
                 continue
             if name in tensors:
                 raise CheckpointError(
                     f"{path}: duplicate tensor {name}: get a file that was written correctly"
                 )
             tensors[name] = tensor
+    if others:
+        names = ", ".join(f"{name!r:.80}" for name in sorted(others)[:3])
+        _log.warning("%s: ignoring tensors beside the transformer, such as %s", folder, names)
     return _with_scales(tensors, folder)
 
 
@@ -164,6 +179,8 @@ def build(config: GPT2Config, ops: Ops, weights: Mapping[str, Any]) -> GPT2:
 
 def _placed(ops: Ops, name: str, tensor: Rows) -> Any:
     """Return a tensor on the device of `ops`, in the layout of its operations."""
+    if isinstance(tensor, Tensor) and tensor.strides:  # rows of it would be read from everywhere
+        tensor = tensor[:]
     if is_matrix(name, tensor.shape):
         return ops.place_matrix(tensor, transposed=is_transposed(name))
     return ops.xp.asarray(tensor[:])
@@ -192,6 +209,8 @@ def without_tied_head(tensors: Mapping[str, Rows], config: GPT2Config) -> dict[s
     wte, head = tensors["wte.weight"], tensors.get("lm_head.weight")
     if head is None or not config.tie_word_embeddings:
         return dict(tensors)
+    if isinstance(head, Tensor) and head == wte:  # two names of one place in a file of PyTorch
+        return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
     parts = [slice(start, start + _COMPARED) for start in range(0, wte.shape[0], _COMPARED)]
     if any(not np.array_equal(wte[part], head[part]) for part in parts):
         return dict(tensors)

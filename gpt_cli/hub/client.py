@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt_cli.errors import CheckpointError, InputError, ModelNotFoundError, ResourceError
-from gpt_cli.folder.contents import INDEX, model_files
+from gpt_cli.folder.contents import model_files
 from gpt_cli.hub.local import cache_folder, nearest, repo_folder
 from gpt_cli.system.files import file_hash
 from gpt_cli.system.machine import format_size, within
@@ -96,7 +96,7 @@ def fetch_model(repo: str, revision: str, to: Path | None, quiet: bool) -> Path:
     quiet = quiet or sys.stderr is None
     bars = not quiet and sys.stderr.isatty()
     snapshot = Snapshot(repo, revision, to, bars=bars)
-    *others, config = model_files(snapshot.files, repo, lambda: snapshot.fetch(INDEX))
+    *others, config = model_files(snapshot.files, repo, snapshot.fetch)
     files = [snapshot.files[name] for name in (*others, config)]
     _check_space(repo, files, to, say=not quiet and not bars)
     for name in others:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt_cli.errors import CheckpointError, ModelNotFoundError, did_you_mean
-from gpt_cli.folder.contents import CONFIG, INDEX, model_files
+from gpt_cli.folder.contents import CONFIG, model_files
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.files import read_json
 
@@ -136,7 +136,7 @@ def repo_folder(repo: str) -> Path:
 def _is_complete(folder: Path) -> bool:
     try:
         names = {path.name for path in folder.iterdir() if path.is_file()}  # no dangling links
-        return bool(model_files(names, str(folder), lambda: folder / INDEX))
+        return bool(model_files(names, str(folder), folder.joinpath))
     except (OSError, CheckpointError, ModelNotFoundError):
         return False
 

@@ -49,14 +49,15 @@ def test_a_terminal_sees_bars_and_a_quiet_one_does_not(hub):
         (["acme/none"], "", 3, "no folder and no model on the Hub is named acme/none"),
         ([REPO, "--revision", "v9"], "", 3, "acme/gpt has no revision v9"),
         ([REPO], "403-gated", 3, "acme/gpt is gated: accept its terms"),
-        (["acme/pickle"], "", 4, "use a model that has safetensors"),
+        (["acme/tf"], "", 4, "use a model that has model.safetensors or pytorch_model.bin"),
         (["tiny"], "", 2, "tiny is bundled"),
         (["."], "", 2, ". is a folder"),
         ([REPO, "--to", "."], "", 2, "is not an empty folder"),
     ],
 )
 def test_each_failure_is_one_line_and_an_exit_code(hub, arguments, fault, code, says):
-    hub.add("acme/pickle", model_files(**{"model.safetensors": None}))
+    others = {"model.safetensors": None, "pytorch_model.bin": None, "tf_model.h5": b"others"}
+    hub.add("acme/tf", model_files(**others))
     if fault:
         hub.fail(fault)
     assert says in refusal("download", *arguments, code=code)

@@ -24,7 +24,7 @@ from gpt_cli.compression import archive
 from gpt_cli.compression.archive import ArchiveReader
 from gpt_cli.compression.codec import Codec
 from gpt_cli.errors import CheckpointError, InputError
-from gpt_cli.folder import tensors
+from gpt_cli.folder import weight_files
 from gpt_cli.folder.config import ACTIVATIONS, GPT2Config, expected_shapes
 from gpt_cli.folder.tensors import Tensor
 from gpt_cli.folder.tokenizer import StreamDecoder, Tokenizer
@@ -116,7 +116,7 @@ def shards(data: bytes) -> None:
     """The bytes are `model.safetensors.index.json`, beside two shards and other files."""
     (SHARDS / "model.safetensors.index.json").write_bytes(data)
     try:
-        paths = tensors.weight_files(SHARDS)
+        paths = weight_files.weight_files(SHARDS)
     except CheckpointError as error:
         assert str(error)
         return

@@ -225,6 +225,7 @@ def test_a_revision_is_found_by_its_name_and_by_its_commit(hub, cache):
         model_files(**{"vocab.json": None, "merges.txt": None}),
         model_files(**{"tokenizer.json": None}),
         model_files(**SHARDED),
+        model_files(**{"model.safetensors": None}),
         dict.fromkeys(("config.json", "model.safetensors", "tokenizer.json"), b"{}"),
     ],
 )
@@ -238,7 +239,7 @@ def test_every_whole_snapshot_is_used(hub, cache, files):
     "changes",
     [
         {"config.json": None},
-        {"model.safetensors": None},
+        {"model.safetensors": None, "pytorch_model.bin": None},
         {"merges.txt": None, "tokenizer.json": None},
         SHARDED | {"model-00002-of-00002.safetensors": None},
         SHARDED | {"model.safetensors.index.json": b'{"weight_map": {"a": "../../x.safetensors"}}'},
@@ -362,12 +363,17 @@ def test_a_damaged_index_is_refused(hub, index, says):
     assert f"/model.safetensors.index.json {says}" in message
 
 
-def test_a_pickle_is_never_fetched_but_a_tokenizer_json_is_if_it_must(hub):
+def test_weights_of_pytorch_are_fetched_if_there_are_no_others_but_not_every_format(hub):
     hub.add("acme/old", model_files(**{"model.safetensors": None}))
-    message = raised(CheckpointError, product.resolve, "acme/old")
-    assert "pytorch_model.bin" in message
-    assert "use a model that has safetensors" in message
-    assert hub.fetched() == []
+    assert "pytorch_model.bin" in names(product.resolve("acme/old"))
+    other = {"model.safetensors": None, "pytorch_model.bin": None, "tf_model.h5": b"others"}
+    hub.add("acme/tf", model_files(**other))
+    message = raised(CheckpointError, product.resolve, "acme/tf")
+    assert "has its weights only in tf_model.h5, which is not supported" in message
+    assert "tf_model.h5" not in hub.fetched()
+
+
+def test_a_tokenizer_json_is_fetched_if_it_must(hub):
     hub.add("acme/new", model_files(**{"merges.txt": None}))
     assert "tokenizer.json" in names(product.resolve("acme/new"))
     assert "vocab.json" not in hub.fetched()
