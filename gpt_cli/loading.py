@@ -63,4 +63,5 @@ def load(
     seconds = time.perf_counter() - start
     speculator = Speculator(model)
     loaded = LoadedModel(model, tokenizer, speculator if speculate and speculator.pays else None)
-    return Engine(loaded, name, seconds)
+    request = hub.conversion_of(folder)
+    return Engine(loaded, f"{name}@{request}" if request else name, seconds)

@@ -35,6 +35,11 @@ def select_weights(
     return [_WEIGHTS[0]]  # which is missing
 
 
+def has_safetensors(names: Collection[str]) -> bool:
+    """Return whether `names` has weights that need no conversion."""
+    return any(name in names for name in (_WEIGHTS[0], _WEIGHTS[0] + _INDEX))
+
+
 def model_files(names: Collection[str], repo: str, get_index: Callable[[str], Path]) -> list[str]:
     """Select the files of the model from `names`.
 

@@ -15,6 +15,7 @@ from gpt_cli.hub import client, local
 from gpt_cli.hub.client import problem as problem
 from gpt_cli.hub.client import switched_off as switched_off
 from gpt_cli.hub.local import BUNDLED, SHORT_NAMES, checked_revision, hub_id
+from gpt_cli.hub.local import conversion_of as conversion_of
 from gpt_cli.options.declare import OptionError
 from gpt_cli.system.atomic import new_folder
 
@@ -73,7 +74,7 @@ def _folder_of(
         return
     repo, revision = _on_hub(name, revision, offline)
     with tempfile.TemporaryDirectory() as scratch:
-        snapshot = client.Snapshot(repo, revision, Path(scratch))
+        snapshot = client.find_snapshot(repo, revision, Path(scratch))
         for file in choose(snapshot.files):
             snapshot.fetch(file)
         yield Path(scratch)
@@ -92,7 +93,7 @@ def download(
     They go to the Hub's cache, or to `to`: a plain folder that appears only when complete.
 
     Raise InputError if the model is local or `to` is not a new or empty folder, ModelNotFoundError
-    if the Hub does not provide the model, CheckpointError if the Hub has no safetensors of it or a
+    if the Hub does not provide the model, CheckpointError if its weights have another format or a
     file arrived damaged, and ResourceError if the disk is full or not writable.
     """
     if name in BUNDLED or is_folder(name):
@@ -117,7 +118,7 @@ def is_folder(name: str) -> bool:
     return name not in (*BUNDLED, *SHORT_NAMES) and os.path.isdir(name)  # noqa: PTH112 (never raises)
 
 
-def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str]:
+def _on_hub(name: str, revision: str | None, offline: bool) -> tuple[str, str | None]:
     """Return the Hub id and the revision of a model; raise an error if the Hub is switched off."""
     repo = hub_id(name)
     if offline or switched_off():

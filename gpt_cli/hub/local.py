@@ -21,6 +21,7 @@ SHORT_NAMES = {
 }
 
 _HUB_ID = re.compile(r"([a-zA-Z0-9][\w.-]*/)?[a-zA-Z0-9_]([\w.-]*\w)?", re.ASCII)
+_CONVERTED = "refs/gpt-cli-converted"  # in the cache of a model: our notes on conversions
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -105,27 +106,50 @@ def check_folder(folder: Path) -> Path:
     return folder
 
 
-def checked_revision(revision: str | None) -> str:
-    """Return the revision, by default `main`, which is safe as the name of a file in `refs`."""
+def checked_revision(revision: str | None) -> str | None:
+    """Return the revision, if there is one, which is safe as the name of a file in `refs`."""
     if revision is None:
-        return "main"
+        return None
     if not revision.isprintable() or not revision.strip("/") or ".." in revision:
         complaint = f"{revision!r:.80} is not valid: give a branch, a tag or a commit"
         raise OptionError("revision", complaint)
     return revision.strip("/")
 
 
-def cached_snapshot(repo: str, revision: str) -> Path | None:
-    """Return the folder of a revision in the Hub's cache if the model is complete, else None."""
+def cached_snapshot(repo: str, revision: str | None) -> Path | None:
+    """Return the folder of a revision in the Hub's cache if the model is complete, else None.
+
+    By default it is that of `main`, or else of a conversion of it.
+    """
     # Other tools may have cached a model under its short name.
     for name in (repo, *(short for short, full in SHORT_NAMES.items() if full == repo)):
-        folder, commit = repo_folder(name), revision
-        if not _COMMIT.fullmatch(revision):
-            with suppress(OSError, ValueError):
-                commit = (folder / "refs" / revision).read_text().strip()
-        if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit):
-            return folder / "snapshots" / commit
+        folder = repo_folder(name)
+        marks = [folder / "refs" / (revision or "main")]
+        if revision is None:
+            marks += sorted((folder / _CONVERTED).glob("*"), reverse=True)
+        for commit in (revision or "", *map(_commit, marks)):
+            if _COMMIT.fullmatch(commit) and _is_complete(folder / "snapshots" / commit):
+                return folder / "snapshots" / commit
     return None
+
+
+def conversion_mark(repo: str, reference: str) -> Path:
+    """Return the file in the cache that holds the commit of a conversion, `refs/pr/N`."""
+    return repo_folder(repo) / _CONVERTED / Path(reference).name
+
+
+def conversion_of(folder: Path) -> str | None:
+    """Return the pull request, `refs/pr/N`, that a snapshot in the cache was taken from, if any."""
+    marks = (folder.parents[1] / _CONVERTED).glob("*") if len(folder.parents) > 1 else ()
+    numbers = (mark.name for mark in marks if _commit(mark) == folder.name)
+    return next((f"refs/pr/{number}" for number in numbers), None)
+
+
+def _commit(mark: Path) -> str:
+    """Return the commit that a file of the cache holds, or ""."""
+    with suppress(OSError, ValueError):
+        return mark.read_text().strip()
+    return ""
 
 
 def repo_folder(repo: str) -> Path:

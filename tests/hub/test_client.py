@@ -373,6 +373,52 @@ def test_weights_of_pytorch_are_fetched_if_there_are_no_others_but_not_every_for
     assert "tf_model.h5" not in hub.fetched()
 
 
+OLD, PICKLED = "acme/old", {"model.safetensors": None}
+
+
+def test_the_conversion_of_the_bot_is_taken_and_found_again_without_the_hub(hub, caplog):
+    hub.add(OLD, model_files(**PICKLED))
+    hub.add_pull(OLD, 3, model_files(size=1000), author="somebody")  # the same title
+    hub.add_pull(OLD, 7, model_files(size=2000), status="closed")
+    hub.add_pull(OLD, 8, model_files(size=3000), parent="a" * 40)  # of an older commit
+    hub.add_pull(OLD, 22, model_files(size=5000))
+    folder = product.resolve(OLD)
+    assert (folder / "model.safetensors").stat().st_size == 5000
+    assert caplog.messages[0] == f"{OLD} has no safetensors: taking refs/pr/22"
+    hub.requests.clear()
+    assert product.resolve(OLD, offline=True) == folder
+    assert product.resolve(OLD, revision="refs/pr/22", offline=True) == folder
+    assert product.conversion_of(folder) == "refs/pr/22"
+    assert hub.requests == []
+    raised(ModelNotFoundError, product.resolve, OLD, revision="main", offline=True)
+
+
+@pytest.mark.parametrize("case", ["by name", "no request", "cannot be listed", "to a folder"])
+def test_weights_of_pytorch_are_taken_without_a_conversion(hub, tmp_path, case, caplog):
+    hub.add(OLD, model_files(**PICKLED))
+    if case in ("by name", "cannot be listed"):
+        hub.add_pull(OLD, 22, model_files())
+    if case == "cannot be listed":
+        hub.fail("404", on="/discussions")
+    to = tmp_path / "to" if case == "to a folder" else None
+    folder = product.download(OLD, revision="main" if case == "by name" else None, to=to)
+    assert (folder / "pytorch_model.bin").is_file()
+    assert product.conversion_of(folder) is None
+    assert caplog.messages[0] == f"{OLD} has no safetensors: taking pytorch_model.bin"
+    asked = any("/discussions" in request.path for request in hub.requests)
+    assert asked == (case != "by name")
+
+
+def test_safetensors_and_quiet_downloads_need_no_note(hub, caplog):
+    hub.add_pull(REPO, 22, model_files(size=5000))
+    assert (product.resolve(REPO) / "model.safetensors").stat().st_size == 4000
+    assert not any("/discussions" in request.path for request in hub.requests)
+    hub.add(OLD, model_files(**PICKLED))
+    caplog.clear()
+    product.resolve(OLD, quiet=True)
+    assert caplog.messages == []
+
+
 def test_a_tokenizer_json_is_fetched_if_it_must(hub):
     hub.add("acme/new", model_files(**{"merges.txt": None}))
     assert "tokenizer.json" in names(product.resolve("acme/new"))
