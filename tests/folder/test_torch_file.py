@@ -40,8 +40,8 @@ def read(file, data):
 
 def refusal(file, data):
     """Return the message of a refusal; nothing is imported, opened elsewhere or run."""
-    events = []
-    active = [True]
+    "".encode("cp437")  # zipfile imports it
+    events, active = [], [True]
 
     def watch(event, arguments):
         if active and event.split(".")[0] in ("import", "exec", "os", "subprocess", "pickle"):

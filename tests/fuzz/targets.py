@@ -6,10 +6,13 @@ The bytes must give a result, which the target checks, or an error message for a
 import atexit
 import json
 import math
+import pickle
 import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from io import BytesIO
 from itertools import takewhile, zip_longest
@@ -103,6 +106,61 @@ def check_numbers(tensor: Tensor, data: bytes) -> None:
         halves = tensor[:].view("<u2").reshape(-1, 2)
         assert halves[:, 1].tobytes() == data
         assert not halves[:, 0].any()
+
+
+# --- PyTorch -------------------------------------------------------------------------------------
+
+TORCH = fresh("torch") / "pytorch_model.bin"
+STORAGES = {"0": bytes(range(48)), "1": bytes(8)}
+HEX = b"hex:"  # before the inputs that are kept, so that no file is a pickle
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+FORBIDDEN = ("exec", "os.system", "os.posix_spawn", "subprocess.Popen", "pickle.find_class")
+"".encode("cp437")  # zipfile imports it
+reading = []  # while it is not empty, FORBIDDEN must not happen
+
+
+def watch(event: str, arguments: object) -> None:
+    assert not (reading and event in FORBIDDEN), event
+
+
+sys.addaudithook(watch)
+
+
+def torch_files(data: bytes) -> Iterator[bytes]:
+    """Yield files with this pickle of a state dict, or the bytes themselves if they are a zip."""
+    if data.startswith(b"PK"):
+        yield data
+        return
+    file = BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+        for key, storage in STORAGES.items():
+            archive.writestr(f"archive/data/{key}", storage)
+    yield file.getvalue()
+    lead = [pickle.dumps(value, 2) for value in (MAGIC, PROTOCOL, {})]
+    end = [len(data).to_bytes(8, "little") + data for data in STORAGES.values()]
+    yield b"".join([*lead, data, pickle.dumps(list(STORAGES), 2), *end])
+
+
+def torch(data: bytes) -> None:
+    """The bytes are the pickle in `pytorch_model.bin`, or that file; after HEX in hexadecimal."""
+    if data.startswith(HEX):
+        data = bytes.fromhex(data[len(HEX) :].decode())
+    for file in torch_files(data):
+        TORCH.write_bytes(file)
+        reading.append(True)
+        try:
+            tensors = weight_files.read_tensors(TORCH)
+        except CheckpointError as error:
+            assert str(error)
+            continue
+        finally:
+            reading.pop()
+        for _, tensor in tensors:
+            assert 0 <= tensor.offset <= len(file)
+            assert min(tensor.shape, default=0) >= 0
+            if tensor.dtype in ("F32", "F16", "BF16", "I8") and 0 < math.prod(tensor.shape) < 10**6:
+                assert tensor.shape == () or tensor[:].shape == tensor.shape
 
 
 SHARDS = fresh("shards")
@@ -439,6 +497,7 @@ def certain(data: bytes) -> str:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "safetensors": safetensors,
+    "torch": torch,
     "shards": shards,
     "config": config,
     "tokenizer": tokenizer,
