@@ -115,7 +115,8 @@ STORAGES = {"0": bytes(range(48)), "1": bytes(8)}
 HEX = b"hex:"  # before the inputs that are kept, so that no file is a pickle
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 FORBIDDEN = ("exec", "os.system", "os.posix_spawn", "subprocess.Popen", "pickle.find_class")
-"".encode("cp437")  # zipfile imports it
+for codec in ("cp437", "raw-unicode-escape", "latin-1", "ascii"):  # imported on first use
+    "".encode(codec)
 reading = []  # while it is not empty, FORBIDDEN must not happen
 
 
