@@ -44,7 +44,7 @@ def application(engine: Engine, settings: Settings) -> tuple[ASGIApp, Scheduler]
     """
     scheduler = Scheduler(engine.loaded, settings.max_batch, settings.max_queue)
     metrics = Metrics(scheduler)
-    names = _name_of(engine) if settings.name is None else settings.name, engine.name
+    names = (settings.name or _name_of(engine), engine.name)
     handlers = _Handlers(Service(engine, scheduler, metrics, names))
     get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
     model = {"id": names[0], "object": "model", "created": int(time.time())}
