@@ -346,9 +346,11 @@ def refuse_both(argument: object, option: object) -> None:
 
 def or_pipe(file: Path | str | None, missing: str) -> str:
     """Return the name of a file, or "-" for a pipe; raise InputError if there is neither."""
+    if file == "":  # such as of a variable that is not set
+        raise InputError("the name of a file is empty: give a FILE, or - for standard input")
     if file is None and (sys.stdin is None or on_terminal(sys.stdin)):
         raise InputError(f"{missing}, or a pipe on standard input")
-    return str(file or "-")
+    return "-" if file is None else str(file)
 
 
 def read_template(source: str | None) -> "jobs.Template | None":

@@ -42,6 +42,12 @@ class Settings(Declared):
     allow_anyone: bool = option(
         False, "Allow addresses that other machines reach, and --cors '*', without a key."
     )
+    name: str | None = option(
+        None,
+        "Name of the model for clients; by default that of --model, or of its folder.",
+        Range(lambda name: name.isprintable() and bool(name), "text without control characters"),
+        metavar="NAME",
+    )
     max_batch: int = option(32, "Compute at most this many texts side by side.", AT_LEAST_1)
     max_queue: int = option(
         64, "Let at most this many requests wait; refuse more (429).", AT_LEAST_1
