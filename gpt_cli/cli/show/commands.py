@@ -7,7 +7,7 @@ import typer
 
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.help import add_command
-from gpt_cli.cli.output import note, write_json
+from gpt_cli.cli.output import note, write
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, option
 from gpt_cli.system.atomic import check_file, write_file
@@ -54,7 +54,8 @@ class Output(Declared):
         for name, data in files.items():
             write_file(name, data)
         if self.as_json:
-            write_json(view.record())
+            for piece in view.json():
+                write(piece)
         elif not files:
             from gpt_cli.cli.show.terminal import print_view
 

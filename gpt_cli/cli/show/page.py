@@ -55,7 +55,7 @@ def _packed(view: AttentionView) -> dict[str, object]:
         [base64.b64encode(np.rint(head[seen] * 65535).astype("<u2")).decode() for head in layer]
         for layer in view.weights
     ]
-    return View.record(view) | {"weights": weights}
+    return view.record() | {"weights": weights}
 
 
 def _check_size(size: int) -> None:
