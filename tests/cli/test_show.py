@@ -265,11 +265,11 @@ def test_surprise_can_be_zero_or_huge(tiny):
 
     assert lines(None, 0.0, 0.0)[3] == '  0.00  "very"'
     least = lines(None, -10000.0, -8 * math.log(2))
-    assert least[0] == "    bits  token   bar: 0 to 16"
+    assert least[0] == "    bits  token   bar: 0 to 32"
     assert least[3] == '14426.95  "very"  ' + 22 * "█"
-    assert least[4] == '    8.00  " day"  ' + 11 * "█"
+    assert least[4] == '    8.00  " day"  ' + 5 * "█" + "▌"
     short = shown(look(tiny, "surprise", "a b"), 80)
-    assert short[0] == "  bits  token  bar: 0 to 16"
+    assert short[0] == "  bits  token  bar: 0 to 32"
     assert short[3].index("█") == short[0].index("bar")
 
 
@@ -324,21 +324,24 @@ def test_output_to_a_terminal_without_colours_equals_that_to_a_pipe(view, env):
 
 @posix
 def test_surprise_colours_the_unchanged_text_by_its_bits(tiny):
-    text = "Once upon a time, there was hungry."
+    text = "Once upon a time, the moon was round."
     env = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     code, output = run_on_terminal("show", "surprise", "-m", "tiny", text, columns=80, **env)
     line = output.split("\r\n")[0]
     assert (code, re.sub(r"\x1b\[[^m]*m", "", line)) == (0, text)
     score = tiny.score(text)
-    colours = ["fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000"]
+    colours = ["fef0d9", "fdcc8a", "fc8d59", "e34a33", "b30000", "5c0010"]
+    steps = set()
     for id, logprob in list(zip(score.ids, score.token_logprobs, strict=True))[1:]:
-        step = sum(-logprob / math.log(2) >= bound for bound in (1, 2, 4, 8, 16))
+        step = sum(-logprob / math.log(2) >= bound for bound in (1, 2, 4, 8, 16, 32))
+        steps.add(step)
         word = re.escape(tiny.decode([id]).lstrip())
         if step:
             red, green, blue = bytes.fromhex(colours[step - 1])
             assert re.search(f"48;2;{red};{green};{blue}m[^\x1b]*{word}", line)
         else:
             assert not re.search(f"48;2;[0-9;]*m{word}", line)
+    assert steps == {0, 2, 3, 4, 5, 6}
 
 
 def test_text_is_readable_on_every_colour():
@@ -348,7 +351,7 @@ def test_text_is_readable_on_every_colour():
         return linear @ [0.2126, 0.7152, 0.0722]
 
     shares = [terminal._share_style(share) for share in np.linspace(0, 1, 101)]
-    bits = [terminal._bits_style(bits) for bits in (1, 2, 4, 8, 16)]
+    bits = [terminal._bits_style(bits) for bits in (1, 2, 4, 8, 16, 32)]
     for style in shares + bits:
         dark, light = sorted(
             luminance(colour.get_truecolor().hex) for colour in (style.color, style.bgcolor)
