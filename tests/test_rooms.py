@@ -39,7 +39,7 @@ COVERED = {
         "system/startup",
     ],
     "cli/test_batch.py": ["cli/progress"],
-    "cli/test_bench.py": ["cli/bench_format"],
+    "cli/test_bench.py": ["cli/bench_format", "cli/files"],
     "cli/test_show.py": [
         f"cli/show/{x}" for x in ("colours", "commands", "picture", "terminal", "views")
     ],

@@ -369,13 +369,29 @@ def test_a_picture_is_a_colour_png(view, tmp_path):
     image = pytest.importorskip("matplotlib.image")
     file = tmp_path / "picture.PNG"
     file.write_text("before", encoding="utf-8")
-    out, err = run(view, ODD, "--png", str(file))
+    out, err = run(view, ODD, "--force", "--png", str(file))
     assert (out, err) == ("", f"gpt-cli: wrote {file}\n")
     pixels = image.imread(file)
     assert pixels.shape[0] > 100
     assert pixels.shape[1] > 500
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20  # it has colours
     assert [path.name for path in tmp_path.iterdir()] == ["picture.PNG"]
+
+
+@pytest.mark.parametrize(("ending", "beginning"), [(".svg", b"<?xml"), (".PDF", b"%PDF")])
+@pytest.mark.parametrize("view", ["attention", "tree"])
+def test_the_ending_chooses_the_format_and_a_picture_has_no_date(
+    view, ending, beginning, tmp_path, monkeypatch
+):
+    pytest.importorskip("matplotlib")
+    pictures = []
+    for time in ("0", "1000000000"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", time)  # the date that matplotlib would write
+        file = tmp_path / f"{time}{ending}"
+        run(view, TEXT, "--png", str(file))
+        pictures.append(file.read_bytes())
+    assert pictures[0].startswith(beginning)
+    assert pictures[0] == pictures[1]
 
 
 def test_maps_form_a_grid_and_masked_weights_are_blank():
@@ -431,6 +447,21 @@ def test_a_picture_that_is_too_long_is_refused_and_no_other_file_is_written(tmp_
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize(("flag", "name"), [("--html", "a.htm"), ("--png", "a.svg")])
+def test_an_existing_file_is_replaced_only_by_force(flag, name, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / name
+    file.write_text("before", encoding="utf-8")
+    command = ["show", "tree", "-m", "tiny", "x", flag, file]
+    with monkeypatch.context() as patch:
+        patch.setattr("gpt_cli.load", None)
+        error = refusal(*command)
+    assert error == f"gpt-cli: error: {flag} {file} exists: give a new name, or add --force\n"
+    assert file.read_text(encoding="utf-8") == "before"
+    run_here(*command, "--force")
+    assert file.stat().st_size > 1000
+
+
 def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
     pytest.importorskip("matplotlib")
     files = [tmp_path / "a.png", tmp_path / "a.html"]
@@ -456,7 +487,7 @@ def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
         (["tree", "x", "y"], "y"),
         (["tree", "x", "--html", "page.txt"], ".html or .htm"),
         (["tree", "x", "--html", "/no/such/folder/page.html"], "does not exist"),
-        (["tree", "x", "--png", "picture.svg"], ".png"),
+        (["tree", "x", "--png", "picture.gif"], ".png or .svg or .pdf"),
     ],
 )
 def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, expected):
@@ -467,7 +498,7 @@ def test_bad_input_is_a_one_line_error_with_exit_code_2(arguments, expected):
 def test_an_existing_file_survives_a_failed_write(tmp_path):
     file = tmp_path / "page.html"
     file.write_text("before", encoding="utf-8")
-    limited = f"ulimit -f 1; {' '.join(COMMAND)} show tree -m tiny x --html {file}"
+    limited = f"ulimit -f 1; {' '.join(COMMAND)} show tree -m tiny x --force --html {file}"
     finished = subprocess.run(["bash", "-c", limited], capture_output=True, timeout=60)
     assert finished.returncode == 5
     assert finished.stderr.decode() == f"gpt-cli: error: cannot write {file}: File too large\n"
