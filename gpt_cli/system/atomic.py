@@ -1,5 +1,6 @@
 """Atomic writing: a file or a folder appears complete, or not at all."""
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ def new_file(to: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
     InputError if `to` is a folder, or exists and may not be replaced, or its folder does not exist;
     ResourceError if it cannot be written.
     """
-    target = to.resolve()  # keep a symbolic link
+    target = Path(os.path.realpath(to))  # keep a symbolic link, but not one to itself
     with _part_of(target, to) as part:
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as device:

@@ -29,6 +29,10 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     assert nothing.is_symlink()
     assert not nothing.is_file()
     assert len([*tmp_path.iterdir()]) == 3
+    loop = tmp_path / "loop.html"
+    loop.symlink_to(loop)
+    write_file(loop, b"x", replace=False)
+    assert loop.read_bytes() == b"x"
 
 
 def test_a_folder_appears_only_if_the_block_succeeds(tmp_path):
