@@ -11,7 +11,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, replace
 from glob import escape, glob
 from pathlib import Path
@@ -22,12 +22,11 @@ import typer
 import gpt_cli
 from gpt_cli import jobs
 from gpt_cli.cli.output import on_terminal
-from gpt_cli.errors import InputError, import_extra
+from gpt_cli.errors import InputError
 from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
 from gpt_cli.options import declare
 from gpt_cli.options.declare import Declared, NamedOptionError, Option, OptionError, option
 from gpt_cli.options.request import Options
-from gpt_cli.system.atomic import check_file
 from gpt_cli.system.machine import MOST_THREADS
 from gpt_cli.system.startup import prepare
 
@@ -117,12 +116,6 @@ def _read_content(
 def argument(metavar: str, help: str) -> Any:
     """Return the declaration of an argument that falls back to a pipe."""
     return typer.Argument(None, metavar=metavar, help=f"{help}; read from a pipe if not given.")
-
-
-def check_picture(option: str, file: Path, endings: Sequence[str]) -> None:
-    """Raise an error before costly work if a picture cannot be written to the file."""
-    check_file(option, file, endings)
-    import_extra(f"{option} needs matplotlib", "matplotlib", "matplotlib.figure")
 
 
 def dash_as_none(name: str | Path | None) -> str | Path | None:
@@ -309,6 +302,7 @@ LOGPROBS = option(
 MODEL_NAME = typer.Argument(
     None, metavar="[MODEL]", help="Same as --model.", autocompletion=_complete_model
 )
+FORCE: Any = option(False, "Overwrite an existing FILE.")
 JSON = option(False, "Print JSON, one object per line.", flag="--json")
 QUIET: Any = Model.__dataclass_fields__["quiet"]
 REVISION: Any = Model.__dataclass_fields__["revision"]

@@ -420,6 +420,28 @@ def test_a_terminal_shows_a_header_and_no_escape_codes(whole, facts, tmp_path):
     assert terminal_here(*SCORE, file) == (0, facts.replace("\n", "\r\n"))
 
 
+@pytest.mark.parametrize("lines", [[], ["--lines"]])
+@pytest.mark.parametrize(
+    ("flag", "header", "order"),
+    [
+        ("--words", ["line", "start", "end", "tokens", "bits", "word"], [0, 2, 3, 4, 5, 1]),
+        ("--tokens", ["line", "id", "log-lik.", "token"], [0, 1, 2, 3]),
+    ],
+)
+def test_a_terminal_aligns_what_a_pipe_separates_by_tabs(flag, header, order, lines, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_bytes("Once upon\n\na time, 中文 Zoë\n".encode())
+    first = 0 if lines else 1  # a whole text has no numbers of lines
+    shown = terminal_here(*SCORE, flag, *lines, file)[1].split("\r\n")[:-1]
+    piped = [[row[i] for i in order[first:]] for row in rows_of(run(flag, *lines, file))]
+    assert [line.split(maxsplit=len(piped[0]) - 1) for line in shown] == [header[first:], *piped]
+    column = shown[0].index(header[-1])
+    assert {line[column - 2 : column] for line in shown} == {"  "}
+    assert "  " not in {line[column : column + 2] for line in shown}
+    numbers_end = [len(line[:column].rstrip()) for line in shown]
+    assert set(numbers_end) == {column - 2}
+
+
 def test_a_text_that_cannot_be_scored_does_not_stop_the_others(tiny):
     model = replace(tiny.model, config=replace(tiny.model.config, vocab_size=1000))
     small = gpt_cli.Engine(LoadedModel(model, tiny.tokenizer), "small", 0)

@@ -2,22 +2,23 @@
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpt_cli import jobs, records
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import Lines, run
-from gpt_cli.cli.output import on_terminal, quoted, write
+from gpt_cli.cli.output import on_terminal, quoted, write, write_json
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
 from gpt_cli.options.declare import Declared, Range, option
 from gpt_cli.records import Record, json_line
 
-_ALIGNED = "{:>12}  "
-_HEADER = (
-    "".join(map(_ALIGNED.format, ("tokens", "log-lik.", "perplexity", "bits/byte"))) + "text\n"
-)
+# The columns of tables on a terminal, with their widths; the last one may have any width.
+_LINES = {"tokens": 12, "log-lik.": 12, "perplexity": 12, "bits/byte": 12, "text": 0}
+_TOKENS = {"line": 6, "id": 6, "log-lik.": 12, "token": 0}
+_WORDS = {"line": 6, "start": 8, "end": 8, "tokens": 6, "bits": 12, "word": 0}
 _POSITIVE = Range(lambda number: number > 0, "above 0")
 
 
@@ -94,7 +95,7 @@ def score(
 
     With --words, print for each word the number of its line (1 without --lines), the word, its
     start and end in bytes, the number of its tokens and its surprisal, which includes the end of
-    the word.
+    the word. On a terminal, tables are aligned and have a header.
 
     With --output, --format or --template, FILE has rows: lines, JSON Lines with a "text" and an
     optional "id", or Parquet with these columns. A record with the numbers is written for each row.
@@ -144,9 +145,14 @@ def _score_text(file: str, form: Form, loading: flags.Loading) -> None:
     score = engine.score(
         text, stride=form.stride, bos=form.bos, ranks=details, entropies=details, words=form.words
     )
-    record = records.of_score(engine, score, logprobs=form.tokens)
+    record: Record = {"index": 0, "text": text}
+    record |= records.of_score(engine, score, logprobs=form.tokens)
+    if form.as_json:
+        write_json(record)
+        return
     if not form.plain:
-        write(_parts({"index": 0, "text": text} | record, form))
+        table = Table(form)
+        write(table.header() + table.rows(record))
         return
     facts = {
         "tokens": f"{record['tokens']} ({record['tokens_scored']} scored)",
@@ -164,12 +170,12 @@ class ScoredLines(Lines):
     failure = "{} of {} lines could not be scored"
 
     def __init__(self, form: Form):
-        self._form, self._aligned = form, on_terminal(sys.stdout)
+        self._form, self._table = form, Table(form)
 
     def resume(self) -> jobs.Resumed:
         """Begin with a header on a terminal."""
-        if self._aligned and self._form.plain and not self._form.filters:
-            write(_HEADER)
+        if not (self._form.as_json or self._form.filters):
+            write(self._table.header())
         return super().resume()
 
     def line(self, record: Record) -> str | bytes:
@@ -179,36 +185,52 @@ class ScoredLines(Lines):
         least, most = form.min_perplexity or 0, form.max_perplexity or math.inf
         if form.filters and not least <= perplexity <= most:  # NaN never passes
             return b""
-        if not form.plain:
-            return _parts(record, form)
-        return line if form.filters else self._columns(record, line)
-
-    def _columns(self, record: Record, line: bytes) -> bytes:
-        """Return tokens, log-likelihood, perplexity, bits per byte, and the line unchanged."""
-        numbers = ["nan"] * 4
-        if "error" not in record:
-            values = (record["total_logprob"], _perplexity(record), record["bits_per_byte"])
-            numbers = [str(record["tokens"]), *map(_number, values)]
-        cells = map((_ALIGNED if self._aligned else "{}\t").format, numbers)
-        return "".join(cells).encode() + line.removesuffix(b"\n") + b"\n"
+        if form.as_json:
+            return json_line(record)
+        return line if form.filters else self._table.rows(record, line)
 
 
-def _parts(record: Record, form: Form) -> str:
-    """Return a JSON object, or a line per token or word, which begins with the number.
+class Table:
+    """A row per line, token or word: on a terminal aligned under a header, else with tabs."""
 
-    A token has its id, log-likelihood and text; a word its text, start and end in bytes, number
-    of tokens and surprisal.
-    """
-    if form.as_json:
-        return json_line(record)
-    parts = [
-        (word["word"], word["start"], word["end"], word["tokens"], _number(word["surprisal"]))
-        for word in record.get("words", [])
-    ] + [
-        (token["id"], _number(token["logprob"]), quoted(bytes(token["bytes"])))
-        for token in record.get("logprobs", [])
-    ]
-    return "".join("\t".join(map(str, (record["index"] + 1, *part))) + "\n" for part in parts)
+    def __init__(self, form: Form):
+        self._form, self._aligned = form, on_terminal(sys.stdout)
+        columns = _WORDS if form.words else _TOKENS if form.tokens else _LINES
+        shown = [name for name in columns if form.lines or name != "line"]
+        self._widths = {name: columns[name] for name in shown}
+
+    def header(self) -> str:
+        """Return the first line, which is empty in a pipe."""
+        return self._row({name: name for name in self._widths}) if self._aligned else ""
+
+    def rows(self, record: Record, line: bytes = b"") -> str:
+        """Return the rows of a record; in the row of a line, the line is unchanged."""
+        return "".join(map(self._row, self._cells(record, line)))
+
+    def _row(self, cells: dict[str, object]) -> str:
+        if not self._aligned:
+            return "\t".join(map(str, cells.values())) + "\n"
+        texts = [f"{cells[name]:>{width}}" for name, width in self._widths.items()]
+        return "  ".join(texts) + "\n"
+
+    def _cells(self, record: Record, line: bytes) -> Iterator[dict[str, object]]:
+        """Yield the cells of rows, in their order in a pipe."""
+        if self._form.plain:
+            values: list[object] = ["nan"] * 4
+            if "error" not in record:
+                numbers = record["total_logprob"], _perplexity(record), record["bits_per_byte"]
+                values = [record["tokens"], *map(_number, numbers)]
+            text = line.removesuffix(b"\n").decode(errors="surrogateescape")
+            yield dict(zip(_LINES, [*values, text], strict=True))
+            return
+        number = record["index"] + 1
+        for word in record.get("words", []):
+            bits = _number(word["surprisal"])
+            names = "word", "start", "end", "tokens"
+            yield {"line": number} | {name: word[name] for name in names} | {"bits": bits}
+        for token in record.get("logprobs", []):
+            logprob, text = _number(token["logprob"]), quoted(bytes(token["bytes"]))
+            yield {"line": number, "id": token["id"], "log-lik.": logprob, "token": text}
 
 
 def _perplexity(record: Record) -> float:

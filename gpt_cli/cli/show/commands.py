@@ -6,11 +6,12 @@ from pathlib import Path
 import typer
 
 from gpt_cli.cli import options as flags
+from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import add_command
-from gpt_cli.cli.output import note, write_json
+from gpt_cli.cli.output import note, write
 from gpt_cli.errors import InputError
 from gpt_cli.options.declare import Declared, option
-from gpt_cli.system.atomic import check_file, write_file
+from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
 
 PROMPT = flags.argument("[PROMPT]", "Text to show")
@@ -21,7 +22,10 @@ class Output(Declared):
     """The output of a view."""
 
     html: Path | None = option(None, "Write an interactive web page.", metavar="FILE")
-    png: Path | None = option(None, "Write a picture (matplotlib).", metavar="FILE")
+    png: Path | None = option(
+        None, "Write a picture: .png, .svg or .pdf (matplotlib).", metavar="FILE"
+    )
+    force: bool = flags.FORCE
     as_json: bool = option(False, "Print JSON.", flag="--json")
 
     def show(
@@ -36,9 +40,9 @@ class Output(Declared):
         """Compute a view with the function of this name in `views`; write its files or print it."""
         prepare(loading.threads)
         if self.html is not None:
-            check_file("--html", self.html, (".html", ".htm"))
+            check_file("--html", self.html, (".html", ".htm"), force=self.force)
         if self.png is not None:
-            flags.check_picture("--png", self.png, (".png",))
+            check_picture("--png", self.png, force=self.force)
         text = flags.read_prompt(prompt, file)
         engine = loading.load()
         from gpt_cli.cli.show import page, views
@@ -50,11 +54,12 @@ class Output(Declared):
         if self.png is not None:
             from gpt_cli.cli.show.picture import picture
 
-            files[self.png] = picture(view)
+            files[self.png] = picture(view, self.png)
         for name, data in files.items():
-            write_file(name, data)
+            write_file(name, data, replace=self.force)
         if self.as_json:
-            write_json(view.record())
+            for piece in view.json():
+                write(piece)
         elif not files:
             from gpt_cli.cli.show.terminal import print_view
 
