@@ -15,7 +15,7 @@ from gpt_cli.jobs.sinks import JSONLines, Resumed
 from gpt_cli.records import ERROR
 
 OTHER = [".csv", ".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".gz", ".zip", ".zst"]
-JOB = {"task": "scoring", "input": 1}
+JOB = {"task": "scoring", "input": [["in", 4, 1]]}
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,9 @@ def inputs(here, memory):
 
 
 def open_output(name, input="in", *, resume=False, form="lines"):
-    return open_sink(name, Source(input, form, Scoring().layout, 4), Scoring(), JOB, resume=resume)
+    return open_sink(
+        name, Source([input], form, Scoring().layout, 4), Scoring(), JOB, resume=resume
+    )
 
 
 def refused(name, *arguments, **options):
