@@ -97,9 +97,9 @@ def score(
 ) -> None:
     r"""Show how likely a text is.
 
-    Print the number of tokens, the log-likelihood, the perplexity and the bits per byte. With
-    --lines, print these numbers and the text for each line. The first token of a text has nothing
-    before it and is not scored without --bos, so a text needs at least two tokens.
+    For each FILE, print the number of tokens, the log-likelihood, the perplexity and the bits per
+    byte. With --lines, print these numbers and the text for each line. The first token of a text
+    has nothing before it and is not scored without --bos, so a text needs at least two tokens.
 
     With --words, print for each word the number of its line (1 without --lines), the word, its
     start and end in bytes, the number of its tokens and its surprisal, which includes the end of
@@ -213,9 +213,8 @@ def _total(record: Record, form: Form) -> str:
         names = ("index", "file", *_SUMS, "perplexity", "error")
         return json_line({name: record[name] for name in names if name in record})
     perplexity = "nan" if "error" in record else _number(_perplexity(record))
-    return (_ALIGNED if on_terminal(sys.stdout) else "{}\t").format(
-        perplexity
-    ) + f"{record['file']}\n"
+    cell = _ALIGNED if on_terminal(sys.stdout) else "{}\t"
+    return f"{cell.format(perplexity)}{record['file']}\n"
 
 
 class Totals(Lines):
