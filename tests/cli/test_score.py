@@ -361,6 +361,7 @@ def test_several_files_have_their_facts_one_after_the_other(here):
     last = "gpt-cli: error: 1 of 3 files could not be scored\n"
     assert errors == f"gpt-cli: {EMPTY}\n{last}"
     assert run_here(*SCORE, "-q", "a", "empty", "b", code=6) == (out, last)
+    assert "--stride must be" in refusal(*SCORE, "a", "b", "--stride=0")
 
 
 def test_several_files_have_records_with_their_names(here):
