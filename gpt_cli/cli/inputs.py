@@ -46,9 +46,12 @@ def parts_of_text(
         name, words = "-", words[1:]
     if name is None and not words:
         name = or_pipe(None, missing)
+    text = " ".join(words) if words else None
     if name != "-" and not quiet:
         _note_pipe()
-    return name, " ".join(words) if words else None
+    if name is None and text and os.path.isfile(text) and not quiet:  # noqa: PTH113 (any text)
+        remark(f"{text} is read as a text; --file {text} reads the file")
+    return name, text
 
 
 def files_or_pipe(

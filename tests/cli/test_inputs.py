@@ -118,6 +118,16 @@ def test_a_pipe_that_is_not_needed_is_not_waited_for_and_noted_if_it_has_data(
     assert NOT_READ not in errors_of()  # standard error is no terminal
 
 
+@pytest.mark.parametrize("command", ["generate", "tokenize"])
+def test_a_text_that_is_the_name_of_a_file_is_noted(command):
+    note = "gpt-cli: note: a.txt is read as a text; --file a.txt reads the file\n"
+    for words, noted in (["a.txt"], True), (["a.txt", "-q"], False), (["m"], False):
+        assert (note in run_here(command, *TEXTS[command], "-v", *words)[1]) is noted
+    assert output(command, *TEXTS[command], "a.txt") != output(
+        command, *TEXTS[command], "-f", "a.txt"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "prompts"),
     [
