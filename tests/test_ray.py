@@ -405,7 +405,7 @@ class Waiting(Generation):
         yield from ({"index": row.index} for row in rows)
 
 task = Waiting(Options(seed=1))
-source = Source(input, "auto", task.layout, task.rows_together)
+source = Source([input], "auto", task.layout, task.rows_together)
 cluster = Cluster(address, int(workers), threads=1)
 with (folder / "out").open("w", buffering=1) as out:
     for record in compute(cluster, source, 0, task, "tiny", {"device": "cpu"}):

@@ -1,8 +1,7 @@
 """The flags of commands: groups that several commands take, and flags that are used alone.
 
 A command has one parameter for a group, whose annotation is a dataclass of options. A parameter
-whose default is an `option` is a single flag. `command` turns both into typer's parameters. The
-functions at the end read the inputs that arguments and flags name.
+whose default is an `option` is a single flag. `command` turns both into typer's parameters.
 """
 
 import functools
@@ -10,7 +9,6 @@ import inspect
 import logging
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, replace
 from glob import escape, glob
@@ -21,9 +19,8 @@ import typer
 
 import gpt_cli
 from gpt_cli import jobs
-from gpt_cli.cli.output import on_terminal
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
+from gpt_cli.jobs.storage import Format, read_text, without_line_end
 from gpt_cli.options import declare
 from gpt_cli.options.declare import Declared, NamedOptionError, Option, OptionError, option
 from gpt_cli.options.request import Options
@@ -116,6 +113,11 @@ def _read_content(
 def argument(metavar: str, help: str) -> Any:
     """Return the declaration of an argument that falls back to a pipe."""
     return typer.Argument(None, metavar=metavar, help=f"{help}; read from a pipe if not given.")
+
+
+def text_argument(metavar: str, help: str) -> Any:
+    """Return the declaration of an argument of one or more words: see `gpt_cli.cli.inputs`."""
+    return argument(metavar, f"{help}: words, or - (the pipe) and words after it")
 
 
 def dash_as_none(name: str | Path | None) -> str | Path | None:
@@ -309,54 +311,3 @@ REVISION: Any = Model.__dataclass_fields__["revision"]
 SPECIAL: Any = Options.__dataclass_fields__["special"]
 THREAD_COUNT: Any = Loading.__dataclass_fields__["threads"]
 VERBOSE: Any = Model.__dataclass_fields__["verbose"]
-
-
-# --- the inputs that arguments and flags name ---------------------------------------------------
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Return the text of `file` ("-" is standard input) followed by `prompt`.
-
-    Without both, the prompt is read from a pipe. One line end is dropped from the end of a file or
-    a pipe, where editors and `echo` put it.
-    """
-    if file is None and prompt is not None:
-        return prompt
-    text = read_text(or_pipe(file, "no prompt: give a PROMPT, --file FILE"))
-    return text + prompt if prompt is not None else without_line_end(text)
-
-
-def input_file(argument: str | None, option: str | None, rows: str) -> str:
-    """Return an argument or --file, else "-" for a pipe; both, or none, is an InputError."""
-    refuse_both(argument, option)
-    return or_pipe(argument if option is None else option, f"no {rows}: give a FILE")
-
-
-def refuse_both(argument: object, option: object) -> None:
-    """Raise InputError if there is an argument and the option file."""
-    if argument is not None and option is not None:
-        raise InputError("--file and an argument are both given: leave one of them out")
-
-
-def or_pipe(file: Path | str | None, missing: str) -> str:
-    """Return the name of a file, or "-" for a pipe; raise InputError if there is neither."""
-    if file == "":  # such as of a variable that is not set
-        raise InputError("the name of a file is empty: give a FILE, or - for standard input")
-    if file is None and (sys.stdin is None or on_terminal(sys.stdin)):
-        raise InputError(f"{missing}, or a pipe on standard input")
-    return "-" if file is None else str(file)
-
-
-def read_template(source: str | None) -> "jobs.Template | None":
-    """Return the template in a file or a text; raise InputError if it is not valid."""
-    if source is None:
-        return None
-    if not is_address(source) and exists(source):
-        text = read_text(source).replace("\r\n", "\n")  # as the lines of an input
-        return jobs.Template(without_line_end(text))
-    if "{" not in source:
-        raise InputError(
-            f"--template {source:.80}: there is no such file, and a text needs "
-            "{line} or {NAME} for a field"
-        )
-    return jobs.Template(source)

@@ -28,7 +28,8 @@ def open_sink(
     """
     output, ending = _split(name, source)
     _check_folder_of(output)
-    _check_apart(source.name, f"{output}/part-0{ending}" if ending else name)
+    for input in source.names:
+        _check_apart(input, f"{output}/part-0{ending}" if ending else name)
     if not (ending or storage.is_address(name) or name.endswith(".parquet")):
         _check_file(Path(name), source, resume=resume)
         return JSONLines(Path(name), task.layout.texts, job)

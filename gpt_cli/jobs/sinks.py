@@ -132,13 +132,16 @@ class JSONLines(Sink):
     Its manifest is the hidden file .NAME.job.json beside it.
     """
 
-    compares = True  # so the input may have grown, and may be a pipe
+    compares = True  # so the input may be a pipe
 
     def __init__(self, path: Path, texts: Sequence[str], job: Mapping[str, Any]):
         self._path = path
         self._texts = texts  # the fields of a row's text
         self._side = path.with_name(f".{path.name}.job.json")
+        files = [file for file, *_ in job.get("input") or []]
         job = {name: value for name, value in job.items() if name not in ("input", "format")}
+        if len(files) > 1:  # a single file may have grown, or may now be a pipe
+            job["input"] = files
         self._manifest = Manifest(str(path), str(self._side), job)
         self._rows: list[int | None] = []  # hashes of the rows that were written; None if failed
 

@@ -55,8 +55,16 @@ def is_hidden(name: str) -> bool:
     return Path(name).name.startswith((".", "_"))
 
 
+def is_stream(name: str) -> bool:
+    """Return whether a name is that of a pipe or a device, which can be read once."""
+    path = Path(name)
+    return name == "-" or path.is_fifo() or path.is_char_device()
+
+
 def find(name: str) -> list[str]:
     """Return the sorted files of a pattern or a folder (except hidden ones), or the file itself."""
+    if is_stream(name):
+        return [name]
     with reading(name):
         files = _find_at_address(name) if is_address(name) else _find_here(name)
     if not files:

@@ -445,7 +445,6 @@ def test_the_context_ends_the_text_unless_it_is_shifted():
         (["x", "--device", "abacus"], "abacus"),
         (["x", "--dtype", "float8"], "float8"),
         (["x", "--no-such-flag"], "--no-such-flag"),
-        (["x", "y"], "y"),
         (["x", "--revision", "main"], "revision"),
         (["once " * 2000], "overflow"),
         (["--file", "/no/such/file"], "/no/such/file"),

@@ -484,7 +484,6 @@ def test_a_picture_a_page_and_json_can_be_combined(tmp_path):
         (["lens", "x", "-k", "101"], "--top"),
         (["surprise", "x"], "2 tokens"),
         (["tree", "x", "-k", "201"], "--top"),
-        (["tree", "x", "y"], "y"),
         (["tree", "x", "--html", "page.txt"], ".html or .htm"),
         (["tree", "x", "--html", "/no/such/folder/page.html"], "does not exist"),
         (["tree", "x", "--png", "picture.gif"], ".png or .svg or .pdf"),

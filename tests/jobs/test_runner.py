@@ -264,7 +264,7 @@ def test_a_cluster_computes_the_missing_rows(here, loaded, monkeypatch):
     passed = []
 
     def compute(cluster, source, done, task, model, loading):
-        passed.append((cluster, source.name, done, task, model, loading))
+        passed.append((cluster, source.names, done, task, model, loading))
         rows = [row for block in source.rows() for row in block]
         yield from task.records(None, rows[done:])
 
@@ -276,7 +276,7 @@ def test_a_cluster_computes_the_missing_rows(here, loaded, monkeypatch):
         sink = Recorder(jobs.Resumed(3), compares)
         assert run(sink, task, **where) == jobs.Summary(4, 0)
         assert sink.calls == ["enter", "resume", *checks, "FIVE", "finish 4", "exit"]
-    assert passed == [(cluster, "in", 3, task, "m", {"threads": 1})] * 2
+    assert passed == [(cluster, ["in"], 3, task, "m", {"threads": 1})] * 2
     assert loaded == []
     with pytest.raises(InputError, match="reads files, not a pipe"):
         jobs.run(task, "-", "out", **where)
@@ -390,7 +390,7 @@ def sink(here):
     records = {"text": "one"}, {"id": [1], "text": "two"}, {"line": 3, "error": {}}
     Path("out").write_bytes(lines(*({"index": index} | r for index, r in enumerate(records))))
     Path(".out.job.json").write_text('{"seed": 5, "model": "m"}')
-    return sink_of(model="m", seed=None, input=1, format=2)
+    return sink_of(model="m", seed=None, input=[["in", 4, 1]], format=2)
 
 
 def test_lines_are_appended_at_once(sink):
@@ -464,7 +464,7 @@ def test_lines_need_their_manifest_unless_there_are_none(sink):
     with sink, pytest.raises(InputError, match=message):
         sink.resume()
     Path("out").write_bytes(b'{"ind')
-    with sink_of(seed=9, input=1) as torn:
+    with sink_of(seed=9, input=None) as torn:
         assert torn.resume() == jobs.Resumed(0, 0, 9)
     assert json.loads(Path(".out.job.json").read_text()) == {"seed": 9}
     Path("out").write_bytes(b"")  # of a run that was killed before its first row

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.output import note, on_terminal, write
 from gpt_cli.cli.progress import StatusLine
@@ -60,7 +61,7 @@ def compress(
         echo 'Once upon a time' | gpt-cli compress -m tiny -o new.gptz
         gpt-cli compress book.txt -o book.gptz -m gpt2
     """
-    names = [flags.or_pipe(file, "no data: give a FILE") for file in files or (None,)]
+    names = [inputs.or_pipe(file, "no data: give a FILE") for file in files or (None,)]
     if output is None and on_terminal(sys.stdout):
         raise InputError("compressed data is not for a terminal: give --output OUT, or a pipe")
     prepare(threads)
@@ -87,7 +88,7 @@ def decompress(
         gpt-cli decompress book.gptz -o book.txt -m gpt2
         gpt-cli decompress book.gptz --salvage -o rest.txt -m gpt2
     """
-    file = flags.or_pipe(file, "no data: give a FILE")
+    file = inputs.or_pipe(file, "no data: give a FILE")
     prepare(threads)
     with _copying([file], output, model) as copy:
         copy.count(salvage=salvage)

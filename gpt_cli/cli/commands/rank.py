@@ -5,11 +5,11 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Literal
 
 from gpt_cli import jobs
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
@@ -18,8 +18,6 @@ from gpt_cli.jobs import storage
 from gpt_cli.options.declare import AT_LEAST_1, Declared, option, split_commas
 from gpt_cli.records import Record, of_ranking, of_token
 
-# Endings of inputs; a word with one is no prompt.
-_FILES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
 _By = Literal["total", "token", "byte"]
 
 
@@ -55,8 +53,10 @@ class Choices(Declared):
 
 
 def rank(
-    prompt: str | None = flags.argument(
-        "[PROMPT|IN]", "Text before the choices; or, if it names a file, its rows, as for batch"
+    words: list[str] | None = flags.text_argument(
+        "[PROMPT|IN]...",
+        "Rows, as for batch, if all arguments name files (or FOLDER/); else the text before the "
+        "choices",
     ),
     *,
     from_file: str | None = flags.ROWS_FILE,
@@ -80,18 +80,20 @@ def rank(
         gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
         printf 'The fox was\nThe sun was\n' | gpt-cli rank -m tiny --choices red,up
     """
-    if question.choices_file == Path("-") and (from_file or prompt or "-") == "-":
+    if question.choices_file == Path("-") and "-" in (words or [from_file or "-"]):
         raise InputError("rows and --choices-file cannot both be read from the pipe")
-    listed, filled = question.listed(), flags.read_template(template)
+    listed, filled = question.listed(), inputs.read_template(template)
     many = from_file or filled or rows.used or where.engine != "local"
-    if prompt is None or many or _is_input(prompt):
-        file = flags.input_file(prompt, from_file, "rows")
+    if many or inputs.are_files(words or ["-"]):
+        missing = "no prompt: give a PROMPT, a FILE of rows"
+        files = inputs.files_or_pipe(words, from_file, missing, quiet=loading.quiet)
         task = jobs.Ranking(listed, question.by, question.exact, filled)
         sink = None if as_json else BestChoices(task.layout.texts)
-        run(task, file, rows, loading, where, sink)
+        run(task, files, rows, loading, where, sink)
         return
     if not listed:
         raise InputError("no choices: give --choices A,B,C or --choices-file FILE")
+    prompt = inputs.read_prompt(words, None, quiet=loading.quiet)
     spaced = jobs.spaced(prompt, listed, exact=question.exact)
     engine = loading.load()
     records = of_ranking(engine, engine.rank(prompt, list(spaced), by=question.by), spaced)
@@ -126,19 +128,8 @@ def _write_table(records: Sequence[Record]) -> None:
         write(f"{numbers}  {quoted(record['text'].encode())}\n")
 
 
-def _is_input(prompt: str) -> bool:
-    """Return whether an argument names an input; raise InputError if that does not exist."""
-    if any(map(str.isspace, prompt)):
-        return False
-    exists = prompt == "-" or storage.is_address(prompt) or storage.exists(prompt)
-    exists = exists or bool(glob(prompt))  # noqa: PTH207
-    if not exists and prompt.endswith(_FILES):
-        raise InputError(f"cannot read {prompt:.80}: No such file")
-    return exists
-
-
 def next_tokens(
-    prompt: str | None = flags.argument("[PROMPT]", "The text so far"),
+    words: list[str] | None = flags.text_argument("[PROMPT]...", "The text so far"),
     *,
     top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",), metavar="N"),
     file: Path | None = flags.PROMPT_FILE,
@@ -153,7 +144,7 @@ def next_tokens(
     Examples:
         gpt-cli next -m tiny 'Every day, the fox' -k 5
     """
-    text = flags.read_prompt(prompt, file)
+    text = inputs.read_prompt(words, file, quiet=loading.quiet)
     engine = loading.load()
     tokens = [
         {"rank": rank} | of_token(engine, id, logprob) | {"probability": math.exp(logprob)}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from gpt_cli.cli import inputs
 from gpt_cli.cli import options as flags
 from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import add_command
@@ -14,7 +15,7 @@ from gpt_cli.options.declare import Declared, option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
 
-PROMPT = flags.argument("[PROMPT]", "Text to show")
+WORDS = flags.text_argument("[PROMPT]...", "Text to show")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -31,7 +32,7 @@ class Output(Declared):
     def show(
         self,
         kind: str,
-        prompt: str | None,
+        words: list[str] | None,
         file: Path | None,
         loading: flags.Loading,
         *details: int | None,
@@ -43,7 +44,7 @@ class Output(Declared):
             check_file("--html", self.html, (".html", ".htm"), force=self.force)
         if self.png is not None:
             check_picture("--png", self.png, force=self.force)
-        text = flags.read_prompt(prompt, file)
+        text = inputs.read_prompt(words, file, quiet=loading.quiet)
         engine = loading.load()
         from gpt_cli.cli.show import page, views
 
@@ -78,7 +79,7 @@ def _list(context: typer.Context) -> None:
 
 
 def attention(
-    prompt: str | None = PROMPT,
+    words: list[str] | None = WORDS,
     *,
     layer: int | None = option(
         None, "Layer to show, counted from 0.", aliases=("-l",), metavar="L"
@@ -102,11 +103,11 @@ def attention(
     """
     if head is not None and layer is None:
         raise InputError("--head needs --layer")
-    output.show("attention", prompt, file, loading, layer, head, special=special)
+    output.show("attention", words, file, loading, layer, head, special=special)
 
 
 def lens(
-    prompt: str | None = PROMPT,
+    words: list[str] | None = WORDS,
     *,
     top: int = option(
         5,
@@ -131,11 +132,11 @@ def lens(
         gpt-cli show lens -m tiny 'Every day, the fox'
         gpt-cli show lens -m tiny --html new.html 'Every day, the fox'
     """
-    output.show("lens", prompt, file, loading, top, special=special)
+    output.show("lens", words, file, loading, top, special=special)
 
 
 def surprise(
-    prompt: str | None = PROMPT,
+    words: list[str] | None = WORDS,
     *,
     file: Path | None = flags.PROMPT_FILE,
     output: Output,
@@ -150,11 +151,11 @@ def surprise(
         gpt-cli show surprise -m tiny 'The moon was round and hungry.'
         echo 'The moon was round.' | gpt-cli show surprise -m tiny --html new.html
     """
-    output.show("surprise", prompt, file, loading)
+    output.show("surprise", words, file, loading)
 
 
 def tree(
-    prompt: str | None = PROMPT,
+    words: list[str] | None = WORDS,
     *,
     # More are hard to read, and a tree may be as deep as it has continuations.
     top: int = option(20, "Number of continuations.", aliases=("-k",), min=1, max=200, metavar="N"),
@@ -172,7 +173,7 @@ def tree(
         gpt-cli show tree -m tiny 'Once upon a time'
         gpt-cli show tree -m tiny -k 60 --html new.html 'Once upon a time'
     """
-    output.show("tree", prompt, file, loading, top, special=special)
+    output.show("tree", words, file, loading, top, special=special)
 
 
 for command in (attention, lens, surprise, tree):
