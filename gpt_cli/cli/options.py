@@ -1,21 +1,17 @@
 """The flags of commands: groups that several commands take, and flags that are used alone.
 
-A command has one parameter for a group, whose annotation is a dataclass of options. A parameter
-whose default is an `option` is a single flag. `command` turns both into typer's parameters. The
-functions at the end read the inputs that arguments and flags name.
+`gpt_cli.cli.parameters` turns them into typer's parameters. The functions at the end read the
+inputs that arguments and flags name.
 """
 
-import functools
-import inspect
 import logging
-import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from glob import escape, glob
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import typer
 
@@ -25,93 +21,11 @@ from gpt_cli.cli.output import on_terminal
 from gpt_cli.errors import InputError, import_extra
 from gpt_cli.jobs.storage import Format, exists, is_address, read_text, without_line_end
 from gpt_cli.options import declare
-from gpt_cli.options.declare import Declared, NamedOptionError, Option, OptionError, option
+from gpt_cli.options.declare import Declared, OptionError, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.atomic import check_file
 from gpt_cli.system.machine import MOST_THREADS
 from gpt_cli.system.startup import prepare
-
-
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameters of a command that are a group or an `option` with flags."""
-    groups: dict[str, type[Declared]] = {}
-    options: dict[str, Option] = {}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        annotation, default = parameter.annotation, parameter.default
-        if isinstance(annotation, type) and issubclass(annotation, Declared):
-            groups[name] = annotation
-            members = annotation.declarations()
-        elif isinstance(default, Field):
-            members = (declare.declaration(name, annotation, default),)
-        else:
-            parameters.append(parameter)
-            continue
-        for declared in members:
-            if declared.help:
-                options[declared.name] = declared
-                parameters.append(_parameter(declared))
-
-    @functools.wraps(function)
-    def run(**values: Any) -> None:
-        flags = dict(_shown_flags(options))  # before a command sets GPT_CLI_THREADS
-        try:
-            filled = {}
-            for name, group in groups.items():
-                members = {n: values.pop(n) for n in group.__dataclass_fields__ if n in values}
-                # A flag that was not set has the default of its declaration.
-                filled[name] = group(**{n: v for n, v in members.items() if v is not None})
-                filled[name].validate()
-            for name, value in values.items():
-                if name in options and value is not None:
-                    values[name] = options[name].convert(value)
-            function(**values, **filled)
-        except NamedOptionError as error:
-            name, complaint = error.args
-            error.args = flags.get(name, name), complaint
-            raise
-
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
-
-
-def _flag(declared: Option) -> str:
-    return declared.flag or f"--{declared.name.replace('_', '-')}"
-
-
-def _parameter(declared: Option) -> inspect.Parameter:
-    """Return an option as the parameter of a function that typer reads."""
-    more = dict(declared.typer) | ({"callback": _read_content} if declared.from_file else {})
-    info = typer.Option(_flag(declared), *declared.aliases, help=declared.help, **more)
-    return inspect.Parameter(
-        declared.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None if declared.default == () else declared.default,  # (): a repeatable flag
-        annotation=Annotated[declared.kind.flag_type, info],
-    )
-
-
-def _shown_flags(options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a name in an error and the flag; the name may be that of the flag, too."""
-    for name, declared in options.items():
-        flag = _flag(declared).partition("/")[0]  # of --cache/--no-cache
-        variable = declared.typer.get("envvar", "")
-        shown = f"{flag} (or {variable})" if variable in os.environ else flag
-        yield name, shown
-        yield flag.removeprefix("--").replace("-", "_"), shown
-
-
-def _read_content(
-    context: typer.Context, parameter: typer.CallbackParam, value: str | None
-) -> str | None:
-    """Return the text of a file without its last line end, or a text that begins with a brace."""
-    if context.resilient_parsing:  # a shell completes with TAB
-        return value
-    if value == "":  # such as of a variable that is not set
-        raise InputError(f"{parameter.opts[0]} is empty: name a file")
-    if value is None or value.lstrip().startswith("{"):
-        return value
-    return without_line_end(read_text(value))
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -148,6 +62,14 @@ def _complete_model(incomplete: str) -> list[str]:
     folders = [file.removesuffix(f"/{CONFIG}") for file in sorted(configs)]
     # bash inserts names unquoted, so names that need quotes are left out.
     return [name for name in [*names, *folders] if shlex.quote(name) == name]
+
+
+def _check_only_model(context: typer.Context, name: str | None) -> str | None:
+    """Raise InputError if --model, which is parsed before the argument, is another model."""
+    source, model = context.get_parameter_source("model"), context.params.get("model")
+    if source and source.name == "COMMANDLINE" and name not in (None, model):
+        raise InputError(f"--model {model} and the argument {name} differ: leave one of them out")
+    return name
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -235,7 +157,7 @@ class RowFiles(Declared):
     resume: bool = option(
         False,
         "Continue an interrupted run: keep the rows in OUT and add the missing ones. Repeat all "
-        "flags; a random seed is reused.",
+        "flags.",
     )
     format: Format | None = option(
         None,
@@ -300,6 +222,10 @@ PROMPT_FILE = option(
     metavar="FILE",
 )
 ROWS_FILE = option(None, "Same as the argument.", flag="--file", aliases=("-f",), metavar="FILE")
+BOS = option(False, "Score the first token of a text, too, after the start token.")
+CHOICES_FILE = option(
+    None, "Read the choices from FILE, one per line (- is standard input).", metavar="FILE"
+)
 LOGPROBS = option(
     None,
     "Add the log-probability of each token and of the N likeliest tokens to the JSON.",
@@ -307,7 +233,11 @@ LOGPROBS = option(
     metavar="N",
 )
 MODEL_NAME = typer.Argument(
-    None, metavar="[MODEL]", help="Same as --model.", autocompletion=_complete_model
+    None,
+    metavar="[MODEL]",
+    help="Same as --model.",
+    autocompletion=_complete_model,
+    callback=_check_only_model,
 )
 JSON = option(False, "Print JSON, one object per line.", flag="--json")
 QUIET: Any = Model.__dataclass_fields__["quiet"]
@@ -349,6 +279,30 @@ def or_pipe(file: Path | str | None, missing: str) -> str:
     if file is None and (sys.stdin is None or on_terminal(sys.stdin)):
         raise InputError(f"{missing}, or a pipe on standard input")
     return str(file or "-")
+
+
+def read_choices(listed: Sequence[str] | None, file: Path | None) -> tuple[str, ...]:
+    """Return the choices that a flag lists, or the lines of a file; raise InputError for both."""
+    if file is None:
+        return tuple(listed or ())
+    if listed:
+        raise InputError("give either --choices A,B,C or --choices-file FILE")
+    lines = (line.removesuffix("\r") for line in read_text(file).split("\n"))
+    return tuple(filter(None, lines))
+
+
+def with_choices(options: Options, file: Path | None) -> Options:
+    """Return options with the choices in a file, if there is one."""
+    if file is not None:
+        options = replace(options, choices=read_choices(options.choices, file))
+        options.validate()
+    return options
+
+
+def refuse_one_pipe(choices_file: Path | None, file: str) -> None:
+    """Raise InputError if the choices and the rows would both be read from the pipe."""
+    if str(choices_file) == file == "-":
+        raise InputError("rows and --choices-file cannot both be read from the pipe")
 
 
 def read_template(source: str | None) -> "jobs.Template | None":

@@ -33,7 +33,7 @@ class Choices(Declared):
         metavar="A,B,C",
         callback=split_commas,
     )
-    choices_file: Path | None = option(None, "Continuations, one per line.", metavar="FILE")
+    choices_file: Path | None = flags.CHOICES_FILE
     by: _By = option(
         "total",
         "Rank by the total log-likelihood, which favours short choices, or by its mean per token "
@@ -43,12 +43,7 @@ class Choices(Declared):
 
     def listed(self) -> tuple[str, ...]:
         """Return the choices, if any."""
-        if self.choices and self.choices_file is not None:
-            raise InputError("give either --choices A,B,C or --choices-file FILE")
-        choices = tuple(self.choices)
-        if self.choices_file is not None:
-            lines = storage.read_text(self.choices_file).split("\n")
-            choices = tuple(line for line in (line.removesuffix("\r") for line in lines) if line)
+        choices = flags.read_choices(self.choices, self.choices_file)
         if choices:
             jobs.spaced("", choices, exact=self.exact)  # raises for choices that no prompt can have
         return choices
@@ -80,8 +75,7 @@ def rank(
         gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
         printf 'The fox was\nThe sun was\n' | gpt-cli rank -m tiny --choices red,up
     """
-    if question.choices_file == Path("-") and (from_file or prompt or "-") == "-":
-        raise InputError("rows and --choices-file cannot both be read from the pipe")
+    flags.refuse_one_pipe(question.choices_file, from_file or prompt or "-")
     listed, filled = question.listed(), flags.read_template(template)
     many = from_file or filled or rows.used or where.engine != "local"
     if prompt is None or many or _is_input(prompt):
@@ -140,7 +134,7 @@ def _is_input(prompt: str) -> bool:
 def next_tokens(
     prompt: str | None = flags.argument("[PROMPT]", "The text so far"),
     *,
-    top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",), metavar="N"),
+    top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",)),
     file: Path | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     loading: flags.Loading,

@@ -23,7 +23,7 @@ _POSITIVE = Range(lambda number: number > 0, "above 0")
 
 def _bound(words: str) -> Any:
     help = f"Print only lines with a perplexity of {words} X, unchanged; a line needs 2 tokens."
-    return option(None, help, _POSITIVE, metavar="X")
+    return option(None, help, _POSITIVE)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -37,14 +37,13 @@ class Form(Declared):
         "distribution.",
     )
     words: bool = option(False, "Show the surprisal of each word in bits.")
-    bos: bool = option(False, "Score the first token of a text, too, after the start token.")
+    bos: bool = flags.BOS
     max_perplexity: float | None = _bound("at most")
     min_perplexity: float | None = _bound("at least")
     stride: int | None = option(
         None,
         "For a text longer than the context, score N tokens per window, with as many preceding "
         "tokens as fit; half of the context if not set.",
-        metavar="N",
     )
     as_json: bool = option(False, "Print JSON, one object per line.", flag="--json")
 
