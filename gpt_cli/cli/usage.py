@@ -32,9 +32,10 @@ def _complaint(error: Any, command: Any, arguments: Sequence[str]) -> str:
         case "NoSuchOption":
             name, shown = error.option_name, [param for param in command.params if not param.hidden]
             flags = [flag for param in shown for flag in (*param.opts, *param.secondary_opts)]
-            is_text = any(map(_TEXT.match, arguments))
+            where = _where(name, arguments)
+            is_text = where or any(map(_TEXT.match, arguments))
             cure = "; put -- before a text that begins with -" if is_text else ""
-            return f"there is no option {name}{did_you_mean(name, flags)}{cure}"
+            return f"there is no option {name}{where}{did_you_mean(name, flags)}{cure}"
         case "BadOptionUsage":
             return f"{error.option_name} {'needs a' if 'requires' in message else 'takes no'} value"
         case "MissingParameter":
@@ -46,3 +47,9 @@ def _complaint(error: Any, command: Any, arguments: Sequence[str]) -> str:
     if match := re.match(r"(?s)Got unexpected extra argument\S* \((.*)\)", message):
         return f"unexpected argument {match[1]}; quote a text that has spaces, or a pattern"
     return "a command is missing" if message == "Missing command." else message
+
+
+def _where(name: str, arguments: Sequence[str]) -> str:
+    """Return " in -abc" for the flag -b, if the argument with it has more letters, else ""."""
+    words = [word for word in arguments if re.match(f"-[^-]*{re.escape(name[1:])}", word)]
+    return f" in {words[0]:.40}" if len(name) == 2 and words and words[0] != name else ""

@@ -85,6 +85,11 @@ def test_the_width_is_that_of_the_terminal_also_in_a_pipe_to_a_pager(monkeypatch
     assert read_help("generate", columns="") == read_help("generate", columns=40)
 
 
+def test_only_commands_that_draw_speak_of_a_seed():
+    drawing = {name for name in NAMES if "seed" in read_help(*name)}
+    assert drawing == {("generate",), ("batch",)}
+
+
 def test_the_descriptions_of_commands_are_complete():
     text = read_help()
     assert "..." not in text.partition("Commands:")[2]

@@ -14,6 +14,10 @@ SEE = "; see `gpt-cli generate --help`"
         ([*GENERATE, "--xyz"], f"there is no option --xyz{SEE}"),
         ([*GENERATE, "--max"], f"there is no option --max (did you mean --max-tokens?){SEE}"),
         ([*GENERATE, "--sed=3"], f"there is no option --sed (did you mean --seed?){SEE}"),
+        (
+            ["generate", "-m", "tiny", "-qhey"],
+            f"there is no option -e in -qhey; put -- before a text that begins with -{SEE}",
+        ),
         ([*GENERATE, "-n"], f"-n needs a value{SEE}"),
         ([*GENERATE, "--stats=3"], f"--stats takes no value{SEE}"),
         (
