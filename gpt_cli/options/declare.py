@@ -2,7 +2,7 @@
 
 A group of options is a frozen dataclass that derives from `Declared`; its fields are `option`s.
 The keywords of the Python API, the fields of a JSON row (`Declared.with_row`) and the flags of
-commands (`gpt_cli.cli.options`) all come from its fields.
+commands (`gpt_cli.cli.parameters`) all come from its fields.
 """
 
 import json
@@ -21,7 +21,7 @@ from gpt_cli.system.machine import MOST_THREADS
 class NamedOptionError(GPTCLIError):
     """An error about an option; `args` are its name and a complaint.
 
-    A command replaces the name by the flag: see `gpt_cli.cli.options.command`.
+    A command replaces the name by the flag: see `gpt_cli.cli.parameters.command`.
     """
 
     def __str__(self) -> str:
