@@ -36,6 +36,7 @@ COVERED = {
         "cli/commands/generate",
         "cli/options",
         "cli/output",
+        "cli/parameters",
         "system/startup",
     ],
     "cli/test_batch.py": ["cli/progress"],

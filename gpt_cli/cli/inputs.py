@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gpt_cli import jobs
 from gpt_cli.cli.output import on_terminal, remark
 from gpt_cli.errors import InputError
 from gpt_cli.jobs import storage
+from gpt_cli.options.request import Options
 
 # Endings of inputs; a word with one is no prompt.
 _ENDINGS = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv")
@@ -120,6 +122,30 @@ def _pipe_has_data() -> bool:
         return is_pipe and any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
     except (ImportError, AttributeError, OSError):  # Windows; a closed standard input
         return False
+
+
+def read_choices(listed: Sequence[str] | None, file: Path | None) -> tuple[str, ...]:
+    """Return the choices that a flag lists, or the lines of a file; raise InputError for both."""
+    if file is None:
+        return tuple(listed or ())
+    if listed:
+        raise InputError("give either --choices A,B,C or --choices-file FILE")
+    lines = (line.removesuffix("\r") for line in storage.read_text(file).split("\n"))
+    return tuple(filter(None, lines))
+
+
+def with_choices(options: Options, file: Path | None) -> Options:
+    """Return options with the choices in a file, if there is one."""
+    if file is not None:
+        options = replace(options, choices=read_choices(options.choices, file))
+        options.validate()
+    return options
+
+
+def refuse_one_pipe(choices_file: Path | None, files: Sequence[Path | str | None]) -> None:
+    """Raise InputError if the choices and other inputs would both be read from the pipe."""
+    if str(choices_file) == "-" and any(str(file or "-") == "-" for file in files):
+        raise InputError("--choices-file and another input cannot both be read from the pipe")
 
 
 def read_template(source: str | None) -> "jobs.Template | None":

@@ -1,113 +1,26 @@
 """The flags of commands: groups that several commands take, and flags that are used alone.
 
-A command has one parameter for a group, whose annotation is a dataclass of options. A parameter
-whose default is an `option` is a single flag. `command` turns both into typer's parameters.
+`gpt_cli.cli.parameters` turns them into typer's parameters.
 """
 
-import functools
-import inspect
 import logging
-import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, replace
+from dataclasses import dataclass, replace
 from glob import escape, glob
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import typer
 
 import gpt_cli
 from gpt_cli import jobs
 from gpt_cli.errors import InputError
-from gpt_cli.jobs.storage import Format, read_text, without_line_end
+from gpt_cli.jobs.storage import Format
 from gpt_cli.options import declare
-from gpt_cli.options.declare import Declared, NamedOptionError, Option, OptionError, option
+from gpt_cli.options.declare import Declared, OptionError, option
 from gpt_cli.options.request import Options
 from gpt_cli.system.machine import MOST_THREADS
 from gpt_cli.system.startup import prepare
-
-
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameters of a command that are a group or an `option` with flags."""
-    groups: dict[str, type[Declared]] = {}
-    options: dict[str, Option] = {}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        annotation, default = parameter.annotation, parameter.default
-        if isinstance(annotation, type) and issubclass(annotation, Declared):
-            groups[name] = annotation
-            members = annotation.declarations()
-        elif isinstance(default, Field):
-            members = (declare.declaration(name, annotation, default),)
-        else:
-            parameters.append(parameter)
-            continue
-        for declared in members:
-            if declared.help:
-                options[declared.name] = declared
-                parameters.append(_parameter(declared))
-
-    @functools.wraps(function)
-    def run(**values: Any) -> None:
-        flags = dict(_shown_flags(options))  # before a command sets GPT_CLI_THREADS
-        try:
-            filled = {}
-            for name, group in groups.items():
-                members = {n: values.pop(n) for n in group.__dataclass_fields__ if n in values}
-                # A flag that was not set has the default of its declaration.
-                filled[name] = group(**{n: v for n, v in members.items() if v is not None})
-                filled[name].validate()
-            for name, value in values.items():
-                if name in options and value is not None:
-                    values[name] = options[name].convert(value)
-            function(**values, **filled)
-        except NamedOptionError as error:
-            name, complaint = error.args
-            error.args = flags.get(name, name), complaint
-            raise
-
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
-
-
-def _flag(declared: Option) -> str:
-    return declared.flag or f"--{declared.name.replace('_', '-')}"
-
-
-def _parameter(declared: Option) -> inspect.Parameter:
-    """Return an option as the parameter of a function that typer reads."""
-    more = dict(declared.typer) | ({"callback": _read_content} if declared.from_file else {})
-    info = typer.Option(_flag(declared), *declared.aliases, help=declared.help, **more)
-    return inspect.Parameter(
-        declared.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None if declared.default == () else declared.default,  # (): a repeatable flag
-        annotation=Annotated[declared.kind.flag_type, info],
-    )
-
-
-def _shown_flags(options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a name in an error and the flag; the name may be that of the flag, too."""
-    for name, declared in options.items():
-        flag = _flag(declared).partition("/")[0]  # of --cache/--no-cache
-        variable = declared.typer.get("envvar", "")
-        shown = f"{flag} (or {variable})" if variable in os.environ else flag
-        yield name, shown
-        yield flag.removeprefix("--").replace("-", "_"), shown
-
-
-def _read_content(
-    context: typer.Context, parameter: typer.CallbackParam, value: str | None
-) -> str | None:
-    """Return the text of a file without its last line end, or a text that begins with a brace."""
-    if context.resilient_parsing:  # a shell completes with TAB
-        return value
-    if value == "":  # such as of a variable that is not set
-        raise InputError(f"{parameter.opts[0]} is empty: name a file")
-    if value is None or value.lstrip().startswith("{"):
-        return value
-    return without_line_end(read_text(value))
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -143,6 +56,14 @@ def _complete_model(incomplete: str) -> list[str]:
     folders = [file.removesuffix(f"/{CONFIG}") for file in sorted(configs)]
     # bash inserts names unquoted, so names that need quotes are left out.
     return [name for name in [*names, *folders] if shlex.quote(name) == name]
+
+
+def _check_only_model(context: typer.Context, name: str | None) -> str | None:
+    """Raise InputError if --model, which is parsed before the argument, is another model."""
+    source, model = context.get_parameter_source("model"), context.params.get("model")
+    if source and source.name == "COMMANDLINE" and name not in (None, model):
+        raise InputError(f"--model {model} and the argument {name} differ: leave one of them out")
+    return name
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -230,7 +151,7 @@ class RowFiles(Declared):
     resume: bool = option(
         False,
         "Continue an interrupted run: keep the rows in OUT and add the missing ones. Repeat all "
-        "flags; a random seed is reused.",
+        "flags.",
     )
     format: Format | None = option(
         None,
@@ -295,6 +216,10 @@ PROMPT_FILE = option(
     metavar="FILE",
 )
 ROWS_FILE = option(None, "Same as the argument.", flag="--file", aliases=("-f",), metavar="FILE")
+BOS = option(False, "Score the first token of a text, too, after the start token.")
+CHOICES_FILE = option(
+    None, "Read the choices from FILE, one per line (- is standard input).", metavar="FILE"
+)
 LOGPROBS = option(
     None,
     "Add the log-probability of each token and of the N likeliest tokens to the JSON.",
@@ -302,7 +227,11 @@ LOGPROBS = option(
     metavar="N",
 )
 MODEL_NAME = typer.Argument(
-    None, metavar="[MODEL]", help="Same as --model.", autocompletion=_complete_model
+    None,
+    metavar="[MODEL]",
+    help="Same as --model.",
+    autocompletion=_complete_model,
+    callback=_check_only_model,
 )
 FORCE: Any = option(False, "Overwrite an existing FILE.")
 JSON = option(False, "Print JSON, one object per line.", flag="--json")

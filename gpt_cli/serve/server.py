@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpt_cli.errors import ResourceError
 from gpt_cli.options.declare import OptionError
-from gpt_cli.serve.settings import Settings
+from gpt_cli.serve.settings import Settings, find_addresses
 
 if TYPE_CHECKING:
     from gpt_cli.engine import Engine
@@ -66,11 +66,7 @@ def bind(settings: Settings) -> AbstractContextManager[socket.socket]:
 
 
 def _bind_port(host: str, port: int) -> socket.socket:
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:  # the latter from a text that is no name
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError("host", f"{host}: {reason}") from None
+    addresses = find_addresses(host, port)
     # A name such as localhost has several addresses; every client tries that of IPv4.
     family, *_, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     both = host == "::" and socket.has_dualstack_ipv6()

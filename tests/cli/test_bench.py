@@ -366,7 +366,7 @@ def test_flags_choose_the_modes(flags, modes, seen):
     [
         (["-p", "0"], "--prompt-tokens must be from 1 to"),
         (["-p", "many"], "--prompt-tokens"),
-        (["text"], "unexpected extra argument"),
+        (["text"], "unexpected argument text; quote"),
         (["--plot", "curves.jpg"], "curves.jpg: the name must end with .png or .svg or .pdf"),
         (["--plot", "curves"], "curves: the name must end with"),
         (["--speculate", "--no-cache"], "--speculate needs the cache: leave out --no-cache"),

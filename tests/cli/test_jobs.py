@@ -272,7 +272,7 @@ def test_words_fit_in_a_table_and_are_resumed_with_the_same_flags_only(here, pa)
         ("Once", 0, 4), ("🦊", 6, 10)
     ]  # fmt: skip
     assert empty["words"] == []
-    assert "made with bos true" in refused(
+    assert "--bos of out.jsonl was true" in refused(
         "score", file, "-o", "out.jsonl", "-q", "--words", "--resume"
     )
 
@@ -428,10 +428,11 @@ def test_resume_refuses_other_flags_another_command_and_another_input(job):
     before = snapshot(job)
     for name, flags in OTHER_FLAGS.items():
         line = refused("batch", "in", "-o", "out", "--resume", *flags)
-        assert f"out was made with {name} " in line
+        flag = f"--{name.removeprefix('use_').replace('_', '-')}"
+        assert f"error: {flag} of out was " in line
     for output in ("out", "lines"):
         line = refused("score", "in", "-o", output, "--resume")
-        assert f'{output} was made with task "generation", not "scoring"' in line
+        assert f'task of {output} was "generation", and is now "scoring"' in line
     assert snapshot(job) == before
     write_jsonl(job / "in" / "c", [{"prompt": "Once"}])
     for output in ("out", "lines"):

@@ -352,6 +352,12 @@ def test_surprise_shows_the_bits_of_each_token(look, see):
 
 
 @browser_only
+def test_surprise_counts_a_first_token_after_the_start_token(look, tiny):
+    tab = look(views.surprise(tiny, "The moon", bos=True))
+    assert "(2 scored)" in tab.locator("main > p").first.inner_text()
+
+
+@browser_only
 def test_the_colours_of_surprise_are_in_steps(look):
     steps = {
         0.99: "rgba(0, 0, 0, 0)",

@@ -224,6 +224,18 @@ def test_lens_as_text_has_the_tokens_of_each_layer(tiny):
             )
 
 
+def test_surprise_may_begin_after_the_start_token_and_read_special_tokens(tiny):
+    text = "Once<|endoftext|>The"
+    shown = record("surprise", text, "--bos", "--special")["tokens"]
+    score = tiny.score(text, bos=True, special=True)
+    assert [token["id"] for token in shown] == tiny.encode(text, special=True) == score.ids
+    assert [token["logprob"] for token in shown] == score.token_logprobs
+    bits = [-logprob / math.log(2) for logprob in score.token_logprobs]
+    totals = f"tiny: 3 tokens (3 scored), {sum(bits) / 3:.2f} bits each, "
+    assert totals in run("surprise", text, "--bos", "--special")[0]
+    assert "tiny: 1 token (1 scored), " in run("surprise", "Once", "--bos")[0]
+
+
 def test_surprise_as_text_has_the_bits_of_each_character(tiny):
     lines = shown(look(tiny, "surprise", "Once 😀 moon"), 80)
     score = tiny.score("Once 😀 moon")

@@ -466,7 +466,7 @@ def test_a_body_that_cannot_be_used_is_told(body, says, server):
 
 @fault(79, "a full queue", "HTTP 429", "the requests before it")
 def test_a_full_queue_is_told(serve, slow_model):
-    with serve("--max-batch", 1, "--max-queue", 1, model=slow_model) as server:
+    with serve("--batch-size", 1, "--max-queue", 1, model=slow_model) as server:
         running = server.begin(**LONG, stream=True)
         server.wait_for(is_running)
         queued = server.begin(**SHORT)
@@ -495,7 +495,7 @@ def test_a_request_of_many_texts_holds_nobody_up(server):
 @SLOW
 @fault(79, "a client that leaves while it waits", "-", "the request that runs")
 def test_who_leaves_the_queue_frees_its_place(serve, slow_model):
-    with serve("--max-batch", 1, model=slow_model) as server:
+    with serve("--batch-size", 1, model=slow_model) as server:
         running = server.begin(**LONG | {"max_tokens": 300})
         server.wait_for(is_running)
         queued = server.begin(**SHORT)
@@ -712,7 +712,7 @@ def test_what_runs_is_finished(number, stream, serve):
 
 @fault(81, "SIGTERM while requests wait", 0, "their texts")
 def test_what_waits_is_finished(serve):
-    with serve("--max-batch", 1) as server:
+    with serve("--batch-size", 1) as server:
         expected = server.complete(**SHORT)["choices"]
         running = server.begin(**LONG | {"n": 4, "max_tokens": 400})
         waiting = server.begin(**SHORT)

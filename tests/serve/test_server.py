@@ -173,7 +173,8 @@ def test_loopback_needs_no_key(host):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.com", "127.1", "0"])
-def test_another_address_needs_a_key_or_consent(host):
+def test_another_address_needs_a_key_or_consent(host, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [])  # a test has no network
     with pytest.raises(InputError, match=f"^host {host}: .*GPT_CLI_API_KEY, or allow anyone$"):
         Settings(host=host)
     Settings(host=host, api_key="k")
@@ -197,6 +198,10 @@ def test_the_key_is_not_shown():
     ("flags", "message"),
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0: other machines may reach this address"),
+        (
+            ["--host", "nosuchhost.invalid"],
+            "name an address of this machine, such as 127.0.0.1",
+        ),
         (["--port", "70000"], "--port must be from 0 to 65535"),
         (["--api-key", "a b"], "--api-key must be ASCII without spaces"),
         (["--cors", "example.com"], "--cors must be origins"),

@@ -37,7 +37,7 @@ def bench(
 
     Examples:
         gpt-cli bench -m tiny -n 64
-        gpt-cli bench -m tiny -n 32 --batch 4 --json
+        gpt-cli bench -m tiny -n 32 -b 4 --json
         gpt-cli bench -m gpt2 --speculate
     """
     prepare(loading.threads)

@@ -14,7 +14,6 @@ from gpt_cli.cli import options as flags
 from gpt_cli.cli.jobs import Lines, run
 from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, write, write_json
 from gpt_cli.errors import InputError
-from gpt_cli.jobs import storage
 from gpt_cli.options.declare import AT_LEAST_1, Declared, option, split_commas
 from gpt_cli.records import Record, of_ranking, of_token
 
@@ -31,7 +30,7 @@ class Choices(Declared):
         metavar="A,B,C",
         callback=split_commas,
     )
-    choices_file: Path | None = option(None, "Continuations, one per line.", metavar="FILE")
+    choices_file: Path | None = flags.CHOICES_FILE
     by: _By = option(
         "total",
         "Rank by the total log-likelihood, which favours short choices, or by its mean per token "
@@ -41,12 +40,7 @@ class Choices(Declared):
 
     def listed(self) -> tuple[str, ...]:
         """Return the choices, if any."""
-        if self.choices and self.choices_file is not None:
-            raise InputError("give either --choices A,B,C or --choices-file FILE")
-        choices = tuple(self.choices)
-        if self.choices_file is not None:
-            lines = storage.read_text(self.choices_file).split("\n")
-            choices = tuple(line for line in (line.removesuffix("\r") for line in lines) if line)
+        choices = inputs.read_choices(self.choices, self.choices_file)
         if choices:
             jobs.spaced("", choices, exact=self.exact)  # raises for choices that no prompt can have
         return choices
@@ -80,8 +74,7 @@ def rank(
         gpt-cli rank -m tiny 'The fox was very' --choices happy,sad,stone
         printf 'The fox was\nThe sun was\n' | gpt-cli rank -m tiny --choices red,up
     """
-    if question.choices_file == Path("-") and "-" in (words or [from_file or "-"]):
-        raise InputError("rows and --choices-file cannot both be read from the pipe")
+    inputs.refuse_one_pipe(question.choices_file, words or [from_file])
     listed, filled = question.listed(), inputs.read_template(template)
     many = from_file or filled or rows.used or where.engine != "local"
     if many or inputs.are_files(words or ["-"]):
@@ -131,7 +124,7 @@ def _write_table(records: Sequence[Record]) -> None:
 def next_tokens(
     words: list[str] | None = flags.text_argument("[PROMPT]...", "The text so far"),
     *,
-    top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",), metavar="N"),
+    top: int = option(10, "Number of tokens.", AT_LEAST_1, aliases=("-k",)),
     file: Path | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     loading: flags.Loading,

@@ -27,7 +27,7 @@ _POSITIVE = Range(lambda number: number > 0, "above 0")
 
 def _bound(words: str) -> Any:
     help = f"Print only lines with a perplexity of {words} X, unchanged; a line needs 2 tokens."
-    return option(None, help, _POSITIVE, metavar="X")
+    return option(None, help, _POSITIVE)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -44,14 +44,13 @@ class Form(Declared):
     total: bool = option(
         False, "Show only the perplexity and the name of each file, with --lines over its lines."
     )
-    bos: bool = option(False, "Score the first token of a text, too, after the start token.")
+    bos: bool = flags.BOS
     max_perplexity: float | None = _bound("at most")
     min_perplexity: float | None = _bound("at least")
     stride: int | None = option(
         None,
         "For a text longer than the context, score N tokens per window, with as many preceding "
         "tokens as fit; half of the context if not set.",
-        metavar="N",
     )
     as_json: bool = option(False, "Print JSON, one object per line.", flag="--json")
 

@@ -11,7 +11,7 @@ from gpt_cli.cli.files import check_file, check_picture
 from gpt_cli.cli.help import add_command
 from gpt_cli.cli.output import note, write
 from gpt_cli.errors import InputError
-from gpt_cli.options.declare import Declared, option
+from gpt_cli.options.declare import Declared, between, option
 from gpt_cli.system.atomic import write_file
 from gpt_cli.system.startup import prepare
 
@@ -36,7 +36,7 @@ class Output(Declared):
         file: Path | None,
         loading: flags.Loading,
         *details: int | None,
-        **special: bool,
+        **switches: bool,
     ) -> None:
         """Compute a view with the function of this name in `views`; write its files or print it."""
         prepare(loading.threads)
@@ -48,7 +48,7 @@ class Output(Declared):
         engine = loading.load()
         from gpt_cli.cli.show import page, views
 
-        view = getattr(views, kind)(engine, text, *details, **special)
+        view = getattr(views, kind)(engine, text, *details, **switches)
         files = {}
         if self.html is not None:
             files[self.html] = page.page(view).encode()
@@ -111,11 +111,9 @@ def lens(
     *,
     top: int = option(
         5,
-        "Number of tokens per layer; text and pictures show those that fit.",
+        "Number of tokens per layer, up to 100; text and pictures show those that fit.",
+        between(1, 100),  # per token of the prompt and layer
         aliases=("-k",),
-        min=1,
-        max=100,  # per token of the prompt and layer
-        metavar="N",
     ),
     file: Path | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
@@ -139,6 +137,8 @@ def surprise(
     words: list[str] | None = WORDS,
     *,
     file: Path | None = flags.PROMPT_FILE,
+    special: bool = flags.SPECIAL,
+    bos: bool = flags.BOS,
     output: Output,
     loading: flags.Loading,
 ) -> None:
@@ -151,14 +151,14 @@ def surprise(
         gpt-cli show surprise -m tiny 'The moon was round and hungry.'
         echo 'The moon was round.' | gpt-cli show surprise -m tiny --html new.html
     """
-    output.show("surprise", words, file, loading)
+    output.show("surprise", words, file, loading, special=special, bos=bos)
 
 
 def tree(
     words: list[str] | None = WORDS,
     *,
     # More are hard to read, and a tree may be as deep as it has continuations.
-    top: int = option(20, "Number of continuations.", aliases=("-k",), min=1, max=200, metavar="N"),
+    top: int = option(20, "Number of continuations, up to 200.", between(1, 200), aliases=("-k",)),
     file: Path | None = flags.PROMPT_FILE,
     special: bool = flags.SPECIAL,
     output: Output,

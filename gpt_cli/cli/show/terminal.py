@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpt_cli.cli.output import bar, on_terminal, quoted, token_label, visible, write
+from gpt_cli.cli.output import bar, counted, on_terminal, quoted, token_label, visible, write
 from gpt_cli.cli.show import views
 from gpt_cli.cli.show.colours import BITS, SHARES
 from gpt_cli.records import Record
@@ -149,10 +149,10 @@ def _surprise(view: views.SurpriseView, width: int, coloured: bool) -> Iterator[
             drawn = bar(min((bits or 0) / _MOST_BITS, 1) * room)
             yield Text(f"{number:>{digits}}  {label}  {drawn}".rstrip(), no_wrap=True)
         yield Text()
-    known = [-token["logprob"] / math.log(2) for token in view.tokens[1:]]
+    known = [-t["logprob"] / math.log(2) for t in view.tokens if t["logprob"] is not None]
     perplexity = "infinite" if view.perplexity is None else f"{view.perplexity:.4g}"
     yield Text(
-        f"{view.model}: {len(known) + 1} tokens ({len(known)} scored), "
+        f"{view.model}: {counted(len(view.tokens), 'token')} ({len(known):,} scored), "
         f"{math.fsum(known) / len(known):.2f} bits each, perplexity {perplexity}"
     )
 

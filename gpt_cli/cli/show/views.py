@@ -145,9 +145,12 @@ def lens(engine: Engine, prompt: str, top: int, *, special: bool) -> LensView:
     return LensView(engine.name, _tokens(engine, trace.ids), layers, predictions)
 
 
-def surprise(engine: Engine, text: str) -> SurpriseView:
+def surprise(
+    engine: Engine, text: str, *, special: bool = False, bos: bool = False
+) -> SurpriseView:
     """Compute the probabilities of the tokens of a text, which may exceed the context."""
-    record = records.of_score(engine, engine.score(text), logprobs=True)
+    score = engine.score(text, special=special, bos=bos)
+    record = records.of_score(engine, score, logprobs=True)
     return SurpriseView(engine.name, record["logprobs"], record["perplexity"])
 
 

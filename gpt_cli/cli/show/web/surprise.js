@@ -14,7 +14,7 @@ function surprise({ tokens, perplexity }) {
   const text = el("div", { class: "text", role: "listbox", "aria-label": "the text", dir: "auto" }, ...spans);
   const details = el("div");
   const strip = bitsStrip(pieces);
-  const bits = tokens.slice(1).map((token) => -token.logprob / Math.LN2);
+  const bits = tokens.filter(({ logprob }) => logprob !== null).map((token) => -token.logprob / Math.LN2);
   const mean = (bits.reduce((sum, bits) => sum + bits, 0) / bits.length).toFixed(2);
   const shownPerplexity = perplexity === null ? "infinite" : number(perplexity);
   main.append(
