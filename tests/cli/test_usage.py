@@ -22,7 +22,8 @@ SEE = "; see `gpt-cli generate --help`"
         ([*GENERATE, "--stats=3"], f"--stats takes no value{SEE}"),
         (
             ["info", "tiny", "y"],
-            "unexpected argument y; quote a text that has spaces, or a pattern; see `gpt-cli info --help`",
+            "unexpected argument y; quote a text that has spaces, or a pattern; "
+            "see `gpt-cli info --help`",
         ),
         (["show", "tree", "-k"], "-k needs a value; see `gpt-cli show tree --help`"),
         (
